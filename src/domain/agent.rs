@@ -1,0 +1,304 @@
+//! An agent's definition, checked: what a TOML file says once the catalogue has read it. It never runs.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::domain::usage::Cost;
+
+/// The deepest tree that any configuration may ask for.
+pub const HARD_MAX_DEPTH: u8 = 5;
+/// Levels below a root whose file says nothing.
+pub const DEFAULT_MAX_DEPTH: u8 = 3;
+/// The most turns a run may have, and what a file that says nothing gets.
+pub const MAX_TURNS: u32 = 50;
+
+/// A definition: immutable, shared by every run that started with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Agent {
+    /// The file's stem.
+    pub name: String,
+    /// `sha256:` and the hex digest of the file's bytes.
+    pub version: String,
+    /// For lists, and for the models of callers.
+    pub description: Option<String>,
+    /// Who answers its turns.
+    pub model: ModelRef,
+    /// Tried in order when `model` is overloaded, rate-limited or down after its retries.
+    pub fallback_models: Vec<ModelRef>,
+    /// First part of the prompt.
+    pub system_prompt: String,
+    /// Path or bare name of a skill, as written.
+    pub skill: Option<String>,
+    /// Globs of context files, as written, relative to the workdir.
+    pub files: Vec<String>,
+    /// Where its files and tools live; unset means the daemon's working directory.
+    pub workdir: Option<PathBuf>,
+    /// Names of the built-in tools it is offered.
+    pub tools: Vec<String>,
+    /// Who `call_agent` may call, duplicates folded, in the file's order.
+    pub sub_agents: Vec<String>,
+    /// Whether replies are streamed from the provider.
+    pub stream: bool,
+    /// The run's deadline; unset means the server's default for a root, and only the caller's bound for a child.
+    pub timeout: Option<Duration>,
+    /// How it delegates.
+    pub delegation: Delegation,
+    /// Sampling parameters.
+    pub params: Params,
+    /// Turns of one run, 1 to [`MAX_TURNS`].
+    pub max_turns: u32,
+    /// Limits of its whole subtree.
+    pub budget: Budget,
+    /// How provider failures are retried.
+    pub retry: Retry,
+    /// Its memory.
+    pub memory: Memory,
+}
+
+/// `[sub_agents_config]`: how an agent calls others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delegation {
+    /// Levels below this agent; unset means [`DEFAULT_MAX_DEPTH`] for a root and nothing for a child.
+    pub max_depth: Option<u8>,
+    /// Whether several tool calls of one reply run at once.
+    pub parallel: bool,
+    /// Bound on each child run.
+    pub timeout: Option<Duration>,
+    /// Most children of one reply at once; unset means no bound of its own.
+    pub max_concurrent: Option<usize>,
+}
+
+impl Default for Delegation {
+    fn default() -> Self {
+        Self {
+            max_depth: None,
+            parallel: true,
+            timeout: None,
+            max_concurrent: None,
+        }
+    }
+}
+
+/// `[params]`: what is sent to the provider only when it is set.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Params {
+    /// 0.0 is a real temperature.
+    pub temperature: Option<f64>,
+    /// Most tokens of one reply.
+    pub max_tokens: Option<u32>,
+    /// Nucleus sampling.
+    pub top_p: Option<f64>,
+    /// Texts that end a reply.
+    pub stop: Vec<String>,
+    /// The shape of the reply's text.
+    pub response_format: ResponseFormat,
+}
+
+/// `[params.response_format]`: what shape the final text should have.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResponseFormat {
+    /// Free text.
+    #[default]
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that fits this JSON Schema.
+    JsonSchema(std::sync::Arc<RawValue>),
+}
+
+/// `[budget]`: limits of a run with all its descendants; unset means none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Budget {
+    /// Input and output tokens together.
+    pub max_tokens: Option<u64>,
+    /// Money, at configured prices.
+    pub max_cost: Option<Cost>,
+    /// Tool calls performed.
+    pub max_tool_calls: Option<u64>,
+    /// Runs, the root included.
+    pub max_runs: Option<u64>,
+}
+
+/// `[retry]`: how a failed provider request is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Retry {
+    /// Tries after the first.
+    pub max_retries: u32,
+    /// How the bound of the wait grows.
+    pub backoff: Backoff,
+    /// The first wait's bound.
+    pub initial_delay: Duration,
+    /// No wait's bound is above this.
+    pub max_delay: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            max_retries: 2,
+            backoff: Backoff::Exponential,
+            initial_delay: Duration::from_millis(500),
+            max_delay: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How the bound of a retry's wait grows with the tries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backoff {
+    /// Doubles.
+    #[default]
+    Exponential,
+    /// Grows by the first delay.
+    Linear,
+    /// Stays.
+    Fixed,
+}
+
+/// `[memory]`: what an agent remembers of its earlier runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Whether it has one.
+    pub enabled: bool,
+    /// Its file; unset means `<data_dir>/memory/<agent>.md`.
+    pub path: Option<PathBuf>,
+    /// Entries that enter the prompt, newest last; 0 means all.
+    pub last_n: u32,
+    /// From this count on a warning is given; 0 means never.
+    pub max_entries: u32,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            path: None,
+            last_n: 10,
+            max_entries: 100,
+        }
+    }
+}
+
+/// `provider/model`, split at the first `/`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModelRef {
+    /// The provider's configured name.
+    pub provider: String,
+    /// The model's name as the provider knows it.
+    pub model: String,
+}
+
+/// Why a text is no `provider/model`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModelRefError {
+    /// No slash in it.
+    #[error("invalid model format \"{0}\": expected provider/model-name")]
+    NoSlash(String),
+    /// Nothing before the slash.
+    #[error("invalid model format \"{0}\": empty provider")]
+    NoProvider(String),
+    /// Nothing after it.
+    #[error("invalid model format \"{0}\": empty model name")]
+    NoModel(String),
+}
+
+impl std::str::FromStr for ModelRef {
+    type Err = ModelRefError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let Some((provider, model)) = text.split_once('/') else {
+            return Err(ModelRefError::NoSlash(text.to_owned()));
+        };
+        if provider.trim().is_empty() {
+            return Err(ModelRefError::NoProvider(text.to_owned()));
+        }
+        if model.trim().is_empty() {
+            return Err(ModelRefError::NoModel(text.to_owned()));
+        }
+        Ok(Self {
+            provider: provider.to_owned(),
+            model: model.to_owned(),
+        })
+    }
+}
+
+impl TryFrom<String> for ModelRef {
+    type Error = ModelRefError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ModelRef> for String {
+    fn from(model: ModelRef) -> Self {
+        model.to_string()
+    }
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.provider, self.model)
+    }
+}
+
+/// Whether `name` may name an agent: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`. Anything else never reaches the disk.
+pub fn is_agent_name(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    (1..=64).contains(&bytes.len())
+        && bytes[0].is_ascii_alphanumeric()
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ModelRef, is_agent_name};
+
+    #[test]
+    fn a_model_splits_at_its_first_slash() {
+        let model: ModelRef = "vllm/meta/llama".parse().expect("a model");
+        assert_eq!(
+            (model.provider.as_str(), model.model.as_str()),
+            ("vllm", "meta/llama")
+        );
+        let why = |text: &str| text.parse::<ModelRef>().expect_err("no model").to_string();
+        assert_eq!(
+            why("gpt"),
+            "invalid model format \"gpt\": expected provider/model-name"
+        );
+        assert_eq!(why("/gpt"), "invalid model format \"/gpt\": empty provider");
+        assert_eq!(
+            why("openai/"),
+            "invalid model format \"openai/\": empty model name"
+        );
+    }
+
+    #[test]
+    fn names_cannot_leave_a_directory() {
+        for good in ["a", "planner-2", "A.b_c", "0"] {
+            assert!(is_agent_name(good), "{good}");
+        }
+        for bad in [
+            "",
+            "..",
+            ".a",
+            "a/b",
+            "a\\b",
+            "a\0",
+            "ä",
+            "-a",
+            &"a".repeat(65),
+        ] {
+            assert!(!is_agent_name(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Entries of a tree's append-only log. A number (`seq`) is given by the store when an event is committed.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::domain::message::ToolCall;
+use crate::domain::run::{Failure, RunId};
+use crate::domain::usage::Usage;
+
+/// One event, before it has a number.
+#[derive(Clone, Debug, Serialize)]
+pub struct Event {
+    /// The run it is about.
+    pub run_id: RunId,
+    /// That run's root, whose log this is.
+    pub root_id: RunId,
+    /// That run's depth.
+    pub depth: u8,
+    /// That run's agent.
+    pub agent: Arc<str>,
+    /// When it happened.
+    pub time: Timestamp,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What an event says. `http.md` of the contract lists them.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type")]
+#[expect(
+    missing_docs,
+    reason = "the fields are the wire's and are described in docs/API.md"
+)]
+pub enum EventKind {
+    #[serde(rename = "run.queued")]
+    RunQueued {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        parent_id: Option<RunId>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_call_id: Option<String>,
+    },
+    #[serde(rename = "run.started")]
+    RunStarted {
+        model: String,
+        agent_version: String,
+    },
+    #[serde(rename = "run.cancelling")]
+    RunCancelling { reason: String },
+    #[serde(rename = "run.completed")]
+    RunCompleted { turns: u32, characters: usize },
+    #[serde(rename = "run.failed")]
+    RunFailed { error: Failure },
+    #[serde(rename = "run.cancelled")]
+    RunCancelled { reason: String },
+    #[serde(rename = "turn.started")]
+    TurnStarted {
+        turn: u32,
+        messages: usize,
+        results: usize,
+    },
+    #[serde(rename = "turn.completed")]
+    TurnCompleted {
+        turn: u32,
+        model: String,
+        stop_reason: Option<String>,
+        input_tokens: u64,
+        output_tokens: u64,
+        cache_read_tokens: u64,
+        cache_write_tokens: u64,
+        tool_calls: Vec<CalledTool>,
+    },
+    #[serde(rename = "tool.started")]
+    ToolStarted {
+        turn: u32,
+        tool_call_id: String,
+        tool: String,
+    },
+    #[serde(rename = "tool.completed")]
+    ToolCompleted {
+        turn: u32,
+        tool_call_id: String,
+        tool: String,
+        duration_ms: u64,
+        is_error: bool,
+    },
+    #[serde(rename = "agent.called")]
+    AgentCalled {
+        tool_call_id: String,
+        child_id: RunId,
+        child_agent: String,
+        child_depth: u8,
+        task: String,
+    },
+    #[serde(rename = "agent.returned")]
+    AgentReturned {
+        tool_call_id: String,
+        child_id: RunId,
+        child_agent: String,
+        duration_ms: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        characters: Option<usize>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+        input_tokens: u64,
+        output_tokens: u64,
+        tool_calls: u64,
+    },
+    #[serde(rename = "retry.scheduled")]
+    RetryScheduled {
+        turn: u32,
+        model: String,
+        attempt: u32,
+        wait_ms: u64,
+        reason: String,
+    },
+    #[serde(rename = "memory.warning")]
+    MemoryWarning { message: String },
+    #[serde(rename = "loop.warning")]
+    LoopWarning {
+        turn: u32,
+        repeats: u32,
+        message: String,
+    },
+    #[serde(rename = "text.delta")]
+    TextDelta { turn: u32, text: String },
+    #[serde(rename = "text.withdrawn")]
+    TextWithdrawn { turn: u32, reason: String },
+}
+
+/// A tool call as an event shows it.
+#[derive(Clone, Debug, Serialize)]
+#[expect(
+    missing_docs,
+    reason = "the fields are the wire's and are described in docs/API.md"
+)]
+pub struct CalledTool {
+    pub id: String,
+    pub name: String,
+}
+
+impl From<&ToolCall> for CalledTool {
+    fn from(call: &ToolCall) -> Self {
+        Self {
+            id: call.id.clone(),
+            name: call.name.clone(),
+        }
+    }
+}
+
+impl EventKind {
+    /// The name clients know it by.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::RunQueued { .. } => "run.queued",
+            Self::RunStarted { .. } => "run.started",
+            Self::RunCancelling { .. } => "run.cancelling",
+            Self::RunCompleted { .. } => "run.completed",
+            Self::RunFailed { .. } => "run.failed",
+            Self::RunCancelled { .. } => "run.cancelled",
+            Self::TurnStarted { .. } => "turn.started",
+            Self::TurnCompleted { .. } => "turn.completed",
+            Self::ToolStarted { .. } => "tool.started",
+            Self::ToolCompleted { .. } => "tool.completed",
+            Self::AgentCalled { .. } => "agent.called",
+            Self::AgentReturned { .. } => "agent.returned",
+            Self::RetryScheduled { .. } => "retry.scheduled",
+            Self::MemoryWarning { .. } => "memory.warning",
+            Self::LoopWarning { .. } => "loop.warning",
+            Self::TextDelta { .. } => "text.delta",
+            Self::TextWithdrawn { .. } => "text.withdrawn",
+        }
+    }
+}
+
+/// An event as the store keeps it and as listeners get it: its number, its name, and its JSON with the number in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredEvent {
+    /// Counts from 1 without gaps over the root's tree.
+    pub seq: u64,
+    /// The run it is about.
+    pub run_id: RunId,
+    /// Its name, as [`EventKind::name`].
+    pub name: String,
+    /// The whole `data` object as JSON text.
+    pub data: String,
+}
+
+/// The JSON of an event with its number in front.
+pub fn numbered(seq: u64, unnumbered: &str) -> String {
+    format!(
+        "{{\"seq\":{seq},{}",
+        unnumbered.strip_prefix('{').unwrap_or(unnumbered)
+    )
+}
+
+/// What a run has used as `agent.returned` tells it: its whole subtree.
+pub fn returned_usage(usage: &Usage) -> (u64, u64, u64) {
+    (usage.tokens.input, usage.tokens.output, usage.tool_calls)
+}

@@ -1,0 +1,107 @@
+//! A conversation's messages as every provider and every tool shares them. Knows no wire.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// One entry of a conversation.
+// Tagged from outside: raw JSON cannot be read back through serde's buffered (internal) tags.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Message {
+    /// What the user (or the parent run) says.
+    User {
+        /// The text.
+        content: String,
+    },
+    /// What the model said.
+    Assistant(AssistantMessage),
+    /// The results of all tool calls of the assistant message before it, in the order of the calls.
+    Tool {
+        /// One result for each call.
+        tool_results: Vec<ToolResult>,
+    },
+}
+
+/// A model's reply as it stands in the conversation.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AssistantMessage {
+    /// Its text; may be empty beside tool calls.
+    pub content: String,
+    /// What it asks for, in its order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// What the provider sent, for sending it back unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub echo: Option<Echo>,
+}
+
+/// A provider's own form of an assistant message, to be sent back to the same wire unchanged.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Echo {
+    /// The wire it came from (`anthropic`, …); another wire ignores it and uses text and calls.
+    pub wire: String,
+    /// The body in that wire's own shape.
+    pub body: Arc<RawValue>,
+}
+
+/// One tool call that a reply asks for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// Unique within the run.
+    pub id: String,
+    /// The id that the provider gave, echoed to it; empty where it is the same as `id`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub provider_id: String,
+    /// The tool's name as the model wrote it.
+    pub name: String,
+    /// A JSON object, kept as it came; `{}` where the model sent something else.
+    pub arguments: Arc<RawValue>,
+}
+
+impl ToolCall {
+    /// The id to send back to the provider.
+    pub fn wire_id(&self) -> &str {
+        if self.provider_id.is_empty() {
+            &self.id
+        } else {
+            &self.provider_id
+        }
+    }
+}
+
+/// What a tool call came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolResult {
+    /// The call's `id`.
+    pub call_id: String,
+    /// The text that the model reads.
+    pub content: String,
+    /// Whether the text is an error.
+    pub is_error: bool,
+}
+
+/// A tool as it is offered to a model.
+#[derive(Clone, Debug, Serialize)]
+pub struct ToolSpec {
+    /// The name that calls use.
+    pub name: String,
+    /// What it does, for the model.
+    pub description: String,
+    /// JSON Schema of its arguments, an object schema.
+    pub parameters: Arc<RawValue>,
+}
+
+/// An empty JSON object, for calls whose arguments are missing or are not an object.
+pub fn no_arguments() -> Arc<RawValue> {
+    Arc::from(RawValue::from_string("{}".to_owned()).unwrap_or_default())
+}
+
+/// The text itself, or its first `characters` characters and `...`: for names and previews that others chose.
+pub fn shorten(text: &str, characters: usize) -> String {
+    match text.char_indices().nth(characters) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,391 @@
+//! A run: its identity, its place in a tree, its state and how it ends. One record for roots and children alike.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::domain::agent::HARD_MAX_DEPTH;
+use crate::domain::usage::{TreeUsage, Usage};
+
+/// A run's name: `run_` and a UUIDv7, so names sort by the time of their making.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(pub Uuid);
+
+impl RunId {
+    /// A new one. The only place that makes ids.
+    #[expect(clippy::disallowed_methods, reason = "this is the place")]
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+}
+
+impl Default for RunId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "run_{}", self.0.as_hyphenated())
+    }
+}
+
+impl fmt::Debug for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text that is no run's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a run's id is run_ and a UUID")]
+pub struct NotARunId;
+
+impl FromStr for RunId {
+    type Err = NotARunId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let uuid = text
+            .strip_prefix("run_")
+            .filter(|rest| rest.len() == 36)
+            .ok_or(NotARunId)?;
+        Uuid::try_parse(uuid).map(Self).map_err(|_| NotARunId)
+    }
+}
+
+impl Serialize for RunId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for RunId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// How far a run is below its root: 0 for a root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Depth(pub u8);
+
+/// A run's place in its tree. A child's is made by [`Scope::child`] and by nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// This run.
+    pub run: RunId,
+    /// The tree's root; the run itself where it is one.
+    pub root: RunId,
+    /// The run whose tool call started this one.
+    pub parent: Option<RunId>,
+    /// Levels below the root.
+    pub depth: Depth,
+    /// The deepest level that this run's subtree may reach.
+    pub max_depth: u8,
+}
+
+impl Scope {
+    /// A root's place. `max_depth` is the root's own limit, which governs the tree.
+    pub fn root(run: RunId, max_depth: u8) -> Self {
+        Self {
+            run,
+            root: run,
+            parent: None,
+            depth: Depth(0),
+            max_depth: max_depth.min(HARD_MAX_DEPTH),
+        }
+    }
+
+    /// Whether a run here may start children.
+    pub fn may_delegate(&self) -> bool {
+        self.depth.0 < self.max_depth
+    }
+
+    /// The place of a child; `own_limit` is what the child's own file allows below it, which can only tighten.
+    /// None where this run stands at its limit.
+    pub fn child(&self, run: RunId, own_limit: Option<u8>) -> Option<Self> {
+        if !self.may_delegate() {
+            return None;
+        }
+        let depth = self.depth.0 + 1;
+        let max_depth = own_limit.map_or(self.max_depth, |levels| {
+            self.max_depth.min(depth.saturating_add(levels))
+        });
+        Some(Self {
+            run,
+            root: self.root,
+            parent: Some(self.run),
+            depth: Depth(depth),
+            max_depth,
+        })
+    }
+}
+
+/// Where a run stands. The last three are terminal: written once, never left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Accepted and committed, waiting for a slot.
+    Queued,
+    /// At work.
+    Running,
+    /// Waiting for a person's word.
+    Waiting,
+    /// Asked to stop; not everything below it has ended yet.
+    Cancelling,
+    /// Ended with a final text.
+    Completed,
+    /// Ended with an error.
+    Failed,
+    /// Ended because somebody asked.
+    Cancelled,
+}
+
+impl Status {
+    /// All of them, in the order of a run's life.
+    pub const ALL: [Self; 7] = [
+        Self::Queued,
+        Self::Running,
+        Self::Waiting,
+        Self::Cancelling,
+        Self::Completed,
+        Self::Failed,
+        Self::Cancelled,
+    ];
+
+    /// Whether nothing more can happen to the run.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+
+    /// The word used in JSON, SQL and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Cancelling => "cancelling",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl FromStr for Status {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|status| status.as_str() == text)
+            .ok_or(())
+    }
+}
+
+/// Why a run failed, for its reader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind of failure; stable.
+    pub code: FailureCode,
+    /// What happened, in words. Never holds a secret.
+    pub message: String,
+    /// The provider's error category, or `timeout`, `config`, `budget`, `agent`, `internal`.
+    pub category: String,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+}
+
+/// The stable codes of failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCode {
+    /// The agent's definition or the prompt could not be made.
+    Config,
+    /// The provider refused our key.
+    ProviderAuth,
+    /// The provider refused our request.
+    ProviderBadRequest,
+    /// The provider asks us to slow down.
+    ProviderRateLimit,
+    /// The provider is overloaded.
+    ProviderOverloaded,
+    /// The provider failed, or was not reached.
+    ProviderServer,
+    /// The deadline passed.
+    Timeout,
+    /// The turns ran out.
+    MaxTurns,
+    /// A budget is spent.
+    BudgetExceeded,
+    /// The same calls with the same results came again and again.
+    LoopDetected,
+    /// The final text does not have the shape that was asked for.
+    OutputInvalid,
+    /// The daemon stopped in the middle.
+    Interrupted,
+    /// A fault of ours.
+    Internal,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// With this text.
+    Completed {
+        /// The final text.
+        content: String,
+    },
+    /// With an error; the last text it had is kept.
+    Failed {
+        /// Why.
+        failure: Failure,
+        /// The last text of the model.
+        partial: Option<String>,
+    },
+    /// Because somebody asked.
+    Cancelled {
+        /// The reason given.
+        reason: String,
+        /// The last text of the model.
+        partial: Option<String>,
+    },
+}
+
+impl Outcome {
+    /// The terminal status that this outcome is.
+    pub fn status(&self) -> Status {
+        match self {
+            Self::Completed { .. } => Status::Completed,
+            Self::Failed { .. } => Status::Failed,
+            Self::Cancelled { .. } => Status::Cancelled,
+        }
+    }
+}
+
+/// A run's record, as the store keeps it and as clients read it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// Its id.
+    pub id: RunId,
+    /// Its root's id.
+    pub root_id: RunId,
+    /// The run that started it.
+    pub parent_id: Option<RunId>,
+    /// Levels below the root.
+    pub depth: Depth,
+    /// The parent's tool call that started it.
+    pub tool_call_id: Option<String>,
+    /// The agent's name.
+    pub agent: String,
+    /// The definition it started with.
+    pub agent_version: String,
+    /// Where it stands.
+    pub status: Status,
+    /// A root's `input` as given; a child's whole message.
+    pub input: String,
+    /// A child's task; none for a root.
+    pub task: Option<String>,
+    /// A label that its caller gave (ad-hoc children).
+    pub label: Option<String>,
+    /// `complete` or `incomplete` (ad-hoc children).
+    pub completion_status: Option<String>,
+    /// The client's labels.
+    pub labels: BTreeMap<String, String>,
+    /// The final text of a completed run.
+    pub content: Option<String>,
+    /// The last text of one that did not complete.
+    pub partial_content: Option<String>,
+    /// The model that the provider reported in its last reply; before the first, the one that is asked.
+    pub model: String,
+    /// The provider's own word for why its last reply ended.
+    pub stop_reason: Option<String>,
+    /// Replies received.
+    pub turns: u32,
+    /// Its own usage.
+    pub usage: Usage,
+    /// Usage of the run with all its descendants.
+    pub tree: TreeUsage,
+    /// Why it failed.
+    pub error: Option<Failure>,
+    /// Why it was cancelled.
+    pub cancel_reason: Option<String>,
+    /// How often it was started; above 1 after a restart.
+    pub attempt: u32,
+    /// When it was accepted.
+    pub created_at: Timestamp,
+    /// When it left the queue.
+    pub started_at: Option<Timestamp>,
+    /// When it became terminal.
+    pub finished_at: Option<Timestamp>,
+    /// Number of its last event; for a root, of its tree's.
+    pub last_event: u64,
+}
+
+impl Run {
+    /// Milliseconds from start to end, or to `now` while it runs; 0 before it starts.
+    pub fn duration_ms(&self, now: Timestamp) -> u64 {
+        let Some(started) = self.started_at else {
+            return 0;
+        };
+        let end = self.finished_at.unwrap_or(now);
+        u64::try_from(end.as_millisecond() - started.as_millisecond()).unwrap_or(0)
+    }
+}
+
+/// The present, in whole milliseconds, as every record uses it.
+pub fn now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RunId, Scope, Status};
+
+    #[test]
+    fn an_id_reads_back() {
+        let id = RunId::new();
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for bad in [
+            "",
+            "run_",
+            "run_x",
+            "0198",
+            "run_00000000000000000000000000000000",
+        ] {
+            assert!(bad.parse::<RunId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_roots_limit_governs_and_a_child_can_only_tighten() {
+        let root = Scope::root(RunId::new(), 2);
+        let child = root.child(RunId::new(), None).expect("a child");
+        assert_eq!(
+            (child.depth.0, child.max_depth, child.parent),
+            (1, 2, Some(root.run))
+        );
+        let tight = root.child(RunId::new(), Some(0)).expect("a child");
+        assert!(!tight.may_delegate());
+        let loose = root.child(RunId::new(), Some(5)).expect("a child");
+        assert_eq!(loose.max_depth, 2);
+        let leaf = child.child(RunId::new(), None).expect("a grandchild");
+        assert!(leaf.child(RunId::new(), None).is_none());
+        assert_eq!(Scope::root(RunId::new(), 9).max_depth, 5);
+    }
+
+    #[test]
+    fn statuses_read_back() {
+        for status in Status::ALL {
+            assert_eq!(status.as_str().parse(), Ok(status));
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What runs use: tokens, model calls, tool calls and money. Sums are exact: money is counted in picodollars.
+
+use serde::{Deserialize, Serialize};
+
+/// Tokens that one provider reply reported. `input` includes the cached ones, whatever the wire says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenUsage {
+    /// Tokens of the prompt, those read from and written to the provider's cache included.
+    pub input: u64,
+    /// Tokens that the model produced.
+    pub output: u64,
+    /// Of `input`, those read from the provider's cache.
+    pub cache_read: u64,
+    /// Of `input`, those written to the provider's cache.
+    pub cache_write: u64,
+}
+
+/// An amount of money in picodollars (10⁻¹² USD), so that sums over a tree stay exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Cost(pub u64);
+
+impl Cost {
+    /// From US dollars; negative and absurd amounts are clamped to the range.
+    pub fn from_usd(usd: f64) -> Self {
+        Self((usd * 1e12).round().clamp(0.0, u64::MAX as f64) as u64)
+    }
+
+    /// In US dollars.
+    pub fn usd(self) -> f64 {
+        self.0 as f64 / 1e12
+    }
+}
+
+/// Prices of one model, in USD per million tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Price {
+    /// Fresh input tokens.
+    pub input: f64,
+    /// Output tokens.
+    pub output: f64,
+    /// Input tokens read from the cache; unset means the price of `input`.
+    pub cache_read: Option<f64>,
+    /// Input tokens written to the cache; unset means the price of `input`.
+    pub cache_write: Option<f64>,
+}
+
+impl Price {
+    /// What these tokens cost.
+    pub fn of(&self, tokens: &TokenUsage) -> Cost {
+        let fresh = tokens
+            .input
+            .saturating_sub(tokens.cache_read.saturating_add(tokens.cache_write));
+        let part = |count: u64, usd_per_million: f64| count as f64 * usd_per_million * 1e6;
+        let pico = part(fresh, self.input)
+            + part(tokens.output, self.output)
+            + part(tokens.cache_read, self.cache_read.unwrap_or(self.input))
+            + part(tokens.cache_write, self.cache_write.unwrap_or(self.input));
+        Cost(pico.round().clamp(0.0, u64::MAX as f64) as u64)
+    }
+}
+
+/// What one run used, or a sum of it over several runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens over all replies.
+    pub tokens: TokenUsage,
+    /// Replies received from providers.
+    pub model_calls: u64,
+    /// Tool calls performed, failed ones too.
+    pub tool_calls: u64,
+    /// Money, where a price is known for at least one of the models that answered.
+    pub cost: Option<Cost>,
+    /// Provider requests that were paid for and reported no usage, or were broken off before they could.
+    pub unreported: u64,
+}
+
+impl Usage {
+    /// Adds `other` to this. Providers may claim anything, so sums stop at the range's end.
+    pub fn add(&mut self, other: &Usage) {
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.tokens.input, other.tokens.input);
+        add(&mut self.tokens.output, other.tokens.output);
+        add(&mut self.tokens.cache_read, other.tokens.cache_read);
+        add(&mut self.tokens.cache_write, other.tokens.cache_write);
+        add(&mut self.model_calls, other.model_calls);
+        add(&mut self.tool_calls, other.tool_calls);
+        self.cost = match (self.cost, other.cost) {
+            (Some(a), Some(b)) => Some(Cost(a.0.saturating_add(b.0))),
+            (a, b) => a.or(b),
+        };
+        add(&mut self.unreported, other.unreported);
+    }
+
+    /// Whether every request's usage is known.
+    pub fn complete(&self) -> bool {
+        self.unreported == 0
+    }
+}
+
+/// The usage of a run with all its descendants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeUsage {
+    /// Runs in the tree, this one included.
+    pub runs: u64,
+    /// Their usage together.
+    pub usage: Usage,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cost, TokenUsage, Usage};
+
+    #[test]
+    fn absurd_claims_do_not_overflow() {
+        let claimed = Usage {
+            tokens: TokenUsage {
+                input: u64::MAX,
+                ..TokenUsage::default()
+            },
+            cost: Some(Cost(u64::MAX)),
+            ..Usage::default()
+        };
+        let mut sum = claimed;
+        sum.add(&claimed);
+        assert_eq!(sum, claimed);
+    }
+}

@@ -1,0 +1,3 @@
+//! axed: a daemon that serves LLM agents over HTTP. A map of the house; `docs/ARCHITECTURE.md` draws its floors.
+
+pub mod domain;
