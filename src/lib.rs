@@ -1,3 +1,4 @@
 //! axed: a daemon that serves LLM agents over HTTP. A map of the house; `docs/ARCHITECTURE.md` draws its floors.
 
+pub mod config;
 pub mod domain;

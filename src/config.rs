@@ -1,0 +1,180 @@
+//! The server's configuration as typed values with their defaults. Reading and merging its layers is `config::load`'s.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+use crate::domain::usage::Price;
+
+pub mod document;
+pub mod load;
+mod providers;
+pub mod section;
+
+/// Everything the daemon is told, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `[server]`
+    pub server: Server,
+    /// `[agents]`
+    pub agents: Agents,
+    /// `[data]`
+    pub data: Data,
+    /// `[runs]`
+    pub runs: Runs,
+    /// `[limits]`
+    pub limits: Limits,
+    /// `[tools]`
+    pub tools: Tools,
+    /// `[providers.<name>]`, with `anthropic`, `openai` and `ollama` always there; keys and bases already looked up in
+    /// the environment.
+    pub providers: BTreeMap<String, Provider>,
+    /// `[prices."<provider/model>"]`
+    pub prices: BTreeMap<String, Price>,
+    /// `[telemetry]`
+    pub telemetry: Telemetry,
+    /// The directory of the config file, `config` without one: relative and bare skills are looked up there.
+    pub config_dir: PathBuf,
+}
+
+/// `[server]`
+#[derive(Clone, Debug)]
+pub struct Server {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Put before every route; empty or `/something` without a slash at its end.
+    pub path_prefix: String,
+    /// Most bytes of a request body.
+    pub max_body: usize,
+    /// Most seconds that `?wait` may ask for.
+    pub max_wait: Duration,
+    /// A root run's deadline where its file and its request say nothing.
+    pub default_timeout: Duration,
+    /// No root run's deadline is above this.
+    pub max_timeout: Duration,
+    /// How long a stop waits for running runs.
+    pub drain_timeout: Duration,
+}
+
+/// `[agents]`
+#[derive(Clone, Debug)]
+pub struct Agents {
+    /// Directories of agent files; the first that has a name wins.
+    pub dirs: Vec<PathBuf>,
+    /// Whether changes are picked up as they happen.
+    pub watch: bool,
+}
+
+/// `[data]`
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// The data directory: database and memory.
+    pub dir: PathBuf,
+    /// What a committed step survives.
+    pub durability: Durability,
+}
+
+/// What a committed step survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The death of the process.
+    #[default]
+    Process,
+    /// The loss of power too: the disk is synced before anything is answered.
+    Power,
+}
+
+/// `[runs]`
+#[derive(Clone, Debug)]
+pub struct Runs {
+    /// Root runs at work at once.
+    pub max_running: usize,
+    /// Root runs waiting for a slot.
+    pub max_queued: usize,
+}
+
+/// `[limits]`
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// After this many equal turns in a row a hint is added; 0 turns it off.
+    pub loop_warn: u32,
+    /// After this many the run fails; 0 turns it off.
+    pub loop_stop: u32,
+    /// Most bytes of all context files together.
+    pub context_files: usize,
+    /// Most labels of a run.
+    pub labels: usize,
+}
+
+/// `[tools]`
+#[derive(Clone, Debug, Default)]
+pub struct Tools {
+    /// Where a request's `workdir` and `skill` may point; empty refuses such overrides.
+    pub roots: Vec<PathBuf>,
+    /// Most bytes of a tool's result.
+    pub max_result: usize,
+}
+
+/// `[providers.<name>]`
+#[derive(Clone, Debug)]
+pub struct Provider {
+    /// The wire it speaks.
+    pub kind: ProviderKind,
+    /// Its key, from the environment or the file.
+    pub api_key: Option<SecretString>,
+    /// The environment variable that would hold the key, for messages.
+    pub key_env: String,
+    /// Where it is, without a slash at its end; none means the service's own address.
+    pub base_url: Option<String>,
+    /// Sent with every request.
+    pub headers: BTreeMap<String, SecretString>,
+    /// Requests at once; none means no limit.
+    pub max_concurrent: Option<usize>,
+    /// Bound on one request; none means only the run's deadline.
+    pub timeout: Option<Duration>,
+    /// Anthropic: the `anthropic-version` to send.
+    pub version: Option<String>,
+    /// OpenAI: `max_tokens` or `max_completion_tokens`; none means by the address.
+    pub max_tokens_field: Option<String>,
+    /// Most bytes of one reply.
+    pub max_reply: usize,
+    /// Scripted: files or directories of scripts.
+    pub scripts: Vec<PathBuf>,
+}
+
+/// The wires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProviderKind {
+    /// Anthropic's Messages API.
+    Anthropic,
+    /// OpenAI's Chat Completions API.
+    Openai,
+    /// Ollama's chat API.
+    Ollama,
+    /// The embedded scripted provider.
+    Scripted,
+}
+
+/// `[telemetry]`
+#[derive(Clone, Debug, Default)]
+pub struct Telemetry {
+    /// What is logged, in tracing's filter language.
+    pub log: Option<String>,
+    /// How: none means human on a terminal, JSON otherwise.
+    pub log_format: Option<LogFormat>,
+}
+
+/// Forms of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For a person.
+    Human,
+    /// For a machine, one JSON object a line.
+    Json,
+}
+
+/// The default bound on one provider reply, in bytes.
+pub const MAX_REPLY: usize = 32 << 20;

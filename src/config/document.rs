@@ -1,0 +1,309 @@
+//! A TOML document as a tree in which every value knows where it stands, and what can be wrong with it. Does not know
+//! what the keys mean, nor which file it reads.
+
+use std::collections::BTreeMap;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Most bytes of a TOML file: far above what a person writes, far below what hurts.
+pub const MAX_FILE: usize = 1 << 20;
+/// Brackets in brackets.
+const MAX_BRACKETS: usize = 40;
+/// Dots of one key.
+const MAX_DOTS: usize = 16;
+/// Problems told at once; a broken file can have thousands.
+const MAX_TOLD: usize = 10;
+
+/// The entries of a table, by key.
+pub type Table = BTreeMap<String, Node>;
+
+/// A value and where it comes from.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Where its key (or, in a list, the value itself) stands.
+    pub origin: Origin,
+    /// What it is.
+    pub value: Value,
+}
+
+/// Where something stands.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// In the file; both count from 1, columns in characters.
+    File {
+        /// The line.
+        line: usize,
+        /// The column.
+        column: usize,
+    },
+    /// In this environment variable or flag.
+    Outside(String),
+}
+
+impl Origin {
+    fn line(&self) -> Option<usize> {
+        match self {
+            Self::File { line, .. } => Some(*line),
+            Self::Outside(_) => None,
+        }
+    }
+}
+
+/// A TOML value, or the text of an environment variable, which takes the type that its key wants.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names are TOML's")]
+pub enum Value {
+    String(String),
+    Integer(i64),
+    /// An integer that does not fit.
+    HugeInteger,
+    Float(f64),
+    Boolean(bool),
+    Datetime(String),
+    Array(Vec<Node>),
+    Table(Table),
+    Untyped(String),
+}
+
+/// Something wrong in a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where.
+    pub origin: Origin,
+    /// What, beginning with the key where there is one, and what to do about it. Never holds a value that could be a
+    /// secret.
+    pub text: String,
+    /// Whether the document reads well and only breaks a rule about its values.
+    pub is_rule: bool,
+}
+
+impl Problem {
+    /// The problem with its place: `<file>:<line>:<column>: <text>`, or the variable or flag in their place.
+    pub fn in_file(&self, file: &str) -> String {
+        match &self.origin {
+            Origin::File { line, column } => format!("{file}:{line}:{column}: {}", self.text),
+            Origin::Outside(name) => format!("{name}: {}", self.text),
+        }
+    }
+}
+
+/// The first problems with their places, parted by `separator`.
+pub fn tell(problems: &[Problem], file: &str, separator: &str) -> String {
+    let mut told: Vec<String> = problems
+        .iter()
+        .take(MAX_TOLD)
+        .map(|problem| problem.in_file(file))
+        .collect();
+    if problems.len() > MAX_TOLD {
+        told.push(format!("and {} more", problems.len() - MAX_TOLD));
+    }
+    told.join(separator)
+}
+
+/// The table that these bytes hold, or everything that is wrong with them as TOML.
+pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
+    let start = Origin::File { line: 1, column: 1 };
+    let fault = |origin: Origin, text: String| Problem {
+        origin,
+        text,
+        is_rule: false,
+    };
+    if bytes.len() > MAX_FILE {
+        let text = format!("the file is larger than {MAX_FILE} bytes");
+        return Err(vec![fault(start, text)]);
+    }
+    // Editors on Windows write a byte order mark; it means nothing.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+        let origin = Positions::of(&valid).at(valid.len());
+        let text = "the file is not UTF-8; save it as UTF-8";
+        vec![fault(origin, text.to_owned())]
+    })?;
+    let positions = Positions::of(text);
+    if let Some(offset) = too_deep(text) {
+        let told = format!(
+            "nested too deep: at most {MAX_BRACKETS} brackets, and {MAX_DOTS} dots in a key"
+        );
+        return Err(vec![fault(positions.at(offset), told)]);
+    }
+    let (table, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // The parser's own rendering quotes the line, which may hold a secret; its message does not.
+        let problems = errors.iter().map(|error| {
+            let origin = positions.at(error.span().map_or(text.len(), |span| span.start));
+            fault(origin, format!("syntax error: {}", error.message()))
+        });
+        let mut problems: Vec<Problem> = problems.collect();
+        problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+        // After the first error of a line the parser only guesses.
+        problems.dedup_by_key(|problem| problem.origin.line());
+        return Err(problems);
+    }
+    Ok(table_of(table.get_ref(), &positions))
+}
+
+/// Where a document becomes absurdly deep. Each bracket and each dot of a key is a table or list in another; thousands
+/// of them could be parsed but not dropped, because a thread's stack ends before they do.
+fn too_deep(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let mut open = Vec::new();
+    let mut dots = 0;
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'#' => at += bytes[at..].iter().take_while(|it| **it != b'\n').count(),
+            b'"' | b'\'' => at = end_of_string(bytes, at),
+            b'{' | b'[' => open.push(byte),
+            b'}' if open.last() == Some(&b'{') => drop(open.pop()),
+            b']' if open.last() == Some(&b'[') => drop(open.pop()),
+            _ => {}
+        }
+        dots = match byte {
+            b'.' => dots + 1,
+            b'{' | b'[' | b'}' | b']' | b'=' | b',' | b'\n' | b'#' => 0,
+            _ => dots,
+        };
+        if open.len() > MAX_BRACKETS || dots > MAX_DOTS {
+            return Some(at);
+        }
+        at += 1;
+    }
+    None
+}
+
+/// The last byte of the string that opens here; of one without an end, the last byte of its line or of the text.
+fn end_of_string(bytes: &[u8], start: usize) -> usize {
+    let quote = bytes[start];
+    let triple = [quote; 3];
+    let is_triple = bytes[start..].starts_with(&triple);
+    let mut at = start + if is_triple { 3 } else { 1 };
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'\\' if quote == b'"' && bytes.get(at + 1) != Some(&b'\n') => at += 1,
+            b'\n' if !is_triple => return at - 1,
+            _ if is_triple && bytes[at..].starts_with(&triple) => {
+                // Up to two quotes before the closing three belong to the string.
+                let more = bytes[at + 3..].iter().take(2);
+                return at + 2 + more.take_while(|it| **it == quote).count();
+            }
+            _ if !is_triple && byte == quote => return at,
+            _ => {}
+        }
+        at += 1;
+    }
+    bytes.len()
+}
+
+fn table_of(table: &DeTable<'_>, positions: &Positions<'_>) -> Table {
+    let entry = |(key, value): (&Spanned<toml::de::DeString<'_>>, &Spanned<DeValue<'_>>)| {
+        let node = Node {
+            origin: positions.at(key.span().start),
+            value: value_of(value.get_ref(), positions),
+        };
+        (key.get_ref().clone().into_owned(), node)
+    };
+    table.iter().map(entry).collect()
+}
+
+fn value_of(value: &DeValue<'_>, positions: &Positions<'_>) -> Value {
+    match value {
+        DeValue::String(text) => Value::String(text.clone().into_owned()),
+        DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => Value::Integer(number),
+            Err(_) => Value::HugeInteger,
+        },
+        DeValue::Float(number) => Value::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => Value::Boolean(*flag),
+        DeValue::Datetime(time) => Value::Datetime(time.to_string()),
+        DeValue::Array(items) => {
+            let item = |item: &Spanned<DeValue<'_>>| Node {
+                origin: positions.at(item.span().start),
+                value: value_of(item.get_ref(), positions),
+            };
+            Value::Array(items.iter().map(item).collect())
+        }
+        DeValue::Table(table) => Value::Table(table_of(table, positions)),
+    }
+}
+
+/// Where the lines of a text start, to make offsets into places without counting from the top each time.
+struct Positions<'t> {
+    text: &'t str,
+    starts: Vec<usize>,
+}
+
+impl<'t> Positions<'t> {
+    fn of(text: &'t str) -> Self {
+        let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1));
+        Self {
+            text,
+            starts: starts.collect(),
+        }
+    }
+
+    fn at(&self, offset: usize) -> Origin {
+        let line = self.starts.partition_point(|start| *start <= offset).max(1);
+        let start = self.starts[line - 1];
+        let before = self.text.get(start..offset).unwrap_or_default();
+        Origin::File {
+            line,
+            column: before.chars().count() + 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse, tell};
+
+    fn told(bytes: &[u8]) -> String {
+        tell(&parse(bytes).expect_err("an error"), "f", "\n")
+    }
+
+    #[test]
+    fn syntax_errors_are_told_all_at_once_without_the_text_around_them() {
+        let told = told(b"api_key = \"sk-secret\nname = \nother = = 2\n");
+        let places: Vec<&str> = told.lines().filter_map(|line| line.get(..4)).collect();
+        assert_eq!(places, ["f:1:", "f:2:", "f:3:"], "{told}");
+        assert!(!told.contains("sk-secret"), "{told}");
+    }
+
+    #[test]
+    fn odd_bytes_are_told_or_forgiven() {
+        assert!(parse(b"\xef\xbb\xbfname = \"x\"").is_ok());
+        assert_eq!(
+            told(b"a = 1\nb = \"\xff\""),
+            "f:2:6: the file is not UTF-8; save it as UTF-8"
+        );
+        assert!(told(&vec![b'#'; 2 << 20]).contains("larger than"));
+        let deep = format!("{}a = 1", "a.".repeat(500_000));
+        assert_eq!(
+            told(deep.as_bytes()),
+            "f:1:34: nested too deep: at most 40 brackets, and 16 dots in a key"
+        );
+        let nested = format!("a = {}", "[".repeat(500_000));
+        assert!(told(nested.as_bytes()).contains("nested too deep"));
+        // Prose may hold what it likes.
+        let prose = format!(
+            "a = \"\"\"\n\"{0}\\\"\"\"\"\nb = '{0}' # {0}\n",
+            "a.{[".repeat(100)
+        );
+        assert!(parse(prose.as_bytes()).is_ok());
+        // The deepest that both bounds let through fits on a thread's stack.
+        let key = format!("{}a = {{ ", "a.".repeat(16));
+        let deepest = format!("{}{}", key.repeat(40), "}".repeat(40));
+        assert!(parse(deepest.as_bytes()).is_ok());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in r#"([a-c.='"\[\]{}#,0-9 \n\\é]|name|model|\[\[|"""|inf|0x|1979-05-27){0,60}"#) {
+            if let Err(problems) = parse(text.as_bytes()) {
+                assert!(!problems.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Reads the layers of the configuration and merges them: flag over environment over file over default.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::config::document::{self, Node, Origin, Table, Value};
+use crate::config::providers;
+use crate::config::section::{self, MAX_COUNT, Section};
+use crate::config::{
+    Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools,
+};
+use crate::domain::agent::ModelRef;
+use crate::domain::usage::Price;
+
+/// The file that is read when nothing names one, if it is there.
+const USUAL_FILE: &str = "config/axed.toml";
+/// Above every price that a model could have, in USD per million tokens.
+const MAX_PRICE: f64 = 1e6;
+
+/// What the command line says.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// `--config`
+    pub config: Option<PathBuf>,
+    /// `--agents`, several times.
+    pub agents: Vec<PathBuf>,
+    /// `--data`
+    pub data: Option<PathBuf>,
+    /// `--listen`
+    pub listen: Option<String>,
+    /// `--log-format`
+    pub log_format: Option<String>,
+}
+
+/// The process's environment, read once.
+pub type Environment = BTreeMap<String, String>;
+
+/// Why there is no configuration: names the file, line and key, or the variable or flag.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// The environment of this process. The only place that reads it.
+pub fn environment() -> Environment {
+    std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .collect()
+}
+
+/// The home directory of this process's user, for paths that begin with `~` in agent files.
+pub fn home() -> Option<PathBuf> {
+    std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
+}
+
+/// `~` and `~/…` below `home`; anything else, and everything without a home, as it stands.
+pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix('~'), home) {
+        (Some(""), Some(home)) => home.to_owned(),
+        (Some(rest), Some(home)) if rest.starts_with('/') => {
+            home.join(rest.trim_start_matches('/'))
+        }
+        _ => PathBuf::from(path),
+    }
+}
+
+/// Reads and checks everything.
+pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
+    let file = file(flags, environment)?;
+    let label = file.as_deref().unwrap_or(Path::new(USUAL_FILE)).display();
+    let label = label.to_string();
+    let mut table = match &file {
+        Some(path) => read_file(path, &label)?,
+        None => Table::new(),
+    };
+    lay_environment_over(&mut table, environment);
+    lay_flags_over(&mut table, flags)?;
+    providers::add_builtin(&mut table);
+
+    let config_dir = match &file {
+        Some(path) => path
+            .parent()
+            .filter(|dir| !dir.as_os_str().is_empty())
+            .unwrap_or(Path::new(".")),
+        None => Path::new("config"),
+    };
+    let place = Place {
+        environment,
+        home: set(environment, "HOME").map(PathBuf::from),
+        config_dir: config_dir.to_owned(),
+    };
+    let (config, problems) = section::read(table, |top| config(top, &place));
+    match problems.is_empty() {
+        true => Ok(config),
+        false => Err(ConfigError(document::tell(&problems, &label, "\n"))),
+    }
+}
+
+/// What a configuration is read in.
+pub(in crate::config) struct Place<'e> {
+    pub(in crate::config) environment: &'e Environment,
+    pub(in crate::config) home: Option<PathBuf>,
+    pub(in crate::config) config_dir: PathBuf,
+}
+
+impl Place<'_> {
+    /// The path that a text names.
+    pub(in crate::config) fn path(&self, text: &str) -> Result<PathBuf, String> {
+        if text.trim().is_empty() {
+            return Err("must not be an empty path".to_owned());
+        }
+        if self.home.is_none() && (text == "~" || text.starts_with("~/")) {
+            return Err("begins with ~, but HOME is not set; write the whole path".to_owned());
+        }
+        Ok(expand_home(text, self.home.as_deref()))
+    }
+
+    /// The paths of a list.
+    pub(in crate::config) fn paths(
+        &self,
+        section: &mut Section<'_>,
+        key: &'static str,
+    ) -> Option<Vec<PathBuf>> {
+        let node = section.peek(key)?;
+        let texts = section.texts(key)?;
+        let paths: Result<Vec<PathBuf>, String> =
+            texts.iter().map(|text| self.path(text)).collect();
+        match paths {
+            Ok(paths) => Some(paths),
+            Err(why) => {
+                section.rule(&node, key, &why);
+                None
+            }
+        }
+    }
+}
+
+/// A variable that is set: an empty one counts as unset.
+pub(in crate::config) fn set<'e>(environment: &'e Environment, name: &str) -> Option<&'e str> {
+    let value = environment.get(name)?;
+    (!value.trim().is_empty()).then_some(value.as_str())
+}
+
+/// A name as variables spell it: upper case, everything but letters and digits as `_`.
+pub(in crate::config) fn variable_name(name: &str) -> String {
+    let spelt = name.chars().map(|c| match c.is_ascii_alphanumeric() {
+        true => c.to_ascii_uppercase(),
+        false => '_',
+    });
+    spelt.collect()
+}
+
+/// The config file: a named one must exist.
+fn file(flags: &Flags, environment: &Environment) -> Result<Option<PathBuf>, ConfigError> {
+    let named = flags.config.clone().map(|path| ("--config", path));
+    let named =
+        named.or_else(|| set(environment, "AXED_CONFIG").map(|path| ("AXED_CONFIG", path.into())));
+    match named {
+        Some((_, path)) if path.is_file() => Ok(Some(path)),
+        Some((by, path)) => Err(ConfigError(format!(
+            "{by}: there is no config file {}",
+            path.display()
+        ))),
+        None => Ok(Some(PathBuf::from(USUAL_FILE)).filter(|path| path.is_file())),
+    }
+}
+
+fn read_file(path: &Path, label: &str) -> Result<Table, ConfigError> {
+    let bytes = std::fs::read(path)
+        .map_err(|error| ConfigError(format!("could not read config file {label}: {error}")))?;
+    document::parse(&bytes).map_err(|problems| ConfigError(document::tell(&problems, label, "\n")))
+}
+
+/// Puts every `AXED_<SECTION>__<KEY>` in its place. Keys that do not exist are found out like those of a file.
+fn lay_environment_over(table: &mut Table, environment: &Environment) {
+    for name in environment.keys() {
+        let Some(path) = name
+            .strip_prefix("AXED_")
+            .filter(|rest| rest.contains("__"))
+        else {
+            continue;
+        };
+        let Some(value) = set(environment, name) else {
+            continue;
+        };
+        let path: Vec<&str> = path.split("__").collect();
+        let origin = Origin::Outside(name.clone());
+        put(table, &[], &path, &origin, from_variable(value, &origin));
+    }
+}
+
+fn lay_flags_over(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
+    let mut lay = |flag: &str, path: [&str; 2], value: Value| {
+        put(table, &[], &path, &Origin::Outside(flag.to_owned()), value);
+    };
+    let utf8 = |flag: &str, path: &Path| match path.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => Err(ConfigError(format!("{flag}: the path is not UTF-8"))),
+    };
+    if !flags.agents.is_empty() {
+        let mut dirs = Vec::new();
+        for dir in &flags.agents {
+            dirs.push(Node {
+                origin: Origin::Outside("--agents".to_owned()),
+                value: Value::String(utf8("--agents", dir)?),
+            });
+        }
+        lay("--agents", ["agents", "dirs"], Value::Array(dirs));
+    }
+    if let Some(dir) = &flags.data {
+        let dir = utf8("--data", dir)?;
+        lay("--data", ["data", "dir"], Value::String(dir));
+    }
+    if let Some(listen) = &flags.listen {
+        let listen = Value::String(listen.clone());
+        lay("--listen", ["server", "listen"], listen);
+    }
+    if let Some(format) = &flags.log_format {
+        let format = Value::String(format.clone());
+        lay("--log-format", ["telemetry", "log_format"], format);
+    }
+    Ok(())
+}
+
+/// The value of a variable: a list or table where it is one in TOML, else text that takes the type its key wants.
+fn from_variable(text: &str, origin: &Origin) -> Value {
+    if text.starts_with(['[', '{'])
+        && let Ok(mut table) = document::parse(format!("value = {text}").as_bytes())
+        && table.len() == 1
+        && let Some(mut node) = table.remove("value")
+    {
+        blame(&mut node, origin);
+        return node.value;
+    }
+    Value::Untyped(text.to_owned())
+}
+
+/// Makes `origin` the origin of everything in the node.
+fn blame(node: &mut Node, origin: &Origin) {
+    node.origin = origin.clone();
+    match &mut node.value {
+        Value::Array(items) => items.iter_mut().for_each(|item| blame(item, origin)),
+        Value::Table(table) => table.values_mut().for_each(|node| blame(node, origin)),
+        _ => {}
+    }
+}
+
+/// Sets the value at a path of a variable's parts, with the tables on the way.
+fn put(table: &mut Table, above: &[&str], path: &[&str], origin: &Origin, value: Value) {
+    let Some((part, rest)) = path.split_first() else {
+        return;
+    };
+    let key = key_of(table, above, part);
+    let origin_here = origin.clone();
+    if rest.is_empty() {
+        let node = Node {
+            origin: origin_here,
+            value,
+        };
+        table.insert(key, node);
+        return;
+    }
+    let node = table.entry(key).or_insert_with(|| Node {
+        origin: origin_here,
+        value: Value::Table(Table::new()),
+    });
+    // Where the file has something else than a table here, that is the error to tell.
+    if let Value::Table(below) = &mut node.value {
+        let above: Vec<&str> = above.iter().chain([part]).copied().collect();
+        put(below, &above, rest, origin, value);
+    }
+}
+
+/// The key that a variable's part means: one that is there already, else the part in lower case. A header's name has
+/// dashes, and a model's is taken as it stands.
+fn key_of(table: &Table, above: &[&str], part: &str) -> String {
+    let spelt = variable_name(part);
+    let lower = part.to_ascii_lowercase();
+    if table.contains_key(&lower) {
+        return lower;
+    }
+    if let Some(known) = table.keys().find(|key| variable_name(key) == spelt) {
+        return known.clone();
+    }
+    match above {
+        [section] if section.eq_ignore_ascii_case("prices") => part.to_owned(),
+        [_, _, table] if table.eq_ignore_ascii_case("headers") => lower.replace('_', "-"),
+        _ => lower,
+    }
+}
+
+fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
+    let config = Config {
+        server: top.section("server", server),
+        agents: top.section("agents", |s| agents(s, place)),
+        data: top.section("data", |s| data(s, place)),
+        runs: top.section("runs", runs),
+        limits: top.section("limits", limits),
+        tools: top.section("tools", |s| tools(s, place)),
+        providers: top.named("providers", |name, s| providers::read(name, s, place)),
+        prices: top.named("prices", price),
+        telemetry: top.section("telemetry", telemetry),
+        config_dir: place.config_dir.clone(),
+    };
+    top.unsupported("auth");
+    top.unsupported("webhooks");
+    config
+}
+
+fn server(s: &mut Section<'_>) -> Server {
+    s.unsupported("trusted_proxies");
+    s.unsupported("metrics_listen");
+    let seconds = |s: &mut Section<'_>, key, min, usual| {
+        s.seconds(key, min).unwrap_or(Duration::from_secs(usual))
+    };
+    Server {
+        listen: s
+            .checked("listen", address)
+            .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+        path_prefix: s.checked("path_prefix", prefix).unwrap_or_default(),
+        max_body: s.size("max_body").unwrap_or(4 << 20),
+        max_wait: seconds(s, "max_wait", 0, 300),
+        default_timeout: seconds(s, "default_timeout", 1, 120),
+        max_timeout: seconds(s, "max_timeout", 1, 86_400),
+        drain_timeout: seconds(s, "drain_timeout", 0, 25),
+    }
+}
+
+fn agents(s: &mut Section<'_>, place: &Place<'_>) -> Agents {
+    let node = s.peek("dirs");
+    let dirs = place.paths(s, "dirs");
+    if let (Some(node), Some([])) = (&node, dirs.as_deref()) {
+        s.rule(node, "dirs", "must name at least one directory");
+    }
+    Agents {
+        dirs: dirs.unwrap_or_else(|| vec![PathBuf::from("agents")]),
+        watch: s.flag("watch").unwrap_or(true),
+    }
+}
+
+fn data(s: &mut Section<'_>, place: &Place<'_>) -> Data {
+    s.unsupported("url");
+    s.unsupported("retention");
+    let durabilities = [
+        ("process", Durability::Process),
+        ("power", Durability::Power),
+    ];
+    Data {
+        dir: s
+            .checked("dir", |text| place.path(text))
+            .unwrap_or_else(|| PathBuf::from("data")),
+        durability: s.one_of("durability", &durabilities).unwrap_or_default(),
+    }
+}
+
+fn runs(s: &mut Section<'_>) -> Runs {
+    s.unsupported("per_agent");
+    s.unsupported("per_key");
+    Runs {
+        max_running: s.count("max_running", 1).unwrap_or(10_000),
+        max_queued: s.count("max_queued", 0).unwrap_or(100_000),
+    }
+}
+
+fn limits(s: &mut Section<'_>) -> Limits {
+    let turns = |s: &mut Section<'_>, key, usual| {
+        let turns = s.whole(key, 0..=MAX_COUNT);
+        turns
+            .and_then(|turns| u32::try_from(turns).ok())
+            .unwrap_or(usual)
+    };
+    Limits {
+        loop_warn: turns(s, "loop_warn", 3),
+        loop_stop: turns(s, "loop_stop", 6),
+        context_files: s.size("context_files").unwrap_or(1 << 20),
+        labels: s.count("labels", 0).unwrap_or(64),
+    }
+}
+
+fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
+    for key in [
+        "allow_commands",
+        "allow_unconfined",
+        "network",
+        "pass_env",
+        "web_search",
+    ] {
+        s.unsupported(key);
+    }
+    Tools {
+        roots: place.paths(s, "roots").unwrap_or_default(),
+        max_result: s.size("max_result").unwrap_or(256 << 10),
+    }
+}
+
+fn price(model: &str, s: &mut Section<'_>) -> Price {
+    if model.parse::<ModelRef>().is_err() {
+        s.wrong_name("is no provider/model, such as [prices.\"openai/gpt-5\"]");
+    }
+    let range = 0.0..=MAX_PRICE;
+    Price {
+        input: s.number("input", range.clone()).unwrap_or(0.0),
+        output: s.number("output", range.clone()).unwrap_or(0.0),
+        cache_read: s.number("cache_read", range.clone()),
+        cache_write: s.number("cache_write", range),
+    }
+}
+
+fn telemetry(s: &mut Section<'_>) -> Telemetry {
+    let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
+    Telemetry {
+        log: s.text("log").filter(|log| !log.trim().is_empty()),
+        log_format: s.one_of("log_format", &formats),
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    // The one name that needs no resolver.
+    let numeric = match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None => text.to_owned(),
+    };
+    numeric.parse().map_err(|_| {
+        format!("is {text:?}, which is no address and port; write one such as 127.0.0.1:8080, or port 0 for a free one")
+    })
+}
+
+fn prefix(text: &str) -> Result<String, String> {
+    let inner = text.trim_matches('/');
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '~');
+    let is_step = |part: &str| !matches!(part, "" | "." | "..");
+    match inner {
+        "" => Ok(String::new()),
+        _ if inner.chars().all(is_plain) && inner.split('/').all(is_step) => {
+            Ok(format!("/{inner}"))
+        }
+        _ => Err("must be a path such as /axed, of letters, digits, - _ . ~".to_owned()),
+    }
+}

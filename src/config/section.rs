@@ -1,0 +1,530 @@
+//! Reads a document's tables strictly: a key that is asked for is known, what is left at the end is an error, and every
+//! error names its key. Does not know what the keys mean.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use crate::config::document::{Node, Origin, Problem, Table, Value};
+
+/// The most seconds or things that a key may count: a hundred years, and more than any semaphore or table holds.
+pub const MAX_COUNT: u64 = u32::MAX as u64;
+
+/// Reads a table with `read`, and returns what it made and everything that is wrong, in the file's order.
+pub fn read<T>(table: Table, read: impl FnOnce(&mut Section<'_>) -> T) -> (T, Vec<Problem>) {
+    let mut problems = Vec::new();
+    let top = Origin::File { line: 1, column: 1 };
+    let made = enter(String::new(), top, table, &mut problems, read);
+    // Stable: rules broken at one place keep the order in which they were checked.
+    problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+    (made, problems)
+}
+
+fn enter<T>(
+    path: String,
+    origin: Origin,
+    table: Table,
+    problems: &mut Vec<Problem>,
+    read: impl FnOnce(&mut Section<'_>) -> T,
+) -> T {
+    let mut section = Section {
+        path,
+        origin,
+        table,
+        known: Vec::new(),
+        problems,
+    };
+    let made = read(&mut section);
+    section.finish();
+    made
+}
+
+/// A table while it is read. A reading function answers none where the key is absent or wrong; what is wrong is kept
+/// as a problem, so that a reader need not stop at the first.
+pub struct Section<'a> {
+    path: String,
+    origin: Origin,
+    table: Table,
+    known: Vec<&'static str>,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Section<'_> {
+    /// A text.
+    pub fn text(&mut self, key: &'static str) -> Option<String> {
+        self.checked(key, |text| Ok(text.to_owned()))
+    }
+
+    /// A text that `check` makes into a value; its error follows the key, such as `must be a path`.
+    pub fn checked<T>(
+        &mut self,
+        key: &'static str,
+        check: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::String(text) | Value::Untyped(text) => match check(text) {
+                Ok(value) => return Some(value),
+                Err(why) => self.rule(&node, key, &why),
+            },
+            other => self.wrong_type(&node, key, "a string", other),
+        }
+        None
+    }
+
+    /// One of these words.
+    pub fn one_of<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+        self.checked(key, |text| {
+            let found = choices.iter().find(|(word, _)| *word == text);
+            found.map(|(_, value)| *value).ok_or_else(|| {
+                let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+                format!("must be one of: {}", words.join(", "))
+            })
+        })
+    }
+
+    /// true or false.
+    pub fn flag(&mut self, key: &'static str) -> Option<bool> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::Boolean(flag) => return Some(*flag),
+            Value::Untyped(text) if text.trim() == "true" => return Some(true),
+            Value::Untyped(text) if text.trim() == "false" => return Some(false),
+            other => self.wrong_type(&node, key, "true or false", other),
+        }
+        None
+    }
+
+    /// A whole number in a range.
+    pub fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+        let node = self.take(key)?;
+        let number = match &node.value {
+            Value::Integer(number) => i128::from(*number),
+            Value::HugeInteger => i128::MAX,
+            Value::Untyped(text) if text.trim().parse::<i128>().is_ok() => {
+                text.trim().parse().unwrap_or(i128::MAX)
+            }
+            other => {
+                self.wrong_type(&node, key, "a whole number", other);
+                return None;
+            }
+        };
+        let (min, max) = (*range.start(), *range.end());
+        let why = match u64::try_from(number) {
+            Ok(number) if range.contains(&number) => return Some(number),
+            Ok(number) if number > max => format!("cannot exceed {max}"),
+            Err(_) if number > 0 => format!("cannot exceed {max}"),
+            _ if min == 0 => "must be non-negative".to_owned(),
+            _ => format!("must be at least {min}"),
+        };
+        self.rule(&node, key, &why);
+        None
+    }
+
+    /// Whole seconds, `min` of them at least.
+    pub fn seconds(&mut self, key: &'static str, min: u64) -> Option<Duration> {
+        self.whole(key, min..=MAX_COUNT).map(Duration::from_secs)
+    }
+
+    /// How many, `min` at least.
+    pub fn count(&mut self, key: &'static str, min: u64) -> Option<usize> {
+        let count = self.whole(key, min..=MAX_COUNT)?;
+        usize::try_from(count).ok()
+    }
+
+    /// A size in bytes, 1 at least: a whole number, or a text such as `4 MiB`.
+    pub fn size(&mut self, key: &'static str) -> Option<usize> {
+        let node = self.take(key)?;
+        let size = match &node.value {
+            Value::Integer(number) => usize::try_from(*number).ok(),
+            Value::String(text) | Value::Untyped(text) => bytes_in(text),
+            _ => None,
+        };
+        if size.is_none_or(|size| size == 0) {
+            let why = "must be a size of at least 1 byte: a whole number of bytes, or text such as \"4 MiB\"";
+            self.rule(&node, key, why);
+            return None;
+        }
+        size
+    }
+
+    /// A number in a range.
+    pub fn number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
+        let node = self.take(key)?;
+        let number = match &node.value {
+            Value::Float(number) => *number,
+            Value::Integer(number) => *number as f64,
+            Value::Untyped(text) if text.trim().parse::<f64>().is_ok() => {
+                text.trim().parse().unwrap_or(f64::NAN)
+            }
+            other => {
+                self.wrong_type(&node, key, "a number", other);
+                return None;
+            }
+        };
+        let why = if !number.is_finite() {
+            "must be a finite number".to_owned()
+        } else if range.contains(&number) {
+            return Some(number);
+        } else if number < 0.0 {
+            "must be non-negative".to_owned()
+        } else {
+            format!("cannot exceed {}", range.end())
+        };
+        self.rule(&node, key, &why);
+        None
+    }
+
+    /// A list of texts; of a variable, parted by commas.
+    pub fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::Untyped(text) => {
+                let parts = text.split(',').map(|part| part.trim().to_owned());
+                Some(parts.filter(|part| !part.is_empty()).collect())
+            }
+            Value::Array(items) => {
+                let mut texts = Vec::with_capacity(items.len());
+                for item in items {
+                    match &item.value {
+                        Value::String(text) => texts.push(text.clone()),
+                        other => {
+                            self.wrong_type(item, key, "a list of strings", other);
+                            return None;
+                        }
+                    }
+                }
+                Some(texts)
+            }
+            other => {
+                self.wrong_type(&node, key, "a list of strings", other);
+                None
+            }
+        }
+    }
+
+    /// A table of its own, read as an empty one where it is absent.
+    pub fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
+        let path = self.full(key);
+        let origin = self.origin_of(key);
+        let table = self.table(key);
+        enter(path, origin, table, self.problems, read)
+    }
+
+    /// A table whose keys are names that the writer chose, each a table that is read with its name.
+    pub fn named<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(&str, &mut Section<'_>) -> T,
+    ) -> BTreeMap<String, T> {
+        let mut made = BTreeMap::new();
+        for (name, node) in self.table(key) {
+            // A name may hold dots and slashes: quoted, as it would be written.
+            let path = format!("{}.{}", self.full(key), quoted(&name));
+            match node.value {
+                Value::Table(table) => {
+                    let value = enter(path, node.origin, table, self.problems, |section| {
+                        read(&name, section)
+                    });
+                    made.insert(name, value);
+                }
+                other => self.fault(
+                    node.origin,
+                    format!("{path} must be a table, not {}", type_of(&other)),
+                ),
+            }
+        }
+        made
+    }
+
+    /// A table of texts under names that the writer chose.
+    pub fn texts_by_name<T>(
+        &mut self,
+        key: &'static str,
+        check: impl Fn(&str, &str) -> Result<T, String>,
+    ) -> BTreeMap<String, T> {
+        let mut made = BTreeMap::new();
+        for (name, node) in self.table(key) {
+            let path = format!("{}.{}", self.full(key), quoted(&name));
+            match &node.value {
+                Value::String(text) | Value::Untyped(text) => match check(&name, text) {
+                    Ok(value) => drop(made.insert(name, value)),
+                    Err(why) => self.fault(node.origin, format!("{path} {why}")),
+                },
+                other => {
+                    let text = format!("{path} must be a string, not {}", type_of(other));
+                    self.fault(node.origin, text);
+                }
+            }
+        }
+        made
+    }
+
+    /// The value as it stands.
+    pub fn raw(&mut self, key: &'static str) -> Option<Node> {
+        self.take(key)
+    }
+
+    /// The value as it stands, still to be read.
+    pub fn peek(&self, key: &str) -> Option<Node> {
+        self.table.get(key).cloned()
+    }
+
+    /// A key that is known and says nothing here.
+    pub fn ignore(&mut self, key: &'static str) {
+        self.take(key);
+    }
+
+    /// A key of the contract that this version cannot honour: an error, unless its value asks for nothing.
+    pub fn unsupported(&mut self, key: &'static str) {
+        let Some(node) = self.take(key) else { return };
+        let asks_for_nothing = match &node.value {
+            Value::Boolean(flag) => !flag,
+            Value::Array(items) => items.is_empty(),
+            Value::Table(table) => table.is_empty(),
+            Value::Untyped(text) => text.trim() == "false",
+            _ => false,
+        };
+        if !asks_for_nothing {
+            let text = format!(
+                "{} is not supported by this version of axed; remove it",
+                self.full(key)
+            );
+            self.fault(node.origin, text);
+        }
+    }
+
+    /// Whether the key's value comes from a variable or a flag.
+    pub fn is_from_outside(&self, key: &str) -> bool {
+        let node = self.table.get(key);
+        node.is_some_and(|node| matches!(node.origin, Origin::Outside(_)))
+    }
+
+    /// Keeps that a key is absent which must be there; `why` follows the key.
+    pub fn missing(&mut self, key: &'static str, why: &str) {
+        let text = format!("{} {why}", self.full(key));
+        let origin = self.origin.clone();
+        self.problems.push(Problem {
+            origin,
+            text,
+            is_rule: true,
+        });
+    }
+
+    /// Keeps a rule that this key's value breaks; `why` follows the key.
+    pub fn rule(&mut self, node: &Node, key: &'static str, why: &str) {
+        let text = format!("{} {why}", self.full(key));
+        self.problems.push(Problem {
+            origin: node.origin.clone(),
+            text,
+            is_rule: true,
+        });
+    }
+
+    /// Keeps that the name of this table, which its writer chose, is wrong; `why` follows it.
+    pub fn wrong_name(&mut self, why: &str) {
+        let text = format!("{} {why}", self.path);
+        self.fault(self.origin.clone(), text);
+    }
+
+    /// Keeps a fault of the document.
+    pub fn fault(&mut self, origin: Origin, text: String) {
+        self.problems.push(Problem {
+            origin,
+            text,
+            is_rule: false,
+        });
+    }
+
+    /// Where the key stands, or where its table does.
+    fn origin_of(&self, key: &str) -> Origin {
+        let node = self.table.get(key);
+        node.map_or(&self.origin, |node| &node.origin).clone()
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Node> {
+        self.known.push(key);
+        self.table.remove(key)
+    }
+
+    fn table(&mut self, key: &'static str) -> Table {
+        let Some(node) = self.take(key) else {
+            return Table::new();
+        };
+        match node.value {
+            Value::Table(table) => table,
+            ref other => {
+                self.wrong_type(&node, key, "a table", other);
+                Table::new()
+            }
+        }
+    }
+
+    fn wrong_type(&mut self, node: &Node, key: &'static str, wanted: &str, found: &Value) {
+        let text = format!(
+            "{} must be {wanted}, not {}",
+            self.full(key),
+            type_of(found)
+        );
+        self.fault(node.origin.clone(), text);
+    }
+
+    fn full(&self, key: &str) -> String {
+        match self.path.as_str() {
+            "" => key.to_owned(),
+            path => format!("{path}.{key}"),
+        }
+    }
+
+    fn finish(mut self) {
+        for (key, node) in std::mem::take(&mut self.table) {
+            let mut text = format!("unknown key \"{}\"", self.full(&printable(&key)));
+            match nearest(&key, &self.known) {
+                Some(near) => {
+                    text.push_str(&format!("; did you mean \"{}\"?", self.full(near)));
+                }
+                None => {
+                    self.known.sort_unstable();
+                    let known = self.known.join(", ");
+                    text.push_str(&format!("; the keys known here are: {known}"));
+                }
+            }
+            self.fault(node.origin, text);
+        }
+    }
+}
+
+/// The known key that somebody who wrote `key` most likely meant.
+pub fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let key: String = key.chars().take(64).flat_map(char::to_lowercase).collect();
+    known
+        .iter()
+        .map(|candidate| (strsim::jaro_winkler(&key, candidate), *candidate))
+        .filter(|(likeness, _)| *likeness >= 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// The bytes that a text such as `4 MiB`, `10MB` or `512` names.
+fn bytes_in(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let number: usize = text[..end].parse().ok()?;
+    let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "kib" => 1 << 10,
+        "mb" => 1_000_000,
+        "mib" => 1 << 20,
+        "gb" => 1_000_000_000,
+        "gib" => 1 << 30,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a string",
+        Value::Integer(_) | Value::HugeInteger => "a whole number",
+        Value::Float(_) => "a fraction",
+        Value::Boolean(_) => "true or false",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+        Value::Untyped(_) => "this text",
+    }
+}
+
+fn quoted(name: &str) -> String {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    match !name.is_empty() && name.chars().all(is_bare) {
+        true => name.to_owned(),
+        false => format!("\"{}\"", printable(name)),
+    }
+}
+
+/// A key as an error may show it: bounded, on one line.
+fn printable(key: &str) -> String {
+    let shown = key.chars().take(64).map(|c| match c.is_control() {
+        true => '\u{fffd}',
+        false => c,
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes_in, nearest, read};
+    use crate::config::document::{parse, tell};
+
+    fn problems(text: &str) -> String {
+        let table = match parse(text.as_bytes()) {
+            Ok(table) => table,
+            Err(problems) => return tell(&problems, "f.toml", "\n"),
+        };
+        let ((), problems) = read(table, |top| {
+            top.text("name");
+            top.section("limits", |limits| {
+                limits.whole("max_turns", 1..=50);
+                limits.size("files");
+                limits.number("share", 0.0..=1.0);
+            });
+            top.unsupported("later");
+        });
+        tell(&problems, "f.toml", "\n")
+    }
+
+    #[test]
+    fn every_problem_names_its_place_and_its_key() {
+        let text = "nmae = 1\n[limits]\nmax_turns = 51\n  max_turn = 2\nfiles = \"4 cows\"\nshare = -0.1\n";
+        assert_eq!(
+            problems(text),
+            "f.toml:1:1: unknown key \"nmae\"; did you mean \"name\"?\n\
+             f.toml:3:1: limits.max_turns cannot exceed 50\n\
+             f.toml:4:3: unknown key \"limits.max_turn\"; did you mean \"limits.max_turns\"?\n\
+             f.toml:5:1: limits.files must be a size of at least 1 byte: a whole number of bytes, or text such as \"4 MiB\"\n\
+             f.toml:6:1: limits.share must be non-negative"
+        );
+        assert_eq!(
+            problems("name = 3"),
+            "f.toml:1:1: name must be a string, not a whole number"
+        );
+        assert_eq!(
+            problems("limits.max_turns = 99999999999999999999"),
+            "f.toml:1:8: limits.max_turns cannot exceed 50"
+        );
+        assert_eq!(
+            problems("limits = 1"),
+            "f.toml:1:1: limits must be a table, not a whole number"
+        );
+        assert_eq!(
+            problems("zzz = 1"),
+            "f.toml:1:1: unknown key \"zzz\"; the keys known here are: later, limits, name"
+        );
+    }
+
+    #[test]
+    fn what_asks_for_nothing_may_stay() {
+        assert_eq!(problems("later = []"), "");
+        assert_eq!(problems("later = false"), "");
+        assert_eq!(
+            problems("later = 1"),
+            "f.toml:1:1: later is not supported by this version of axed; remove it"
+        );
+    }
+
+    #[test]
+    fn sizes_and_likenesses() {
+        assert_eq!(bytes_in("4 MiB"), Some(4 << 20));
+        assert_eq!(bytes_in("10kb"), Some(10_000));
+        assert_eq!(bytes_in("512"), Some(512));
+        assert_eq!(bytes_in("MiB"), None);
+        assert_eq!(bytes_in("99999999999999999999"), None);
+        assert_eq!(bytes_in("18446744073709551615 GiB"), None);
+        assert_eq!(nearest("modle", &["name", "model"]), Some("model"));
+        assert_eq!(nearest("NAME", &["name", "model"]), Some("name"));
+    }
+}
