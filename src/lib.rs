@@ -1,4 +1,5 @@
 //! axed: a daemon that serves LLM agents over HTTP. A map of the house; `docs/ARCHITECTURE.md` draws its floors.
 
+pub mod catalog;
 pub mod config;
 pub mod domain;

@@ -1,0 +1,469 @@
+//! Finds the context files of a prompt: globs below a workdir, each file once, nothing outside of it, nothing binary,
+//! bounded. Knows nothing of the rest of a prompt. Blocking I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use globset::{GlobBuilder, GlobMatcher};
+
+/// Directory entries that the globs of one agent may look at. `**` looks at an entry twice.
+const MAX_LOOKED_AT: usize = 200_000;
+/// Context files of one agent.
+const MAX_FILES: usize = 10_000;
+/// Alternatives that the braces of one glob may make.
+const MAX_ALTERNATIVES: usize = 256;
+/// Most bytes of one glob.
+const MAX_GLOB: usize = 4096;
+/// A NUL among the first bytes makes a file binary.
+const SNIFFED: u64 = 512;
+
+/// A file that enters the prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextFile {
+    /// Relative to the workdir, with `/`.
+    pub path: String,
+    /// What it holds, without newlines at its end.
+    pub text: String,
+}
+
+/// The files that the globs name, sorted by path. Binary and unreadable ones and those that resolve outside of the
+/// workdir are left out; more than `max_bytes` together is an error that says so.
+pub fn collect(
+    globs: &[String],
+    workdir: &Path,
+    max_bytes: usize,
+) -> Result<Vec<ContextFile>, String> {
+    if globs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let root = match fs::canonicalize(workdir) {
+        Ok(root) => root,
+        Err(error) => return Err(format!("could not open {}: {error}", workdir.display())),
+    };
+    let mut search = Search {
+        root: &root,
+        found: BTreeMap::new(),
+        looked_at: 0,
+    };
+    for glob in globs {
+        for steps in compile(glob)? {
+            search.walk(&root, "", &steps)?;
+        }
+    }
+    read_all(&root, search.found, max_bytes)
+}
+
+/// Whether the text is a glob; the error is the contract's.
+pub fn check(glob: &str) -> Result<(), String> {
+    compile(glob).map(drop)
+}
+
+/// Whether a glob cannot match because it is not below the workdir.
+pub fn leads_out(glob: &str) -> bool {
+    glob.starts_with('/') || glob.starts_with("~/") || glob.split('/').any(|step| step == "..")
+}
+
+fn read_all(
+    root: &Path,
+    found: BTreeMap<String, PathBuf>,
+    max_bytes: usize,
+) -> Result<Vec<ContextFile>, String> {
+    let mut files = Vec::new();
+    let mut resolved = BTreeSet::new();
+    let mut total: u64 = 0;
+    for (path, full) in found {
+        let Ok(real) = fs::canonicalize(&full) else {
+            continue;
+        };
+        if !real.starts_with(root) || !resolved.insert(real.clone()) {
+            continue;
+        }
+        let left = (max_bytes as u64).saturating_sub(total);
+        let Some((size, text)) = read_text(&real, left) else {
+            continue;
+        };
+        // Beyond the bound sizes are still summed, so that the error can tell by how much.
+        total = total.saturating_add(size);
+        if total <= max_bytes as u64 {
+            files.push(ContextFile { path, text });
+        }
+        if files.len() > MAX_FILES {
+            return Err(format!(
+                "more than {MAX_FILES} files match; narrow the globs in files"
+            ));
+        }
+    }
+    if total > max_bytes as u64 {
+        return Err(format!(
+            "the context files hold {total} bytes, and limits.context_files allows {max_bytes}; narrow the globs in \
+             files, or raise limits.context_files in the server's configuration"
+        ));
+    }
+    Ok(files)
+}
+
+/// The size and text of a regular file that is text; of one above the bound only the size.
+fn read_text(path: &Path, max_bytes: u64) -> Option<(u64, String)> {
+    // Asked before it is opened: opening a pipe or a device could block or have effects.
+    if !fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut file = File::open(path).ok()?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(SNIFFED).read_to_end(&mut bytes).ok()?;
+    if bytes.contains(&0) {
+        return None;
+    }
+    let size = file.metadata().ok()?.len().max(bytes.len() as u64);
+    if size > max_bytes {
+        return Some((size, String::new()));
+    }
+    // It may have grown since.
+    let rest = (max_bytes + 1).saturating_sub(bytes.len() as u64);
+    file.take(rest).read_to_end(&mut bytes).ok()?;
+    let size = bytes.len() as u64;
+    let mut text = String::from_utf8(bytes).ok()?;
+    text.truncate(text.trim_end_matches(['\n', '\r']).len());
+    Some((size, text))
+}
+
+/// One part of a glob between slashes.
+#[derive(Clone, Debug)]
+enum Step {
+    /// `**`: this directory and all real ones below it.
+    AnyDepth,
+    /// A name without wildcards.
+    Name(String),
+    /// A name with wildcards.
+    Like(GlobMatcher),
+}
+
+struct Search<'r> {
+    root: &'r Path,
+    found: BTreeMap<String, PathBuf>,
+    looked_at: usize,
+}
+
+impl Search<'_> {
+    /// Finds what the steps name below `dir`, whose path relative to the root is `prefix`, empty or with a slash at
+    /// its end.
+    fn walk(&mut self, dir: &Path, prefix: &str, steps: &[Step]) -> Result<(), String> {
+        let Some((step, rest)) = steps.split_first() else {
+            return Ok(());
+        };
+        match step {
+            Step::Name(name) => {
+                self.look()?;
+                self.visit(&dir.join(name), format!("{prefix}{name}"), rest)?;
+            }
+            Step::Like(like) => {
+                for (name, path, _) in self.entries(dir)? {
+                    if like.is_match(Path::new(&name)) {
+                        self.visit(&path, format!("{prefix}{name}"), rest)?;
+                    }
+                }
+            }
+            Step::AnyDepth => {
+                self.walk(dir, prefix, rest)?;
+                for (name, path, is_real_dir) in self.entries(dir)? {
+                    let below = format!("{prefix}{name}");
+                    if is_real_dir {
+                        self.walk(&path, &format!("{below}/"), steps)?;
+                    } else if rest.is_empty() {
+                        self.found.insert(below, path);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A named entry: found where no step is left, else entered. A link is only entered if it stays inside.
+    fn visit(&mut self, path: &Path, relative: String, rest: &[Step]) -> Result<(), String> {
+        if rest.is_empty() {
+            self.found.insert(relative, path.to_owned());
+            return Ok(());
+        }
+        let is_inside =
+            fs::canonicalize(path).is_ok_and(|real| real.starts_with(self.root) && real.is_dir());
+        if is_inside {
+            self.walk(path, &format!("{relative}/"), rest)?;
+        }
+        Ok(())
+    }
+
+    /// Name, path, and whether it is a directory and no link; an unreadable directory has none.
+    fn entries(&mut self, dir: &Path) -> Result<Vec<(String, PathBuf, bool)>, String> {
+        let Ok(listing) = fs::read_dir(dir) else {
+            return Ok(Vec::new());
+        };
+        let mut entries = Vec::new();
+        for entry in listing.flatten() {
+            self.look()?;
+            let is_real_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let name = entry.file_name().to_string_lossy().into_owned();
+            entries.push((name, entry.path(), is_real_dir));
+        }
+        Ok(entries)
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        self.looked_at += 1;
+        match self.looked_at > MAX_LOOKED_AT {
+            true => Err(format!(
+                "the globs look at more than {MAX_LOOKED_AT} directory entries; narrow them"
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The ways in which a glob can be walked; none for one that leads out.
+fn compile(glob: &str) -> Result<Vec<Vec<Step>>, String> {
+    let invalid = |why: &str| format!("invalid glob pattern \"{glob}\": {why}");
+    if glob.trim().is_empty() {
+        return Err(invalid("it is empty"));
+    }
+    if glob.len() > MAX_GLOB || glob.contains('\0') {
+        return Err("invalid glob pattern: it is too long, or holds a NUL".to_owned());
+    }
+    let matcher = |text: &str| {
+        let built = GlobBuilder::new(text).literal_separator(true).build();
+        let glob = built.map_err(|error| invalid(&error.kind().to_string()))?;
+        Ok::<_, String>(glob.compile_matcher())
+    };
+    matcher(glob)?;
+    let mut ways = Vec::new();
+    for alternative in alternatives(glob).ok_or_else(|| {
+        invalid(&format!(
+            "its braces make more than {MAX_ALTERNATIVES} alternatives"
+        ))
+    })? {
+        if leads_out(&alternative) {
+            continue;
+        }
+        let mut steps: Vec<Step> = Vec::new();
+        for part in alternative.split('/').filter(|it| !matches!(*it, "" | ".")) {
+            let step = match part {
+                // Two in a row find the same as one, only slower.
+                "**" if matches!(steps.last(), Some(Step::AnyDepth)) => continue,
+                "**" => Step::AnyDepth,
+                name if !name.contains(['*', '?', '[', '\\']) => Step::Name(name.to_owned()),
+                wild => Step::Like(matcher(wild)?),
+            };
+            steps.push(step);
+        }
+        ways.push(steps);
+    }
+    Ok(ways)
+}
+
+/// The glob once for each alternative of its braces, so that a brace may hold slashes; none where there are too many.
+fn alternatives(glob: &str) -> Option<Vec<String>> {
+    let mut done = Vec::new();
+    let mut open = vec![glob.to_owned()];
+    while let Some(glob) = open.pop() {
+        match first_brace(&glob) {
+            Some((before, choices, after)) => {
+                open.extend(choices.iter().map(|it| format!("{before}{it}{after}")));
+            }
+            None => done.push(glob),
+        }
+        if open.len() + done.len() > MAX_ALTERNATIVES {
+            return None;
+        }
+    }
+    Some(done)
+}
+
+/// What stands before the first brace group, its choices, and what stands after it.
+fn first_brace(glob: &str) -> Option<(&str, Vec<&str>, &str)> {
+    let mut start = None;
+    let mut choice = 0;
+    let mut choices = Vec::new();
+    let mut depth = 0;
+    let mut in_class = false;
+    let mut chars = glob.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '\\' => drop(chars.next()),
+            // A bracket that comes first in a class belongs to it.
+            '[' if !in_class => {
+                in_class = true;
+                let rest = glob[at + 1..].trim_start_matches(['!', '^']);
+                if rest.starts_with(']') {
+                    while chars.next().is_some_and(|(_, c)| c != ']') {}
+                }
+            }
+            ']' => in_class = false,
+            _ if in_class => {}
+            '{' => {
+                depth += 1;
+                if depth == 1 {
+                    start = Some(at);
+                    choice = at + 1;
+                }
+            }
+            ',' if depth == 1 => {
+                choices.push(&glob[choice..at]);
+                choice = at + 1;
+            }
+            '}' if depth == 1 => {
+                choices.push(&glob[choice..at]);
+                return Some((&glob[..start?], choices, &glob[at + 1..]));
+            }
+            '}' if depth > 1 => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::{alternatives, check, collect};
+
+    fn write(root: &Path, files: &[(&str, &[u8])]) {
+        for (path, bytes) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            fs::write(path, bytes).expect("a file");
+        }
+    }
+
+    fn names(root: &Path, globs: &[&str]) -> Vec<String> {
+        let globs: Vec<String> = globs.iter().map(|glob| (*glob).to_owned()).collect();
+        let files = collect(&globs, root, 1 << 20).expect("files");
+        files.into_iter().map(|file| file.path).collect()
+    }
+
+    #[test]
+    fn globs_find_each_text_file_once_sorted_by_path() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path();
+        let far = [b"a".repeat(512), vec![0]].concat();
+        write(
+            root,
+            &[
+                ("b.md", b"b"),
+                ("a.md", b"a"),
+                ("docs/deep/c.md", b"c"),
+                ("docs/d.rs", b"d"),
+                ("docs/api/e.rs", b"e"),
+                ("bin.md", b"x\0y"),
+                ("late.txt", &far),
+                ("latin.md", b"\xe4"),
+                ("docs/[x].md", b"x"),
+            ],
+        );
+        assert_eq!(
+            names(root, &["**/*.md", "a.md", "./b.md"]),
+            ["a.md", "b.md", "docs/[x].md", "docs/deep/c.md"]
+        );
+        assert_eq!(names(root, &["*.md"]), ["a.md", "b.md"]);
+        assert_eq!(
+            names(root, &["docs/**"]),
+            [
+                "docs/[x].md",
+                "docs/api/e.rs",
+                "docs/d.rs",
+                "docs/deep/c.md"
+            ]
+        );
+        assert_eq!(
+            names(root, &["{docs/api,docs}/*.{rs,toml}"]),
+            ["docs/api/e.rs", "docs/d.rs"]
+        );
+        assert_eq!(names(root, &["docs/[[]x].md"]), ["docs/[x].md"]);
+        assert_eq!(names(root, &["late.txt"]), ["late.txt"]);
+        assert_eq!(names(root, &["docs", "nothing/*"]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn nothing_outside_is_found_and_links_are_followed_inside() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().join("work");
+        write(
+            dir.path(),
+            &[("work/in/a.md", b"a"), ("out/secret.md", b"s")],
+        );
+        symlink("../out", root.join("escape")).expect("a link");
+        symlink("../out/secret.md", root.join("link.md")).expect("a link");
+        symlink("in", root.join("alias")).expect("a link");
+        symlink("in/a.md", root.join("z.md")).expect("a link");
+        symlink("loop", root.join("loop")).expect("a link");
+        for outward in [
+            "../out/*",
+            "/etc/host*",
+            "in/../../out/*",
+            "escape/*",
+            "escape/**",
+            "link.md",
+        ] {
+            assert_eq!(names(&root, &[outward]), Vec::<String>::new(), "{outward}");
+        }
+        // `**` does not descend into linked folders; a step that names one does. Each file comes once.
+        assert_eq!(names(&root, &["**/*.md"]), ["in/a.md"]);
+        assert_eq!(names(&root, &["alias/*.md"]), ["alias/a.md"]);
+        assert_eq!(names(&root, &["z.md", "loop", "loop/*"]), ["z.md"]);
+    }
+
+    #[test]
+    fn pipes_are_not_opened() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let made = std::process::Command::new("mkfifo")
+            .arg(dir.path().join("pipe.md"))
+            .status();
+        assert!(made.expect("mkfifo").success());
+        assert_eq!(names(dir.path(), &["*"]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn too_much_is_an_error_that_says_how_much() {
+        let dir = tempfile::tempdir().expect("a directory");
+        write(
+            dir.path(),
+            &[("a", &[b'a'; 60]), ("b", &[b'b'; 60]), ("c", &[0; 60])],
+        );
+        let globs = ["*".to_owned()];
+        assert_eq!(
+            collect(&globs, dir.path(), 120).map(|files| files.len()),
+            Ok(2)
+        );
+        let why = collect(&globs, dir.path(), 119).expect_err("too much");
+        assert!(
+            why.starts_with(
+                "the context files hold 120 bytes, and limits.context_files allows 119;"
+            ),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn wrong_globs_are_told() {
+        assert_eq!(
+            check("{a"),
+            Err("invalid glob pattern \"{a\": unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)".to_owned())
+        );
+        assert_eq!(
+            check(" "),
+            Err("invalid glob pattern \" \": it is empty".to_owned())
+        );
+        let many = "{a,b}".repeat(9);
+        assert!(check(&many).expect_err("too many").contains("alternatives"));
+        assert_eq!(check("docs/**/*.{md,txt}"), Ok(()));
+    }
+
+    #[test]
+    fn braces_make_alternatives() {
+        let mut made = alternatives("a{b,{c,d}/e}f[{]").expect("few");
+        made.sort();
+        assert_eq!(made, ["abf[{]", "ac/ef[{]", "ad/ef[{]"]);
+    }
+}

@@ -1,0 +1,64 @@
+//! The catalogue's contract: what is known of the agents at one moment. Knows no run and no HTTP.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::domain::agent::{Agent, ModelRefError};
+
+pub mod context_files;
+pub mod prompt;
+pub mod read;
+pub mod reload;
+pub mod template;
+
+/// A snapshot of all definitions, sorted by name. Never edited: a reload swaps the whole.
+#[derive(Clone, Debug, Default)]
+pub struct Agents {
+    /// By name.
+    pub entries: BTreeMap<String, Entry>,
+}
+
+/// One agent file as it stands.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The file's stem.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+    /// The definition in force: the file's, or the last good one of a file that broke later.
+    pub agent: Option<Arc<Agent>>,
+    /// What is wrong with the file as it is now.
+    pub error: Option<LoadError>,
+    /// What is odd in it, without being wrong.
+    pub warnings: Vec<String>,
+}
+
+impl Agents {
+    /// The definition in force under that name.
+    pub fn get(&self, name: &str) -> Result<&Arc<Agent>, LoadError> {
+        let entry = self
+            .entries
+            .get(name)
+            .ok_or_else(|| LoadError::NotFound(name.to_owned()))?;
+        match (&entry.agent, &entry.error) {
+            (Some(agent), _) => Ok(agent),
+            (None, Some(error)) => Err(error.clone()),
+            (None, None) => Err(LoadError::NotFound(name.to_owned())),
+        }
+    }
+}
+
+/// Why there is no definition.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// No such file in any of the directories, or a name that is none.
+    #[error("agent config not found: {0}")]
+    NotFound(String),
+    /// Its `model` (or a fallback) has the wrong shape.
+    #[error("{0}")]
+    Model(#[from] ModelRefError),
+    /// Anything else: the exact text of the contract, with file, line and key where there are any.
+    #[error("{0}")]
+    Invalid(String),
+}

@@ -1,0 +1,299 @@
+//! Puts a prompt together: system prompt, skill, context files, memory; and the user message. Blocking I/O, bounded.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use crate::catalog::context_files::{self, ContextFile};
+use crate::config::load::{expand_home, home};
+
+/// Between the parts of a system prompt.
+const RULE: &str = "\n\n---\n\n";
+/// What a run is asked whose request has no input.
+const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
+
+/// What a prompt is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// The agent's name, for messages.
+    pub agent: &'a str,
+    /// First part.
+    pub system_prompt: &'a str,
+    /// Path or bare name of a skill.
+    pub skill: Option<&'a str>,
+    /// Globs of context files.
+    pub files: &'a [String],
+    /// Where the globs look; already checked.
+    pub workdir: &'a Path,
+    /// Where relative and bare skills look.
+    pub config_dir: &'a Path,
+    /// Most bytes of all context files.
+    pub max_files: usize,
+    /// The memory entries that enter, already rendered; blank means none.
+    pub memory: &'a str,
+}
+
+/// Why a prompt cannot be put together. The texts are the contract's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// The skill is missing or unreadable.
+    #[error("failed to load skill for agent \"{agent}\": {why}")]
+    Skill {
+        /// The agent.
+        agent: String,
+        /// `skill not found: <path>`, or why it could not be read.
+        why: String,
+    },
+    /// A glob is wrong, or the files are too large together.
+    #[error("failed to resolve files for agent \"{agent}\": {why}")]
+    Files {
+        /// The agent.
+        agent: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// The workdir is no directory.
+    #[error("invalid workdir for agent \"{agent}\": {why}")]
+    Workdir {
+        /// The agent.
+        agent: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// The system prompt; empty where no part has anything.
+pub fn system_prompt(parts: &Parts<'_>) -> Result<String, PromptError> {
+    let mut sections = vec![parts.system_prompt.to_owned()];
+    if let Some(skill) = parts.skill {
+        let path = skill_path(skill, parts.config_dir);
+        let text = read_skill(&path, parts.max_files).map_err(|why| PromptError::Skill {
+            agent: parts.agent.to_owned(),
+            why,
+        })?;
+        sections.push(headed("## Skill", text.trim_end_matches(['\n', '\r'])));
+    }
+    let files = context_files::collect(parts.files, parts.workdir, parts.max_files);
+    let files = files.map_err(|why| PromptError::Files {
+        agent: parts.agent.to_owned(),
+        why,
+    })?;
+    let blocks: Vec<String> = files.iter().map(block).collect();
+    sections.push(headed("## Context Files", &blocks.join("\n\n")));
+    sections.push(headed("## Memory", parts.memory));
+    sections.retain(|section| !section.trim().is_empty());
+    Ok(sections.join(RULE))
+}
+
+/// The directory that `asked` (a request's), else `own` (the file's), else the daemon's own names, made absolute.
+pub fn workdir(
+    agent: &str,
+    asked: Option<&Path>,
+    own: Option<&Path>,
+) -> Result<PathBuf, PromptError> {
+    let invalid = |why: String| PromptError::Workdir {
+        agent: agent.to_owned(),
+        why,
+    };
+    let named = asked.or(own).unwrap_or(Path::new("."));
+    let shown = named.display();
+    match fs::metadata(named) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(invalid(format!("{shown} is not a directory"))),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(invalid(format!("{shown} does not exist")));
+        }
+        Err(error) => return Err(invalid(format!("could not open {shown}: {error}"))),
+    }
+    // Components drop the dot at the end of a bare ".".
+    let absolute = std::path::absolute(named).map_err(|error| invalid(error.to_string()))?;
+    Ok(absolute.components().collect())
+}
+
+/// Where a skill's file is: absolute, `~`, relative to the config directory, or `skills/<name>/SKILL.md` for a bare name.
+pub fn skill_path(skill: &str, config_dir: &Path) -> PathBuf {
+    match skill.contains('/') {
+        true => config_dir.join(expand_home(skill, home().as_deref())),
+        false => config_dir.join("skills").join(skill).join("SKILL.md"),
+    }
+}
+
+/// A root's user message: the input, or the default text where it is blank, with the context after it.
+pub fn root_message(input: Option<&str>, context: Option<&str>) -> String {
+    let input = input.filter(|input| !input.trim().is_empty());
+    with_context(input.unwrap_or(DEFAULT_INPUT).to_owned(), context)
+}
+
+/// A child's user message.
+pub fn child_message(task: &str, context: Option<&str>) -> String {
+    with_context(format!("Task: {task}"), context)
+}
+
+fn with_context(message: String, context: Option<&str>) -> String {
+    match context.filter(|context| !context.trim().is_empty()) {
+        Some(context) => format!("{message}\n\nContext:\n{context}"),
+        None => message,
+    }
+}
+
+/// A section of the prompt; nothing where it would be empty.
+fn headed(heading: &str, text: &str) -> String {
+    match text.trim().is_empty() {
+        true => String::new(),
+        false => format!("{heading}\n\n{text}"),
+    }
+}
+
+/// A context file as the prompt shows it.
+fn block(file: &ContextFile) -> String {
+    let extension = Path::new(&file.path).extension().unwrap_or_default();
+    let extension = extension.to_string_lossy();
+    // What stands behind a fence must not end its line.
+    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '+' | '-' | '_' | '#');
+    let language = match extension.chars().all(is_plain) {
+        true => &*extension,
+        false => "",
+    };
+    let path = file.path.replace(char::is_control, "\u{fffd}");
+    let fence = fence(&file.text);
+    format!("### {path}\n{fence}{language}\n{}\n{fence}", file.text)
+}
+
+/// Three backticks, or one more than the longest run that opens a line of the text: a file must not close its own
+/// block and speak as the prompt.
+fn fence(text: &str) -> String {
+    let run = |line: &str| {
+        let line = line.trim_start();
+        line.len() - line.trim_start_matches('`').len()
+    };
+    let longest = text.lines().map(run).max().unwrap_or(0);
+    "`".repeat(if longest >= 3 { longest + 1 } else { 3 })
+}
+
+fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
+    let shown = path.display();
+    let unreadable = |error: std::io::Error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => format!("skill not found: {shown}"),
+        _ => format!("could not read skill {shown}: {error}"),
+    };
+    // Asked before it is opened: opening a pipe would wait for its writer.
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(format!("skill {shown} is not a file"));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(max_bytes as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    if bytes.len() > max_bytes {
+        return Err(format!(
+            "skill {shown} is larger than the {max_bytes} bytes that limits.context_files allows"
+        ));
+    }
+    String::from_utf8(bytes).map_err(|_| format!("skill {shown} is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::{Parts, child_message, root_message, skill_path, system_prompt, workdir};
+
+    #[test]
+    fn the_prompt_has_these_bytes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path();
+        fs::create_dir_all(root.join("skills/review")).expect("a directory");
+        fs::write(root.join("skills/review/SKILL.md"), "Be kind.\n\n").expect("a file");
+        fs::write(root.join("b.md"), "# B\n```sh\nls\n```\n").expect("a file");
+        fs::write(root.join("a.rs"), "fn main() {}\n").expect("a file");
+        fs::write(root.join("Makefile"), "all:\n").expect("a file");
+        let files = ["*".to_owned()];
+        let whole = Parts {
+            agent: "x",
+            system_prompt: "You review.",
+            skill: Some("review"),
+            files: &files,
+            workdir: root,
+            config_dir: root,
+            max_files: 1 << 20,
+            memory: "## 2026-01-01T00:00:00Z\n**Task:** t\n**Result:** r\n\n",
+        };
+        assert_eq!(
+            system_prompt(&whole).expect("a prompt"),
+            "You review.\n\n---\n\n## Skill\n\nBe kind.\n\n---\n\n## Context Files\n\n\
+             ### Makefile\n```\nall:\n```\n\n### a.rs\n```rs\nfn main() {}\n```\n\n\
+             ### b.md\n````md\n# B\n```sh\nls\n```\n````\n\n---\n\n\
+             ## Memory\n\n## 2026-01-01T00:00:00Z\n**Task:** t\n**Result:** r\n\n"
+        );
+        let bare = Parts {
+            system_prompt: "",
+            skill: None,
+            files: &[],
+            memory: " ",
+            ..whole
+        };
+        assert_eq!(system_prompt(&bare), Ok(String::new()));
+        let lost = Parts {
+            skill: Some("lost"),
+            ..whole
+        };
+        assert_eq!(
+            system_prompt(&lost).expect_err("no skill").to_string(),
+            format!(
+                "failed to load skill for agent \"x\": skill not found: {}",
+                root.join("skills/lost/SKILL.md").display()
+            )
+        );
+        let large = Parts {
+            max_files: 20,
+            ..whole
+        };
+        let why = system_prompt(&large).expect_err("too large").to_string();
+        assert!(
+            why.starts_with("failed to resolve files for agent \"x\": the context files hold"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn skills_are_looked_up_by_their_form() {
+        let config = Path::new("/etc/axed");
+        let path = |skill| skill_path(skill, config).display().to_string();
+        assert_eq!(path("review"), "/etc/axed/skills/review/SKILL.md");
+        assert_eq!(path("mine/s.md"), "/etc/axed/mine/s.md");
+        assert_eq!(path("/opt/s.md"), "/opt/s.md");
+        assert!(!path("~/s.md").contains('~'));
+    }
+
+    #[test]
+    fn a_workdir_is_a_directory_and_absolute() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(
+            workdir("x", Some(dir.path()), Some(Path::new("/nowhere"))),
+            Ok(dir.path().to_owned())
+        );
+        assert!(workdir("x", None, None).expect("a directory").is_absolute());
+        let why = workdir("x", None, Some(Path::new("/nowhere"))).expect_err("none");
+        assert_eq!(
+            why.to_string(),
+            "invalid workdir for agent \"x\": /nowhere does not exist"
+        );
+        let why = workdir("x", Some(Path::new("/dev/null")), None).expect_err("none");
+        assert_eq!(
+            why.to_string(),
+            "invalid workdir for agent \"x\": /dev/null is not a directory"
+        );
+    }
+
+    #[test]
+    fn messages_carry_their_context() {
+        let default = "Execute the task described in your instructions.";
+        assert_eq!(root_message(None, None), default);
+        assert_eq!(root_message(Some(" \n"), Some(" ")), default);
+        assert_eq!(root_message(Some("Go."), Some("c")), "Go.\n\nContext:\nc");
+        assert_eq!(child_message("t", Some("c")), "Task: t\n\nContext:\nc");
+        assert_eq!(child_message("t", Some(" ")), "Task: t");
+    }
+}

@@ -1,0 +1,557 @@
+//! Reads one agent file: strict keys, checked values, errors that name file, line, key and the nearest known key.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use crate::catalog::LoadError;
+use crate::catalog::context_files;
+use crate::config::document::{self, Node, Value};
+use crate::config::load::{expand_home, home};
+use crate::config::section::{self, MAX_COUNT, Section};
+use crate::domain::agent::{
+    Agent, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory, ModelRef, Params,
+    ResponseFormat, Retry, is_agent_name,
+};
+use crate::domain::usage::Cost;
+
+/// The built-in tools that an agent may list in `tools`. This version has none.
+const TOOLS: &[&str] = &[];
+/// Tools that the daemon offers by itself.
+const OFFERED: [&str; 2] = ["call_agent", "subagent"];
+/// Token and call limits above this are no limits.
+const MAX_BUDGET: u64 = i64::MAX as u64;
+/// Above what any run could cost, in USD.
+const MAX_COST: f64 = 1e6;
+/// The highest temperature that any service takes is far below.
+const MAX_TEMPERATURE: f64 = 100.0;
+
+/// The definition in these bytes of `<name>.toml`, with what is odd in it.
+pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>), LoadError> {
+    let file = path.display().to_string();
+    let broken = |problems: &[document::Problem]| {
+        let why = document::tell(problems, &file, "; ");
+        LoadError::Invalid(format!("failed to parse agent config \"{name}\": {why}"))
+    };
+    let table = document::parse(bytes).map_err(|problems| broken(&problems))?;
+    let (written, problems) = section::read(table, |top| written(name, version(bytes), top));
+    let (rules, faults): (Vec<_>, Vec<_>) = problems.into_iter().partition(|it| it.is_rule);
+    if !faults.is_empty() {
+        return Err(broken(&faults));
+    }
+
+    let missing = |key| LoadError::Invalid(format!("agent config missing required field: {key}"));
+    let own_name = written.name.ok_or_else(|| missing("name"))?;
+    let model = written.model.ok_or_else(|| missing("model"))?;
+    let mut agent = written.agent;
+    agent.model = model.parse()?;
+    for model in &written.fallback_models {
+        agent.fallback_models.push(model.parse()?);
+    }
+    if let Some(rule) = rules.into_iter().next() {
+        return Err(LoadError::Invalid(rule.text));
+    }
+    for tool in &agent.tools {
+        check_tool(tool)?;
+    }
+    for pattern in &agent.files {
+        context_files::check(pattern).map_err(LoadError::Invalid)?;
+    }
+    let warnings = oddities(&agent, &own_name);
+    Ok((agent, warnings))
+}
+
+/// The version of a definition: the digest of its file's bytes.
+pub fn version(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    let mut version = String::from("sha256:");
+    for byte in digest.as_slice() {
+        version.push_str(&format!("{byte:02x}"));
+    }
+    version
+}
+
+/// A definition with what is still to be checked about it, because its error has a place in the order.
+struct Written {
+    name: Option<String>,
+    model: Option<String>,
+    fallback_models: Vec<String>,
+    agent: Agent,
+}
+
+fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
+    let name = filled(top.text("name"));
+    let model = filled(top.text("model"));
+    let fallback_models = top.texts("fallback_models").unwrap_or_default();
+    let agent = Agent {
+        name: stem.to_owned(),
+        version,
+        description: filled(top.text("description")),
+        // Replaced once the shape is checked.
+        model: ModelRef {
+            provider: String::new(),
+            model: String::new(),
+        },
+        fallback_models: Vec::new(),
+        system_prompt: top.text("system_prompt").unwrap_or_default(),
+        skill: filled(top.text("skill")),
+        files: top.texts("files").unwrap_or_default(),
+        workdir: path(top, "workdir"),
+        tools: folded(top.texts("tools").unwrap_or_default()),
+        sub_agents: folded(top.texts("sub_agents").unwrap_or_default()),
+        stream: top.flag("stream").unwrap_or(false),
+        timeout: time(top, "timeout"),
+        delegation: top.section("sub_agents_config", delegation),
+        params: top.section("params", params),
+        max_turns: top.section("limits", |s| {
+            small(s, "max_turns", 1, MAX_TURNS).unwrap_or(MAX_TURNS)
+        }),
+        budget: top.section("budget", budget),
+        retry: top.section("retry", retry),
+        memory: top.section("memory", memory),
+    };
+    top.unsupported("approve");
+    top.whole("approve_timeout", 0..=MAX_COUNT);
+    top.section("subagent", ad_hoc_delegation);
+    top.unsupported("allowed_hosts");
+    top.unsupported("mcp_servers");
+    top.unsupported("webhook");
+    Written {
+        name,
+        model,
+        fallback_models,
+        agent,
+    }
+}
+
+fn delegation(s: &mut Section<'_>) -> Delegation {
+    let depth = s.whole("max_depth", 0..=u64::from(HARD_MAX_DEPTH));
+    Delegation {
+        max_depth: depth.and_then(|depth| u8::try_from(depth).ok().filter(|depth| *depth > 0)),
+        parallel: s.flag("parallel").unwrap_or(true),
+        timeout: time(s, "timeout"),
+        max_concurrent: s.count("max_concurrent", 0).filter(|count| *count > 0),
+    }
+}
+
+/// `[subagent]`, which may be there as long as it is off.
+fn ad_hoc_delegation(s: &mut Section<'_>) {
+    s.unsupported("enabled");
+    for key in [
+        "max_depth",
+        "default_max_turns",
+        "output_max_size",
+        "summary",
+        "max_executions",
+        "max_total_tokens",
+        "max_total_time",
+        "model",
+    ] {
+        s.ignore(key);
+    }
+}
+
+fn params(s: &mut Section<'_>) -> Params {
+    Params {
+        temperature: s.number("temperature", 0.0..=MAX_TEMPERATURE),
+        max_tokens: small(s, "max_tokens", 1, u32::MAX),
+        top_p: s.number("top_p", 0.0..=1.0),
+        stop: s.texts("stop").unwrap_or_default(),
+        response_format: s.section("response_format", response_format),
+    }
+}
+
+fn response_format(s: &mut Section<'_>) -> ResponseFormat {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Kind {
+        Text,
+        JsonObject,
+        JsonSchema,
+    }
+    let kinds = [
+        ("text", Kind::Text),
+        ("json_object", Kind::JsonObject),
+        ("json_schema", Kind::JsonSchema),
+    ];
+    let kind = s.one_of("type", &kinds).unwrap_or(Kind::Text);
+    let Some(node) = s.raw("schema") else {
+        if kind == Kind::JsonSchema {
+            s.missing("schema", "is required when type is json_schema");
+        }
+        return match kind {
+            Kind::JsonObject => ResponseFormat::JsonObject,
+            _ => ResponseFormat::Text,
+        };
+    };
+    if kind != Kind::JsonSchema {
+        s.rule(&node, "schema", "is only for type = \"json_schema\"");
+    }
+    match schema(&node) {
+        Ok(schema) => ResponseFormat::JsonSchema(schema),
+        Err(why) => {
+            s.rule(&node, "schema", &why);
+            ResponseFormat::Text
+        }
+    }
+}
+
+/// A JSON Schema, written as a table or as JSON text.
+fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
+    let schema = match &node.value {
+        Value::Table(_) => json(node),
+        Value::String(text) => {
+            serde_json::from_str(text).map_err(|error| format!("is text, but no JSON: {error}"))?
+        }
+        _ => return Err("must be a table, or JSON text".to_owned()),
+    };
+    if !schema.is_object() {
+        return Err("must be a JSON object".to_owned());
+    }
+    let raw = serde_json::value::to_raw_value(&schema).map_err(|error| error.to_string())?;
+    Ok(Arc::from(raw))
+}
+
+fn json(node: &Node) -> serde_json::Value {
+    match &node.value {
+        Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => text.clone().into(),
+        Value::Integer(number) => (*number).into(),
+        Value::HugeInteger => serde_json::Value::Null,
+        Value::Float(number) => (*number).into(),
+        Value::Boolean(flag) => (*flag).into(),
+        Value::Array(items) => items.iter().map(json).collect(),
+        Value::Table(table) => {
+            // In the file's order: a model reads its schema from the top.
+            let mut entries: Vec<_> = table.iter().collect();
+            entries.sort_by(|a, b| a.1.origin.cmp(&b.1.origin));
+            let entry = |(key, node): (&String, &Node)| (key.clone(), json(node));
+            entries.into_iter().map(entry).collect()
+        }
+    }
+}
+
+fn budget(s: &mut Section<'_>) -> Budget {
+    let limit = |s: &mut Section<'_>, key| s.whole(key, 0..=MAX_BUDGET).filter(|n| *n > 0);
+    let cost = s.number("max_cost_usd", 0.0..=MAX_COST);
+    Budget {
+        max_tokens: limit(s, "max_tokens"),
+        max_cost: cost.filter(|usd| *usd > 0.0).map(Cost::from_usd),
+        max_tool_calls: limit(s, "max_tool_calls"),
+        max_runs: limit(s, "max_runs"),
+    }
+}
+
+fn retry(s: &mut Section<'_>) -> Retry {
+    let usual = Retry::default();
+    let backoffs = [
+        ("exponential", Backoff::Exponential),
+        ("linear", Backoff::Linear),
+        ("fixed", Backoff::Fixed),
+    ];
+    let delay = |s: &mut Section<'_>, key| s.whole(key, 0..=MAX_COUNT).map(Duration::from_millis);
+    Retry {
+        max_retries: small(s, "max_retries", 0, u32::MAX).unwrap_or(usual.max_retries),
+        backoff: s.one_of("backoff", &backoffs).unwrap_or_default(),
+        initial_delay: delay(s, "initial_delay_ms").unwrap_or(usual.initial_delay),
+        max_delay: delay(s, "max_delay_ms").unwrap_or(usual.max_delay),
+    }
+}
+
+fn memory(s: &mut Section<'_>) -> Memory {
+    let usual = Memory::default();
+    Memory {
+        enabled: s.flag("enabled").unwrap_or(usual.enabled),
+        path: path(s, "path"),
+        last_n: small(s, "last_n", 0, u32::MAX).unwrap_or(usual.last_n),
+        max_entries: small(s, "max_entries", 0, u32::MAX).unwrap_or(usual.max_entries),
+    }
+}
+
+fn check_tool(tool: &str) -> Result<(), LoadError> {
+    if OFFERED.contains(&tool) {
+        return Err(LoadError::Invalid(format!(
+            "tool \"{tool}\" cannot be named in tools config: it is offered when sub_agents or [subagent] asks for it"
+        )));
+    }
+    if !TOOLS.contains(&tool) {
+        let text = format!("unknown tool \"{tool}\" in tools config");
+        return Err(LoadError::Invalid(text));
+    }
+    Ok(())
+}
+
+/// What is odd in a definition without being wrong.
+fn oddities(agent: &Agent, own_name: &str) -> Vec<String> {
+    let mut oddities = Vec::new();
+    if own_name != agent.name {
+        oddities.push(format!(
+            "name is \"{own_name}\", but the file makes it \"{}\"",
+            agent.name
+        ));
+    }
+    for sub_agent in agent.sub_agents.iter().filter(|name| !is_agent_name(name)) {
+        oddities.push(format!(
+            "sub_agents names \"{sub_agent}\", which no agent can be called"
+        ));
+    }
+    for pattern in agent.files.iter().filter(|it| context_files::leads_out(it)) {
+        oddities.push(format!(
+            "files has \"{pattern}\", which leads out of the workdir and matches nothing"
+        ));
+    }
+    oddities
+}
+
+/// A text that is not blank.
+fn filled(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.trim().is_empty())
+}
+
+/// A path; `~` is the home of the daemon's user.
+fn path(s: &mut Section<'_>, key: &'static str) -> Option<PathBuf> {
+    filled(s.text(key)).map(|text| expand_home(&text, home().as_deref()))
+}
+
+/// A time in seconds, where 0 means that none is set.
+fn time(s: &mut Section<'_>, key: &'static str) -> Option<Duration> {
+    s.seconds(key, 0).filter(|time| !time.is_zero())
+}
+
+fn small(s: &mut Section<'_>, key: &'static str, min: u32, max: u32) -> Option<u32> {
+    let number = s.whole(key, u64::from(min)..=u64::from(max))?;
+    u32::try_from(number).ok()
+}
+
+/// Every text once, in the order of its first place.
+fn folded(texts: Vec<String>) -> Vec<String> {
+    let mut seen = std::collections::BTreeSet::new();
+    let is_new = |text: &String| seen.insert(text.clone());
+    texts.into_iter().filter(is_new).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::read;
+    use crate::catalog::LoadError;
+    use crate::domain::agent::{Agent, ResponseFormat};
+
+    fn agent(text: &str) -> Agent {
+        let text = format!("name = \"x\"\nmodel = \"p/m\"\n{text}");
+        let read = read("x", Path::new("agents/x.toml"), text.as_bytes());
+        read.expect("an agent").0
+    }
+
+    fn whole_error(text: &str) -> String {
+        let read = read("x", Path::new("agents/x.toml"), text.as_bytes());
+        read.expect_err("an error").to_string()
+    }
+
+    fn error(text: &str) -> String {
+        whole_error(&format!("name = \"x\"\nmodel = \"p/m\"\n{text}"))
+    }
+
+    #[test]
+    fn the_texts_are_the_contracts() {
+        for (text, expected) in [
+            (
+                "model = \"p/m\"",
+                "agent config missing required field: name",
+            ),
+            (
+                "name = \" \"\nmodel = \"p/m\"",
+                "agent config missing required field: name",
+            ),
+            ("", "agent config missing required field: name"),
+            ("name = \"x\"", "agent config missing required field: model"),
+            (
+                "name = \"x\"\nmodel = \"gpt\"",
+                "invalid model format \"gpt\": expected provider/model-name",
+            ),
+            (
+                "name = \"x\"\nmodel = \"/gpt\"",
+                "invalid model format \"/gpt\": empty provider",
+            ),
+            (
+                "name = \"x\"\nmodel = \"p/\"",
+                "invalid model format \"p/\": empty model name",
+            ),
+        ] {
+            assert_eq!(whole_error(text), expected);
+        }
+        for (text, expected) in [
+            (
+                "fallback_models = [\"a/b\", \"c\"]",
+                "invalid model format \"c\": expected provider/model-name",
+            ),
+            (
+                "[sub_agents_config]\nmax_depth = -1",
+                "sub_agents_config.max_depth must be non-negative",
+            ),
+            (
+                "[sub_agents_config]\nmax_depth = 6",
+                "sub_agents_config.max_depth cannot exceed 5",
+            ),
+            (
+                "[sub_agents_config]\ntimeout = -1",
+                "sub_agents_config.timeout must be non-negative",
+            ),
+            (
+                "[memory]\nlast_n = -1",
+                "memory.last_n must be non-negative",
+            ),
+            (
+                "[memory]\nmax_entries = -1",
+                "memory.max_entries must be non-negative",
+            ),
+            ("timeout = -1", "timeout must be non-negative"),
+            (
+                "tools = [\"hammer\"]",
+                "unknown tool \"hammer\" in tools config",
+            ),
+            (
+                "[retry]\nbackoff = \"none\"",
+                "retry.backoff must be one of: exponential, linear, fixed",
+            ),
+            (
+                "[retry]\nmax_retries = -2",
+                "retry.max_retries must be non-negative",
+            ),
+            (
+                "[budget]\nmax_tokens = -1",
+                "budget.max_tokens must be non-negative",
+            ),
+            (
+                "[budget]\nmax_cost_usd = -0.5",
+                "budget.max_cost_usd must be non-negative",
+            ),
+            (
+                "[limits]\nmax_turns = 0",
+                "limits.max_turns must be at least 1",
+            ),
+            (
+                "[limits]\nmax_turns = 51",
+                "limits.max_turns cannot exceed 50",
+            ),
+            (
+                "[params]\ntemperature = -0.1",
+                "params.temperature must be non-negative",
+            ),
+            ("[params]\ntop_p = 1.5", "params.top_p cannot exceed 1"),
+            (
+                "[params]\nmax_tokens = 0",
+                "params.max_tokens must be at least 1",
+            ),
+            (
+                "[params]\ntemperature = nan",
+                "params.temperature must be a finite number",
+            ),
+            (
+                "[params.response_format]\ntype = \"json_schema\"",
+                "params.response_format.schema is required when type is json_schema",
+            ),
+            (
+                "[params.response_format]\ntype = \"yaml\"",
+                "params.response_format.type must be one of: text, json_object, json_schema",
+            ),
+            (
+                "files = [\"[\"]",
+                "invalid glob pattern \"[\": unclosed character class; missing ']'",
+            ),
+        ] {
+            assert_eq!(error(text), expected);
+        }
+        assert!(
+            error("tools = [\"call_agent\"]").starts_with("tool \"call_agent\" cannot be named")
+        );
+        let shape = read("x", Path::new("x.toml"), b"name = \"x\"\nmodel = \"gpt\"");
+        assert!(matches!(shape, Err(LoadError::Model(_))));
+    }
+
+    #[test]
+    fn other_errors_name_file_line_key_and_the_nearest_key() {
+        assert_eq!(
+            whole_error("name = \"x\"\n\nmodle = \"p/m\"\n"),
+            "failed to parse agent config \"x\": agents/x.toml:3:1: unknown key \"modle\"; did you mean \"model\"?"
+        );
+        assert_eq!(
+            error("[params]\nstop = \"x\"\n[memory]\nlastn = 3"),
+            "failed to parse agent config \"x\": agents/x.toml:4:1: params.stop must be a list of strings, not a string; \
+             agents/x.toml:6:1: unknown key \"memory.lastn\"; did you mean \"memory.last_n\"?"
+        );
+        assert!(
+            error("timeout = ").starts_with("failed to parse agent config \"x\": agents/x.toml:3:")
+        );
+    }
+
+    #[test]
+    fn what_this_version_lacks_is_refused_and_may_be_off() {
+        for (text, key) in [
+            ("approve = [\"a\"]", "approve"),
+            ("allowed_hosts = [\"a\"]", "allowed_hosts"),
+            ("[subagent]\nenabled = true", "subagent.enabled"),
+            ("[[mcp_servers]]\nname = \"a\"", "mcp_servers"),
+            ("[webhook]\nurl = \"https://a\"", "webhook"),
+        ] {
+            let told = error(text);
+            let wanted = format!("{key} is not supported by this version of axed");
+            assert!(
+                told.contains(&wanted) && told.contains("agents/x.toml:"),
+                "{told}"
+            );
+        }
+        agent(
+            "approve = []\napprove_timeout = 3\nallowed_hosts = []\nmcp_servers = []\n[subagent]\nenabled = false\nmax_depth = 2\n[webhook]",
+        );
+    }
+
+    #[test]
+    fn zero_means_unset_and_duplicates_are_folded() {
+        let agent = agent(
+            "timeout = 0\nsub_agents = [\"b\", \"a\", \"b\"]\n[sub_agents_config]\nmax_depth = 0\ntimeout = 0\n\
+             max_concurrent = 0\n[budget]\nmax_tokens = 0\nmax_cost_usd = 0\n[params]\ntemperature = 0\n",
+        );
+        assert_eq!(agent.timeout, None);
+        assert_eq!(agent.sub_agents, ["b", "a"]);
+        assert_eq!(agent.delegation, Default::default());
+        assert_eq!(agent.budget, Default::default());
+        assert_eq!(agent.params.temperature, Some(0.0));
+        assert_eq!(agent.max_turns, 50);
+    }
+
+    #[test]
+    fn a_schema_is_a_table_or_json_text() {
+        let raw = |text: &str| match agent(text).params.response_format {
+            ResponseFormat::JsonSchema(schema) => schema.get().to_owned(),
+            other => panic!("{other:?}"),
+        };
+        let head = "[params.response_format]\ntype = \"json_schema\"\n";
+        assert_eq!(
+            raw(&format!(
+                "{head}schema = {{ type = \"object\", required = [\"b\"], minProperties = 1 }}"
+            )),
+            r#"{"type":"object","required":["b"],"minProperties":1}"#
+        );
+        assert_eq!(
+            raw(&format!("{head}schema = '{{\"type\": \"object\"}}'")),
+            r#"{"type":"object"}"#
+        );
+        let wrong = error(&format!("{head}schema = 'nonsense'"));
+        assert!(
+            wrong.starts_with("params.response_format.schema is text, but no JSON"),
+            "{wrong}"
+        );
+    }
+
+    #[test]
+    fn a_mismatch_of_names_is_a_warning_and_the_file_wins() {
+        let text = b"name = \"y\"\nmodel = \"p/m\"\nsub_agents = [\"../z\"]\nfiles = [\"../*\"]";
+        let (agent, warnings) = read("x", Path::new("x.toml"), text).expect("an agent");
+        assert_eq!(agent.name, "x");
+        assert_eq!(warnings.len(), 3);
+        assert!(agent.version.starts_with("sha256:") && agent.version.len() == 7 + 64);
+    }
+}

@@ -1,0 +1,381 @@
+//! Keeps the catalogue in step with its directories and swaps it whole.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use notify::event::{AccessKind, AccessMode};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::catalog::read::{read, version};
+use crate::catalog::{Agents, Entry, LoadError};
+use crate::config::document::MAX_FILE;
+use crate::domain::agent::is_agent_name;
+
+/// Editors and copies write in bursts: a reload waits for this much quiet.
+const QUIET: Duration = Duration::from_millis(100);
+/// A burst that does not end is cut into reloads of this many waits.
+const MOST_WAITS: u32 = 4;
+/// How often the directories are looked at besides: links that are swapped elsewhere, directories that appear, and
+/// network disks are told by nobody. With a reload it stays within the second that is promised.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The agents of some directories.
+pub struct Catalog {
+    dirs: Vec<PathBuf>,
+    snapshot: ArcSwap<Agents>,
+    /// What the last reload saw; held while one is at work, so that two cannot overtake each other.
+    seen: Mutex<Seen>,
+    reloads: watch::Sender<u64>,
+}
+
+/// Keeps the watch alive; dropping it ends the watch.
+pub struct Watch {
+    orders: Sender<Order>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// The state of the directories before they were read.
+    fingerprint: u64,
+    /// What is odd about the directories and was logged.
+    oddities: BTreeSet<String>,
+}
+
+/// What the watching thread is told.
+enum Order {
+    Changed,
+    Stop,
+}
+
+impl Catalog {
+    /// Reads every directory once. A directory that is missing is a warning: it may appear later.
+    pub fn open(dirs: Vec<PathBuf>) -> Self {
+        let catalog = Self {
+            dirs,
+            snapshot: ArcSwap::default(),
+            seen: Mutex::default(),
+            reloads: watch::Sender::new(0),
+        };
+        catalog.reload();
+        catalog
+    }
+
+    /// The snapshot in force.
+    pub fn current(&self) -> Arc<Agents> {
+        self.snapshot.load_full()
+    }
+
+    /// Counts the snapshots: changes whenever another one is in force.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
+    }
+
+    /// Reads every directory again and swaps the snapshot. Logs what changed. Blocking I/O.
+    pub fn reload(&self) {
+        // A reload that panicked has swapped nothing, so what was seen last still holds.
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        // Taken first: what changes while we read is noticed by the next look.
+        seen.fingerprint = fingerprint(&self.dirs);
+        let before = self.current();
+        let mut oddities = BTreeSet::new();
+        let after = read_dirs(&self.dirs, &before, &mut oddities);
+        for oddity in oddities.difference(&seen.oddities) {
+            warn!("{oddity}");
+        }
+        seen.oddities = oddities;
+        if tell_changes(&before, &after) {
+            self.snapshot.store(Arc::new(after));
+            self.reloads.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Reloads whenever something in the directories changes (links swapped too), within a second.
+    pub fn watch(self: &Arc<Self>) -> Result<Watch, notify::Error> {
+        let (orders, inbox) = channel();
+        let bell = orders.clone();
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // A failed watch is as good as a change: the directories are read, and watched again.
+            if event.map_or(true, |event| is_change(&event.kind)) {
+                // Only fails when the thread has ended.
+                let _ = bell.send(Order::Changed);
+            }
+        })?;
+        let catalog = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("axed-agents".to_owned())
+            .spawn(move || catalog.follow(watcher, &inbox))
+            .map_err(notify::Error::io)?;
+        Ok(Watch {
+            orders,
+            thread: Some(thread),
+        })
+    }
+
+    /// Waits for changes until it is told to stop.
+    fn follow(&self, mut watcher: RecommendedWatcher, inbox: &Receiver<Order>) {
+        let mut watched = Vec::new();
+        loop {
+            watch_dirs(&mut watcher, &self.dirs, &mut watched);
+            match inbox.recv_timeout(LOOK) {
+                Ok(Order::Changed) => {
+                    if !is_quiet_again(inbox) {
+                        return;
+                    }
+                    self.reload();
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                    let has_changed = seen.fingerprint != fingerprint(&self.dirs);
+                    drop(seen);
+                    if has_changed {
+                        self.reload();
+                    }
+                }
+                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Either fails only where the thread has already ended.
+        let _ = self.orders.send(Order::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits until no change comes for a while; false when told to stop.
+fn is_quiet_again(inbox: &Receiver<Order>) -> bool {
+    let until = std::time::Instant::now() + QUIET * MOST_WAITS;
+    while std::time::Instant::now() < until {
+        match inbox.recv_timeout(QUIET) {
+            Ok(Order::Changed) => {}
+            Err(RecvTimeoutError::Timeout) => return true,
+            Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+    true
+}
+
+/// Our own reading is told as well, and must not make us read again.
+fn is_change(kind: &EventKind) -> bool {
+    match kind {
+        EventKind::Access(access) => *access == AccessKind::Close(AccessMode::Write),
+        _ => true,
+    }
+}
+
+/// Watches the directories that are there, again where another one has taken a name.
+fn watch_dirs(
+    watcher: &mut RecommendedWatcher,
+    dirs: &[PathBuf],
+    watched: &mut Vec<(PathBuf, u64)>,
+) {
+    for dir in dirs {
+        let Ok(inode) = fs::metadata(dir).map(|found| found.ino()) else {
+            watched.retain(|(known, _)| known != dir);
+            continue;
+        };
+        if watched.contains(&(dir.clone(), inode)) {
+            continue;
+        }
+        watched.retain(|(known, _)| known != dir);
+        // Fails where it was not watched, or its directory is gone: both are well.
+        let _ = watcher.unwatch(dir);
+        if let Err(error) = watcher.watch(dir, RecursiveMode::NonRecursive) {
+            let every = LOOK.as_millis();
+            warn!(
+                "Could not watch {}, looking at it every {every} ms instead: {error}",
+                dir.display()
+            );
+        }
+        watched.push((dir.clone(), inode));
+    }
+}
+
+/// The state of the directories in a number: names, sizes, times and places of their files, links followed.
+fn fingerprint(dirs: &[PathBuf]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for dir in dirs {
+        dir.hash(&mut hasher);
+        let Ok(listing) = fs::read_dir(dir) else {
+            continue;
+        };
+        let mut files: Vec<PathBuf> = listing.flatten().map(|entry| entry.path()).collect();
+        files.retain(|path| is_toml(path));
+        files.sort();
+        for path in files {
+            path.hash(&mut hasher);
+            let state = fs::metadata(&path)
+                .map(|it| (it.ino(), it.len(), it.mtime(), it.mtime_nsec(), it.ctime()));
+            state.ok().hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+fn read_dirs(dirs: &[PathBuf], before: &Agents, oddities: &mut BTreeSet<String>) -> Agents {
+    let mut after = Agents::default();
+    for dir in dirs {
+        let paths = match list(dir) {
+            Ok(paths) => paths,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                oddities.insert(format!("There is no agents directory {}", dir.display()));
+                continue;
+            }
+            Err(error) => {
+                oddities.insert(format!(
+                    "Could not read agents directory {}, keeping what it held: {error}",
+                    dir.display()
+                ));
+                let held = before.entries.values();
+                let held = held.filter(|entry| entry.path.parent() == Some(dir));
+                for entry in held {
+                    let name = entry.name.clone();
+                    after.entries.entry(name).or_insert_with(|| entry.clone());
+                }
+                continue;
+            }
+        };
+        for path in paths {
+            let shown = path.display().to_string();
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            let Some(name) = stem.filter(|name| is_agent_name(name)) else {
+                oddities.insert(format!(
+                    "No agent can have the name of {shown}: letters, digits, dots, dashes and underscores, \
+                     a letter or digit first, at most 64"
+                ));
+                continue;
+            };
+            if let Some(first) = after.entries.get_mut(name) {
+                first.warnings.push(format!("hides {shown}"));
+                continue;
+            }
+            let Some(bytes) = read_file(&path) else {
+                continue;
+            };
+            let entry = entry(name, &path, bytes, before.entries.get(name));
+            after.entries.insert(name.to_owned(), entry);
+        }
+    }
+    after
+}
+
+/// The entry of a file, which keeps the definition in force where the file is unchanged or broken.
+fn entry(name: &str, path: &Path, bytes: Result<Vec<u8>, String>, before: Option<&Entry>) -> Entry {
+    let in_force = before.and_then(|entry| entry.agent.clone());
+    let read = match bytes {
+        Ok(bytes) => read(name, path, &bytes).map(|(agent, warnings)| {
+            let version = version(&bytes);
+            let same = in_force.clone().filter(|agent| agent.version == version);
+            (same.unwrap_or_else(|| Arc::new(agent)), warnings)
+        }),
+        Err(why) => Err(LoadError::Invalid(format!(
+            "failed to parse agent config \"{name}\": {}: {why}",
+            path.display()
+        ))),
+    };
+    let (agent, error, warnings) = match read {
+        Ok((agent, warnings)) => (Some(agent), None, warnings),
+        Err(error) => (in_force, Some(error), Vec::new()),
+    };
+    Entry {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        agent,
+        error,
+        warnings,
+    }
+}
+
+/// The `.toml` files of a directory, sorted. Hidden ones are editors' and Kubernetes' own.
+fn list(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if is_toml(&path) {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_toml(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.ends_with(b".toml") && !name.starts_with(b".")
+}
+
+/// The bytes of a file, links followed, or why they cannot be read; nothing for what is no file, or no longer there.
+fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
+    // Asked before it is opened: opening a pipe would wait for its writer.
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => return None,
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => return None,
+        Err(error) => return Some(Err(error.to_string())),
+    }
+    let mut bytes = Vec::new();
+    let read =
+        File::open(path).and_then(|file| file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => Some(Ok(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
+}
+
+/// Logs how the snapshots differ, a line for each agent; false where they do not.
+fn tell_changes(before: &Agents, after: &Agents) -> bool {
+    let mut differ = false;
+    for (name, entry) in &after.entries {
+        let old = before.entries.get(name);
+        let in_force = |entry: &Entry| entry.agent.as_ref().map(|agent| agent.version.clone());
+        let is_same = old.is_some_and(|old| {
+            old.path == entry.path
+                && old.error == entry.error
+                && old.warnings == entry.warnings
+                && in_force(old) == in_force(entry)
+        });
+        if is_same {
+            continue;
+        }
+        differ = true;
+        let path = entry.path.display();
+        match (&entry.error, old) {
+            (Some(error), _) if entry.agent.is_some() => {
+                warn!(agent.name = %name, "Agent {name} is broken, its last good definition stays: {error}");
+            }
+            (Some(error), _) => {
+                warn!(agent.name = %name, "Agent {name} is broken: {error}");
+            }
+            (None, None) => info!(agent.name = %name, "Agent {name} added from {path}"),
+            (None, Some(_)) => info!(agent.name = %name, "Agent {name} changed from {path}"),
+        }
+        for warning in &entry.warnings {
+            warn!(agent.name = %name, "Agent {name} in {path}: {warning}");
+        }
+    }
+    for name in before.entries.keys() {
+        if !after.entries.contains_key(name) {
+            differ = true;
+            info!(agent.name = %name, "Agent {name} removed");
+        }
+    }
+    differ
+}

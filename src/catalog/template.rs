@@ -1,0 +1,136 @@
+//! The file that `axed agents init` writes: every key of an agent file with its default, commented, ready to run once
+//! its model is chosen.
+
+/// An agent file for that name. It passes the check as it is.
+pub fn template(name: &str) -> String {
+    // A name is letters, digits, dots, dashes and underscores: nothing that TOML would read otherwise.
+    TEMPLATE.replace("{name}", name)
+}
+
+const TEMPLATE: &str = r#"# An agent: what it is, who answers for it, and what it may do. Its name is this file's name without ".toml".
+# Every key is here; a key behind a # shows its default or an example.
+
+name = "{name}"
+# Shown in lists, and to the models of agents that may call this one.
+# description = "Answers questions in one sentence"
+
+# provider/model. Providers are anthropic, openai, ollama and those of the server's configuration.
+model = "anthropic/claude-sonnet-4-5"
+# Asked in this order when the model's provider is overloaded, rate-limited or down after its retries.
+# fallback_models = ["openai/gpt-5-mini"]
+
+system_prompt = """
+You are a careful assistant. Answer in plain words, and say so when you do not know.
+"""
+
+# A file with further instructions: a bare name means skills/<name>/SKILL.md in the config directory; a path is
+# absolute, begins with ~, or is relative to that directory.
+# skill = "code-review"
+
+# Text files that enter the prompt: globs below workdir, ** for any depth.
+# files = ["README.md", "docs/**/*.md"]
+
+# Where files are looked for; unset means the daemon's working directory.
+# workdir = "/srv/project"
+
+# Built-in tools offered to the model. This version has none yet.
+# tools = []
+
+# Agents that this one may call, by the names of their files. Naming one offers the tool call_agent.
+# sub_agents = ["researcher", "critic"]
+
+# Whether replies are streamed from the provider.
+# stream = false
+
+# Seconds until the run is stopped; 0 means the server's default (120).
+# timeout = 0
+
+# How it calls other agents.
+[sub_agents_config]
+# Levels of agents below this one, at most 5; 0 means 3.
+# max_depth = 0
+# Whether several calls of one reply run at once.
+# parallel = true
+# Seconds for each called agent; 0 means what is left of this agent's own time.
+# timeout = 0
+# Most called agents at once; 0 means no limit.
+# max_concurrent = 0
+
+# Sent to the provider only when set.
+[params]
+# temperature = 0.2
+# max_tokens = 4096
+# top_p = 0.95
+# stop = ["END"]
+
+# The shape of the answer: text, json_object, or json_schema with a schema, as a table or as JSON text.
+[params.response_format]
+# type = "text"
+# type = "json_schema"
+# schema = { type = "object", required = ["answer"], properties = { answer = { type = "string" } } }
+
+[limits]
+# Questions to the model in one run, 1 to 50.
+# max_turns = 50
+
+# For the run and all runs below it together; 0 means no limit.
+[budget]
+# max_tokens = 0
+# max_cost_usd = 0
+# max_tool_calls = 0
+# max_runs = 0
+
+# How failed requests to the provider are tried again.
+[retry]
+# max_retries = 2
+# exponential, linear or fixed.
+# backoff = "exponential"
+# initial_delay_ms = 500
+# max_delay_ms = 30000
+
+# What the agent remembers of its earlier runs.
+[memory]
+# enabled = false
+# Unset means <data directory>/memory/{name}.md.
+# path = "/srv/memory/{name}.md"
+# The newest entries that enter the prompt; 0 means all.
+# last_n = 10
+# From this many on a warning is given; `axed gc {name}` trims.
+# max_entries = 100
+"#;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::template;
+    use crate::catalog::read::read;
+
+    #[test]
+    fn it_passes_the_check_as_it_is_and_with_every_key_uncommented() {
+        let plain = template("helper-1");
+        let (agent, warnings) =
+            read("helper-1", Path::new("helper-1.toml"), plain.as_bytes()).expect("an agent");
+        assert_eq!((agent.name.as_str(), warnings), ("helper-1", Vec::new()));
+
+        let is_key = |line: &str| {
+            let key = line.split(" = ").next().unwrap_or_default();
+            let is_plain = |c: char| c.is_ascii_lowercase() || matches!(c, '_' | '0'..='9');
+            line.contains(" = ") && key.chars().all(is_plain)
+        };
+        let uncomment = |line: &str| match line.strip_prefix("# ") {
+            Some("type = \"text\"") => String::new(),
+            Some(key) if is_key(key) => key.to_owned(),
+            _ => line.to_owned(),
+        };
+        let full: Vec<String> = plain.lines().map(uncomment).collect();
+        let (agent, _) = read(
+            "helper-1",
+            Path::new("helper-1.toml"),
+            full.join("\n").as_bytes(),
+        )
+        .expect("an agent");
+        assert_eq!(agent.sub_agents, ["researcher", "critic"]);
+        assert_eq!(agent.memory.max_entries, 100);
+    }
+}
