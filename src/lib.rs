@@ -3,3 +3,4 @@
 pub mod catalog;
 pub mod config;
 pub mod domain;
+pub mod providers;

@@ -1,0 +1,628 @@
+//! Anthropic's Messages API (`POST /v1/messages`, <https://docs.claude.com/en/api/messages>): its request, its reply and
+//! its event stream. Knows no HTTP and no run.
+
+use std::borrow::Cow;
+
+use futures_util::future::BoxFuture;
+use indexmap::IndexMap;
+use secrecy::ExposeSecret;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::config;
+use crate::domain::agent::ResponseFormat;
+use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
+use crate::domain::usage::TokenUsage;
+use crate::providers::lines::Format;
+use crate::providers::wire::{Base, Part, Wire};
+use crate::providers::{
+    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
+};
+
+const BASE: &str = "https://api.anthropic.com";
+const VERSION: &str = "2023-06-01";
+/// The API wants a bound on every reply; this is ours where the agent sets none.
+const MAX_TOKENS: u32 = 4096;
+
+/// A client of one service that speaks Anthropic's Messages API.
+pub struct Anthropic {
+    wire: Wire,
+    /// Marks what this service sent, for the echo.
+    mark: String,
+}
+
+impl Anthropic {
+    /// A client of the configured service. The error says what is wrong with the configuration.
+    pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
+        let base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
+        let key = config.api_key.as_ref().map(ExposeSecret::expose_secret);
+        let version = config.version.as_deref().unwrap_or(VERSION);
+        let headers = [
+            ("x-api-key", key.map(str::to_owned)),
+            ("anthropic-version", Some(version.to_owned())),
+        ];
+        let wire = Wire::new(config, &base, "/v1/messages", &headers, None)?;
+        Ok(Self { wire, mark })
+    }
+}
+
+impl Provider for Anthropic {
+    fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let body = wire::write(&Body::of(&request, &self.mark));
+        let stream = request.stream;
+        Box::pin(async move {
+            let mut heard = Heard::default();
+            self.wire
+                .ask(body?, Format::Sse, stream, |part| {
+                    let deltas = &mut |delta: &str| {
+                        if stream {
+                            deltas(delta);
+                        }
+                    };
+                    match part {
+                        Part::Whole(text) => heard.whole(text, deltas),
+                        Part::Message(text) => heard.event(text, deltas),
+                    }
+                })
+                .await?;
+            heard
+                .reply(&self.mark)
+                .map_err(|error| self.wire.broke_off(error))
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    max_tokens: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<System<'a>>,
+    messages: Vec<Turn<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<Tool<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    stop_sequences: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_config: Option<OutputConfig<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<bool>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum System<'a> {
+    Text(&'a str),
+    Cached([SystemBlock<'a>; 1]),
+}
+
+#[derive(Serialize)]
+struct SystemBlock<'a> {
+    r#type: &'static str,
+    text: &'a str,
+    cache_control: CacheControl,
+}
+
+/// Asks the service to keep the prompt up to here for the run's next turns.
+#[derive(Serialize)]
+struct CacheControl {
+    r#type: &'static str,
+}
+
+const EPHEMERAL: CacheControl = CacheControl {
+    r#type: "ephemeral",
+};
+
+#[derive(Serialize)]
+struct Tool<'a> {
+    name: &'a str,
+    description: &'a str,
+    input_schema: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_control: Option<CacheControl>,
+}
+
+#[derive(Serialize)]
+struct OutputConfig<'a> {
+    format: OutputFormat<'a>,
+}
+
+#[derive(Serialize)]
+struct OutputFormat<'a> {
+    r#type: &'static str,
+    schema: &'a RawValue,
+}
+
+#[derive(Serialize)]
+struct Turn<'a> {
+    role: &'static str,
+    content: Content<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content<'a> {
+    Text(&'a str),
+    Blocks(Vec<BlockOut<'a>>),
+    Echo(&'a RawValue),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum BlockOut<'a> {
+    Text {
+        text: &'a str,
+    },
+    ToolUse {
+        id: Cow<'a, str>,
+        name: Cow<'a, str>,
+        input: &'a RawValue,
+    },
+    ToolResult {
+        tool_use_id: Cow<'a, str>,
+        content: &'a str,
+        is_error: bool,
+    },
+}
+
+impl<'a> Body<'a> {
+    fn of(request: &ChatRequest<'a>, mark: &str) -> Self {
+        let params = request.params;
+        let system = match request.system {
+            "" => None,
+            text if request.multi_turn => Some(System::Cached([SystemBlock {
+                r#type: "text",
+                text,
+                cache_control: EPHEMERAL,
+            }])),
+            text => Some(System::Text(text)),
+        };
+        let mut tools: Vec<_> = request
+            .tools
+            .iter()
+            .map(|tool| Tool {
+                name: &tool.name,
+                description: &tool.description,
+                input_schema: &tool.parameters,
+                cache_control: None,
+            })
+            .collect();
+        if let Some(last) = tools.last_mut().filter(|_| request.multi_turn) {
+            last.cache_control = Some(EPHEMERAL);
+        }
+        Self {
+            model: request.model,
+            max_tokens: params.max_tokens.unwrap_or(MAX_TOKENS),
+            system,
+            messages: turns(request.messages, mark),
+            tools,
+            temperature: params.temperature,
+            top_p: params.top_p,
+            stop_sequences: &params.stop,
+            output_config: match &params.response_format {
+                ResponseFormat::JsonSchema(schema) => Some(OutputConfig {
+                    format: OutputFormat {
+                        r#type: "json_schema",
+                        schema,
+                    },
+                }),
+                // The API has no word for any JSON object: the prompt must ask for it.
+                ResponseFormat::JsonObject | ResponseFormat::Text => None,
+            },
+            stream: request.stream.then_some(true),
+        }
+    }
+}
+
+fn turns<'a>(messages: &'a [Message], mark: &str) -> Vec<Turn<'a>> {
+    let mut turns = Vec::with_capacity(messages.len());
+    let mut called: &[ToolCall] = &[];
+    let mut echoed = false;
+    for message in messages {
+        let (role, content) = match message {
+            Message::User { content } => ("user", Content::Text(content)),
+            Message::Assistant(said) => {
+                called = &said.tool_calls;
+                let echo = said.echo.as_ref().filter(|echo| echo.wire == mark);
+                echoed = echo.is_some();
+                let content = match echo {
+                    Some(echo) => Content::Echo(&echo.body),
+                    None => Content::Blocks(rebuilt(said)),
+                };
+                // The API refuses a message without content, and one that says nothing is not missed.
+                if matches!(&content, Content::Blocks(blocks) if blocks.is_empty()) {
+                    continue;
+                }
+                ("assistant", content)
+            }
+            Message::Tool { tool_results } => {
+                let results = tool_results.iter().enumerate().map(|(place, result)| {
+                    let call = calls::answered(called, place, result);
+                    let id = call.map_or(result.call_id.as_str(), |call| call.wire_id());
+                    BlockOut::ToolResult {
+                        // An echo holds the id as the service gave it.
+                        tool_use_id: match echoed {
+                            true => Cow::Borrowed(id),
+                            false => calls::plain_id(id),
+                        },
+                        content: &result.content,
+                        is_error: result.is_error,
+                    }
+                });
+                ("user", Content::Blocks(results.collect()))
+            }
+        };
+        turns.push(Turn { role, content });
+    }
+    turns
+}
+
+/// An assistant message from its text and calls.
+fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
+    let mut blocks = Vec::with_capacity(said.tool_calls.len() + 1);
+    if !said.content.trim().is_empty() {
+        blocks.push(BlockOut::Text {
+            text: &said.content,
+        });
+    }
+    blocks.extend(said.tool_calls.iter().map(|call| BlockOut::ToolUse {
+        id: calls::plain_id(call.wire_id()),
+        name: calls::plain_name(&call.name),
+        input: &call.arguments,
+    }));
+    blocks
+}
+
+/// A whole reply, and the beginning of one in `message_start`.
+#[derive(Deserialize)]
+struct Whole<'a> {
+    #[serde(borrow)]
+    content: Option<Vec<&'a RawValue>>,
+    model: Option<String>,
+    stop_reason: Option<String>,
+    usage: Option<UsageIn>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(rename = "type", default)]
+    kind: String,
+    index: Option<u64>,
+    #[serde(borrow)]
+    message: Option<Whole<'a>>,
+    #[serde(borrow)]
+    content_block: Option<&'a RawValue>,
+    delta: Option<Delta>,
+    usage: Option<UsageIn>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+/// What `content_block_delta` and `message_delta` add.
+#[derive(Deserialize)]
+struct Delta {
+    text: Option<String>,
+    partial_json: Option<String>,
+    thinking: Option<String>,
+    signature: Option<String>,
+    stop_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct UsageIn {
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct BlockIn<'a> {
+    #[serde(rename = "type", default)]
+    kind: String,
+    text: Option<String>,
+    id: Option<String>,
+    name: Option<String>,
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
+    caller: Option<IgnoredAny>,
+    toolset_name: Option<IgnoredAny>,
+    citations: Option<IgnoredAny>,
+}
+
+/// A content block as far as it has come.
+struct Block {
+    index: Option<u64>,
+    kind: Kind,
+    /// The block as it began.
+    start: Box<RawValue>,
+    /// Whether it has fields that text and calls do not keep.
+    is_rich: bool,
+    /// What deltas added.
+    added: Added,
+}
+
+enum Kind {
+    Text(String),
+    ToolUse(ToolCall),
+    Other,
+}
+
+#[derive(Default)]
+struct Added {
+    text: String,
+    json: String,
+    thinking: String,
+    signature: String,
+}
+
+/// A reply as far as it has come.
+#[derive(Default)]
+struct Heard {
+    blocks: Vec<Block>,
+    /// The counts as reported, without the sum that ours is.
+    usage: Option<TokenUsage>,
+    stop_reason: Option<String>,
+    model: Option<String>,
+}
+
+impl Heard {
+    /// Takes a whole reply.
+    fn whole(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+        let whole: Whole<'_> = wire::read(text)?;
+        if whole.error.is_some() {
+            return Err(refusal::in_reply(text));
+        }
+        self.begin(whole, deltas)?;
+        Ok(true)
+    }
+
+    /// Takes one event; says whether it was the last.
+    fn event(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+        let event: Event<'_> = wire::read(text)?;
+        // Servers that speak OpenAI's language too send its errors here, without a type.
+        if event.error.is_some() || event.kind == "error" {
+            return Err(refusal::in_reply(text));
+        }
+        if let Some(usage) = event.usage {
+            self.count(&usage);
+        }
+        match event.kind.as_str() {
+            "message_start" => {
+                if let Some(message) = event.message {
+                    self.begin(message, deltas)?;
+                }
+            }
+            "content_block_start" => {
+                if let Some(block) = event.content_block {
+                    self.block(event.index, block, deltas)?;
+                }
+            }
+            "content_block_delta" => {
+                if let Some(delta) = event.delta {
+                    self.add(event.index, delta, deltas);
+                }
+            }
+            "message_delta" => {
+                let stop_reason = event.delta.and_then(|delta| delta.stop_reason);
+                self.stop_reason = stop_reason.or(self.stop_reason.take());
+            }
+            "message_stop" => return Ok(true),
+            // `ping`, `content_block_stop`, and what may come.
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn begin(
+        &mut self,
+        message: Whole<'_>,
+        deltas: &mut dyn FnMut(&str),
+    ) -> Result<(), ProviderError> {
+        if let Some(usage) = message.usage {
+            self.count(&usage);
+        }
+        self.model = message.model;
+        self.stop_reason = message.stop_reason;
+        for block in message.content.into_iter().flatten() {
+            self.block(None, block, deltas)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a block, or the beginning of one.
+    fn block(
+        &mut self,
+        index: Option<u64>,
+        start: &RawValue,
+        deltas: &mut dyn FnMut(&str),
+    ) -> Result<(), ProviderError> {
+        calls::check_count(self.blocks.len() + 1)?;
+        let block: BlockIn<'_> = wire::read(start.get())?;
+        let kind = match block.kind.as_str() {
+            "text" => {
+                let text = block.text.unwrap_or_default();
+                if !text.is_empty() {
+                    deltas(&text);
+                }
+                Kind::Text(text)
+            }
+            "tool_use" => Kind::ToolUse(ToolCall {
+                id: block.id.unwrap_or_default(),
+                provider_id: String::new(),
+                name: block.name.unwrap_or_default(),
+                arguments: calls::arguments_from_json(block.input),
+            }),
+            _ => Kind::Other,
+        };
+        self.blocks.push(Block {
+            index,
+            is_rich: matches!(kind, Kind::Other)
+                || block.caller.is_some()
+                || block.toolset_name.is_some()
+                || block.citations.is_some(),
+            kind,
+            start: start.to_owned(),
+            added: Added::default(),
+        });
+        Ok(())
+    }
+
+    /// Adds to the block that a delta names. A delta of a block that never began is dropped, as the API's own SDKs do.
+    fn add(&mut self, index: Option<u64>, delta: Delta, deltas: &mut dyn FnMut(&str)) {
+        let Some(block) = self.blocks.iter_mut().rfind(|b| b.index == index) else {
+            return;
+        };
+        if let Some(text) = delta.text.filter(|text| !text.is_empty()) {
+            if matches!(block.kind, Kind::Text(_)) {
+                deltas(&text);
+            }
+            wire::append(&mut block.added.text, text);
+        }
+        wire::append(
+            &mut block.added.json,
+            delta.partial_json.unwrap_or_default(),
+        );
+        wire::append(
+            &mut block.added.thinking,
+            delta.thinking.unwrap_or_default(),
+        );
+        wire::append(
+            &mut block.added.signature,
+            delta.signature.unwrap_or_default(),
+        );
+    }
+
+    /// Takes counts; those of a stream are totals so far, in one event or another.
+    fn count(&mut self, reported: &UsageIn) {
+        let usage = self.usage.get_or_insert_default();
+        for (count, reported) in [
+            (&mut usage.input, reported.input_tokens),
+            (&mut usage.output, reported.output_tokens),
+            (&mut usage.cache_read, reported.cache_read_input_tokens),
+            (&mut usage.cache_write, reported.cache_creation_input_tokens),
+        ] {
+            *count = calls::tokens(reported).max(*count);
+        }
+    }
+
+    fn reply(mut self, mark: &str) -> Result<Reply, ProviderError> {
+        for block in &mut self.blocks {
+            block.finish();
+        }
+        let mut text = String::new();
+        let mut tool_calls = Vec::new();
+        // In the order in which a message is rebuilt: one text, then calls.
+        let mut is_plain = true;
+        for block in &self.blocks {
+            match &block.kind {
+                Kind::Text(piece) if piece.is_empty() => {}
+                Kind::Text(piece) => {
+                    is_plain &= text.is_empty() && tool_calls.is_empty() && !block.is_rich;
+                    wire::append(&mut text, piece.clone());
+                }
+                Kind::ToolUse(call) => {
+                    is_plain &= !block.is_rich;
+                    tool_calls.push(call.clone());
+                }
+                Kind::Other => is_plain = false,
+            }
+        }
+        let normal_end = matches!(
+            self.stop_reason.as_deref(),
+            Some("end_turn" | "stop_sequence")
+        );
+        if text.is_empty() && tool_calls.is_empty() && !normal_end {
+            return Err(ProviderError::new(
+                Category::Server,
+                "response contains no content",
+            ));
+        }
+        let settled = calls::settle_ids(&mut tool_calls);
+        let echo = match is_plain || settled {
+            true => None,
+            false => self.echo(mark),
+        };
+        Ok(Reply {
+            message: AssistantMessage {
+                content: text,
+                tool_calls,
+                echo,
+            },
+            // The API leaves cached tokens out of `input_tokens`.
+            usage: self.usage.map(|usage| TokenUsage {
+                input: usage.input + usage.cache_read + usage.cache_write,
+                ..usage
+            }),
+            stop_reason: self.stop_reason,
+            model: self.model,
+        })
+    }
+
+    /// All blocks as the service sent them, but for what it would not take back.
+    fn echo(&self, mark: &str) -> Option<Echo> {
+        let blocks: Vec<_> = self.blocks.iter().filter_map(Block::whole).collect();
+        Some(Echo {
+            wire: mark.to_owned(),
+            body: to_raw_value(&blocks).ok()?.into(),
+        })
+    }
+}
+
+impl Block {
+    /// Puts what deltas added into text and arguments.
+    fn finish(&mut self) {
+        match &mut self.kind {
+            Kind::Text(text) => text.push_str(&self.added.text),
+            Kind::ToolUse(call) if !self.added.json.is_empty() => {
+                call.arguments = calls::arguments_from_text(&self.added.json);
+            }
+            Kind::ToolUse(_) | Kind::Other => {}
+        }
+    }
+
+    /// The block as one document; none if the API would refuse it for being empty.
+    fn whole(&self) -> Option<Cow<'_, RawValue>> {
+        let mut fields: Vec<(&str, Box<RawValue>)> = Vec::new();
+        let mut add = |field, text: &String| {
+            if !text.is_empty() {
+                fields.extend(to_raw_value(text).map(|text| (field, text)));
+            }
+        };
+        add("thinking", &self.added.thinking);
+        add("signature", &self.added.signature);
+        match &self.kind {
+            Kind::Text(text) if text.trim().is_empty() => return None,
+            Kind::Text(text) if !self.added.text.is_empty() => add("text", text),
+            // A streamed block may begin without `input`, and a cut one ends with half of it.
+            Kind::ToolUse(call) => fields.push(("input", RawValue::to_owned(&call.arguments))),
+            Kind::Other if !self.added.json.is_empty() => {
+                let input = calls::arguments_from_text(&self.added.json);
+                fields.push(("input", RawValue::to_owned(&input)));
+            }
+            Kind::Text(_) | Kind::Other => {}
+        }
+        if fields.is_empty() {
+            return Some(Cow::Borrowed(&self.start));
+        }
+        let mut block: IndexMap<Cow<'_, str>, Box<RawValue>> =
+            serde_json::from_str(self.start.get()).ok()?;
+        block.extend(
+            fields
+                .into_iter()
+                .map(|(name, value)| (Cow::Borrowed(name), value)),
+        );
+        to_raw_value(&block).ok().map(Cow::Owned)
+    }
+}

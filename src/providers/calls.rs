@@ -1,0 +1,171 @@
+//! Tool calls as they cross a wire: arguments that may be text, an object or neither, ids that may be missing, names that
+//! a service would not take back. Shared by the wires; knows none of them.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use crate::domain::message::{ToolCall, ToolResult, no_arguments};
+use crate::providers::{Category, ProviderError};
+
+/// The most calls (or other blocks) that one reply may have; a service that sends more is not in its senses.
+pub const MAX_CALLS: usize = 1000;
+
+/// Arguments that came as a JSON text: kept as they are if they are an object, else `{}`.
+pub fn arguments_from_text(text: &str) -> Arc<RawValue> {
+    match RawValue::from_string(text.trim().to_owned()) {
+        Ok(json) if json.get().starts_with('{') => Arc::from(json),
+        _ => no_arguments(),
+    }
+}
+
+/// Arguments that came as JSON: an object, or a text that holds one; anything else becomes `{}`.
+pub fn arguments_from_json(json: Option<&RawValue>) -> Arc<RawValue> {
+    match json {
+        Some(json) if json.get().starts_with('{') => Arc::from(json.to_owned()),
+        Some(json) => match serde_json::from_str::<Cow<'_, str>>(json.get()) {
+            Ok(text) => arguments_from_text(&text),
+            Err(_) => no_arguments(),
+        },
+        None => no_arguments(),
+    }
+}
+
+/// Gives an id to calls that came without one or with one that another call of the reply has. Says whether it had to.
+pub fn settle_ids(calls: &mut [ToolCall]) -> bool {
+    let mut seen = HashSet::with_capacity(calls.len());
+    let mut settled = false;
+    for (index, call) in calls.iter_mut().enumerate() {
+        while call.id.is_empty() || !seen.insert(call.id.clone()) {
+            call.id = match call.id.as_str() {
+                "" => format!("call_{index}"),
+                taken => format!("{taken}_{index}"),
+            };
+            settled = true;
+        }
+    }
+    settled
+}
+
+/// A call's name in letters that OpenAI and Anthropic take back (`[A-Za-z0-9_-]{1,64}`). A model that made up another
+/// one has been told that there is no such tool; its conversation must not end because of it.
+pub fn plain_name(name: &str) -> Cow<'_, str> {
+    match plain(name) {
+        Cow::Borrowed(name) if name.len() <= 64 => Cow::Borrowed(name),
+        name => Cow::Owned(name[..name.len().min(64)].to_owned()),
+    }
+}
+
+/// A call's id in letters that every service takes: another one may have given it before a fallback.
+pub fn plain_id(id: &str) -> Cow<'_, str> {
+    plain(id)
+}
+
+fn plain(text: &str) -> Cow<'_, str> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if text.is_empty() {
+        Cow::Borrowed("_")
+    } else if text.chars().all(fine) {
+        Cow::Borrowed(text)
+    } else {
+        let kept = text.chars().map(|c| if fine(c) { c } else { '_' });
+        Cow::Owned(kept.collect())
+    }
+}
+
+/// The call that the result at `place` of its turn answers. Results stand in the order of their calls.
+pub fn answered<'a>(
+    calls: &'a [ToolCall],
+    place: usize,
+    result: &ToolResult,
+) -> Option<&'a ToolCall> {
+    let fits = |call: &&ToolCall| call.id == result.call_id;
+    calls
+        .get(place)
+        .filter(fits)
+        .or_else(|| calls.iter().find(fits))
+}
+
+/// A count as a service reported it, within a range whose sums stay exact.
+pub fn tokens(reported: Option<u64>) -> u64 {
+    reported.unwrap_or(0).min(1 << 40)
+}
+
+/// Refuses a reply with too many calls or blocks.
+pub fn check_count(count: usize) -> Result<(), ProviderError> {
+    match count > MAX_CALLS {
+        true => Err(ProviderError::new(
+            Category::Server,
+            format!("response has more than {MAX_CALLS} tool calls"),
+        )),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::{arguments_from_json, arguments_from_text, plain_name, settle_ids};
+    use crate::domain::message::{ToolCall, no_arguments};
+
+    #[test]
+    fn only_an_object_is_kept() {
+        for kept in ["{}", "{\"a\": 1.0,  \"a\":2}", "{\"ä\":[]}"] {
+            assert_eq!(arguments_from_text(kept).get(), kept);
+        }
+        for dropped in [
+            "",
+            " ",
+            "null",
+            "[1]",
+            "7",
+            "\"{}\"",
+            "{\"a\": 1",
+            "{\"a\": 1} x",
+            "{'a':1}",
+        ] {
+            assert_eq!(arguments_from_text(dropped).get(), "{}", "{dropped}");
+        }
+        let deep = format!("{{\"a\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+        assert_eq!(arguments_from_text(&deep).get(), deep);
+    }
+
+    #[test]
+    fn arguments_may_be_text_or_an_object() {
+        let from = |json: &str| {
+            let json: &RawValue = serde_json::from_str(json).expect("JSON");
+            arguments_from_json(Some(json)).get().to_owned()
+        };
+        assert_eq!(from("{\"a\": 1}"), "{\"a\": 1}");
+        assert_eq!(from("\"{\\\"a\\\": 1}\""), "{\"a\": 1}");
+        for other in ["null", "[]", "1", "\"\"", "\"x\""] {
+            assert_eq!(from(other), "{}", "{other}");
+        }
+        assert_eq!(arguments_from_json(None).get(), "{}");
+    }
+
+    #[test]
+    fn every_call_of_a_reply_has_its_own_id() {
+        let mut calls = ["a", "", "a", "a_2", ""].map(|id| ToolCall {
+            id: id.to_owned(),
+            provider_id: String::new(),
+            name: "t".to_owned(),
+            arguments: no_arguments(),
+        });
+        assert!(settle_ids(&mut calls));
+        let ids: Vec<_> = calls.iter().map(|call| call.id.as_str()).collect();
+        assert_eq!(ids, ["a", "call_1", "a_2", "a_2_3", "call_4"]);
+        assert!(!settle_ids(&mut calls));
+    }
+
+    #[test]
+    fn names_that_no_service_takes_back_are_made_plain() {
+        assert_eq!(plain_name("call_agent"), "call_agent");
+        assert_eq!(plain_name("functions.call agent"), "functions_call_agent");
+        assert_eq!(plain_name(""), "_");
+        assert_eq!(plain_name(&"ä".repeat(10_000)).len(), 64);
+    }
+}

@@ -1,0 +1,128 @@
+//! The provider contract: one question to a model, one reply. Knows no wire, no run and no retry policy.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::agent::Params;
+use crate::domain::message::{AssistantMessage, Message, ToolSpec};
+use crate::domain::usage::TokenUsage;
+
+pub mod anthropic;
+pub mod calls;
+pub mod lines;
+pub mod ollama;
+pub mod openai;
+pub mod refusal;
+pub mod registry;
+pub mod retry;
+pub mod scripted;
+pub mod wire;
+
+/// A service that answers turns.
+pub trait Provider: Send + Sync + 'static {
+    /// Asks once. With `request.stream`, text is told to `deltas` as it comes; the return value is the whole reply
+    /// either way. Dropping the future closes the connection.
+    fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
+}
+
+/// One question to a model, borrowed from the conversation.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatRequest<'a> {
+    /// The model's name as the provider knows it.
+    pub model: &'a str,
+    /// The system prompt; empty means none.
+    pub system: &'a str,
+    /// The conversation, oldest first.
+    pub messages: &'a [Message],
+    /// The tools on offer; empty means the request has no `tools` key.
+    pub tools: &'a [ToolSpec],
+    /// Sampling parameters.
+    pub params: &'a Params,
+    /// Whether to ask for deltas.
+    pub stream: bool,
+    /// Whether the run can have more than one turn, so that the prompt is worth caching.
+    pub multi_turn: bool,
+}
+
+/// What the model answered.
+#[derive(Clone, Debug, Default)]
+pub struct Reply {
+    /// Text, tool calls and what to echo. Call ids are the provider's; the conversation makes them unique.
+    pub message: AssistantMessage,
+    /// Tokens; none where the provider reported none.
+    pub usage: Option<TokenUsage>,
+    /// The provider's own word for why the reply ended.
+    pub stop_reason: Option<String>,
+    /// The model that the provider says answered, without prefix.
+    pub model: Option<String>,
+}
+
+/// A request that got no reply. Displays as `<category>: <message>`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {message}", category.as_str())]
+pub struct ProviderError {
+    /// What kind of failure.
+    pub category: Category,
+    /// The service's own words where it had any. Never holds a secret.
+    pub message: String,
+    /// How long the service asks us to wait.
+    pub retry_after: Option<Duration>,
+    /// Whether the request may have been paid for (it reached the service and broke off after an answer began).
+    pub may_have_cost: bool,
+}
+
+impl ProviderError {
+    /// An error without a wish to wait, from a request that was not answered.
+    pub fn new(category: Category, message: impl Into<String>) -> Self {
+        Self {
+            category,
+            message: message.into(),
+            retry_after: None,
+            may_have_cost: false,
+        }
+    }
+}
+
+/// The kinds of provider failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Category {
+    /// 401, 403, or no key.
+    Auth,
+    /// 400, 404, 405, 413, 415, 422.
+    BadRequest,
+    /// 429.
+    RateLimit,
+    /// 529, or 503 that says overloaded.
+    Overloaded,
+    /// Other 5xx, 3xx, a broken connection, an unreadable body.
+    Server,
+    /// 408, or the deadline.
+    Timeout,
+}
+
+impl Category {
+    /// The word in messages, errors and the contract's table.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auth => "auth",
+            Self::BadRequest => "bad_request",
+            Self::RateLimit => "rate_limit",
+            Self::Overloaded => "overloaded",
+            Self::Server => "server",
+            Self::Timeout => "timeout",
+        }
+    }
+
+    /// Whether the same request may succeed when it is sent again.
+    pub fn is_retryable(self) -> bool {
+        matches!(
+            self,
+            Self::RateLimit | Self::Overloaded | Self::Server | Self::Timeout
+        )
+    }
+}

@@ -1,0 +1,368 @@
+//! Ollama's chat API (`POST /api/chat`, <https://docs.ollama.com/api/chat>): its request, its reply and its NDJSON stream.
+//! Knows no HTTP and no run.
+
+use futures_util::future::BoxFuture;
+use secrecy::ExposeSecret;
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::config;
+use crate::domain::agent::ResponseFormat;
+use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
+use crate::domain::usage::TokenUsage;
+use crate::providers::lines::Format;
+use crate::providers::wire::{Base, Part, Wire};
+use crate::providers::{
+    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
+};
+
+const BASE: &str = "http://localhost:11434";
+
+/// A client of one Ollama server.
+pub struct Ollama {
+    wire: Wire,
+    /// Marks what this service sent, for the echo.
+    mark: String,
+}
+
+impl Ollama {
+    /// A client of the configured server. The error says what is wrong with the configuration.
+    pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
+        let base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
+        let key = config.api_key.as_ref().map(ExposeSecret::expose_secret);
+        let headers = [(
+            "authorization",
+            key.map(|key| format!("Bearer {}", key.trim())),
+        )];
+        let refused = format!("connection refused: is Ollama running? (expected at {base})");
+        let wire = Wire::new(config, &base, "/api/chat", &headers, Some(refused))?;
+        Ok(Self { wire, mark })
+    }
+}
+
+impl Provider for Ollama {
+    fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let body = wire::write(&Body::of(&request, &self.mark));
+        let stream = request.stream;
+        Box::pin(async move {
+            let mut heard = Heard::default();
+            self.wire
+                .ask(body?, Format::Ndjson, stream, |part| {
+                    let (Part::Whole(text) | Part::Message(text)) = part;
+                    heard.line(text, &mut |delta| {
+                        if stream {
+                            deltas(delta);
+                        }
+                    })
+                })
+                .await?;
+            heard
+                .reply(&self.mark)
+                .map_err(|error| self.wire.broke_off(error))
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    messages: Vec<Turn<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<Tool<'a>>,
+    // Always there: Ollama streams unless it is told not to.
+    stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<Shape<'a>>,
+    #[serde(skip_serializing_if = "Options::is_empty")]
+    options: Options<'a>,
+}
+
+#[derive(Serialize)]
+struct Options<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_predict: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    stop: &'a [String],
+}
+
+impl Options<'_> {
+    fn is_empty(&self) -> bool {
+        self.temperature.is_none()
+            && self.num_predict.is_none()
+            && self.top_p.is_none()
+            && self.stop.is_empty()
+    }
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Shape<'a> {
+    Word(&'static str),
+    Schema(&'a RawValue),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+enum Turn<'a> {
+    System {
+        content: &'a str,
+    },
+    User {
+        content: &'a str,
+    },
+    Assistant {
+        content: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thinking: Option<&'a RawValue>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<CallOut<'a>>,
+    },
+    Tool {
+        content: &'a str,
+        tool_name: &'a str,
+    },
+}
+
+#[derive(Serialize)]
+struct CallOut<'a> {
+    function: FunctionOut<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionOut<'a> {
+    name: &'a str,
+    arguments: &'a RawValue,
+}
+
+#[derive(Serialize)]
+struct Tool<'a> {
+    r#type: &'static str,
+    function: FunctionSpec<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionSpec<'a> {
+    name: &'a str,
+    description: &'a str,
+    parameters: &'a RawValue,
+}
+
+impl<'a> From<&'a ToolSpec> for Tool<'a> {
+    fn from(tool: &'a ToolSpec) -> Self {
+        Self {
+            r#type: "function",
+            function: FunctionSpec {
+                name: &tool.name,
+                description: &tool.description,
+                parameters: &tool.parameters,
+            },
+        }
+    }
+}
+
+impl<'a> Body<'a> {
+    fn of(request: &ChatRequest<'a>, mark: &str) -> Self {
+        let params = request.params;
+        Self {
+            model: request.model,
+            messages: turns(request, mark),
+            tools: request.tools.iter().map(Tool::from).collect(),
+            stream: request.stream,
+            format: match &params.response_format {
+                ResponseFormat::Text => None,
+                ResponseFormat::JsonObject => Some(Shape::Word("json")),
+                ResponseFormat::JsonSchema(schema) => Some(Shape::Schema(schema)),
+            },
+            options: Options {
+                temperature: params.temperature,
+                num_predict: params.max_tokens,
+                top_p: params.top_p,
+                stop: &params.stop,
+            },
+        }
+    }
+}
+
+fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
+    let mut turns = Vec::with_capacity(request.messages.len() + 1);
+    if !request.system.is_empty() {
+        turns.push(Turn::System {
+            content: request.system,
+        });
+    }
+    let mut called: &[ToolCall] = &[];
+    for message in request.messages {
+        match message {
+            Message::User { content } => turns.push(Turn::User { content }),
+            Message::Assistant(said) => {
+                called = &said.tool_calls;
+                turns.push(Turn::Assistant {
+                    content: &said.content,
+                    thinking: said
+                        .echo
+                        .as_ref()
+                        .filter(|echo| echo.wire == mark)
+                        .and_then(|echo| serde_json::from_str::<Thinking<'_>>(echo.body.get()).ok())
+                        .map(|echo| echo.thinking),
+                    tool_calls: said.tool_calls.iter().map(call_out).collect(),
+                });
+            }
+            Message::Tool { tool_results } => {
+                for (place, result) in tool_results.iter().enumerate() {
+                    let call = calls::answered(called, place, result);
+                    turns.push(Turn::Tool {
+                        content: &result.content,
+                        tool_name: call.map_or("", |call| &call.name),
+                    });
+                }
+            }
+        }
+    }
+    turns
+}
+
+fn call_out(call: &ToolCall) -> CallOut<'_> {
+    CallOut {
+        function: FunctionOut {
+            name: &call.name,
+            arguments: &call.arguments,
+        },
+    }
+}
+
+/// What an assistant message had besides text and calls.
+#[derive(Serialize, Deserialize)]
+struct Thinking<'a> {
+    #[serde(borrow)]
+    thinking: &'a RawValue,
+}
+
+/// One line of a stream, or the whole reply: they have the same fields.
+#[derive(Deserialize)]
+struct Line<'a> {
+    model: Option<String>,
+    message: Option<Said<'a>>,
+    done: Option<bool>,
+    done_reason: Option<String>,
+    prompt_eval_count: Option<u64>,
+    eval_count: Option<u64>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Said<'a> {
+    content: Option<String>,
+    thinking: Option<String>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<CallIn<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct CallIn<'a> {
+    #[serde(borrow)]
+    function: Option<FunctionIn<'a>>,
+}
+
+#[derive(Deserialize)]
+struct FunctionIn<'a> {
+    name: Option<String>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+}
+
+/// A reply as far as it has come.
+#[derive(Default)]
+struct Heard {
+    text: String,
+    thinking: String,
+    calls: Vec<ToolCall>,
+    usage: Option<TokenUsage>,
+    done: bool,
+    stop_reason: Option<String>,
+    model: Option<String>,
+}
+
+impl Heard {
+    /// Takes one line; says whether it was the last.
+    fn line(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+        let line: Line<'_> = wire::read(text)?;
+        if line.error.is_some() {
+            return Err(refusal::in_reply(text));
+        }
+        if let Some(said) = line.message {
+            if let Some(content) = said.content.filter(|content| !content.is_empty()) {
+                deltas(&content);
+                wire::append(&mut self.text, content);
+            }
+            wire::append(&mut self.thinking, said.thinking.unwrap_or_default());
+            for call in said.tool_calls.into_iter().flatten() {
+                calls::check_count(self.calls.len() + 1)?;
+                let (name, arguments) = match call.function {
+                    Some(function) => (function.name.unwrap_or_default(), function.arguments),
+                    None => (String::new(), None),
+                };
+                self.calls.push(ToolCall {
+                    // Ollama's own ids are random and not asked back.
+                    id: format!("ollama_{}", self.calls.len()),
+                    provider_id: String::new(),
+                    name,
+                    arguments: calls::arguments_from_json(arguments),
+                });
+            }
+        }
+        if line.prompt_eval_count.is_some() || line.eval_count.is_some() {
+            self.usage = Some(TokenUsage {
+                input: calls::tokens(line.prompt_eval_count),
+                output: calls::tokens(line.eval_count),
+                ..TokenUsage::default()
+            });
+        }
+        self.model = line.model.or(self.model.take());
+        self.stop_reason = line.done_reason.or(self.stop_reason.take());
+        self.done = line.done == Some(true);
+        Ok(self.done)
+    }
+
+    fn reply(self, mark: &str) -> Result<Reply, ProviderError> {
+        // Older servers give no reason with `done`.
+        let normal_end = self.done && matches!(self.stop_reason.as_deref(), None | Some("stop"));
+        if self.text.is_empty() && self.calls.is_empty() && !normal_end {
+            return Err(ProviderError::new(
+                Category::Server,
+                "response contains no content",
+            ));
+        }
+        let thinking = match self.thinking.is_empty() {
+            true => None,
+            false => to_raw_value(&self.thinking).ok(),
+        };
+        let echo = thinking.and_then(|thinking| {
+            let body = Thinking {
+                thinking: &thinking,
+            };
+            Some(Echo {
+                wire: mark.to_owned(),
+                body: to_raw_value(&body).ok()?.into(),
+            })
+        });
+        Ok(Reply {
+            message: AssistantMessage {
+                content: self.text,
+                tool_calls: self.calls,
+                echo,
+            },
+            usage: self.usage,
+            stop_reason: self.stop_reason,
+            model: self.model,
+        })
+    }
+}

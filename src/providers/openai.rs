@@ -1,0 +1,644 @@
+//! OpenAI's chat API (`POST /chat/completions`, <https://platform.openai.com/docs/api-reference/chat>), as OpenAI and the
+//! many servers that speak it understand it: its request, its reply and its event stream. Knows no HTTP and no run.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+use secrecy::ExposeSecret;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::config;
+use crate::domain::agent::ResponseFormat;
+use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
+use crate::domain::usage::TokenUsage;
+use crate::providers::lines::Format;
+use crate::providers::wire::{Base, Part, Wire};
+use crate::providers::{
+    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
+};
+
+const BASE: &str = "https://api.openai.com/v1";
+const HOST: &str = "api.openai.com";
+
+/// A client of one service that speaks OpenAI's chat API.
+pub struct OpenAi {
+    wire: Wire,
+    /// Marks what this service sent, for the echo.
+    mark: String,
+    max_tokens: MaxTokens,
+}
+
+/// The field that bounds a reply. OpenAI deprecated the one and others never learned the other.
+#[derive(Clone, Copy)]
+enum MaxTokens {
+    Old,
+    New,
+}
+
+impl OpenAi {
+    /// A client of the configured service. The error says what is wrong with the configuration.
+    pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
+        let mut base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
+        if !base.has_path() {
+            base = base.join("/v1");
+        }
+        let max_tokens = match config.max_tokens_field.as_deref() {
+            Some("max_tokens") => MaxTokens::Old,
+            Some("max_completion_tokens") => MaxTokens::New,
+            Some(_) => {
+                return Err(
+                    "max_tokens_field must be max_tokens or max_completion_tokens".to_owned(),
+                );
+            }
+            None if base.host() == HOST => MaxTokens::New,
+            None => MaxTokens::Old,
+        };
+        let key = config.api_key.as_ref().map(ExposeSecret::expose_secret);
+        let headers = [(
+            "authorization",
+            key.map(|key| format!("Bearer {}", key.trim())),
+        )];
+        let wire = Wire::new(config, &base, "/chat/completions", &headers, None)?;
+        Ok(Self {
+            wire,
+            mark,
+            max_tokens,
+        })
+    }
+}
+
+impl Provider for OpenAi {
+    fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let body = wire::write(&Body::of(&request, self));
+        let stream = request.stream;
+        Box::pin(async move {
+            let mut heard = Heard::default();
+            self.wire
+                .ask(body?, Format::Sse, stream, |part| {
+                    heard.part(part, &mut |delta| {
+                        if stream {
+                            deltas(delta);
+                        }
+                    })
+                })
+                .await?;
+            heard
+                .reply(&self.mark)
+                .map_err(|error| self.wire.broke_off(error))
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    messages: Vec<Turn<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<Tool<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    stop: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_completion_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<Shape<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Shape<'a> {
+    JsonObject,
+    JsonSchema { json_schema: Schema<'a> },
+}
+
+#[derive(Serialize)]
+struct Schema<'a> {
+    name: &'static str,
+    schema: &'a RawValue,
+    strict: bool,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+enum Turn<'a> {
+    System {
+        content: &'a str,
+    },
+    User {
+        content: &'a str,
+    },
+    Assistant {
+        content: Option<&'a str>,
+        #[serde(flatten)]
+        reasoning: Reasoning<'a>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<CallOut<'a>>,
+    },
+    Tool {
+        tool_call_id: &'a str,
+        content: &'a str,
+    },
+}
+
+#[derive(Serialize)]
+struct CallOut<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    function: FunctionOut<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_content: Option<&'a RawValue>,
+}
+
+#[derive(Serialize)]
+struct FunctionOut<'a> {
+    name: Cow<'a, str>,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct Tool<'a> {
+    r#type: &'static str,
+    function: FunctionSpec<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionSpec<'a> {
+    name: &'a str,
+    description: &'a str,
+    parameters: &'a RawValue,
+}
+
+/// What an assistant message had besides text and calls, in the fields of the servers that have such a thing. They want
+/// it back beside the calls that it led to.
+#[derive(Default, Serialize, Deserialize)]
+struct Reasoning<'a> {
+    /// DeepSeek, llama.cpp, vLLM.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a RawValue>,
+    /// OpenRouter, newer vLLM.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a RawValue>,
+    /// OpenRouter.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    reasoning_details: Option<&'a RawValue>,
+}
+
+/// The body of an [`Echo`].
+#[derive(Default, Serialize, Deserialize)]
+struct Kept<'a> {
+    #[serde(borrow, default)]
+    reasoning: Reasoning<'a>,
+    /// Gemini's signatures, one for each call.
+    #[serde(borrow, default, skip_serializing_if = "Vec::is_empty")]
+    extra_content: Vec<Option<&'a RawValue>>,
+}
+
+impl<'a> Body<'a> {
+    fn of(request: &ChatRequest<'a>, service: &OpenAi) -> Self {
+        let params = request.params;
+        let (max_tokens, max_completion_tokens) = match service.max_tokens {
+            MaxTokens::Old => (params.max_tokens, None),
+            MaxTokens::New => (None, params.max_tokens),
+        };
+        Self {
+            model: request.model,
+            messages: turns(request, &service.mark),
+            tools: request.tools.iter().map(Tool::from).collect(),
+            temperature: params.temperature,
+            top_p: params.top_p,
+            stop: &params.stop,
+            max_tokens,
+            max_completion_tokens,
+            response_format: match &params.response_format {
+                ResponseFormat::Text => None,
+                ResponseFormat::JsonObject => Some(Shape::JsonObject),
+                ResponseFormat::JsonSchema(schema) => Some(Shape::JsonSchema {
+                    json_schema: Schema {
+                        name: "reply",
+                        schema,
+                        strict: is_closed(schema),
+                    },
+                }),
+            },
+            stream: request.stream.then_some(true),
+            stream_options: request.stream.then_some(StreamOptions {
+                include_usage: true,
+            }),
+        }
+    }
+}
+
+/// Whether a schema is written for OpenAI's strict mode, which refuses any object that is open.
+fn is_closed(schema: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Top<'a> {
+        #[serde(borrow, rename = "additionalProperties")]
+        additional_properties: Option<&'a RawValue>,
+    }
+    serde_json::from_str::<Top<'_>>(schema.get())
+        .is_ok_and(|top| top.additional_properties.map(RawValue::get) == Some("false"))
+}
+
+impl<'a> From<&'a ToolSpec> for Tool<'a> {
+    fn from(tool: &'a ToolSpec) -> Self {
+        Self {
+            r#type: "function",
+            function: FunctionSpec {
+                name: &tool.name,
+                description: &tool.description,
+                parameters: &tool.parameters,
+            },
+        }
+    }
+}
+
+fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
+    let mut turns = Vec::with_capacity(request.messages.len() + 1);
+    if !request.system.is_empty() {
+        turns.push(Turn::System {
+            content: request.system,
+        });
+    }
+    let mut called: &[ToolCall] = &[];
+    for message in request.messages {
+        match message {
+            Message::User { content } => turns.push(Turn::User { content }),
+            Message::Assistant(said) => {
+                called = &said.tool_calls;
+                turns.push(assistant(said, mark));
+            }
+            Message::Tool { tool_results } => {
+                for (place, result) in tool_results.iter().enumerate() {
+                    let call = calls::answered(called, place, result);
+                    turns.push(Turn::Tool {
+                        tool_call_id: call.map_or(&result.call_id, |call| call.wire_id()),
+                        content: &result.content,
+                    });
+                }
+            }
+        }
+    }
+    turns
+}
+
+fn assistant<'a>(said: &'a AssistantMessage, mark: &str) -> Turn<'a> {
+    let kept = said
+        .echo
+        .as_ref()
+        .filter(|echo| echo.wire == mark)
+        .and_then(|echo| serde_json::from_str::<Kept<'_>>(echo.body.get()).ok())
+        .unwrap_or_default();
+    let tool_calls = said
+        .tool_calls
+        .iter()
+        .enumerate()
+        .map(|(place, call)| CallOut {
+            id: call.wire_id(),
+            r#type: "function",
+            function: FunctionOut {
+                name: calls::plain_name(&call.name),
+                arguments: call.arguments.get(),
+            },
+            extra_content: kept.extra_content.get(place).copied().flatten(),
+        });
+    Turn::Assistant {
+        content: match said.content.as_str() {
+            "" if !said.tool_calls.is_empty() => None,
+            text => Some(text),
+        },
+        tool_calls: tool_calls.collect(),
+        reasoning: kept.reasoning,
+    }
+}
+
+/// One event of a stream, or the whole reply: they differ only in `delta` and `message`.
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
+    model: Option<String>,
+    usage: Option<UsageIn>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    delta: Option<Said<'a>>,
+    #[serde(borrow)]
+    message: Option<Said<'a>>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Said<'a> {
+    #[serde(default)]
+    content: Text,
+    refusal: Option<String>,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
+    #[serde(borrow)]
+    reasoning_details: Option<Vec<&'a RawValue>>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<CallIn<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct CallIn<'a> {
+    index: Option<u64>,
+    id: Option<String>,
+    #[serde(borrow)]
+    function: Option<FunctionIn<'a>>,
+    #[serde(borrow)]
+    extra_content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct FunctionIn<'a> {
+    name: Option<String>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct UsageIn {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    prompt_tokens_details: Option<PromptTokens>,
+}
+
+#[derive(Deserialize)]
+struct PromptTokens {
+    cached_tokens: Option<u64>,
+}
+
+/// A message's text: a string, null, or (Mistral) a list of parts.
+#[derive(Default)]
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reads;
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Text;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, null or a list of parts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text, E> {
+                Ok(Text(text.to_owned()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Text, E> {
+                Ok(Text(text))
+            }
+
+            fn visit_unit<E>(self) -> Result<Text, E> {
+                Ok(Text::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
+                #[derive(Deserialize)]
+                struct TextPart {
+                    text: Option<String>,
+                }
+                let mut text = String::new();
+                while let Some(part) = parts.next_element::<TextPart>()? {
+                    wire::append(&mut text, part.text.unwrap_or_default());
+                }
+                Ok(Text(text))
+            }
+        }
+        deserializer.deserialize_any(Reads)
+    }
+}
+
+/// A reply as far as it has come.
+#[derive(Default)]
+struct Heard {
+    text: String,
+    reasoning_content: String,
+    reasoning: String,
+    reasoning_details: Vec<Box<RawValue>>,
+    calls: Vec<HeardCall>,
+    usage: Option<TokenUsage>,
+    has_choices: bool,
+    stop_reason: Option<String>,
+    model: Option<String>,
+}
+
+/// A tool call as far as it has come.
+#[derive(Default)]
+struct HeardCall {
+    index: Option<u64>,
+    id: String,
+    name: String,
+    arguments: String,
+    extra_content: Option<Box<RawValue>>,
+}
+
+impl Heard {
+    /// Takes one event or the whole reply; says whether it was the end.
+    fn part(
+        &mut self,
+        part: Part<'_>,
+        deltas: &mut dyn FnMut(&str),
+    ) -> Result<bool, ProviderError> {
+        match part {
+            Part::Message(data) if data.trim() == "[DONE]" => Ok(true),
+            Part::Message(text) | Part::Whole(text) => {
+                let chunk: Chunk<'_> = wire::read(text)?;
+                if chunk.error.is_some() {
+                    return Err(refusal::in_reply(text));
+                }
+                self.chunk(chunk, matches!(part, Part::Whole(_)), deltas)?;
+                Ok(false)
+            }
+        }
+    }
+
+    fn chunk(
+        &mut self,
+        chunk: Chunk<'_>,
+        is_whole: bool,
+        deltas: &mut dyn FnMut(&str),
+    ) -> Result<(), ProviderError> {
+        self.model = chunk.model.or(self.model.take());
+        if let Some(usage) = chunk.usage {
+            let cached = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+            let input = calls::tokens(usage.prompt_tokens);
+            self.usage = Some(TokenUsage {
+                input,
+                output: calls::tokens(usage.completion_tokens),
+                cache_read: calls::tokens(cached).min(input),
+                cache_write: 0,
+            });
+        }
+        let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
+            return Ok(());
+        };
+        self.has_choices = true;
+        self.stop_reason = choice.finish_reason.or(self.stop_reason.take());
+        let Some(said) = choice.message.or(choice.delta) else {
+            return Ok(());
+        };
+        // A refusal is the model's answer, in a field of its own.
+        for text in [said.content.0, said.refusal.unwrap_or_default()] {
+            if !text.is_empty() {
+                deltas(&text);
+                wire::append(&mut self.text, text);
+            }
+        }
+        wire::append(
+            &mut self.reasoning_content,
+            said.reasoning_content.unwrap_or_default(),
+        );
+        wire::append(&mut self.reasoning, said.reasoning.unwrap_or_default());
+        let details = said.reasoning_details.into_iter().flatten();
+        self.reasoning_details
+            .extend(details.map(|detail| detail.to_owned()));
+        for call in said.tool_calls.into_iter().flatten() {
+            self.call(call, is_whole)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a call or a piece of one.
+    fn call(&mut self, piece: CallIn<'_>, is_whole: bool) -> Result<(), ProviderError> {
+        let (name, arguments) = match piece.function {
+            Some(function) => (function.name.unwrap_or_default(), function.arguments),
+            None => (String::new(), None),
+        };
+        let id = piece.id.unwrap_or_default();
+        let found = match piece.index {
+            _ if is_whole => None,
+            Some(_) => self.calls.iter().rposition(|c| c.index == piece.index),
+            None => self.calls.len().checked_sub(1),
+        };
+        // Gemini numbers all calls of a reply alike, and some servers number none.
+        let found = found.filter(|at| {
+            let is_other = !id.is_empty() && !name.is_empty() && self.calls[*at].id != id;
+            !is_other
+        });
+        let at = match found {
+            Some(at) => at,
+            None => {
+                calls::check_count(self.calls.len() + 1)?;
+                self.calls.push(HeardCall {
+                    index: piece.index,
+                    ..HeardCall::default()
+                });
+                self.calls.len() - 1
+            }
+        };
+        let call = &mut self.calls[at];
+        if call.id.is_empty() {
+            call.id = id;
+        }
+        // Some servers repeat the name with every piece.
+        if call.name != name {
+            wire::append(&mut call.name, name);
+        }
+        if let Some(arguments) = arguments {
+            match serde_json::from_str::<String>(arguments.get()) {
+                Ok(text) => wire::append(&mut call.arguments, text),
+                // Not text: some servers send the object itself.
+                Err(_) => call.arguments = arguments.get().to_owned(),
+            }
+        }
+        if let Some(extra) = piece.extra_content {
+            call.extra_content = Some(extra.to_owned());
+        }
+        Ok(())
+    }
+
+    fn reply(self, mark: &str) -> Result<Reply, ProviderError> {
+        let error = |message: &str| Err(ProviderError::new(Category::Server, message));
+        if !self.has_choices {
+            return error("response contains no choices");
+        }
+        let is_empty = self.text.is_empty() && self.calls.is_empty();
+        if is_empty && self.stop_reason.as_deref() != Some("stop") {
+            return error("response contains no content");
+        }
+        let echo = self.echo(mark);
+        let mut tool_calls: Vec<_> = self
+            .calls
+            .into_iter()
+            .map(|call| ToolCall {
+                id: call.id,
+                provider_id: String::new(),
+                name: call.name,
+                arguments: calls::arguments_from_text(&call.arguments),
+            })
+            .collect();
+        calls::settle_ids(&mut tool_calls);
+        Ok(Reply {
+            message: AssistantMessage {
+                content: self.text,
+                tool_calls,
+                echo,
+            },
+            usage: self.usage,
+            stop_reason: self.stop_reason,
+            model: self.model,
+        })
+    }
+
+    /// What text and calls do not say, if there is anything.
+    fn echo(&self, mark: &str) -> Option<Echo> {
+        let text = |text: &String| match text.is_empty() {
+            true => None,
+            false => to_raw_value(text).ok(),
+        };
+        let reasoning_content = text(&self.reasoning_content);
+        let reasoning = text(&self.reasoning);
+        let details = match self.reasoning_details.is_empty() {
+            true => None,
+            false => to_raw_value(&self.reasoning_details).ok(),
+        };
+        let has_extra = self.calls.iter().any(|call| call.extra_content.is_some());
+        if reasoning_content.is_none() && reasoning.is_none() && details.is_none() && !has_extra {
+            return None;
+        }
+        let extra = self.calls.iter().map(|call| call.extra_content.as_deref());
+        let kept = Kept {
+            reasoning: Reasoning {
+                reasoning_content: reasoning_content.as_deref(),
+                reasoning: reasoning.as_deref(),
+                reasoning_details: details.as_deref(),
+            },
+            extra_content: match has_extra {
+                true => extra.collect(),
+                false => Vec::new(),
+            },
+        };
+        Some(Echo {
+            wire: mark.to_owned(),
+            body: to_raw_value(&kept).ok()?.into(),
+        })
+    }
+}

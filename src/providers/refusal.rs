@@ -1,0 +1,341 @@
+//! What a service means when it refuses: a status, headers and a body, or an error in the middle of a stream, become a
+//! [`ProviderError`]. Pure. Knows the error bodies of all wires, because servers answer on one wire with another's.
+
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::providers::{Category, ProviderError};
+
+/// The most characters of a service's message that we pass on.
+const MAX_MESSAGE: usize = 1000;
+/// The longest body that is taken for a message though it is no JSON.
+const MAX_TEXT: usize = 300;
+/// No wish to wait longer than this is believed.
+const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The error of a reply whose status is not a success. `body` is the reply's body as far as it is known.
+pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>) -> ProviderError {
+    let said = Said::read(body);
+    let category = match category_of_status(status.as_u16()) {
+        Category::Server if status == StatusCode::SERVICE_UNAVAILABLE && said.speaks_of_load() => {
+            Category::Overloaded
+        }
+        category => category,
+    };
+    let message = said
+        .message
+        .or_else(|| status.canonical_reason().map(str::to_owned))
+        .unwrap_or_else(|| format!("HTTP {}", status.as_u16()));
+    ProviderError {
+        category,
+        message,
+        retry_after,
+        may_have_cost: false,
+    }
+}
+
+/// The error that stands in a reply whose status was a success: an event of a stream, or a whole body.
+pub fn in_reply(body: &str) -> ProviderError {
+    let said = Said::read(body);
+    let category = said
+        .code
+        .map(category_of_status)
+        .or_else(|| category_of_kind(&said.kind))
+        .unwrap_or(match said.speaks_of_load() {
+            true => Category::Overloaded,
+            false => Category::Server,
+        });
+    let message = said
+        .message
+        .unwrap_or_else(|| "the service reported an error without words".to_owned());
+    ProviderError::new(category, message)
+}
+
+/// How long a service asks us to wait, from `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
+pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let seconds = match (text("retry-after-ms"), text("retry-after")) {
+        (Some(ms), _) if ms.trim().parse::<f64>().is_ok() => ms.trim().parse::<f64>().ok()? / 1e3,
+        (_, Some(when)) => match when.trim().parse::<f64>() {
+            Ok(seconds) => seconds,
+            Err(_) => {
+                let date = jiff::fmt::rfc2822::parse(when.trim()).ok()?;
+                (date.timestamp().as_second() - now.as_second()).max(0) as f64
+            }
+        },
+        _ => return None,
+    };
+    (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
+}
+
+fn category_of_status(status: u16) -> Category {
+    match status {
+        401 | 403 => Category::Auth,
+        408 => Category::Timeout,
+        429 => Category::RateLimit,
+        529 => Category::Overloaded,
+        400..=499 => Category::BadRequest,
+        _ => Category::Server,
+    }
+}
+
+/// The category of an error's `type` and `code` in words, as Anthropic, OpenAI and llama.cpp use them.
+fn category_of_kind(kind: &str) -> Option<Category> {
+    let has = |words: &[&str]| words.iter().any(|word| kind.contains(word));
+    // The sharper words come first: OpenAI's invalid key is also an `invalid_request_error`.
+    Some(if has(&["overloaded"]) {
+        Category::Overloaded
+    } else if has(&["rate_limit", "too_many_requests", "insufficient_quota"]) {
+        Category::RateLimit
+    } else if has(&[
+        "authentication",
+        "permission",
+        "invalid_api_key",
+        "unauthorized",
+    ]) {
+        Category::Auth
+    } else if has(&["timeout"]) {
+        Category::Timeout
+    } else if has(&[
+        "invalid_request",
+        "bad_request",
+        "not_found",
+        "too_large",
+        "billing",
+        "context_size",
+        "context_length",
+    ]) {
+        Category::BadRequest
+    } else {
+        return None;
+    })
+}
+
+/// What an error body says.
+#[derive(Default)]
+struct Said {
+    message: Option<String>,
+    /// `type` and `code` where they are words, in lower case.
+    kind: String,
+    /// `code` where it is an HTTP status.
+    code: Option<u16>,
+}
+
+impl Said {
+    fn read(body: &str) -> Self {
+        let body = body.trim();
+        match serde_json::from_str::<Value>(body) {
+            Ok(json) => {
+                let mut said = Self::default();
+                said.take(&json, 4);
+                said
+            }
+            Err(_) => Self {
+                message: tidy(body).filter(|_| {
+                    body.len() <= MAX_TEXT && !body.contains('\n') && !body.starts_with(['<', '{'])
+                }),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// Collects from `{"error": {…}}`, `{"error": "…"}`, `{"message": …}`, `{"detail": …}`, a text, or a list of those.
+    fn take(&mut self, json: &Value, depth: u8) {
+        match json {
+            Value::String(text) if self.message.is_none() => self.message = tidy(text),
+            Value::Array(list) => {
+                if let (Some(first), 1..) = (list.first(), depth) {
+                    self.take(first, depth - 1);
+                }
+            }
+            Value::Object(fields) if depth > 0 => {
+                for key in ["error", "message", "msg", "detail"] {
+                    if let Some(inner) = fields.get(key) {
+                        self.take(inner, depth - 1);
+                    }
+                }
+                for key in ["type", "code", "status"] {
+                    match fields.get(key) {
+                        Some(Value::String(word)) => match word.parse::<u16>() {
+                            Ok(code) => self.take_code(code.into()),
+                            Err(_) => {
+                                self.kind.push(' ');
+                                self.kind.push_str(&word.to_lowercase());
+                            }
+                        },
+                        Some(Value::Number(code)) => self.take_code(code.as_u64().unwrap_or(0)),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn take_code(&mut self, code: u64) {
+        if (400..600).contains(&code) && self.code.is_none() {
+            self.code = u16::try_from(code).ok();
+        }
+    }
+
+    fn speaks_of_load(&self) -> bool {
+        let message = self.message.as_deref().unwrap_or_default().to_lowercase();
+        self.kind.contains("overload") || message.contains("overload")
+    }
+}
+
+/// A message on one line, without control characters and not too long; none where nothing is left.
+fn tidy(text: &str) -> Option<String> {
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(MAX_MESSAGE)
+        .collect();
+    let clean = clean.trim();
+    (!clean.is_empty()).then(|| clean.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::{HeaderMap, HeaderValue, StatusCode};
+    use jiff::Timestamp;
+
+    use super::{from_status, in_reply, retry_after};
+
+    fn refused(status: u16, body: &str) -> String {
+        let status = StatusCode::from_u16(status).expect("a status");
+        from_status(status, body, None).to_string()
+    }
+
+    #[test]
+    fn the_message_is_the_services_own_then_the_phrase_then_the_number() {
+        let own = [
+            r#"{"error":{"message":"no","type":"x","code":null}}"#,
+            r#"{"type":"error","error":{"type":"x","message":" no\n"}}"#,
+            r#"{"error":{"code":400,"message":"no"}}"#,
+            r#"{"error":"no"}"#,
+            r#"{"object":"error","message":"no","code":40001}"#,
+            r#"{"detail":"no"}"#,
+            r#"{"detail":[{"loc":["body"],"msg":"no"}]}"#,
+            r#"[{"error":{"message":"no","status":"INVALID_ARGUMENT"}}]"#,
+            "\"no\"",
+            "no\n",
+        ];
+        for body in own {
+            assert_eq!(refused(400, body), "bad_request: no", "{body}");
+        }
+        let without = [
+            "",
+            "{}",
+            "[]",
+            "17",
+            "null",
+            r#"{"error":{"message":""}}"#,
+            r#"{"error":"#,
+            "<html><body>no</body></html>",
+            "two\nlines",
+        ];
+        for body in without {
+            assert_eq!(refused(400, body), "bad_request: Bad Request", "{body}");
+            assert_eq!(refused(529, body), "overloaded: HTTP 529", "{body}");
+        }
+        let long = refused(500, &format!("{{\"error\":\"{}\"}}", "ä".repeat(5000)));
+        assert_eq!(long.chars().count(), "server: ".len() + 1000);
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        assert_eq!(refused(500, &deep), "server: Internal Server Error");
+    }
+
+    #[test]
+    fn a_status_has_a_category() {
+        let table = [
+            ("auth", &[401, 403][..]),
+            ("bad_request", &[400, 402, 404, 405, 413, 415, 422]),
+            ("rate_limit", &[429]),
+            ("overloaded", &[529]),
+            ("server", &[301, 302, 307, 500, 502, 503, 504, 599]),
+            ("timeout", &[408]),
+        ];
+        for (category, statuses) in table {
+            for status in statuses {
+                assert_eq!(refused(*status, "x"), format!("{category}: x"), "{status}");
+            }
+        }
+        for body in [
+            r#"{"error":{"type":"overloaded_error","message":"busy"}}"#,
+            r#"{"error":{"message":"The model is Overloaded"}}"#,
+        ] {
+            assert!(refused(503, body).starts_with("overloaded: "), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_a_stream_has_the_category_of_its_type() {
+        let table = [
+            (r#"{"type":"overloaded_error","message":"m"}"#, "overloaded"),
+            (r#"{"type":"rate_limit_error","message":"m"}"#, "rate_limit"),
+            (r#"{"type":"authentication_error","message":"m"}"#, "auth"),
+            (r#"{"type":"permission_error","message":"m"}"#, "auth"),
+            (
+                r#"{"type":"invalid_request_error","message":"m"}"#,
+                "bad_request",
+            ),
+            (r#"{"type":"not_found_error","message":"m"}"#, "bad_request"),
+            (
+                r#"{"type":"request_too_large","message":"m"}"#,
+                "bad_request",
+            ),
+            (r#"{"type":"timeout_error","message":"m"}"#, "timeout"),
+            (r#"{"type":"api_error","message":"m"}"#, "server"),
+            (
+                r#"{"type":"server_error","message":"m","code":500}"#,
+                "server",
+            ),
+            (r#"{"code":429,"message":"m"}"#, "rate_limit"),
+            (r#"{"code":"502","message":"m"}"#, "server"),
+            (
+                r#"{"type":"invalid_request_error","code":"invalid_api_key","message":"m"}"#,
+                "auth",
+            ),
+            (r#""m""#, "server"),
+        ];
+        for (error, category) in table {
+            let told = in_reply(&format!("{{\"type\":\"error\",\"error\":{error}}}"));
+            assert_eq!(told.to_string(), format!("{category}: m"), "{error}");
+        }
+        assert_eq!(
+            in_reply(r#"{"error":{}}"#).to_string(),
+            "server: the service reported an error without words"
+        );
+    }
+
+    #[test]
+    fn a_wish_to_wait_is_seconds_or_a_date() {
+        let now: Timestamp = "2015-10-21T07:28:00Z".parse().expect("a time");
+        let wish = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_str(value).expect("a value"));
+            retry_after(&headers, now)
+        };
+        let seconds = |s: f64| Some(Duration::from_secs_f64(s));
+        assert_eq!(wish("retry-after", "17"), seconds(17.0));
+        assert_eq!(wish("retry-after", " 0.5 "), seconds(0.5));
+        assert_eq!(
+            wish("retry-after", "Wed, 21 Oct 2015 07:28:30 GMT"),
+            seconds(30.0)
+        );
+        assert_eq!(
+            wish("retry-after", "Wed, 21 Oct 2015 07:00:00 GMT"),
+            seconds(0.0)
+        );
+        assert_eq!(wish("retry-after-ms", "250"), seconds(0.25));
+        assert_eq!(wish("retry-after", "1e300"), seconds(86_400.0));
+        for nonsense in ["", "-1", "soon", "NaN"] {
+            assert_eq!(wish("retry-after", nonsense), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Which providers there are: builds a client for each configured one, and finds it by name.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::config::{self, ProviderKind};
+use crate::providers::Provider;
+use crate::providers::anthropic::Anthropic;
+use crate::providers::ollama::Ollama;
+use crate::providers::openai::OpenAi;
+use crate::providers::scripted::Scripted;
+
+/// The providers that exist without being configured, in the order in which they are told.
+const BUILT_IN: [&str; 3] = ["anthropic", "openai", "ollama"];
+
+/// A provider ready to be asked.
+pub struct Served {
+    /// Its configured name.
+    pub name: String,
+    /// The wire it speaks.
+    pub kind: ProviderKind,
+    /// The client.
+    pub provider: Box<dyn Provider>,
+    /// Held around one request; none means no limit.
+    pub permits: Option<Arc<Semaphore>>,
+}
+
+/// All configured providers.
+pub struct Registry {
+    providers: BTreeMap<String, Result<Arc<Served>, Unavailable>>,
+}
+
+/// Why a model's provider cannot be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// No such provider.
+    #[error("unsupported provider \"{name}\": supported providers are {supported}")]
+    Unsupported {
+        /// What was asked for.
+        name: String,
+        /// What there is, parted by commas.
+        supported: String,
+    },
+    /// It needs a key.
+    #[error("API key for provider \"{name}\" is not configured (set {env} or add to config.toml)")]
+    MissingKey {
+        /// Its name.
+        name: String,
+        /// The variable that would hold the key.
+        env: String,
+    },
+}
+
+/// Why a configured provider cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[error("[providers.{name}]: {why}")]
+pub struct RegistryError {
+    /// Its name.
+    pub name: String,
+    /// What is wrong, and what to do.
+    pub why: String,
+}
+
+impl Registry {
+    /// Builds a client for each. One that lacks its key is kept as that answer: agents that do not use it must run.
+    pub fn build(providers: &BTreeMap<String, config::Provider>) -> Result<Self, RegistryError> {
+        let mut built = BTreeMap::new();
+        for (name, config) in providers {
+            let served = match needs_key(config) {
+                true => Err(Unavailable::MissingKey {
+                    name: name.clone(),
+                    env: config.key_env.clone(),
+                }),
+                false => Ok(Arc::new(Served {
+                    name: name.clone(),
+                    kind: config.kind,
+                    provider: client(name, config).map_err(|why| RegistryError {
+                        name: name.clone(),
+                        why,
+                    })?,
+                    permits: config
+                        .max_concurrent
+                        .filter(|most| *most > 0)
+                        .map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)))),
+                })),
+            };
+            built.insert(name.clone(), served);
+        }
+        Ok(Self { providers: built })
+    }
+
+    /// The provider of that name.
+    pub fn get(&self, name: &str) -> Result<&Arc<Served>, Unavailable> {
+        match self.providers.get(name) {
+            Some(served) => served.as_ref().map_err(Unavailable::clone),
+            None => Err(Unavailable::Unsupported {
+                name: name.to_owned(),
+                supported: self.supported(),
+            }),
+        }
+    }
+
+    fn supported(&self) -> String {
+        let own = self.providers.keys().map(String::as_str);
+        let own = own.filter(|name| !BUILT_IN.contains(name));
+        BUILT_IN
+            .into_iter()
+            .chain(own)
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+}
+
+fn client(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, String> {
+    // What one service sent is not for another, though both speak one wire: signatures are the service's own.
+    let mark = |wire: &str| match name == wire {
+        true => wire.to_owned(),
+        false => format!("{wire}/{name}"),
+    };
+    Ok(match config.kind {
+        ProviderKind::Anthropic => Box::new(Anthropic::new(mark("anthropic"), config)?),
+        ProviderKind::Openai => Box::new(OpenAi::new(mark("openai"), config)?),
+        ProviderKind::Ollama => Box::new(Ollama::new(mark("ollama"), config)?),
+        ProviderKind::Scripted => Box::new(Scripted::load(name, &config.scripts)?),
+    })
+}
+
+/// Whether a request could not be sent for want of a key. Local servers need none, and a configured header may be one.
+fn needs_key(config: &config::Provider) -> bool {
+    let has_header = |name: &str| config.headers.keys().any(|h| h.eq_ignore_ascii_case(name));
+    let wants_key = match config.kind {
+        ProviderKind::Anthropic => true,
+        ProviderKind::Openai => config.base_url.is_none(),
+        ProviderKind::Ollama | ProviderKind::Scripted => false,
+    };
+    wants_key
+        && config.api_key.is_none()
+        && !has_header("authorization")
+        && !has_header("x-api-key")
+}

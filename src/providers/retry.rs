@@ -1,0 +1,62 @@
+//! How long to wait before a failed request is sent again: full jitter, and the service's own wish. Pure.
+
+use std::time::Duration;
+
+use crate::domain::agent::{Backoff, Retry};
+
+/// The wait before try `attempt` (1 is the first retry): uniform between 0 and the policy's bound, or what the service
+/// asks for where that is known. `random` is a number in 0..1.
+pub fn wait(policy: &Retry, attempt: u32, retry_after: Option<Duration>, random: f64) -> Duration {
+    // A service that names a time knows better than our guess; the caller bounds it by what is left of the deadline.
+    retry_after.unwrap_or_else(|| bound(policy, attempt).mul_f64(random.clamp(0.0, 1.0)))
+}
+
+/// The longest wait that the policy allows before try `attempt`.
+fn bound(policy: &Retry, attempt: u32) -> Duration {
+    let times = match policy.backoff {
+        Backoff::Exponential => 2u32.saturating_pow(attempt.saturating_sub(1)),
+        Backoff::Linear => attempt,
+        Backoff::Fixed => 1,
+    };
+    policy
+        .initial_delay
+        .saturating_mul(times)
+        .min(policy.max_delay)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::wait;
+    use crate::domain::agent::{Backoff, Retry};
+
+    fn longest(backoff: Backoff, attempt: u32) -> u128 {
+        let policy = Retry {
+            backoff,
+            ..Retry::default()
+        };
+        wait(&policy, attempt, None, 1.0).as_millis()
+    }
+
+    #[test]
+    fn the_bound_grows_as_the_policy_says() {
+        let over = |backoff| [1, 2, 3, 4, u32::MAX].map(|attempt| longest(backoff, attempt));
+        assert_eq!(over(Backoff::Exponential), [500, 1000, 2000, 4000, 30_000]);
+        assert_eq!(over(Backoff::Linear), [500, 1000, 1500, 2000, 30_000]);
+        assert_eq!(over(Backoff::Fixed), [500; 5]);
+    }
+
+    #[test]
+    fn the_wait_is_spread_from_nothing_to_the_bound() {
+        let policy = Retry::default();
+        let at = |random| wait(&policy, 2, None, random).as_millis();
+        assert_eq!([at(0.0), at(0.25), at(1.0)], [0, 250, 1000]);
+    }
+
+    #[test]
+    fn the_service_is_heard() {
+        let asked = Duration::from_secs(77);
+        assert_eq!(wait(&Retry::default(), 1, Some(asked), 0.1), asked);
+    }
+}

@@ -1,0 +1,535 @@
+//! The embedded provider that answers from files instead of a network: for the demo and for tests of one's own agents.
+//!
+//! A script is a TOML file; `<provider>/<model>` is answered from `<model>.toml`. The format is described for its
+//! writers in `docs/AGENTS.md`. Which reply comes is read from the conversation alone, so it is the same in every
+//! process and however many runs there are at once. Only errors that are raised a number of times are counted.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::domain::usage::TokenUsage;
+use crate::providers::scripted::script::{Reply, Script};
+use crate::providers::scripted::template::{Quotes, Unfilled};
+use crate::providers::{Category, ChatRequest, Provider, ProviderError};
+
+mod script;
+mod template;
+
+/// Most conversations whose raised errors are counted at once.
+const MAX_COUNTED: usize = 10_000;
+
+/// Answers from scripts.
+pub struct Scripted {
+    name: String,
+    /// By model.
+    scripts: BTreeMap<String, Script>,
+    /// How many errors each conversation that stands before a failing reply has been given.
+    raised: Mutex<HashMap<u64, u32>>,
+}
+
+impl Scripted {
+    /// Reads every script: files as they are named, directories with all `*.toml` directly in them. `name` is the
+    /// provider's, for messages. The error names the file, and line and key where there are any.
+    pub fn load(name: &str, scripts: &[PathBuf]) -> Result<Self, String> {
+        let mut from: BTreeMap<String, PathBuf> = BTreeMap::new();
+        let mut read = BTreeMap::new();
+        for path in files(scripts)? {
+            let model = path
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .ok_or_else(|| format!("{}: the file's name is no model's name", path.display()))?
+                .to_owned();
+            if let Some(first) = from.get(&model) {
+                return Err(format!(
+                    "{} and {} are both scripts of {name}/{model}; rename or remove one",
+                    first.display(),
+                    path.display()
+                ));
+            }
+            let text = std::fs::read_to_string(&path)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+            read.insert(model.clone(), Script::read(&path, &text)?);
+            from.insert(model, path);
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            scripts: read,
+            raised: Mutex::default(),
+        })
+    }
+
+    fn script(&self, model: &str) -> Result<&Script, ProviderError> {
+        self.scripts.get(model).ok_or_else(|| {
+            let there = if self.scripts.is_empty() {
+                format!("set [providers.{}] scripts", self.name)
+            } else {
+                let names: Vec<_> = self.scripts.keys().map(String::as_str).collect();
+                format!("there are {}", names.join(", "))
+            };
+            ProviderError::new(
+                Category::BadRequest,
+                format!("no script for model \"{}/{model}\": {there}", self.name),
+            )
+        })
+    }
+
+    /// The error that this reply owes the conversation, if any is left. A reply without an answer starts over.
+    fn owed_error(&self, reply: &Reply, conversation: u64) -> Option<ProviderError> {
+        let all: u32 = reply
+            .errors
+            .iter()
+            .fold(0, |sum, raise| sum.saturating_add(raise.times));
+        if all == 0 {
+            return None;
+        }
+        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = raised.remove(&conversation).unwrap_or(0);
+        if given >= all {
+            if reply.answers() {
+                return None;
+            }
+            given = 0;
+        }
+        if raised.len() >= MAX_COUNTED
+            && let Some(any) = raised.keys().next().copied()
+        {
+            raised.remove(&any);
+        }
+        raised.insert(conversation, given + 1);
+        let raise = reply.errors.iter().find(|raise| {
+            let due = given < raise.times;
+            given = given.saturating_sub(raise.times);
+            due
+        })?;
+        Some(ProviderError {
+            retry_after: raise.retry_after,
+            ..ProviderError::new(raise.category, raise.message.clone())
+        })
+    }
+}
+
+impl Provider for Scripted {
+    fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<crate::providers::Reply, ProviderError>> {
+        Box::pin(async move {
+            let script = self.script(request.model)?;
+            let place = Place::of(request.messages);
+            let (series, position, reply) =
+                script.choose(place.input, place.turn).ok_or_else(|| {
+                    ProviderError::new(
+                        Category::BadRequest,
+                        format!(
+                            "the script of {}/{} has no reply for this input; add one without `match`",
+                            self.name, request.model
+                        ),
+                    )
+                })?;
+            if let Some(error) = self.owed_error(reply, fingerprint(&request, series, position)) {
+                return Err(error);
+            }
+            let message = speak(reply, &place).map_err(refused)?;
+            let usage = TokenUsage {
+                input: reply
+                    .input_tokens
+                    .unwrap_or_else(|| estimate_prompt(&request)),
+                output: reply
+                    .output_tokens
+                    .unwrap_or_else(|| estimate_message(&message)),
+                ..TokenUsage::default()
+            };
+            let takes = reply
+                .delay
+                .saturating_mul(u32::try_from(usage.output).unwrap_or(u32::MAX));
+            tell(&message.content, takes, request.stream, deltas).await;
+            let stop = match (&reply.stop_reason, message.tool_calls.is_empty()) {
+                (Some(word), _) => word.clone(),
+                (None, true) => "end_turn".to_owned(),
+                (None, false) => "tool_use".to_owned(),
+            };
+            Ok(crate::providers::Reply {
+                message,
+                usage: Some(usage),
+                stop_reason: Some(stop),
+                model: Some(request.model.to_owned()),
+            })
+        })
+    }
+}
+
+/// Where a conversation stands.
+struct Place<'a> {
+    /// The last user message.
+    input: &'a str,
+    /// The turn to be answered: 1 after a user message.
+    turn: usize,
+    /// The results of the turn before, if it had calls.
+    results: &'a [ToolResult],
+}
+
+impl<'a> Place<'a> {
+    fn of(messages: &'a [Message]) -> Self {
+        let mut place = Self {
+            input: "",
+            turn: 1,
+            results: &[],
+        };
+        for message in messages {
+            match message {
+                Message::User { content } => {
+                    place = Self {
+                        input: content,
+                        turn: 1,
+                        results: &[],
+                    };
+                }
+                Message::Assistant(_) => {
+                    place.turn += 1;
+                    place.results = &[];
+                }
+                Message::Tool { tool_results } => place.results = tool_results,
+            }
+        }
+        place
+    }
+}
+
+fn speak(reply: &Reply, place: &Place<'_>) -> Result<AssistantMessage, Unfilled> {
+    let quotes = Quotes {
+        input: place.input,
+        results: place.results,
+    };
+    let content = match &reply.text {
+        Some(text) => text.fill(quotes)?,
+        None => String::new(),
+    };
+    let tool_calls = reply
+        .calls
+        .iter()
+        .enumerate()
+        .map(|(position, call)| {
+            Ok(ToolCall {
+                id: format!("scripted_{}_{}", place.turn, position + 1),
+                provider_id: String::new(),
+                name: call.name.clone(),
+                arguments: call.arguments(quotes)?.into(),
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(AssistantMessage {
+        content,
+        tool_calls,
+        echo: None,
+    })
+}
+
+/// Lets the time of the reply pass, word by word where somebody listens.
+async fn tell(text: &str, takes: Duration, stream: bool, deltas: &mut (dyn FnMut(&str) + Send)) {
+    let words: Vec<&str> = text.split_inclusive(char::is_whitespace).collect();
+    if !stream || words.is_empty() {
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
+        return;
+    }
+    let pause = takes / u32::try_from(words.len()).unwrap_or(u32::MAX);
+    for word in words {
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+        deltas(word);
+    }
+}
+
+fn refused(unfilled: Unfilled) -> ProviderError {
+    let category = match unfilled {
+        Unfilled::NoResult { .. } => Category::BadRequest,
+        Unfilled::TooLarge => Category::Server,
+    };
+    ProviderError::new(category, unfilled.to_string())
+}
+
+/// Tells conversations apart that stand before the same reply.
+fn fingerprint(request: &ChatRequest<'_>, series: usize, position: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (request.model, request.system, series, position).hash(&mut hasher);
+    for message in request.messages {
+        match message {
+            Message::User { content } => content.hash(&mut hasher),
+            Message::Assistant(said) => {
+                said.content.hash(&mut hasher);
+                for call in &said.tool_calls {
+                    (&call.name, call.arguments.get()).hash(&mut hasher);
+                }
+            }
+            Message::Tool { tool_results } => {
+                for result in tool_results {
+                    result.content.hash(&mut hasher);
+                }
+            }
+        }
+    }
+    hasher.finish()
+}
+
+/// Four bytes to a token, as a rule of thumb for text that no tokenizer has seen.
+fn estimate(bytes: usize) -> u64 {
+    bytes.div_ceil(4) as u64
+}
+
+fn estimate_prompt(request: &ChatRequest<'_>) -> u64 {
+    let messages = request.messages.iter().map(|message| match message {
+        Message::User { content } => estimate(content.len()),
+        Message::Assistant(said) => estimate_message(said),
+        Message::Tool { tool_results } => tool_results
+            .iter()
+            .map(|result| estimate(result.content.len()))
+            .sum(),
+    });
+    estimate(request.system.len()) + messages.sum::<u64>()
+}
+
+fn estimate_message(message: &AssistantMessage) -> u64 {
+    let calls = message
+        .tool_calls
+        .iter()
+        .map(|call| estimate(call.name.len() + call.arguments.get().len()));
+    estimate(message.content.len()) + calls.sum::<u64>()
+}
+
+fn files(scripts: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for path in scripts {
+        if path.is_dir() {
+            files.extend(scripts_in(path)?);
+        } else if path.is_file() {
+            files.push(path.clone());
+        } else {
+            return Err(format!(
+                "scripts: {} is neither a file nor a directory",
+                path.display()
+            ));
+        }
+    }
+    Ok(files)
+}
+
+fn scripts_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
+    let unreadable = |error: std::io::Error| format!("scripts: {}: {error}", dir.display());
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.is_file()
+            && path
+                .extension()
+                .is_some_and(|extension| extension == "toml")
+        {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::Scripted;
+    use crate::domain::agent::Params;
+    use crate::domain::message::{AssistantMessage, Message, ToolResult};
+    use crate::providers::{Category, ChatRequest, Provider, ProviderError, Reply};
+
+    struct Stage {
+        scripted: Scripted,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Stage {
+        fn with(script: &str) -> Self {
+            let dir = tempfile::tempdir().expect("a directory");
+            std::fs::write(dir.path().join("m.toml"), script).expect("a script");
+            std::fs::write(dir.path().join("notes.md"), "no script").expect("a file");
+            let scripted =
+                Scripted::load("scripted", &[dir.path().to_owned()]).expect("a provider");
+            Self {
+                scripted,
+                _dir: dir,
+            }
+        }
+
+        async fn ask(&self, messages: &[Message]) -> Result<Reply, ProviderError> {
+            self.listen("m", messages, &mut |_| {}).await
+        }
+
+        async fn listen(
+            &self,
+            model: &str,
+            messages: &[Message],
+            deltas: &mut (dyn FnMut(&str) + Send),
+        ) -> Result<Reply, ProviderError> {
+            let request = ChatRequest {
+                model,
+                system: "",
+                messages,
+                tools: &[],
+                params: &Params::default(),
+                stream: true,
+                multi_turn: false,
+            };
+            self.scripted.complete(request, deltas).await
+        }
+    }
+
+    fn user(content: &str) -> Message {
+        Message::User {
+            content: content.to_owned(),
+        }
+    }
+
+    fn results(contents: &[&str]) -> Message {
+        let tool_results = contents.iter().map(|content| ToolResult {
+            call_id: String::new(),
+            content: (*content).to_owned(),
+            is_error: false,
+        });
+        Message::Tool {
+            tool_results: tool_results.collect(),
+        }
+    }
+
+    #[tokio::test]
+    async fn turns_are_counted_from_the_conversation() {
+        let stage = Stage::with(
+            r#"
+            [[replies]]
+            tool_calls = [{ name = "call_agent", arguments = { agent = "a", task = "read {{input}}", n = 1 } }]
+            [[replies]]
+            text = "read: {{result.1}} and {{result.2}}"
+            input_tokens = 7
+            output_tokens = 3
+            stop_reason = "max_tokens"
+            "#,
+        );
+        let first = stage.ask(&[user("it")]).await.expect("a reply");
+        let call = &first.message.tool_calls[0];
+        assert_eq!(call.id, "scripted_1_1");
+        assert_eq!(
+            call.arguments.get(),
+            r#"{"agent":"a","n":1,"task":"read it"}"#
+        );
+        assert_eq!(first.stop_reason.as_deref(), Some("tool_use"));
+        assert!(first.usage.is_some_and(|u| u.input == 1 && u.output > 1));
+        let talk = [
+            user("it"),
+            Message::Assistant(first.message),
+            results(&["x", "y"]),
+        ];
+        let second = stage.ask(&talk).await.expect("a reply");
+        assert_eq!(second.message.content, "read: x and y");
+        assert_eq!(second.stop_reason.as_deref(), Some("max_tokens"));
+        assert!(second.usage.is_some_and(|u| u.input == 7 && u.output == 3));
+        let mut session = talk.to_vec();
+        session.push(Message::Assistant(AssistantMessage::default()));
+        session.push(user("more"));
+        let again = stage.ask(&session).await.expect("a reply");
+        assert_eq!(again.message.tool_calls.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn it_streams_word_by_word_what_it_returns() {
+        let stage = Stage::with("delay_ms = 1\n[[replies]]\ntext = \"one two\\nthree \"\n");
+        let mut heard = Vec::new();
+        let reply = stage
+            .listen("m", &[user("")], &mut |word| heard.push(word.to_owned()))
+            .await
+            .expect("a reply");
+        assert_eq!(heard, ["one ", "two\n", "three "]);
+        assert_eq!(reply.message.content, heard.concat());
+        assert_eq!(reply.model.as_deref(), Some("m"));
+    }
+
+    #[tokio::test]
+    async fn errors_come_their_number_of_times_for_each_conversation() {
+        let stage = Stage::with(
+            r#"
+            [[replies]]
+            errors = [{ category = "rate_limit", times = 2, retry_after_ms = 5 }, { category = "server", message = "boo" }]
+            text = "at last"
+            [[replies]]
+            match = "broken"
+            errors = [{ category = "overloaded" }]
+            "#,
+        );
+        for _ in 0..2 {
+            for expected in [
+                "rate_limit: scripted rate_limit",
+                "rate_limit: scripted rate_limit",
+                "server: boo",
+            ] {
+                let error = stage.ask(&[user("a")]).await.expect_err("an error");
+                assert_eq!(error.to_string(), expected);
+                if error.category == Category::RateLimit {
+                    assert_eq!(error.retry_after, Some(std::time::Duration::from_millis(5)));
+                }
+                let other = stage.ask(&[user("broken")]).await.expect_err("an error");
+                assert_eq!(other.category, Category::Overloaded);
+            }
+            let reply = stage.ask(&[user("a")]).await.expect("a reply");
+            assert_eq!(reply.message.content, "at last");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_answered_says_why() {
+        let stage = Stage::with("[[replies]]\nmatch = \"a\"\ntext = \"{{result.1}}\"\n");
+        let why = |error: ProviderError| error.to_string();
+        assert_eq!(
+            why(stage.ask(&[user("a")]).await.expect_err("an error")),
+            "bad_request: the script quotes {{result.1}}, but the last turn has 0 tool results"
+        );
+        assert_eq!(
+            why(stage.ask(&[user("b")]).await.expect_err("an error")),
+            "bad_request: the script of scripted/m has no reply for this input; add one without `match`"
+        );
+        assert_eq!(
+            why(stage
+                .listen("n", &[user("a")], &mut |_| {})
+                .await
+                .expect_err("an error")),
+            "bad_request: no script for model \"scripted/n\": there are m"
+        );
+    }
+
+    #[test]
+    fn two_scripts_of_one_model_and_missing_files_are_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("m.toml");
+        std::fs::write(&file, "[[replies]]\ntext = \"\"\n").expect("a script");
+        let twice = Scripted::load("s", &[dir.path().to_owned(), file]).err();
+        assert!(twice.is_some_and(|why| why.contains("both scripts of s/m")));
+        let missing = Scripted::load("s", &[dir.path().join("none")]).err();
+        assert!(missing.is_some_and(|why| why.contains("neither a file nor a directory")));
+    }
+
+    #[tokio::test]
+    async fn many_at_once_do_not_disturb_each_other() {
+        let stage = Arc::new(Stage::with("[[replies]]\ntext = \"you said {{input}}\"\n"));
+        let asks = (0..50).map(|n| {
+            let stage = stage.clone();
+            async move {
+                let reply = stage.ask(&[user(&n.to_string())]).await.expect("a reply");
+                assert_eq!(reply.message.content, format!("you said {n}"));
+            }
+        });
+        futures_util::future::join_all(asks).await;
+    }
+}

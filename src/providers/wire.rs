@@ -1,0 +1,475 @@
+//! The one HTTP client of the providers: sends a body, reads the reply whole or in messages, within bounds, and turns
+//! every way this can fail into a [`ProviderError`]. Knows no service's JSON, no retry policy and no run.
+
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use jiff::Timestamp;
+use reqwest::{Client, Request, Response, Url};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::config;
+use crate::providers::lines::{Format, Messages, TooLong};
+use crate::providers::{Category, ProviderError, refusal};
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a service may say nothing. A model on a slow machine reads a long prompt for minutes before its first word.
+const IDLE: Duration = Duration::from_secs(600);
+/// How long the end of a body may take after its last message, so that the connection can be used again.
+const LINGER: Duration = Duration::from_millis(20);
+/// How long we wait for the words of a refusal whose status we already know.
+const REFUSAL: Duration = Duration::from_secs(10);
+/// The most bytes of one message of a stream.
+const MAX_MESSAGE: usize = 8 << 20;
+/// Secrets shorter than this are not looked for in messages: they would be found in any text.
+const MIN_SECRET: usize = 6;
+
+/// Where a service is.
+#[derive(Clone, Debug)]
+pub struct Base {
+    url: Url,
+}
+
+impl Base {
+    /// Reads `http(s)://host[:port][/path]`, with or without a slash at its end. An address without a scheme is `http`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let bad =
+            |why: &str| format!("base_url {why}; it should look like http://localhost:8000/v1");
+        let full = match text.contains("://") {
+            true => Cow::Borrowed(text),
+            false => Cow::Owned(format!("http://{text}")),
+        };
+        // The text itself is not repeated: it may hold a password.
+        let mut url = Url::parse(&full).map_err(|why| bad(&format!("is not a URL ({why})")))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(bad("must start with http:// or https://"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(bad(
+                "must not hold a user or password (use api_key or headers)",
+            ));
+        }
+        let path = url.path().trim_end_matches('/').to_owned();
+        url.set_path(&path);
+        url.set_fragment(None);
+        Ok(Self { url })
+    }
+
+    /// Whether it is more than a scheme and an authority.
+    pub fn has_path(&self) -> bool {
+        self.url.path() != "/"
+    }
+
+    /// The host's name.
+    pub fn host(&self) -> &str {
+        self.url.host_str().unwrap_or_default()
+    }
+
+    /// This address with `path` (which starts with a slash) at its end; a query stays.
+    pub fn join(&self, path: &str) -> Self {
+        let mut url = self.url.clone();
+        let whole = format!("{}{path}", self.url.path().trim_end_matches('/'));
+        url.set_path(&whole);
+        Self { url }
+    }
+
+    fn is_loopback(&self) -> bool {
+        let host = self.host().trim_matches(['[', ']']);
+        let address = host.parse::<std::net::IpAddr>();
+        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    }
+}
+
+impl std::fmt::Display for Base {
+    /// Without slash at its end and without query, which may hold a key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut url = self.url.clone();
+        url.set_query(None);
+        f.write_str(url.as_str().trim_end_matches('/'))
+    }
+}
+
+/// A service's client: its address, its headers, its bounds and its pooled connections.
+pub struct Wire {
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    /// Looked for in every error message.
+    secrets: Vec<SecretString>,
+    max_reply: usize,
+    timeout: Option<Duration>,
+    /// What is said when nobody listens at the address.
+    refused: Option<String>,
+}
+
+/// What the body of a reply is made of.
+#[derive(Clone, Copy, Debug)]
+pub enum Part<'a> {
+    /// All of it, as one document.
+    Whole(&'a str),
+    /// One message of a stream.
+    Message(&'a str),
+}
+
+impl Wire {
+    /// A client that posts to `base` and `path`. `headers` are the wire's own; those of the config win over them.
+    /// `refused` is what to say when nobody listens there.
+    pub fn new(
+        config: &config::Provider,
+        base: &Base,
+        path: &str,
+        headers: &[(&'static str, Option<String>)],
+        refused: Option<String>,
+    ) -> Result<Self, String> {
+        let Base { url } = base.join(path);
+        let mut builder = Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT)
+            .read_timeout(IDLE)
+            .tcp_nodelay(true)
+            // A run of thousands of agents ends one turn and starts the next: its connections are worth keeping.
+            .pool_max_idle_per_host(usize::MAX)
+            .pool_idle_timeout(Duration::from_secs(60))
+            // One connection a request: in HTTP/2 all would share one, and wait there for a free stream.
+            .http1_only()
+            // A compressor holds deltas back.
+            .no_gzip();
+        if let Some(timeout) = config.timeout {
+            builder = builder.timeout(timeout);
+        }
+        if base.is_loopback() {
+            builder = builder.no_proxy();
+        }
+        if url.scheme() == "http" {
+            // Without redirects a plain address never needs the system's certificates; reading them takes a while.
+            builder = builder.tls_certs_only([]);
+        }
+        let client = builder
+            .build()
+            .map_err(|why| format!("cannot start its HTTP client: {}", root_cause(&why)))?;
+        let mut secrets = Vec::new();
+        secrets.extend(config.api_key.clone());
+        secrets.extend(config.headers.values().cloned());
+        secrets.retain(|secret| secret.expose_secret().trim().len() >= MIN_SECRET);
+        Ok(Self {
+            client,
+            url,
+            headers: all_headers(config, headers)?,
+            secrets,
+            max_reply: config.max_reply,
+            timeout: config.timeout,
+            refused,
+        })
+    }
+
+    /// Posts `body` and hands the reply over to `hear`, as one document or message by message, whichever the service
+    /// sends; a stream is cut as `format` says. `hear` says whether the reply is complete; a stream that ends before that
+    /// has broken off. `stream` is whether a stream was asked for.
+    pub async fn ask(
+        &self,
+        body: Vec<u8>,
+        format: Format,
+        stream: bool,
+        mut hear: impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send,
+    ) -> Result<(), ProviderError> {
+        let mut request = Request::new(Method::POST, self.url.clone());
+        *request.headers_mut() = self.headers.clone();
+        *request.body_mut() = Some(body.into());
+        let mut response = match self.client.execute(request).await {
+            Ok(response) => response,
+            Err(why) => return Err(self.cleaned(self.unreached(&why))),
+        };
+        if !response.status().is_success() {
+            // Boxed because it is rare and would make every waiting request larger.
+            return Err(self.cleaned(Box::pin(self.refusal(response)).await));
+        }
+        let heard = match is_stream(&response, format, stream) {
+            true => self.hear_messages(&mut response, format, &mut hear).await,
+            false => match self.whole(&mut response).await {
+                Ok(body) => hear(Part::Whole(&String::from_utf8_lossy(&body))).map(|_| ()),
+                Err(why) => Err(why),
+            },
+        };
+        heard.map_err(|error| self.broke_off(error))
+    }
+
+    /// An error from a reply that had begun: it may have to be paid for, and it may quote the service.
+    pub fn broke_off(&self, mut error: ProviderError) -> ProviderError {
+        error.may_have_cost = true;
+        self.cleaned(error)
+    }
+
+    async fn hear_messages(
+        &self,
+        response: &mut Response,
+        format: Format,
+        hear: &mut (impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send),
+    ) -> Result<(), ProviderError> {
+        let mut messages = Messages::new(format, MAX_MESSAGE.min(self.max_reply));
+        let mut seen = 0;
+        while let Some(chunk) = response.chunk().await.map_err(|why| self.cut(&why))? {
+            self.count(&mut seen, &chunk)?;
+            messages.feed(chunk);
+            while let Some(message) = messages.next_message()? {
+                if hear(Part::Message(&message))? {
+                    let _ = tokio::time::timeout(LINGER, response.chunk()).await;
+                    return Ok(());
+                }
+            }
+        }
+        let complete = match messages.rest() {
+            // Half a message is no surprise here, but an error that the service reported must not be lost.
+            Some(rest) => match hear(Part::Message(&rest)) {
+                Err(error) if !error.message.starts_with(UNREADABLE) => return Err(error),
+                heard => heard.unwrap_or(false),
+            },
+            None => false,
+        };
+        match complete {
+            true => Ok(()),
+            false => Err(ProviderError::new(
+                Category::Server,
+                "the stream ended before the reply was complete",
+            )),
+        }
+    }
+
+    async fn whole(&self, response: &mut Response) -> Result<Bytes, ProviderError> {
+        let mut seen = 0;
+        let mut body: Option<Vec<u8>> = None;
+        let mut first = Bytes::new();
+        // Most replies are one chunk, which need not be copied.
+        while let Some(chunk) = response.chunk().await.map_err(|why| self.cut(&why))? {
+            self.count(&mut seen, &chunk)?;
+            match &mut body {
+                Some(body) => body.extend_from_slice(&chunk),
+                None if first.is_empty() => first = chunk,
+                None => body = Some([&first[..], &chunk[..]].concat()),
+            }
+        }
+        Ok(body.map_or(first, Bytes::from))
+    }
+
+    fn count(&self, seen: &mut usize, chunk: &Bytes) -> Result<(), ProviderError> {
+        *seen += chunk.len();
+        match *seen > self.max_reply {
+            true => Err(TooLong.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Reads why the service said no.
+    async fn refusal(&self, mut response: Response) -> ProviderError {
+        let status = response.status();
+        let retry_after = refusal::retry_after(response.headers(), Timestamp::now());
+        match tokio::time::timeout(REFUSAL, self.whole(&mut response)).await {
+            Ok(Err(too_long)) if too_long.message == TOO_LARGE => ProviderError {
+                message: TOO_LARGE.to_owned(),
+                ..refusal::from_status(status, "", retry_after)
+            },
+            // The status has come, so what it means is known, whatever became of the words.
+            Ok(Err(_)) | Err(_) => refusal::from_status(status, "", retry_after),
+            Ok(Ok(body)) => {
+                refusal::from_status(status, &String::from_utf8_lossy(&body), retry_after)
+            }
+        }
+    }
+
+    /// A request that got no reply.
+    fn unreached(&self, why: &reqwest::Error) -> ProviderError {
+        if let Some(refused) = self.refused.as_ref().filter(|_| is_refused(why)) {
+            return ProviderError::new(Category::Server, refused.clone());
+        }
+        let place = self.url.host_str().unwrap_or_default();
+        let cause = root_cause(why);
+        if why.is_connect() {
+            let message = format!("could not connect to {place}: {cause}");
+            return ProviderError::new(Category::Server, message);
+        }
+        if why.is_timeout() {
+            return self.too_late();
+        }
+        let message = format!("the connection to {place} broke: {cause}");
+        ProviderError::new(Category::Server, message)
+    }
+
+    /// A reply whose body broke off.
+    fn cut(&self, why: &reqwest::Error) -> ProviderError {
+        match why.is_timeout() {
+            true => self.too_late(),
+            false => ProviderError::new(
+                Category::Server,
+                format!("the reply broke off: {}", root_cause(why)),
+            ),
+        }
+    }
+
+    fn too_late(&self) -> ProviderError {
+        let message = match self.timeout {
+            Some(timeout) => format!("no whole reply within {}s", timeout.as_secs_f64()),
+            None => format!("nothing came for {}s", IDLE.as_secs()),
+        };
+        ProviderError::new(Category::Timeout, message)
+    }
+
+    /// The error without our secrets, which some services repeat.
+    fn cleaned(&self, mut error: ProviderError) -> ProviderError {
+        for secret in &self.secrets {
+            let secret = secret.expose_secret().trim();
+            if error.message.contains(secret) {
+                error.message = error.message.replace(secret, "[redacted]");
+            }
+        }
+        error
+    }
+}
+
+/// The error of a reply that exceeds its bound.
+const TOO_LARGE: &str = "response too large";
+/// How the error of a reply that cannot be read begins.
+const UNREADABLE: &str = "failed to parse response";
+
+impl From<TooLong> for ProviderError {
+    fn from(_: TooLong) -> Self {
+        Self::new(Category::Server, TOO_LARGE)
+    }
+}
+
+/// Reads a service's JSON.
+pub fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ProviderError> {
+    serde_json::from_str(text)
+        .map_err(|why| ProviderError::new(Category::Server, format!("{UNREADABLE}: {why}")))
+}
+
+/// Writes a request's JSON.
+pub fn write(body: &impl Serialize) -> Result<Vec<u8>, ProviderError> {
+    serde_json::to_vec(body).map_err(|why| {
+        let message = format!("the request cannot be written as JSON: {why}");
+        ProviderError::new(Category::BadRequest, message)
+    })
+}
+
+/// Adds `more` to `text`; the first piece, often the only one, is not copied.
+pub fn append(text: &mut String, more: String) {
+    match text.is_empty() {
+        true => *text = more,
+        false => text.push_str(&more),
+    }
+}
+
+/// Whether the body is a stream. A service may send a document though it was asked for a stream, and the reverse; and an
+/// error page must not be read as a stream without messages.
+fn is_stream(response: &Response, format: Format, stream: bool) -> bool {
+    let content_type = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    let is = |kind: &str| content_type.starts_with(kind);
+    let (own, whole) = match format {
+        Format::Sse => (
+            "text/event-stream",
+            is("application/json") || is("text/html"),
+        ),
+        // A stream of JSON lines may well call itself JSON.
+        Format::Ndjson => ("application/x-ndjson", is("text/html")),
+    };
+    is(own) || (stream && !whole)
+}
+
+fn all_headers(
+    config: &config::Provider,
+    own: &[(&'static str, Option<String>)],
+) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        USER_AGENT,
+        HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION"))),
+    );
+    for (name, value) in own {
+        if let Some(value) = value {
+            let value = secret_value(value).ok_or_else(|| {
+                format!("its {name} header has characters that no header may have: check api_key and version")
+            })?;
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    for (name, value) in &config.headers {
+        let header = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("headers.{name} is not a header's name"))?;
+        if [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING].contains(&header) {
+            return Err(format!(
+                "headers.{name} is set by the HTTP client: remove it"
+            ));
+        }
+        let value = secret_value(value.expose_secret())
+            .ok_or_else(|| format!("headers.{name} has characters that no header may have"))?;
+        headers.insert(header, value);
+    }
+    Ok(headers)
+}
+
+fn secret_value(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text.trim()).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn is_refused(why: &reqwest::Error) -> bool {
+    let mut cause = why.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>()
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// The innermost cause: the outer ones only say that a request failed, and name the address with its query.
+fn root_cause(why: &reqwest::Error) -> String {
+    let Some(mut cause) = why.source() else {
+        return "the HTTP client gave no reason".to_owned();
+    };
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Base;
+
+    #[test]
+    fn an_address_is_read_with_or_without_its_trimmings() {
+        let shown = |text: &str| Base::parse(text).expect("an address").to_string();
+        assert_eq!(shown("http://localhost:8000/"), "http://localhost:8000");
+        assert_eq!(shown(" https://a.b/v1// "), "https://a.b/v1");
+        assert_eq!(shown("127.0.0.1:11434"), "http://127.0.0.1:11434");
+        assert_eq!(shown("https://a.b/v1?key=secret"), "https://a.b/v1");
+        let joined = Base::parse("https://a.b/v1/?q=1")
+            .expect("an address")
+            .join("/chat");
+        assert_eq!(joined.url.as_str(), "https://a.b/v1/chat?q=1");
+        for bad in ["", "ftp://a", "http://", "http://me:secret@a", "http://a b"] {
+            let why = Base::parse(bad).expect_err("no address");
+            assert!(
+                why.starts_with("base_url ") && !why.contains("secret"),
+                "{why}"
+            );
+        }
+    }
+}
