@@ -1,0 +1,220 @@
+//! The store contract: runs, their steps and their events. Knows no engine, no agent and no HTTP.
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::event::{Event, StoredEvent};
+use crate::domain::message::{AssistantMessage, ToolResult};
+use crate::domain::run::{Outcome, Run, RunId, Status};
+use crate::domain::usage::{TreeUsage, Usage};
+
+pub mod open;
+pub mod sqlite;
+
+/// Where runs are kept. Writes of one caller are committed in the order in which they were handed over.
+pub trait RunStore: Send + Sync + 'static {
+    /// Commits one write with its steps and events, all or nothing, and returns the number of its last event
+    /// (0 without events). The bell given at opening rings after the commit.
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Hands a write over without waiting for its commit. A failure is logged by the store, and so that no run goes on
+    /// over a gap, every later write of that run fails too.
+    fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// One run, as committed. `tree` of a run that is not terminal is summed over what is committed below it.
+    fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
+
+    /// A page of runs, newest first.
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// The run and all its descendants, in the order in which they were made.
+    fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// The direct children of a run, in the order in which they were made.
+    fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// What a run left in the record, in order.
+    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
+
+    /// Events after a number, in order.
+    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>>;
+
+    /// Runs that are not terminal, deepest first, and among equals newest first.
+    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// Removes a root with its tree and its events; false where there is no such root.
+    fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Whether it can be written and read now.
+    fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Commits what was handed over and closes; later calls fail with [`StoreError::Closed`].
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Told of every committed write that had events, in the order of the commits, from the store's own thread: it must
+/// not block.
+pub type Bell = Box<dyn Fn(RunId, Vec<StoredEvent>) + Send + Sync>;
+
+/// Asked before events are rendered for the bell: whether anyone listens to this root.
+pub type Listening = Box<dyn Fn(RunId) -> bool + Send + Sync>;
+
+/// One transaction's worth of change to one run.
+#[derive(Debug)]
+pub struct Write {
+    /// The run.
+    pub run: RunId,
+    /// Its root, whose log gets the events.
+    pub root: RunId,
+    /// What changes in the run's record.
+    pub change: Change,
+    /// What is added to its steps.
+    pub steps: Vec<Step>,
+    /// What is added to its tree's log.
+    pub events: Vec<Event>,
+}
+
+/// A change to a run's record.
+#[derive(Debug)]
+pub enum Change {
+    /// A new record.
+    Open(Box<Run>),
+    /// It left the queue.
+    Start {
+        /// When.
+        at: Timestamp,
+    },
+    /// Its record stays as it is; only steps and events are added.
+    Nothing,
+    /// It is one reply or some tool calls further. Calls at work at once may hand theirs over out of order, so the
+    /// count of tool calls never falls.
+    Progress(Progress),
+    /// It was asked to stop. Ignored (with its events) where the run is already terminal.
+    Cancelling {
+        /// The reason given.
+        reason: String,
+    },
+    /// It ended. Fails with [`StoreError::AlreadyTerminal`] where it had ended before: a terminal state is written once.
+    Close(Box<Closing>),
+}
+
+/// How far a run is: totals, not differences.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Replies received.
+    pub turns: u32,
+    /// The model that answered last.
+    pub model: String,
+    /// Why its reply ended.
+    pub stop_reason: Option<String>,
+    /// The run's own usage.
+    pub usage: Usage,
+}
+
+/// A run's end.
+#[derive(Clone, Debug)]
+pub struct Closing {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// When.
+    pub at: Timestamp,
+    /// How far it came.
+    pub progress: Progress,
+    /// Usage of the run with all its descendants, all of which have ended.
+    pub tree: TreeUsage,
+}
+
+/// What a turn leaves in the record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Step {
+    /// The assembled prompt; the first step of every run that came to ask a model.
+    Prompt {
+        /// The system prompt.
+        system: String,
+        /// The user message.
+        message: String,
+    },
+    /// A reply of the model.
+    Reply {
+        /// Counts from 1.
+        turn: u32,
+        /// The reply as it stands in the conversation, call ids already unique.
+        message: AssistantMessage,
+    },
+    /// A tool call's result.
+    Result {
+        /// The turn whose reply made the call.
+        turn: u32,
+        /// The call's place in that reply, from 0.
+        position: u32,
+        /// The result.
+        result: ToolResult,
+    },
+}
+
+/// Which runs a page shows.
+#[derive(Clone, Debug, Default)]
+pub struct RunFilter {
+    /// Only this agent's.
+    pub agent: Option<String>,
+    /// Only those that stand so.
+    pub status: Option<Status>,
+    /// Only this root's tree.
+    pub root: Option<RunId>,
+    /// Children too; otherwise (and without `root`) only roots.
+    pub all: bool,
+    /// Only those with all of these labels.
+    pub labels: Vec<(String, String)>,
+    /// Only those accepted at this time or later.
+    pub since: Option<Timestamp>,
+    /// Only those accepted before this time.
+    pub until: Option<Timestamp>,
+    /// Only those made before this one (the cursor).
+    pub before: Option<RunId>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// Which events a page shows.
+#[derive(Clone, Copy, Debug)]
+pub struct EventQuery {
+    /// The log: a root's.
+    pub root: RunId,
+    /// Of this run and its descendants; the root itself for the whole log.
+    pub of: RunId,
+    /// Leave the descendants out.
+    pub only: bool,
+    /// Only those with a greater number.
+    pub after: u64,
+    /// At most about so many (a page ends at a write's last event).
+    pub limit: usize,
+}
+
+/// Why the store did not do it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It has been closed, or its writer has ended.
+    #[error("the store is closed")]
+    Closed,
+    /// The run had already ended.
+    #[error("{0} has already ended")]
+    AlreadyTerminal(RunId),
+    /// There is no such run to change.
+    #[error("there is no {0} in the store")]
+    NoSuchRun(RunId),
+    /// The data directory belongs to another process.
+    #[error(
+        "the data directory {dir} is in use by {holder}; stop it, or choose another directory with --data"
+    )]
+    Locked {
+        /// The directory.
+        dir: String,
+        /// Who holds it, as far as it can be told.
+        holder: String,
+    },
+    /// The engine beneath failed.
+    #[error("the store failed: {0}")]
+    Engine(String),
+}

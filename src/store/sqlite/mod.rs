@@ -1,0 +1,145 @@
+//! The store in one SQLite file: a thread that writes, a few that read. Knows no engine and no HTTP.
+
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::config::Durability;
+use crate::domain::event::StoredEvent;
+use crate::domain::run::{Run, RunId};
+use crate::store::sqlite::readers::Readers;
+use crate::store::sqlite::writer::{Job, Parcel, Task};
+use crate::store::{Bell, EventQuery, Listening, RunFilter, RunStore, Step, StoreError, Write};
+
+mod lock;
+mod queries;
+mod readers;
+mod rows;
+mod schema;
+mod statements;
+mod writer;
+
+/// The database's name in the data directory.
+const FILE: &str = "axed.db";
+
+/// A store in a data directory, which is locked until the store is closed or dropped.
+pub struct Sqlite {
+    jobs: mpsc::Sender<Job>,
+    readers: Readers,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl Sqlite {
+    /// Opens it; the directory and the file are made where they are missing. Blocks while it does.
+    pub fn open(
+        dir: &Path,
+        durability: Durability,
+        bell: Bell,
+        listening: Listening,
+    ) -> Result<Self, StoreError> {
+        let lock = lock::take(dir)?;
+        let file = dir.join(FILE);
+        lock::private_file(&file)?;
+        let connection = schema::open_writer(&file, durability)?;
+        let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
+        let thread = std::thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || writer::serve(connection, lock, waiting, &bell, &listening))
+            .map_err(|error| StoreError::Engine(format!("no thread to write with: {error}")))?;
+        Ok(Self {
+            jobs,
+            readers: Readers::new(file),
+            writer: Some(thread),
+        })
+    }
+
+    async fn ask(&self, task: Task) -> Result<u64, StoreError> {
+        let (answer, result) = oneshot::channel();
+        let job = Job {
+            task,
+            answer: Some(answer),
+        };
+        self.jobs.send(job).await.map_err(|_| StoreError::Closed)?;
+        result.await.map_err(|_| StoreError::Closed)?
+    }
+}
+
+impl RunStore for Sqlite {
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
+        let parcel = Parcel::pack(write);
+        Box::pin(async move { self.ask(Task::Write(parcel?)).await })
+    }
+
+    fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
+        let parcel = Parcel::pack(write);
+        Box::pin(async move {
+            let job = Job {
+                task: Task::Write(parcel?),
+                answer: None,
+            };
+            self.jobs.send(job).await.map_err(|_| StoreError::Closed)
+        })
+    }
+
+    fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::run(db, id)))
+    }
+
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::list(db, &filter)))
+    }
+
+    fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::tree(db, id)))
+    }
+
+    fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::children(db, id)))
+    }
+
+    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::steps(db, id)))
+    }
+
+    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::events(db, query)))
+    }
+
+    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        Box::pin(self.readers.read(queries::unfinished))
+    }
+
+    fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.ask(Task::Delete(root)).await? > 0) })
+    }
+
+    fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.ask(Task::Check).await?;
+            self.readers.read(queries::check).await
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            // The writer waits for the readers, as the log can only be folded in when nobody reads it.
+            let readers = self.readers.close();
+            // An error means that it is closed already.
+            let _ = self.ask(Task::Close(readers)).await;
+        })
+    }
+}
+
+impl Drop for Sqlite {
+    /// Without a close before, what was handed over is committed now, so that the next one finds the lock free.
+    fn drop(&mut self) {
+        let readers = self.readers.close();
+        let (nobody, _) = mpsc::channel(1);
+        drop(std::mem::replace(&mut self.jobs, nobody));
+        for thread in readers.into_iter().chain(self.writer.take()) {
+            let _ = thread.join();
+        }
+    }
+}

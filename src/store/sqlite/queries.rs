@@ -1,0 +1,309 @@
+//! What is read: runs, pages of them, trees, steps and events. Knows connections, but neither threads nor writes.
+
+use std::collections::HashSet;
+
+use rusqlite::{Connection, Row, ToSql, params, params_from_iter};
+
+use crate::domain::event::StoredEvent;
+use crate::domain::run::{Run, RunId, Status};
+use crate::domain::usage::TreeUsage;
+use crate::store::sqlite::readers::failed;
+use crate::store::sqlite::rows::{self, RUN_COLUMNS, USAGE_COLUMNS};
+use crate::store::{EventQuery, RunFilter, Step, StoreError};
+
+/// The ids of the run `?1` and all its descendants, as `tree`.
+const TREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
+     SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) ";
+
+type Found<T> = Result<T, StoreError>;
+
+/// One run.
+pub fn run(db: &Connection, id: RunId) -> Found<Option<Run>> {
+    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.id = ?1");
+    Ok(runs(db, &sql, &[rows::bytes(&id)])?.pop())
+}
+
+/// The run and its descendants, in the order of their making.
+pub fn tree(db: &Connection, id: RunId) -> Found<Vec<Run>> {
+    let sql = format!(
+        "{TREE} SELECT {RUN_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id ORDER BY r.id"
+    );
+    runs(db, &sql, &[rows::bytes(&id)])
+}
+
+/// The direct children, in the order of their making.
+pub fn children(db: &Connection, id: RunId) -> Found<Vec<Run>> {
+    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.parent = ?1 ORDER BY r.id");
+    runs(db, &sql, &[rows::bytes(&id)])
+}
+
+/// Runs that have not ended, deepest first, among equals newest first.
+pub fn unfinished(db: &Connection) -> Found<Vec<Run>> {
+    let sql = format!(
+        "SELECT {RUN_COLUMNS} FROM runs r INDEXED BY runs_unfinished WHERE r.finished_at IS NULL \
+         ORDER BY r.depth DESC, r.id DESC"
+    );
+    runs(db, &sql, &[])
+}
+
+/// A page of runs, newest first.
+pub fn list(db: &Connection, filter: &RunFilter) -> Found<Vec<Run>> {
+    let mut ids = if filter.labels.is_empty() && filter.root.is_none() {
+        let mut ids = ended(db, filter)?;
+        ids.extend(not_ended(db, filter)?);
+        ids
+    } else {
+        marked(db, filter)?
+    };
+    ids.sort_unstable_by(|a, b| b.cmp(a));
+    ids.truncate(filter.limit);
+    let mut page = Vec::with_capacity(ids.len());
+    for id in ids {
+        page.extend(run(db, id)?);
+    }
+    Ok(page)
+}
+
+/// Steps of a run, in order.
+pub fn steps(db: &Connection, id: RunId) -> Found<Vec<Step>> {
+    let mut sql = db
+        .prepare_cached(
+            "SELECT e.steps FROM runs r CROSS JOIN entries e ON e.root = r.root \
+             WHERE r.id = ?1 AND e.run = ?1 AND e.steps IS NOT NULL ORDER BY e.last_seq, e.id",
+        )
+        .map_err(failed)?;
+    let mut found = sql.query(params![rows::bytes(&id)]).map_err(failed)?;
+    let mut steps = Vec::new();
+    while let Some(row) = found.next().map_err(failed)? {
+        steps.extend(rows::steps(text(row, 0)?)?);
+    }
+    Ok(steps)
+}
+
+/// A page of events, in order. It ends at the end of a write.
+pub fn events(db: &Connection, query: EventQuery) -> Found<Vec<StoredEvent>> {
+    let wanted = subtree(db, query)?;
+    let mut sql = db
+        .prepare_cached(
+            "SELECT run, last_seq, count, events FROM entries \
+             WHERE root = ?1 AND last_seq > ?2 AND events IS NOT NULL ORDER BY last_seq",
+        )
+        .map_err(failed)?;
+    let mut found = sql
+        .query(params![rows::bytes(&query.root), rows::signed(query.after)])
+        .map_err(failed)?;
+    let mut events = Vec::new();
+    while events.len() < query.limit
+        && let Some(row) = found.next().map_err(failed)?
+    {
+        let run = rows::id(row, 0).map_err(failed)?;
+        if wanted.as_ref().is_some_and(|wanted| !wanted.contains(&run)) {
+            continue;
+        }
+        let last = rows::unsigned(row.get(1).map_err(failed)?);
+        let count = rows::unsigned(row.get(2).map_err(failed)?);
+        let entry = rows::events(run, last, count, text(row, 3)?);
+        events.extend(entry.skip_while(|event| event.seq <= query.after));
+    }
+    Ok(events)
+}
+
+/// Whether it can be read.
+pub fn check(db: &Connection) -> Found<()> {
+    db.prepare_cached("SELECT 1 FROM runs LIMIT 1")
+        .and_then(|mut sql| sql.exists([]))
+        .map(drop)
+        .map_err(failed)
+}
+
+/// Whose events are wanted; none means everybody's.
+fn subtree(db: &Connection, query: EventQuery) -> Found<Option<HashSet<RunId>>> {
+    if query.only {
+        return Ok(Some(HashSet::from([query.of])));
+    }
+    if query.of == query.root {
+        return Ok(None);
+    }
+    let sql = format!("{TREE} SELECT id FROM tree");
+    Ok(Some(
+        ids(db, &sql, &[rows::bytes(&query.of)])?
+            .into_iter()
+            .collect(),
+    ))
+}
+
+/// Ids of ended runs that fit, at most a page for each status and for roots and children each: the indexes are sorted
+/// so, and the newest of all are among them.
+fn ended(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
+    let index = match filter.agent {
+        Some(_) => "runs_finished_by_agent",
+        None => "runs_finished",
+    };
+    let mut found = Vec::new();
+    for status in Status::ALL {
+        if !status.is_terminal() || filter.status.is_some_and(|wanted| wanted != status) {
+            continue;
+        }
+        for child in if filter.all { &[0, 1][..] } else { &[0] } {
+            let mut select = Select::new(format!(
+                "SELECT r.id FROM runs r INDEXED BY {index} WHERE r.finished_at IS NOT NULL"
+            ));
+            select.and("r.status =", status.as_str());
+            select.and("r.child =", *child);
+            select.common(filter);
+            found.extend(select.newest(db, filter.limit)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Ids of runs that have not ended and fit. There are never many.
+fn not_ended(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
+    if filter.status.is_some_and(Status::is_terminal) {
+        return Ok(Vec::new());
+    }
+    let mut select = Select::new(
+        "SELECT r.id FROM runs r INDEXED BY runs_unfinished WHERE r.finished_at IS NULL".to_owned(),
+    );
+    select.place(filter);
+    select.common(filter);
+    select.newest(db, filter.limit)
+}
+
+/// Ids of runs that fit, where labels or a root say where to look.
+fn marked(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
+    let mut labels = filter.labels.iter();
+    let mut select = match (labels.next(), filter.root) {
+        (Some((key, value)), _) => {
+            let mut select = Select::new(
+                "SELECT r.id FROM labels l CROSS JOIN runs r ON r.id = l.run WHERE true".to_owned(),
+            );
+            select.and("l.key =", key.clone());
+            select.and("l.value =", value.clone());
+            select
+        }
+        (None, Some(root)) => {
+            let mut select = Select::new(format!(
+                "{TREE} SELECT r.id FROM tree CROSS JOIN runs r ON r.id = tree.id WHERE true"
+            ));
+            select.values.push(Box::new(*rows::bytes(&root)));
+            select
+        }
+        (None, None) => return Ok(Vec::new()),
+    };
+    for (key, value) in labels {
+        select.sql += " AND EXISTS (SELECT 1 FROM labels o WHERE o.run = r.id";
+        select.and("o.key =", key.clone());
+        select.and("o.value =", value.clone());
+        select.sql += ")";
+    }
+    select.place(filter);
+    select.common(filter);
+    select.newest(db, filter.limit)
+}
+
+/// A query that grows by what a filter asks for.
+struct Select {
+    sql: String,
+    values: Vec<Box<dyn ToSql>>,
+}
+
+impl Select {
+    fn new(sql: String) -> Self {
+        Self {
+            sql,
+            values: Vec::new(),
+        }
+    }
+
+    fn and(&mut self, condition: &str, value: impl ToSql + 'static) {
+        self.values.push(Box::new(value));
+        self.sql += &format!(" AND {condition} ?{}", self.values.len());
+    }
+
+    /// Where in its tree, and how it stands.
+    fn place(&mut self, filter: &RunFilter) {
+        match filter.root {
+            Some(root) => self.and("r.root =", *rows::bytes(&root)),
+            None if !filter.all => self.and("r.child =", 0),
+            None => {}
+        }
+        if let Some(status) = filter.status {
+            self.and("r.status =", status.as_str());
+        }
+    }
+
+    fn common(&mut self, filter: &RunFilter) {
+        if let Some(agent) = &filter.agent {
+            self.and("r.agent =", agent.clone());
+        }
+        if let Some(since) = filter.since {
+            self.and("r.created_at >=", ceiling(since));
+        }
+        if let Some(until) = filter.until {
+            self.and("r.created_at <", ceiling(until));
+        }
+        if let Some(before) = filter.before {
+            self.and("r.id <", *rows::bytes(&before));
+        }
+    }
+
+    fn newest(mut self, db: &Connection, limit: usize) -> Found<Vec<RunId>> {
+        self.values.push(Box::new(rows::signed(limit as u64)));
+        self.sql += &format!(" ORDER BY r.id DESC LIMIT ?{}", self.values.len());
+        let values: Vec<&dyn ToSql> = self.values.iter().map(AsRef::as_ref).collect();
+        ids(db, &self.sql, &values)
+    }
+}
+
+/// Records keep whole milliseconds: what a bound between two of them lets through begins at the next.
+fn ceiling(bound: jiff::Timestamp) -> i64 {
+    let whole = bound.as_millisecond();
+    let rest = bound.as_nanosecond() - i128::from(whole) * 1_000_000;
+    if rest > 0 { whole + 1 } else { whole }
+}
+
+fn ids(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> Found<Vec<RunId>> {
+    let mut sql = db.prepare_cached(sql).map_err(failed)?;
+    let found = sql
+        .query_map(params_from_iter(values), |row| rows::id(row, 0))
+        .map_err(failed)?;
+    found.collect::<rusqlite::Result<_>>().map_err(failed)
+}
+
+/// The runs that a query finds, with the usage of their trees.
+fn runs(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> Found<Vec<Run>> {
+    let mut sql = db.prepare_cached(sql).map_err(failed)?;
+    let mut runs = sql
+        .query_map(params_from_iter(values), rows::run)
+        .map_err(failed)?
+        .collect::<rusqlite::Result<Vec<Run>>>()
+        .map_err(failed)?;
+    for run in &mut runs {
+        if !run.status.is_terminal() {
+            run.tree = tree_usage(db, run.id)?;
+        }
+    }
+    Ok(runs)
+}
+
+/// What a run and its descendants have used until now.
+fn tree_usage(db: &Connection, id: RunId) -> Found<TreeUsage> {
+    let sql =
+        format!("{TREE} SELECT {USAGE_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id");
+    let mut sql = db.prepare_cached(&sql).map_err(failed)?;
+    let mut found = sql.query(params![rows::bytes(&id)]).map_err(failed)?;
+    let mut sum = TreeUsage::default();
+    while let Some(row) = found.next().map_err(failed)? {
+        sum.runs += 1;
+        sum.usage.add(&rows::usage(row, 0).map_err(failed)?);
+    }
+    Ok(sum)
+}
+
+fn text<'r>(row: &'r Row<'_>, column: usize) -> Found<&'r str> {
+    let value = row.get_ref(column).map_err(failed)?;
+    value
+        .as_str()
+        .map_err(|error| StoreError::Engine(error.to_string()))
+}

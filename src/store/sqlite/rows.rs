@@ -1,0 +1,232 @@
+//! How runs, steps and events lie in their tables: values to columns and back. Knows no transaction and no thread.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use rusqlite::Row;
+use rusqlite::types::Type;
+
+use crate::domain::event::{self, Event, StoredEvent};
+use crate::domain::run::{Depth, Run, RunId};
+use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use crate::store::{Step, StoreError};
+
+/// Inputs up to so many bytes (a child's task included) lie in the run's own row.
+pub const SMALL_INPUT: usize = 1024;
+
+/// What [`run`] reads, in its order, from `runs AS r`.
+// A root's row is written with its own events only; what its tree's last is, the log itself knows.
+pub const RUN_COLUMNS: &str = "r.id, r.root, r.parent, r.depth, r.tool_call_id, r.agent, r.agent_version, r.status, \
+     CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END, \
+     CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END, \
+     r.label, r.completion_status, r.labels, r.content, r.partial_content, r.model, r.stop_reason, r.turns, \
+     r.error, r.cancel_reason, r.attempt, r.created_at, r.started_at, r.finished_at, \
+     CASE WHEN r.child THEN r.last_event ELSE max(r.last_event, coalesce((SELECT e.last_seq FROM entries e \
+     WHERE e.root = r.id ORDER BY e.last_seq DESC LIMIT 1), 0)) END, \
+     r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
+     r.cost, r.unreported, \
+     r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, r.tree_cache_write_tokens, \
+     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported";
+
+/// Where a run's own usage begins in [`RUN_COLUMNS`].
+const OWN_USAGE: usize = 25;
+/// Where the count of its tree's runs stands; the tree's usage follows.
+const TREE_RUNS: usize = 33;
+
+/// What [`usage`] reads, in its order, from `runs AS r`.
+pub const USAGE_COLUMNS: &str = "r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, \
+     r.model_calls, r.tool_calls, r.cost, r.unreported";
+
+/// Reads a run from [`RUN_COLUMNS`]. `tree` of one that has not ended is empty: it is summed over its descendants.
+pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
+    let tree = match row.get::<_, Option<i64>>(TREE_RUNS)? {
+        Some(runs) => TreeUsage {
+            runs: unsigned(runs),
+            usage: usage(row, TREE_RUNS + 1)?,
+        },
+        None => TreeUsage::default(),
+    };
+    Ok(Run {
+        id: id(row, 0)?,
+        root_id: id(row, 1)?,
+        parent_id: row.get::<_, Option<[u8; 16]>>(2)?.map(from_bytes),
+        depth: Depth(row.get(3)?),
+        tool_call_id: row.get(4)?,
+        agent: row.get(5)?,
+        agent_version: row.get(6)?,
+        status: row
+            .get_ref(7)?
+            .as_str()?
+            .parse()
+            .map_err(|()| unreadable(7, "unknown status"))?,
+        input: row.get(8)?,
+        task: row.get(9)?,
+        label: row.get(10)?,
+        completion_status: row.get(11)?,
+        labels: json(row, 12)?.unwrap_or_default(),
+        content: row.get(13)?,
+        partial_content: row.get(14)?,
+        model: row.get(15)?,
+        stop_reason: row.get(16)?,
+        turns: row.get(17)?,
+        usage: usage(row, OWN_USAGE)?,
+        tree,
+        error: json(row, 18)?,
+        cancel_reason: row.get(19)?,
+        attempt: row.get(20)?,
+        created_at: time(row, 21)?.unwrap_or_default(),
+        started_at: time(row, 22)?,
+        finished_at: time(row, 23)?,
+        last_event: unsigned(row.get(24)?),
+    })
+}
+
+/// Reads usage from eight columns.
+pub fn usage(row: &Row<'_>, first: usize) -> rusqlite::Result<Usage> {
+    let count = |place: usize| row.get::<_, i64>(first + place).map(unsigned);
+    Ok(Usage {
+        tokens: TokenUsage {
+            input: count(0)?,
+            output: count(1)?,
+            cache_read: count(2)?,
+            cache_write: count(3)?,
+        },
+        model_calls: count(4)?,
+        tool_calls: count(5)?,
+        cost: row
+            .get::<_, Option<i64>>(first + 6)?
+            .map(|cost| Cost(unsigned(cost))),
+        unreported: count(7)?,
+    })
+}
+
+/// Usage as eight columns.
+pub fn usage_values(usage: &Usage) -> [Option<i64>; 8] {
+    let tokens = &usage.tokens;
+    [
+        Some(signed(tokens.input)),
+        Some(signed(tokens.output)),
+        Some(signed(tokens.cache_read)),
+        Some(signed(tokens.cache_write)),
+        Some(signed(usage.model_calls)),
+        Some(signed(usage.tool_calls)),
+        usage.cost.map(|cost| signed(cost.0)),
+        Some(signed(usage.unreported)),
+    ]
+}
+
+/// Labels as they stand in a run's row; nothing where there are none.
+pub fn labels_value(labels: &BTreeMap<String, String>) -> Option<String> {
+    (!labels.is_empty()).then(|| serde_json::to_string(labels).unwrap_or_default())
+}
+
+/// Labels from a run's row.
+pub fn labels(text: Option<&str>) -> BTreeMap<String, String> {
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default()
+}
+
+/// An id as a column.
+pub fn bytes(id: &RunId) -> &[u8; 16] {
+    id.0.as_bytes()
+}
+
+/// An id from a column.
+pub fn id(row: &Row<'_>, column: usize) -> rusqlite::Result<RunId> {
+    row.get(column).map(from_bytes)
+}
+
+/// A count as a column. SQLite's integers have a sign: what is beyond them is clamped.
+pub fn signed(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A count from a column.
+pub fn unsigned(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0)
+}
+
+/// Steps as they stand in an entry.
+pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
+    if steps.is_empty() {
+        return Ok(None);
+    }
+    serde_json::to_string(steps)
+        .map(Some)
+        .map_err(|error| StoreError::Engine(format!("a step could not be written: {error}")))
+}
+
+/// Steps from an entry.
+pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
+    serde_json::from_str(text)
+        .map_err(|error| StoreError::Engine(format!("a stored step could not be read: {error}")))
+}
+
+/// Events as they stand in an entry: a line each, its name, a space, its JSON without a number.
+// JSON as serde_json writes it has no line breaks, and no event's name has a space.
+pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
+    if events.is_empty() {
+        return Ok(None);
+    }
+    let mut lines = Vec::with_capacity(events.len() * 320);
+    for event in events {
+        lines.extend_from_slice(event.kind.name().as_bytes());
+        lines.push(b' ');
+        serde_json::to_writer(&mut lines, event).map_err(|error| {
+            StoreError::Engine(format!("an event could not be written: {error}"))
+        })?;
+        lines.push(b'\n');
+    }
+    String::from_utf8(lines)
+        .map(Some)
+        .map_err(|error| StoreError::Engine(format!("an event could not be written: {error}")))
+}
+
+/// An entry's events with their numbers, of which `last_seq` is the last one's.
+pub fn events(
+    run_id: RunId,
+    last_seq: u64,
+    count: u64,
+    lines: &str,
+) -> impl Iterator<Item = StoredEvent> {
+    let first = last_seq.saturating_sub(count) + 1;
+    lines.lines().zip(first..).map(move |(line, seq)| {
+        let (name, json) = line.split_once(' ').unwrap_or((line, "{}"));
+        StoredEvent {
+            seq,
+            run_id,
+            name: name.to_owned(),
+            data: event::numbered(seq, json),
+        }
+    })
+}
+
+fn from_bytes(bytes: [u8; 16]) -> RunId {
+    RunId(uuid::Uuid::from_bytes(bytes))
+}
+
+fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Timestamp>> {
+    row.get::<_, Option<i64>>(column)?
+        .map(Timestamp::from_millisecond)
+        .transpose()
+        .map_err(|error| {
+            rusqlite::Error::FromSqlConversionFailure(column, Type::Integer, Box::new(error))
+        })
+}
+
+fn json<T: serde::de::DeserializeOwned>(
+    row: &Row<'_>,
+    column: usize,
+) -> rusqlite::Result<Option<T>> {
+    row.get_ref(column)?
+        .as_str_or_null()?
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(|error| {
+            rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error))
+        })
+}
+
+fn unreadable(column: usize, why: &'static str) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+}

@@ -1,0 +1,198 @@
+//! The database file: how it is opened, its tables, and how an older file becomes a newer one. Knows no runs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+
+use crate::config::Durability;
+use crate::store::StoreError;
+
+/// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
+const MIGRATIONS: &[&str] = &[FIRST];
+
+/// Written into the file's header, so that another program's database is not taken for ours: `axed`.
+const APPLICATION_ID: i32 = 0x6178_6564;
+
+/// Pages of the log (4 KiB each) after which the writer copies them into the database.
+const CHECKPOINT_PAGES: i32 = 4_000;
+/// The log's file is cut back to this many bytes after a peak.
+const KEPT_LOG_BYTES: i64 = 64 << 20;
+/// Page caches in KiB. They are filled on use only; more buys nothing, as the system caches the file anyway.
+const WRITER_CACHE_KIB: i32 = 4 << 10;
+const READER_CACHE_KIB: i32 = 2 << 10;
+
+// `runs` has a row a run, and its indexes are built so that a run's life touches each of them once:
+// `unfinished` holds few rows and is left at the end, the two `finished` ones are entered at the end, when the status
+// they sort by is the last. `child` is 0 for a root and 1 for others: a list shows the roots only or everything.
+// Inputs that are not small live in `texts`, because an update writes the whole row again.
+// `entries` has a row a write: the events that it added to its tree's log, a line each, and the steps that it added to
+// its run, a JSON array. `last_seq` is the number of the last event that the tree had after it. The table is appended
+// to and has an index, because SQLite keeps rows of this size badly in a tree sorted by them: a third more runs a second.
+const FIRST: &str = "
+CREATE TABLE runs (
+  id BLOB NOT NULL PRIMARY KEY,
+  root BLOB NOT NULL,
+  parent BLOB,
+  child INTEGER NOT NULL,
+  depth INTEGER NOT NULL,
+  status TEXT NOT NULL,
+  agent TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  started_at INTEGER,
+  finished_at INTEGER,
+  last_event INTEGER NOT NULL,
+  attempt INTEGER NOT NULL,
+  turns INTEGER NOT NULL,
+  input_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL,
+  cache_read_tokens INTEGER NOT NULL,
+  cache_write_tokens INTEGER NOT NULL,
+  model_calls INTEGER NOT NULL,
+  tool_calls INTEGER NOT NULL,
+  cost INTEGER,
+  unreported INTEGER NOT NULL,
+  tree_runs INTEGER,
+  tree_input_tokens INTEGER,
+  tree_output_tokens INTEGER,
+  tree_cache_read_tokens INTEGER,
+  tree_cache_write_tokens INTEGER,
+  tree_model_calls INTEGER,
+  tree_tool_calls INTEGER,
+  tree_cost INTEGER,
+  tree_unreported INTEGER,
+  model TEXT NOT NULL,
+  stop_reason TEXT,
+  agent_version TEXT NOT NULL,
+  tool_call_id TEXT,
+  label TEXT,
+  completion_status TEXT,
+  labels TEXT,
+  error TEXT,
+  cancel_reason TEXT,
+  input TEXT,
+  task TEXT,
+  partial_content TEXT,
+  content TEXT
+) WITHOUT ROWID;
+CREATE INDEX runs_children ON runs (parent, id) WHERE parent IS NOT NULL;
+CREATE INDEX runs_unfinished ON runs (id) WHERE finished_at IS NULL;
+CREATE INDEX runs_finished ON runs (status, child, id, created_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_at) WHERE finished_at IS NOT NULL;
+CREATE TABLE texts (
+  run BLOB NOT NULL PRIMARY KEY,
+  input TEXT NOT NULL,
+  task TEXT
+) WITHOUT ROWID;
+CREATE TABLE labels (
+  key TEXT NOT NULL,
+  value TEXT NOT NULL,
+  run BLOB NOT NULL,
+  PRIMARY KEY (key, value, run)
+) WITHOUT ROWID;
+CREATE TABLE entries (
+  id INTEGER PRIMARY KEY,
+  root BLOB NOT NULL,
+  last_seq INTEGER NOT NULL,
+  run BLOB NOT NULL,
+  count INTEGER NOT NULL,
+  events TEXT,
+  steps TEXT
+);
+CREATE INDEX entries_log ON entries (root, last_seq, run);
+CREATE TABLE checks (id INTEGER PRIMARY KEY, at INTEGER NOT NULL);
+";
+
+/// Opens the file for the writer and brings it to the present version.
+pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, StoreError> {
+    let mut connection = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    prepare_writer(&mut connection, durability).map_err(|error| unusable(file, &error))?;
+    migrate(&mut connection, file)?;
+    Ok(connection)
+}
+
+/// Opens the file for a reader.
+pub fn open_reader(file: &Path) -> Result<Connection, StoreError> {
+    let connection = connect(file, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    let prepared = connection
+        .pragma_update(None, "cache_size", -READER_CACHE_KIB)
+        .and_then(|()| connection.pragma_update(None, "temp_store", "memory"));
+    connection.set_prepared_statement_cache_capacity(64);
+    prepared.map_err(|error| unusable(file, &error))?;
+    Ok(connection)
+}
+
+fn connect(file: &Path, access: OpenFlags) -> Result<Connection, StoreError> {
+    let connection = Connection::open_with_flags(file, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+        .map_err(|error| unusable(file, &error))?;
+    connection
+        .busy_timeout(Duration::from_secs(5))
+        .map_err(|error| unusable(file, &error))?;
+    Ok(connection)
+}
+
+fn prepare_writer(connection: &mut Connection, durability: Durability) -> rusqlite::Result<()> {
+    let synchronous = match durability {
+        Durability::Process => "normal",
+        Durability::Power => "full",
+    };
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    connection.pragma_update(None, "synchronous", synchronous)?;
+    connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
+    connection.pragma_update(None, "temp_store", "memory")?;
+    connection.pragma_update(None, "foreign_keys", false)?;
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", CHECKPOINT_PAGES, |_| Ok(()))?;
+    connection.pragma_update_and_check(None, "journal_size_limit", KEPT_LOG_BYTES, |_| Ok(()))
+}
+
+fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    let failed = |error: rusqlite::Error| unusable(file, &error);
+    let step = connection
+        .transaction_with_behavior(TransactionBehavior::Immediate)
+        .map_err(failed)?;
+    let version: u32 = step
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .map_err(failed)?;
+    let application: i32 = step
+        .pragma_query_value(None, "application_id", |row| row.get(0))
+        .map_err(failed)?;
+    let tables: u32 = step
+        .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
+        .map_err(failed)?;
+    if application != APPLICATION_ID && (version, tables) != (0, 0) {
+        return Err(StoreError::Engine(format!(
+            "{} is a database of another program; choose another directory with --data",
+            file.display()
+        )));
+    }
+    let Some(missing) = MIGRATIONS.get(version as usize..) else {
+        return Err(StoreError::Engine(format!(
+            "{} was written by a newer version of axed (its tables are version {version}, this one knows {}); \
+             start that version, or choose another directory with --data",
+            file.display(),
+            present_version()
+        )));
+    };
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for sql in missing {
+        step.execute_batch(sql).map_err(failed)?;
+    }
+    step.pragma_update(None, "application_id", APPLICATION_ID)
+        .and_then(|()| step.pragma_update(None, "user_version", present_version()))
+        .and_then(|()| step.commit())
+        .map_err(failed)
+}
+
+fn present_version() -> u32 {
+    u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX)
+}
+
+fn unusable(file: &Path, error: &rusqlite::Error) -> StoreError {
+    StoreError::Engine(format!(
+        "could not open the database {}: {error}; make it readable and writable, put a backup in its place, \
+         or choose another directory with --data",
+        file.display()
+    ))
+}

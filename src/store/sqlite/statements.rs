@@ -1,0 +1,114 @@
+//! The writer's SQL, prepared once. A change of a run touches no row where the run has ended or is not there.
+
+use rusqlite::{Connection, Statement};
+
+/// The writer's statements; their parameters stand in the order of their columns.
+pub struct Statements<'c> {
+    /// Begins a batch.
+    pub begin: Statement<'c>,
+    /// Commits it.
+    pub commit: Statement<'c>,
+    /// Writes something.
+    pub check: Statement<'c>,
+    /// A new record.
+    pub open: Statement<'c>,
+    /// A large input.
+    pub text: Statement<'c>,
+    /// A label of a new record.
+    pub label: Statement<'c>,
+    /// It left the queue.
+    pub start: Statement<'c>,
+    /// Only its last number changes.
+    pub nothing: Statement<'c>,
+    /// It is further.
+    pub progress: Statement<'c>,
+    /// It was asked to stop.
+    pub cancelling: Statement<'c>,
+    /// It ended.
+    pub close: Statement<'c>,
+    /// Events and steps of a write.
+    pub entry: Statement<'c>,
+    /// A tree's last number; no row where there is no such root.
+    pub number: Statement<'c>,
+    /// Whether there is such a run.
+    pub exists: Statement<'c>,
+    /// Whether there is such a root.
+    pub is_root: Statement<'c>,
+    /// Ids and labels of a run and its descendants.
+    pub tree: Statement<'c>,
+    /// Removes a label.
+    pub delete_label: Statement<'c>,
+    /// Removes a large input.
+    pub delete_text: Statement<'c>,
+    /// Removes a record.
+    pub delete_run: Statement<'c>,
+    /// Removes a tree's log and steps.
+    pub delete_entries: Statement<'c>,
+}
+
+impl<'c> Statements<'c> {
+    /// Prepares them all.
+    pub fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
+        let sql = |text: &str| connection.prepare(text);
+        Ok(Self {
+            begin: sql("BEGIN IMMEDIATE")?,
+            commit: sql("COMMIT")?,
+            check: sql("INSERT OR REPLACE INTO checks (id, at) VALUES (1, unixepoch())")?,
+            open: sql(
+                "INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
+                 last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
+                 model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
+                 completion_status, labels, cancel_reason, input, task) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, \
+                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30)",
+            )?,
+            text: sql("INSERT INTO texts (run, input, task) VALUES (?1, ?2, ?3)")?,
+            label: sql("INSERT INTO labels (key, value, run) VALUES (?1, ?2, ?3)")?,
+            start: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), started_at = coalesce(started_at, ?3), \
+                 status = CASE status WHEN 'queued' THEN 'running' ELSE status END \
+                 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            nothing: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2) WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            progress: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), turns = ?3, \
+                 model = coalesce(nullif(?4, ''), model), stop_reason = ?5, input_tokens = ?6, output_tokens = ?7, \
+                 cache_read_tokens = ?8, cache_write_tokens = ?9, model_calls = ?10, \
+                 tool_calls = max(tool_calls, ?11), cost = ?12, unreported = ?13 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            cancelling: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), status = 'cancelling', \
+                 cancel_reason = ?3 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            close: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), turns = ?3, \
+                 model = coalesce(nullif(?4, ''), model), stop_reason = ?5, input_tokens = ?6, output_tokens = ?7, \
+                 cache_read_tokens = ?8, cache_write_tokens = ?9, model_calls = ?10, tool_calls = ?11, cost = ?12, \
+                 unreported = ?13, status = ?14, finished_at = ?15, content = ?16, partial_content = ?17, \
+                 error = ?18, cancel_reason = ?19, tree_runs = ?20, tree_input_tokens = ?21, \
+                 tree_output_tokens = ?22, tree_cache_read_tokens = ?23, tree_cache_write_tokens = ?24, \
+                 tree_model_calls = ?25, tree_tool_calls = ?26, tree_cost = ?27, tree_unreported = ?28 \
+                 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            entry: sql(
+                "INSERT INTO entries (root, last_seq, run, count, events, steps) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?,
+            number: sql(
+                "SELECT coalesce((SELECT last_seq FROM entries WHERE root = ?1 ORDER BY last_seq DESC LIMIT 1), 0) \
+                 FROM runs WHERE id = ?1",
+            )?,
+            exists: sql("SELECT 1 FROM runs WHERE id = ?1")?,
+            is_root: sql("SELECT 1 FROM runs WHERE id = ?1 AND parent IS NULL")?,
+            tree: sql("WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
+                 SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) \
+                 SELECT r.id, r.labels FROM tree CROSS JOIN runs r ON r.id = tree.id")?,
+            delete_label: sql("DELETE FROM labels WHERE key = ?1 AND value = ?2 AND run = ?3")?,
+            delete_text: sql("DELETE FROM texts WHERE run = ?1")?,
+            delete_run: sql("DELETE FROM runs WHERE id = ?1")?,
+            delete_entries: sql("DELETE FROM entries WHERE root = ?1")?,
+        })
+    }
+}

@@ -1,0 +1,584 @@
+//! The writer: one thread that takes whatever waits, commits it together, rings the bell and answers. Knows no reads.
+
+use std::collections::{HashMap, HashSet};
+use std::thread::JoinHandle;
+
+use rusqlite::{Connection, ErrorCode, params};
+use tokio::sync::{mpsc, oneshot};
+use tracing::{error, warn};
+
+use crate::domain::run::{Outcome, Run, RunId};
+use crate::store::sqlite::lock::Lock;
+use crate::store::sqlite::rows;
+use crate::store::sqlite::statements::Statements;
+use crate::store::{Bell, Change, Closing, Listening, Progress, StoreError, Write};
+
+/// Writes that may wait for the writer; whoever has one more waits himself.
+pub const WAITING_WRITES: usize = 4096;
+/// Most writes of one commit.
+const BATCH: usize = 256;
+/// SQLite takes no text above 10⁹ bytes; what is far below cannot fail for its length in the middle of a batch.
+const MOST_BYTES: usize = 500_000_000;
+/// Trees whose last number is kept at hand; the others' are looked up in the log.
+const NUMBERS_AT_HAND: usize = 16_384;
+/// Broken runs that are known one by one; beyond it every run up to the newest of them counts as broken.
+const KNOWN_BROKEN: usize = 4_096;
+
+/// What the writer is asked for, and who waits for it.
+pub struct Job {
+    /// What to do.
+    pub task: Task,
+    /// Nobody, where it was posted.
+    pub answer: Option<oneshot::Sender<Result<u64, StoreError>>>,
+}
+
+/// What the writer can do.
+pub enum Task {
+    /// Commits a write; answers the number of its last event.
+    Write(Parcel),
+    /// Removes a root with its tree; answers 1, or 0 where there is no such root.
+    Delete(RunId),
+    /// Writes something and answers 0.
+    Check,
+    /// Commits what still waits and ends, after the readers have.
+    Close(Vec<JoinHandle<()>>),
+}
+
+/// A write whose steps and events are text already: callers do that on their own time.
+pub struct Parcel {
+    run: RunId,
+    root: RunId,
+    change: Change,
+    steps: Option<String>,
+    events: Option<String>,
+    count: u64,
+}
+
+impl Parcel {
+    /// Turns steps and events into what lies in the table.
+    pub fn pack(write: Write) -> Result<Self, StoreError> {
+        debug_assert!(
+            write.events.iter().all(|event| event.run_id == write.run),
+            "a write's events are about its run"
+        );
+        let parcel = Self {
+            run: write.run,
+            root: write.root,
+            change: write.change,
+            steps: rows::steps_value(&write.steps)?,
+            events: rows::events_value(&write.events)?,
+            count: write.events.len() as u64,
+        };
+        let bytes = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        if bytes(&parcel.steps) + bytes(&parcel.events) + parcel.change_bytes() > MOST_BYTES {
+            return Err(StoreError::Engine(format!(
+                "a write of {} is larger than {MOST_BYTES} bytes",
+                parcel.run
+            )));
+        }
+        Ok(parcel)
+    }
+
+    fn change_bytes(&self) -> usize {
+        match &self.change {
+            Change::Open(run) => run.input.len() + run.task.as_ref().map_or(0, String::len),
+            Change::Close(closing) => match &closing.outcome {
+                Outcome::Completed { content } => content.len(),
+                Outcome::Failed { partial, .. } | Outcome::Cancelled { partial, .. } => {
+                    partial.as_ref().map_or(0, String::len)
+                }
+            },
+            _ => 0,
+        }
+    }
+}
+
+/// Why a write was not done.
+enum Fault {
+    /// By its own doing: the others of its batch are none the worse.
+    Own(StoreError),
+    /// By the engine's: nothing of the batch is committed.
+    Engine(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
+/// Serves until it is told to close or nobody is left to ask, then closes the database and lets go of the lock.
+pub fn serve(
+    connection: Connection,
+    lock: Lock,
+    mut jobs: mpsc::Receiver<Job>,
+    bell: &Bell,
+    listening: &Listening,
+) {
+    let ended = match Writer::new(&connection) {
+        Ok(mut writer) => writer.work(&mut jobs, bell, listening),
+        Err(error) => {
+            error!(error = %error, "The store's writer could not start: {error}");
+            None
+        }
+    };
+    jobs.close();
+    let (readers, answer) = ended.unwrap_or_default();
+    for reader in readers {
+        if reader.join().is_err() {
+            warn!("A reader of the store had panicked");
+        }
+    }
+    let checkpoint = connection
+        .query_row("PRAGMA wal_checkpoint(truncate)", [], |_| Ok(()))
+        .and_then(|()| connection.close().map_err(|(_, error)| error));
+    if let Err(error) = checkpoint {
+        warn!(error = %error, "The store's log could not be folded in, the next start does it: {error}");
+    }
+    drop(lock);
+    if let Some(answer) = answer {
+        let _ = answer.send(Ok(0));
+    }
+}
+
+type Ending = (
+    Vec<JoinHandle<()>>,
+    Option<oneshot::Sender<Result<u64, StoreError>>>,
+);
+
+struct Writer<'c> {
+    connection: &'c Connection,
+    sql: Statements<'c>,
+    /// The last number of trees at work.
+    numbers: HashMap<RunId, u64>,
+    broken: Broken,
+}
+
+impl<'c> Writer<'c> {
+    fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            connection,
+            sql: Statements::new(connection)?,
+            numbers: HashMap::new(),
+            broken: Broken::default(),
+        })
+    }
+
+    fn work(
+        &mut self,
+        jobs: &mut mpsc::Receiver<Job>,
+        bell: &Bell,
+        listening: &Listening,
+    ) -> Option<Ending> {
+        let mut ending = None;
+        let mut batch = Vec::with_capacity(BATCH);
+        while jobs.blocking_recv_many(&mut batch, BATCH) > 0 {
+            let close = batch
+                .iter()
+                .position(|job| matches!(job.task, Task::Close(_)));
+            if let Some(Job {
+                task: Task::Close(readers),
+                answer,
+            }) = close.map(|place| batch.remove(place))
+            {
+                // What others have handed over until now is still taken; from here on they are refused.
+                jobs.close();
+                ending = Some((readers, answer));
+            }
+            let results = self.commit(&batch);
+            for (job, result) in batch.iter().zip(&results) {
+                ring(job, result, bell, listening);
+            }
+            for (job, result) in batch.drain(..).zip(results) {
+                match job.answer {
+                    // The caller may have gone: the write stands all the same.
+                    Some(answer) => drop(answer.send(result)),
+                    None => report(&job.task, result),
+                }
+            }
+        }
+        ending
+    }
+
+    /// Commits a batch. After a failure of the engine nothing of it is committed.
+    fn commit(&mut self, batch: &[Job]) -> Vec<Result<u64, StoreError>> {
+        let mut results = Vec::with_capacity(batch.len());
+        match self.try_commit(batch, &mut results) {
+            Ok(()) => results,
+            Err(error) => {
+                if !self.connection.is_autocommit()
+                    && let Err(error) = self.connection.execute_batch("ROLLBACK")
+                {
+                    error!(error = %error, "The store could not roll back: {error}");
+                }
+                self.numbers.clear();
+                for job in batch {
+                    self.broken.note(job);
+                }
+                batch
+                    .iter()
+                    .map(|_| Err(StoreError::Engine(error.to_string())))
+                    .collect()
+            }
+        }
+    }
+
+    fn try_commit(
+        &mut self,
+        batch: &[Job],
+        results: &mut Vec<Result<u64, StoreError>>,
+    ) -> rusqlite::Result<()> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.sql.begin.execute([])?;
+        for job in batch {
+            match self.perform(&job.task) {
+                Ok(number) => results.push(Ok(number)),
+                Err(Fault::Own(error)) => {
+                    self.broken.note(job);
+                    results.push(Err(error));
+                }
+                Err(Fault::Engine(error)) => return Err(error),
+            }
+        }
+        self.sql.commit.execute([])?;
+        Ok(())
+    }
+
+    fn perform(&mut self, task: &Task) -> Result<u64, Fault> {
+        match task {
+            Task::Write(parcel) => self.write(parcel),
+            Task::Delete(root) => self.delete(*root),
+            Task::Check => {
+                self.sql.check.execute([])?;
+                Ok(0)
+            }
+            Task::Close(_) => Ok(0),
+        }
+    }
+
+    /// Whatever can be wrong with a write shows before its first change, or in that change, which then is none.
+    fn write(&mut self, parcel: &Parcel) -> Result<u64, Fault> {
+        if self.broken.contains(parcel.run) {
+            return Err(Fault::Own(StoreError::Engine(format!(
+                "an earlier write of {} failed",
+                parcel.run
+            ))));
+        }
+        let opens_root = parcel.run == parcel.root && matches!(parcel.change, Change::Open(_));
+        let before = if opens_root {
+            0
+        } else {
+            self.number(parcel.root)?
+        };
+        let last = before + parcel.count;
+        // 0 leaves the run's own last number as it is.
+        let own = if parcel.count > 0 { last } else { 0 };
+        if !self.change(parcel, own)? {
+            return Ok(0);
+        }
+        if parcel.count > 0 || parcel.steps.is_some() {
+            self.sql.entry.execute(params![
+                rows::bytes(&parcel.root),
+                rows::signed(last),
+                rows::bytes(&parcel.run),
+                rows::signed(parcel.count),
+                parcel.events,
+                parcel.steps,
+            ])?;
+        }
+        self.keep_number(parcel, last);
+        Ok(own)
+    }
+
+    /// Changes the run's record; false where the write is to be ignored.
+    fn change(&mut self, parcel: &Parcel, last: u64) -> Result<bool, Fault> {
+        let id = rows::bytes(&parcel.run);
+        let last = rows::signed(last);
+        let changed = match &parcel.change {
+            Change::Open(run) => {
+                self.open(run, last)?;
+                1
+            }
+            Change::Start { at } => {
+                self.sql
+                    .start
+                    .execute(params![id, last, at.as_millisecond()])?
+            }
+            Change::Nothing => self.sql.nothing.execute(params![id, last])?,
+            Change::Progress(progress) => self.progress(id, last, progress)?,
+            Change::Cancelling { reason } => {
+                self.sql.cancelling.execute(params![id, last, reason])?
+            }
+            Change::Close(closing) => self.close(id, last, closing)?,
+        };
+        if changed > 0 {
+            return Ok(true);
+        }
+        if !self.sql.exists.exists(params![id])? {
+            return Err(Fault::Own(StoreError::NoSuchRun(parcel.run)));
+        }
+        if matches!(parcel.change, Change::Cancelling { .. }) {
+            return Ok(false);
+        }
+        Err(Fault::Own(StoreError::AlreadyTerminal(parcel.run)))
+    }
+
+    fn open(&mut self, run: &Run, last: i64) -> Result<(), Fault> {
+        let small = run.input.len() + run.task.as_ref().map_or(0, String::len) <= rows::SMALL_INPUT;
+        let usage = rows::usage_values(&run.usage);
+        let labels = rows::labels_value(&run.labels);
+        let inserted = self.sql.open.execute(params![
+            rows::bytes(&run.id),
+            rows::bytes(&run.root_id),
+            run.parent_id.as_ref().map(rows::bytes),
+            run.parent_id.is_some(),
+            run.depth.0,
+            run.status.as_str(),
+            run.agent,
+            run.created_at.as_millisecond(),
+            run.started_at.map(|at| at.as_millisecond()),
+            last,
+            run.attempt,
+            run.turns,
+            usage[0],
+            usage[1],
+            usage[2],
+            usage[3],
+            usage[4],
+            usage[5],
+            usage[6],
+            usage[7],
+            run.model,
+            run.stop_reason,
+            run.agent_version,
+            run.tool_call_id,
+            run.label,
+            run.completion_status,
+            labels,
+            run.cancel_reason,
+            small.then_some(&run.input),
+            run.task.as_ref().filter(|_| small),
+        ]);
+        match inserted {
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
+                return Err(Fault::Own(StoreError::Engine(format!(
+                    "{} is in the store already",
+                    run.id
+                ))));
+            }
+            other => other?,
+        };
+        if !small {
+            self.sql
+                .text
+                .execute(params![rows::bytes(&run.id), run.input, run.task])?;
+        }
+        for (key, value) in &run.labels {
+            self.sql
+                .label
+                .execute(params![key, value, rows::bytes(&run.id)])?;
+        }
+        Ok(())
+    }
+
+    fn progress(
+        &mut self,
+        id: &[u8; 16],
+        last: i64,
+        progress: &Progress,
+    ) -> rusqlite::Result<usize> {
+        let usage = rows::usage_values(&progress.usage);
+        self.sql.progress.execute(params![
+            id,
+            last,
+            progress.turns,
+            progress.model,
+            progress.stop_reason,
+            usage[0],
+            usage[1],
+            usage[2],
+            usage[3],
+            usage[4],
+            usage[5],
+            usage[6],
+            usage[7],
+        ])
+    }
+
+    fn close(&mut self, id: &[u8; 16], last: i64, closing: &Closing) -> rusqlite::Result<usize> {
+        let (content, partial, failure, reason) = match &closing.outcome {
+            Outcome::Completed { content } => (Some(content), None, None, None),
+            Outcome::Failed { failure, partial } => (None, partial.as_ref(), Some(failure), None),
+            Outcome::Cancelled { reason, partial } => (None, partial.as_ref(), None, Some(reason)),
+        };
+        let error = failure.map(|failure| serde_json::to_string(failure).unwrap_or_default());
+        let progress = &closing.progress;
+        let own = rows::usage_values(&progress.usage);
+        let tree = rows::usage_values(&closing.tree.usage);
+        self.sql.close.execute(params![
+            id,
+            last,
+            progress.turns,
+            progress.model,
+            progress.stop_reason,
+            own[0],
+            own[1],
+            own[2],
+            own[3],
+            own[4],
+            own[5],
+            own[6],
+            own[7],
+            closing.outcome.status().as_str(),
+            closing.at.as_millisecond(),
+            content,
+            partial,
+            error,
+            reason,
+            rows::signed(closing.tree.runs),
+            tree[0],
+            tree[1],
+            tree[2],
+            tree[3],
+            tree[4],
+            tree[5],
+            tree[6],
+            tree[7],
+        ])
+    }
+
+    fn delete(&mut self, root: RunId) -> Result<u64, Fault> {
+        let id = rows::bytes(&root);
+        if !self.sql.is_root.exists(params![id])? {
+            return Ok(0);
+        }
+        let tree: Vec<(RunId, Option<String>)> = self
+            .sql
+            .tree
+            .query_map(params![id], |row| Ok((rows::id(row, 0)?, row.get(1)?)))?
+            .collect::<rusqlite::Result<_>>()?;
+        for (run, labels) in &tree {
+            let run = rows::bytes(run);
+            for (key, value) in rows::labels(labels.as_deref()) {
+                self.sql.delete_label.execute(params![key, value, run])?;
+            }
+            self.sql.delete_text.execute(params![run])?;
+            self.sql.delete_run.execute(params![run])?;
+        }
+        self.sql.delete_entries.execute(params![id])?;
+        self.numbers.remove(&root);
+        Ok(1)
+    }
+
+    /// The last number given in a tree.
+    fn number(&mut self, root: RunId) -> Result<u64, Fault> {
+        if let Some(number) = self.numbers.get(&root) {
+            return Ok(*number);
+        }
+        let found = self
+            .sql
+            .number
+            .query_row(params![rows::bytes(&root)], |row| row.get(0));
+        match found {
+            Ok(number) => Ok(rows::unsigned(number)),
+            Err(rusqlite::Error::QueryReturnedNoRows) => {
+                Err(Fault::Own(StoreError::NoSuchRun(root)))
+            }
+            Err(error) => Err(Fault::Engine(error)),
+        }
+    }
+
+    fn keep_number(&mut self, parcel: &Parcel, last: u64) {
+        if parcel.run == parcel.root && matches!(parcel.change, Change::Close(_)) {
+            self.numbers.remove(&parcel.root);
+            return;
+        }
+        if self.numbers.len() >= NUMBERS_AT_HAND {
+            self.numbers.clear();
+        }
+        self.numbers.insert(parcel.root, last);
+    }
+}
+
+/// Tells the listeners of a committed write's events.
+fn ring(job: &Job, result: &Result<u64, StoreError>, bell: &Bell, listening: &Listening) {
+    let (Task::Write(parcel), Ok(last)) = (&job.task, result) else {
+        return;
+    };
+    let Some(lines) = parcel.events.as_ref().filter(|_| *last > 0) else {
+        return;
+    };
+    if listening(parcel.root) {
+        bell(
+            parcel.root,
+            rows::events(parcel.run, *last, parcel.count, lines).collect(),
+        );
+    }
+}
+
+/// Tells the log of a posted write that failed: nobody else hears of it.
+fn report(task: &Task, result: Result<u64, StoreError>) {
+    if let (Task::Write(parcel), Err(error)) = (task, result) {
+        warn!(run.id = %parcel.run, root.id = %parcel.root, error = %error, "A step of {} was not recorded, nothing more of it will be: {error}", parcel.run);
+    }
+}
+
+/// Runs that a posted write failed of: their record has a gap, and no later write may hide it.
+#[derive(Default)]
+struct Broken {
+    runs: HashSet<RunId>,
+    up_to: Option<RunId>,
+}
+
+impl Broken {
+    fn note(&mut self, job: &Job) {
+        let (Task::Write(parcel), None) = (&job.task, &job.answer) else {
+            return;
+        };
+        self.runs.insert(parcel.run);
+        if self.runs.len() > KNOWN_BROKEN {
+            // Ids sort by time, so this breaks older runs that are whole too; but the memory for it has a bound.
+            self.up_to = self.runs.drain().max().max(self.up_to);
+        }
+    }
+
+    fn contains(&self, run: RunId) -> bool {
+        self.up_to.is_some_and(|newest| run <= newest) || self.runs.contains(&run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Broken, Job, KNOWN_BROKEN, Parcel, Task};
+    use crate::domain::run::RunId;
+    use crate::store::Change;
+
+    fn posted(run: RunId) -> Job {
+        let parcel = Parcel {
+            run,
+            root: run,
+            change: Change::Nothing,
+            steps: None,
+            events: None,
+            count: 0,
+        };
+        Job {
+            task: Task::Write(parcel),
+            answer: None,
+        }
+    }
+
+    #[test]
+    fn broken_runs_stay_broken_in_bounded_memory() {
+        let mut broken = Broken::default();
+        let ids: Vec<_> = (0..3 * KNOWN_BROKEN).map(|_| RunId::new()).collect();
+        for id in &ids {
+            broken.note(&posted(*id));
+            assert!(broken.runs.len() <= KNOWN_BROKEN);
+        }
+        assert!(ids.iter().all(|id| broken.contains(*id)));
+        assert!(!broken.contains(RunId::new()));
+    }
+}
