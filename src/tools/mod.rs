@@ -1,0 +1,50 @@
+//! The tool contract, and the door through which a tool reaches the runner. Knows no engine and no provider.
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::message::{ToolCall, ToolSpec};
+use crate::domain::run::Scope;
+
+pub mod call_agent;
+pub mod toolbox;
+
+/// Something a model may ask to be done.
+pub trait Tool: Send + Sync {
+    /// How it is offered to the model.
+    fn spec(&self) -> ToolSpec;
+
+    /// Performs one call. The text goes to the model; an error's text goes there too, marked as one.
+    fn perform<'a>(
+        &'a self,
+        call: &'a ToolCall,
+        context: Context<'a>,
+    ) -> BoxFuture<'a, Result<String, String>>;
+}
+
+/// What a call is performed within.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The calling run's place in its tree.
+    pub scope: &'a Scope,
+    /// The one way up: starts child runs of the calling run.
+    pub delegate: &'a dyn Delegate,
+}
+
+/// Starts children of one run. Lent for one call, already bound to its run, so that no tool can name a false parent.
+pub trait Delegate: Send + Sync {
+    /// Runs a child to its end and returns its final text, or why it has none.
+    fn run_child<'a>(&'a self, ask: ChildAsk<'a>) -> BoxFuture<'a, Result<String, String>>;
+}
+
+/// A wish for a child run.
+#[derive(Clone, Copy, Debug)]
+pub struct ChildAsk<'a> {
+    /// The tool call that asks.
+    pub tool_call_id: &'a str,
+    /// Whose run it shall be.
+    pub agent: &'a str,
+    /// What it shall do.
+    pub task: &'a str,
+    /// What the caller passes along; none where blank.
+    pub context: Option<&'a str>,
+}
