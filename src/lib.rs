@@ -3,6 +3,7 @@
 pub mod catalog;
 pub mod config;
 pub mod domain;
+pub mod engine;
 pub mod providers;
 pub mod store;
 pub mod tools;

@@ -1,0 +1,161 @@
+//! What a caller asks of the runner, and what it is told at once.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::catalog::LoadError;
+use crate::domain::agent::{Budget, ModelRef, ModelRefError, Params, ResponseFormat};
+use crate::domain::message::ToolSpec;
+use crate::providers::registry::Unavailable;
+use crate::store::StoreError;
+
+/// A wish for a root run.
+#[derive(Clone, Debug, Default)]
+pub struct RunAsk {
+    /// The agent's name.
+    pub agent: String,
+    /// The input as given.
+    pub input: Option<String>,
+    /// Appended to the user message.
+    pub context: Option<String>,
+    /// What the request sets over the agent's file.
+    pub overrides: Overrides,
+    /// The client's labels, already within bounds.
+    pub labels: BTreeMap<String, String>,
+    /// Whether the tree streams from its providers; none leaves it to the file.
+    pub stream: Option<bool>,
+}
+
+/// What a request sets over the agent's file.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// `provider/model`.
+    pub model: Option<String>,
+    /// A skill within the configured roots.
+    pub skill: Option<String>,
+    /// A workdir within the configured roots.
+    pub workdir: Option<PathBuf>,
+    /// Single parameters; those set win over the file's.
+    pub params: ParamsPatch,
+    /// The run's deadline.
+    pub timeout: Option<Duration>,
+    /// Budget limits; those set win over the file's.
+    pub budget: Budget,
+}
+
+/// Single parameters of a request.
+#[derive(Clone, Debug, Default)]
+pub struct ParamsPatch {
+    /// See [`Params`].
+    pub temperature: Option<f64>,
+    /// See [`Params`].
+    pub max_tokens: Option<u32>,
+    /// See [`Params`].
+    pub top_p: Option<f64>,
+    /// See [`Params`].
+    pub stop: Option<Vec<String>>,
+    /// See [`Params`].
+    pub response_format: Option<ResponseFormat>,
+}
+
+/// Why a run is not accepted.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StartError {
+    /// No such agent, or its file is not valid.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The request's `model` has the wrong shape.
+    #[error("{0}")]
+    Model(ModelRefError),
+    /// No such provider, or its key is missing.
+    #[error(transparent)]
+    Provider(#[from] Unavailable),
+    /// An override points outside the configured roots, or at nothing.
+    #[error("{why}")]
+    Override {
+        /// The body's field.
+        field: &'static str,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// The queue is full.
+    #[error("{running} runs are at work and {queued} wait; try again later")]
+    Full {
+        /// At work.
+        running: usize,
+        /// Waiting.
+        queued: usize,
+    },
+    /// The daemon is stopping.
+    #[error("the daemon is stopping")]
+    Draining,
+    /// The record could not be written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The prompt could not be put together (dry run only: a real run is accepted and fails).
+    #[error(transparent)]
+    Prompt(#[from] crate::catalog::prompt::PromptError),
+    /// The agent's memory could not be read (dry run only).
+    #[error("{0}")]
+    Memory(String),
+}
+
+/// What a run would be, without a model being asked.
+#[derive(Clone, Debug, Serialize)]
+pub struct DryRun {
+    /// The agent.
+    pub agent: String,
+    /// Its definition's version.
+    pub agent_version: String,
+    /// Who would answer.
+    pub model: ModelRef,
+    /// Tried next.
+    pub fallback_models: Vec<ModelRef>,
+    /// The assembled prompt.
+    pub system_prompt: String,
+    /// The user message.
+    pub message: String,
+    /// The directory of its files and tools.
+    pub workdir: PathBuf,
+    /// What would be sent as parameters.
+    pub params: Params,
+    /// The tools on offer.
+    pub tools: Vec<ToolSpec>,
+    /// Whom it may call, and how.
+    pub sub_agents: DrySubAgents,
+    /// What bounds it.
+    pub limits: DryLimits,
+}
+
+/// The delegation part of a dry run.
+#[derive(Clone, Debug, Serialize)]
+pub struct DrySubAgents {
+    /// Names.
+    pub names: Vec<String>,
+    /// The tree's limit.
+    pub max_depth: u8,
+    /// Whether calls of one reply run at once.
+    pub parallel: bool,
+    /// Bound on each child in seconds; 0 means what is left of the run.
+    pub timeout: u64,
+}
+
+/// The limits part of a dry run.
+#[derive(Clone, Debug, Serialize)]
+pub struct DryLimits {
+    /// Turns.
+    pub max_turns: u32,
+    /// The deadline in seconds.
+    pub timeout: u64,
+    /// Tokens of the tree; null means none.
+    pub max_tokens: Option<u64>,
+    /// USD of the tree; null means none.
+    pub max_cost_usd: Option<f64>,
+    /// Tool calls of the tree; null means none.
+    pub max_tool_calls: Option<u64>,
+    /// Runs of the tree; null means none.
+    pub max_runs: Option<u64>,
+}

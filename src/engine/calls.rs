@@ -1,0 +1,130 @@
+//! Performs the tool calls of one reply: at once or one after another, each result committed as it comes. Knows no
+//! provider.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::FutureExt;
+use tokio::task::JoinSet;
+
+use crate::domain::event::EventKind;
+use crate::domain::message::{ToolCall, ToolResult, shorten};
+use crate::domain::usage::Usage;
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::store::{Change, Progress, Step, StoreError};
+use crate::tools::toolbox::Toolbox;
+use crate::tools::{Context, Delegate};
+
+/// What all calls of one reply share.
+pub struct Batch {
+    /// The engine.
+    pub engine: Arc<Engine>,
+    /// The calling run.
+    pub live: Arc<LiveRun>,
+    /// Its tools.
+    pub toolbox: Arc<Toolbox>,
+    /// Its way to start children.
+    pub delegate: Arc<dyn Delegate>,
+    /// The turn whose reply made the calls.
+    pub turn: u32,
+    /// How far the run was when it made them.
+    pub progress: Progress,
+}
+
+/// The results in the order of the calls. One failure never touches the others.
+pub async fn perform(batch: Batch, calls: Vec<ToolCall>) -> Result<Vec<ToolResult>, StoreError> {
+    let count = calls.len();
+    let batch = Arc::new(batch);
+    if count == 1 || !batch.live.agent.delegation.parallel {
+        let mut results = Vec::with_capacity(count);
+        for (position, call) in calls.iter().enumerate() {
+            results.push(one(&batch, position, call).await?);
+        }
+        return Ok(results);
+    }
+    // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
+    let mut at_work = JoinSet::new();
+    for (position, call) in calls.into_iter().enumerate() {
+        let batch = Arc::clone(&batch);
+        at_work.spawn(async move { (position, one(&batch, position, &call).await) });
+    }
+    let mut results: Vec<Option<ToolResult>> = Vec::new();
+    results.resize_with(count, || None);
+    while let Some(joined) = at_work.join_next().await {
+        match joined {
+            Ok((position, result)) => results[position] = Some(result?),
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => return Err(StoreError::Closed),
+        }
+    }
+    Ok(results.into_iter().flatten().collect())
+}
+
+async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResult, StoreError> {
+    let Batch {
+        engine, live, turn, ..
+    } = batch;
+    let tool = shorten(&call.name, 200);
+    let started = EventKind::ToolStarted {
+        turn: *turn,
+        tool_call_id: call.id.clone(),
+        tool: tool.clone(),
+    };
+    let clock = Instant::now();
+    let taken = live.tree.budgets.take_tool_call(&live.accounts);
+    if taken.is_ok() {
+        // Counted when it starts: a call at work is part of what the tree uses.
+        live.spend(&Usage {
+            tool_calls: 1,
+            ..Usage::default()
+        });
+    }
+    let progress = || {
+        Change::Progress(Progress {
+            usage: live.usage().0,
+            ..batch.progress.clone()
+        })
+    };
+    engine
+        .journal
+        .note(live, progress(), Vec::new(), vec![started])
+        .await?;
+    let performed = match taken {
+        Ok(()) => {
+            let context = Context {
+                scope: &live.scope,
+                delegate: batch.delegate.as_ref(),
+            };
+            let work = AssertUnwindSafe(batch.toolbox.perform(call, context)).catch_unwind();
+            work.await
+                .unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked")))
+        }
+        Err(exceeded) => Err(exceeded.to_string()),
+    };
+    let is_error = performed.is_err();
+    let content = performed.unwrap_or_else(|error| error);
+    let result = ToolResult {
+        call_id: call.id.clone(),
+        content,
+        is_error,
+    };
+    let completed = EventKind::ToolCompleted {
+        turn: *turn,
+        tool_call_id: call.id.clone(),
+        tool,
+        duration_ms: u64::try_from(clock.elapsed().as_millis()).unwrap_or(u64::MAX),
+        is_error,
+    };
+    let step = Step::Result {
+        turn: *turn,
+        position: u32::try_from(position).unwrap_or(u32::MAX),
+        result: result.clone(),
+    };
+    engine
+        .journal
+        .record(live, progress(), vec![step], vec![completed])
+        .await?;
+    Ok(result)
+}

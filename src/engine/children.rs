@@ -1,0 +1,123 @@
+//! A child run's making and its result: what it takes from its own file, what little from its caller, and the words
+//! in which its end reaches the caller's model. Knows no loop.
+
+use std::sync::Arc;
+
+use crate::catalog::{LoadError, prompt};
+use crate::domain::event::{EventKind, returned_usage};
+use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
+use crate::engine::endings;
+use crate::engine::live::{Deadline, LiveRun};
+use crate::engine::parts::Engine;
+use crate::engine::record;
+use crate::engine::turn::TurnError;
+use crate::tools::ChildAsk;
+
+/// A child run, ready to be driven.
+pub struct Child {
+    /// The run at work.
+    pub live: Arc<LiveRun>,
+    /// Its record.
+    pub run: Run,
+    /// Its user message.
+    pub message: String,
+}
+
+/// Makes a child of `caller`, or says why there can be none.
+pub fn prepare(
+    engine: &Engine,
+    caller: &Arc<LiveRun>,
+    ask: &ChildAsk<'_>,
+) -> Result<Child, String> {
+    let name = ask.agent;
+    let agents = engine.catalog.current();
+    let agent = Arc::clone(agents.get(name).map_err(|error| match error {
+        LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
+        other => format!("failed to load agent \"{name}\": {other}"),
+    })?);
+    engine
+        .providers
+        .get(&agent.model.provider)
+        .map_err(|unavailable| unavailable.to_string())?;
+    let place: Option<Scope> = caller.scope.child(RunId::new(), agent.delegation.max_depth);
+    let scope = place.ok_or_else(|| {
+        format!(
+            "maximum sub-agent depth ({}) reached",
+            caller.scope.max_depth
+        )
+    })?;
+    let budgets = &caller.tree.budgets;
+    let accounts = budgets.open(&agent.budget, &caller.accounts);
+    budgets
+        .take_run(&accounts)
+        .map_err(|exceeded| exceeded.to_string())?;
+    let deadline = earliest(
+        [agent.timeout, caller.agent.delegation.timeout].map(|bound| bound.map(Deadline::within)),
+    );
+    let deadline = match deadline {
+        Some(own) => Some(own.earlier(caller.deadline())),
+        None => caller.deadline(),
+    };
+    let message = prompt::child_message(ask.task, ask.context);
+    let live = LiveRun::new(
+        scope,
+        agent,
+        Arc::clone(&caller.tree),
+        Some(Arc::clone(caller)),
+        accounts,
+    );
+    if let Some(deadline) = deadline {
+        live.set_deadline(deadline);
+    }
+    let run = Run {
+        tool_call_id: Some(ask.tool_call_id.to_owned()),
+        input: message.clone(),
+        task: Some(ask.task.to_owned()),
+        ..record::new(&live)
+    };
+    Ok(Child { live, run, message })
+}
+
+fn earliest(bounds: [Option<Deadline>; 2]) -> Option<Deadline> {
+    let [first, second] = bounds;
+    first.map(|first| first.earlier(second)).or(second)
+}
+
+/// Why a child that waited for its turn never started.
+pub fn why_not_started(caller: &LiveRun, error: &TurnError) -> String {
+    match error {
+        TurnError::Overdue => endings::overdue(caller.deadline()).message,
+        _ => format!("cancelled: {}", caller.stop_reason()),
+    }
+}
+
+/// The child's final text, or why there is none.
+pub fn result(ended: &Run) -> Result<String, String> {
+    if ended.status == Status::Completed {
+        return Ok(ended.content.clone().unwrap_or_default());
+    }
+    match (&ended.error, &ended.cancel_reason) {
+        (Some(failure), _) if failure.code == FailureCode::MaxTurns => Err(failure
+            .message
+            .replacen("agent exceeded", "sub-agent exceeded", 1)),
+        (Some(failure), _) => Err(failure.message.clone()),
+        (None, Some(reason)) => Err(format!("cancelled: {reason}")),
+        (None, None) => Err("ended without a result".to_owned()),
+    }
+}
+
+/// The event that tells the child's return.
+pub fn returned(tool_call_id: &str, ended: &Run, outcome: &Result<String, String>) -> EventKind {
+    let (input_tokens, output_tokens, tool_calls) = returned_usage(&ended.tree.usage);
+    EventKind::AgentReturned {
+        tool_call_id: tool_call_id.to_owned(),
+        child_id: ended.id,
+        child_agent: ended.agent.clone(),
+        duration_ms: ended.duration_ms(crate::domain::run::now()),
+        characters: outcome.as_ref().ok().map(|text| text.chars().count()),
+        error: outcome.as_ref().err().cloned(),
+        input_tokens,
+        output_tokens,
+        tool_calls,
+    }
+}

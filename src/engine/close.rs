@@ -1,0 +1,234 @@
+//! A run's end: decides once between its own and a cancel, remembers, commits the terminal state. Knows no loop.
+
+use std::sync::Arc;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Failure, Outcome, Run, now};
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::store::{Change, Closing, Progress, Step, StoreError};
+
+/// What outlives the loop, a panic included.
+pub struct State {
+    /// How far the run is.
+    pub progress: Progress,
+    /// The model's last text.
+    pub partial: Option<String>,
+}
+
+/// How the loop ended, with what is still to be recorded.
+pub struct Ending {
+    /// How.
+    pub how: How,
+    /// Steps that are committed with it.
+    pub steps: Vec<Step>,
+    /// Events that are committed with it.
+    pub events: Vec<EventKind>,
+}
+
+/// How a loop ended.
+pub enum How {
+    /// With a final text, for this user message.
+    Completed {
+        /// The text.
+        content: String,
+        /// The message.
+        task: String,
+    },
+    /// With a failure.
+    Failed(Failure),
+    /// Because it was stopped.
+    Stopped,
+    /// The record could not be written: nothing more can be said of it.
+    Lost(StoreError),
+}
+
+impl Ending {
+    /// Nothing is left to record.
+    pub fn of(how: How) -> Self {
+        Self {
+            how,
+            steps: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// With a failure.
+    pub fn failed(failure: Failure) -> Self {
+        Self::of(How::Failed(failure))
+    }
+
+    /// With what is still to be recorded.
+    pub fn with(self, steps: Vec<Step>, events: Vec<EventKind>) -> Self {
+        Self {
+            steps,
+            events,
+            ..self
+        }
+    }
+}
+
+impl From<StoreError> for Ending {
+    fn from(error: StoreError) -> Self {
+        Self::of(How::Lost(error))
+    }
+}
+
+/// Writes the end: decides between the run's own and a cancel, remembers, commits the terminal state.
+pub async fn close(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    mut run: Run,
+    mut state: State,
+    ending: Ending,
+) -> Result<Arc<Run>, StoreError> {
+    let Ending {
+        how,
+        steps,
+        mut events,
+    } = ending;
+    let reason_above = live.stop_reason();
+    let cancelled = live.begin_end();
+    let outcome = match (cancelled, how) {
+        (_, How::Lost(error)) => return Err(error),
+        (Some(reason), _) => Outcome::Cancelled {
+            reason,
+            partial: state.partial.take(),
+        },
+        (None, How::Stopped) => Outcome::Cancelled {
+            reason: reason_above,
+            partial: state.partial.take(),
+        },
+        (None, How::Failed(failure)) => Outcome::Failed {
+            failure,
+            partial: state.partial.take(),
+        },
+        (None, How::Completed { content, task }) => {
+            if live.agent.memory.enabled {
+                events.extend(remember(engine, live, task, content.clone()).await);
+            }
+            Outcome::Completed { content }
+        }
+    };
+    events.push(match &outcome {
+        Outcome::Completed { content } => EventKind::RunCompleted {
+            turns: state.progress.turns,
+            characters: content.chars().count(),
+        },
+        Outcome::Failed { failure, .. } => EventKind::RunFailed {
+            error: failure.clone(),
+        },
+        Outcome::Cancelled { reason, .. } => EventKind::RunCancelled {
+            reason: reason.clone(),
+        },
+    });
+    let (own, tree) = live.usage();
+    state.progress.usage = own;
+    let at = now();
+    let closing = Closing {
+        outcome: outcome.clone(),
+        at,
+        progress: state.progress.clone(),
+        tree,
+    };
+    run.last_event = engine
+        .journal
+        .record(live, Change::Close(Box::new(closing)), steps, events)
+        .await?;
+    run.status = outcome.status();
+    match outcome {
+        Outcome::Completed { content } => run.content = Some(content),
+        Outcome::Failed { failure, partial } => {
+            run.error = Some(failure);
+            run.partial_content = partial;
+        }
+        Outcome::Cancelled { reason, partial } => {
+            run.cancel_reason = Some(reason);
+            run.partial_content = partial;
+        }
+    }
+    let Progress {
+        turns,
+        model,
+        stop_reason,
+        usage,
+    } = state.progress;
+    Ok(Arc::new(Run {
+        turns,
+        model,
+        stop_reason,
+        usage,
+        tree,
+        finished_at: Some(at),
+        ..run
+    }))
+}
+
+/// Appends to the agent's memory; what goes wrong is told and does not fail the run.
+async fn remember(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    task: String,
+    content: String,
+) -> Option<EventKind> {
+    let (at_work, of) = (Arc::clone(engine), Arc::clone(&live.agent));
+    let written =
+        tokio::task::spawn_blocking(move || at_work.memories.append(&of, now(), &task, &content))
+            .await;
+    let max = live.agent.memory.max_entries as usize;
+    let message = match written {
+        Ok(Ok(count)) if max > 0 && count >= max => format!(
+            "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
+            live.agent.name
+        ),
+        Ok(Ok(_)) => return None,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!(
+            "memory of agent \"{}\": writing it panicked",
+            live.agent.name
+        ),
+    };
+    tracing::warn!(
+        run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+        depth = live.scope.depth.0, "{message}"
+    );
+    Some(EventKind::MemoryWarning { message })
+}
+
+/// Takes an ended run off the list of those at work and tells everybody who waits.
+pub fn leave(
+    engine: &Engine,
+    live: &LiveRun,
+    closed: Result<Arc<Run>, StoreError>,
+) -> Option<Arc<Run>> {
+    engine.live.remove(live.scope.run);
+    if live.parent.is_none() {
+        engine.journal.bells().silence(live.scope.root);
+    }
+    match closed {
+        Ok(run) => {
+            live.announce(Arc::clone(&run));
+            Some(run)
+        }
+        Err(error) => {
+            tracing::error!(
+                run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+                depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run
+            );
+            None
+        }
+    }
+}
+
+/// Ends a run that was cancelled before its time started.
+pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Run) {
+    let state = State {
+        progress: Progress {
+            model: run.model.clone(),
+            ..Progress::default()
+        },
+        partial: None,
+    };
+    let closed = close(engine, live, run, state, Ending::of(How::Stopped)).await;
+    leave(engine, live, closed);
+}

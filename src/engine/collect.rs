@@ -1,0 +1,145 @@
+//! Garbage collection of an agent's memory: has its model look for what repeats, then trims. Knows no run.
+
+use std::sync::Arc;
+
+use crate::domain::agent::Agent;
+use crate::domain::message::Message;
+use crate::engine::ask::StartError;
+use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::parts::Engine;
+use crate::providers::{Category, ChatRequest, ProviderError, Reply, retry};
+
+const PROMPT: &str = "You look after the memory of an agent. You are given its entries, oldest first: each has a time, \
+a task and a result. Answer in three short sections: Patterns (what kinds of task come again and again, and how they \
+went), Repeated work (tasks that were done more than once and what could have been reused), Recommendations (what to \
+change in the agent's instructions or files). Be concrete; quote times.";
+
+/// The agent's entries, oldest first.
+pub async fn entries(engine: &Arc<Engine>, name: &str) -> Result<Vec<MemoryEntry>, MemoryError> {
+    let agent = with_memory(engine, name)?;
+    blocking(engine, &agent, |engine, agent| {
+        engine.memories.entries(agent)
+    })
+    .await
+}
+
+/// Analyses the agent's memory and, unless `dry_run`, trims it to `last_n` (else `max_entries`) entries.
+pub async fn collect(
+    engine: &Arc<Engine>,
+    name: &str,
+    dry_run: bool,
+) -> Result<GcReport, MemoryError> {
+    let agent = with_memory(engine, name)?;
+    let entries = blocking(engine, &agent, |engine, agent| {
+        engine.memories.entries(agent)
+    })
+    .await?;
+    let mut report = GcReport {
+        agent: agent.name.clone(),
+        analysis: String::new(),
+        entries_before: entries.len(),
+        entries_after: entries.len(),
+        dry_run,
+        input_tokens: 0,
+        output_tokens: 0,
+    };
+    if entries.is_empty() {
+        return Ok(report);
+    }
+    let reply = analyse(engine, &agent, &entries).await?;
+    let tokens = reply.usage.unwrap_or_default();
+    report.analysis = reply.message.content;
+    (report.input_tokens, report.output_tokens) = (tokens.input, tokens.output);
+    let keep = match (agent.memory.last_n, agent.memory.max_entries) {
+        (0, 0) => None,
+        (0, max_entries) => Some(max_entries as usize),
+        (last_n, _) => Some(last_n as usize),
+    };
+    if let (false, Some(keep)) = (dry_run, keep) {
+        report.entries_after = blocking(engine, &agent, move |engine, agent| {
+            engine.memories.trim(agent, keep)
+        })
+        .await?;
+    }
+    Ok(report)
+}
+
+async fn analyse(
+    engine: &Engine,
+    agent: &Agent,
+    entries: &[MemoryEntry],
+) -> Result<Reply, MemoryError> {
+    let served = engine
+        .providers
+        .get(&agent.model.provider)
+        .map_err(StartError::from)?;
+    let said: Vec<String> = entries
+        .iter()
+        .map(|entry| {
+            format!(
+                "## {}\nTask: {}\nResult: {}",
+                entry.time, entry.task, entry.result
+            )
+        })
+        .collect();
+    let messages = [Message::User {
+        content: said.join("\n\n"),
+    }];
+    let request = ChatRequest {
+        model: &agent.model.model,
+        system: PROMPT,
+        messages: &messages,
+        tools: &[],
+        params: &agent.params,
+        stream: false,
+        multi_turn: false,
+    };
+    let bound = agent.timeout.unwrap_or(engine.settings.default_timeout);
+    let asking = async {
+        let mut attempt = 0;
+        loop {
+            let permit = match &served.permits {
+                Some(permits) => permits.acquire().await.ok(),
+                None => None,
+            };
+            let error = match served.provider.complete(request, &mut |_| ()).await {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            drop(permit);
+            attempt += 1;
+            if !error.category.is_retryable() || attempt > agent.retry.max_retries {
+                return Err(error);
+            }
+            tokio::time::sleep(retry::wait(&agent.retry, attempt, error.retry_after, 0.5)).await;
+        }
+    };
+    let late = || {
+        ProviderError::new(
+            Category::Timeout,
+            format!("timeout after {}s", bound.as_secs()),
+        )
+    };
+    Ok(tokio::time::timeout(bound, asking)
+        .await
+        .unwrap_or_else(|_| Err(late()))?)
+}
+
+fn with_memory(engine: &Engine, name: &str) -> Result<Arc<Agent>, MemoryError> {
+    let agents = engine.catalog.current();
+    let agent = agents.get(name).map_err(StartError::from)?;
+    if !agent.memory.enabled {
+        return Err(MemoryError::Disabled(name.to_owned()));
+    }
+    Ok(Arc::clone(agent))
+}
+
+async fn blocking<T: Send + 'static>(
+    engine: &Arc<Engine>,
+    agent: &Arc<Agent>,
+    work: impl FnOnce(&Engine, &Agent) -> Result<T, MemoryError> + Send + 'static,
+) -> Result<T, MemoryError> {
+    let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
+    let done = tokio::task::spawn_blocking(move || work(&engine, &agent)).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}

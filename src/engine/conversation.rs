@@ -1,0 +1,261 @@
+//! The deciding part of the loop: what has been said, what a reply means, when to give up. Pure: no I/O, no async.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::providers::Reply;
+
+/// One run's conversation with its model.
+#[derive(Debug)]
+pub struct Conversation {
+    messages: Vec<Message>,
+    turn: u32,
+    max_turns: u32,
+    call_ids: HashSet<String>,
+    guard: LoopGuard,
+}
+
+/// What a reply means for the run.
+#[derive(Debug)]
+pub enum Heard {
+    /// Its text is final. The message is what the record keeps.
+    Final(AssistantMessage),
+    /// These calls are to be performed, then [`Conversation::answer`] is due.
+    Calls(AssistantMessage),
+    /// It asks for tools and no turn is left to read the results.
+    OutOfTurns(AssistantMessage),
+}
+
+/// What the loop guard says after a batch of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeats {
+    /// Nothing.
+    Fine,
+    /// The same batch came this many times in a row: a hint was added to its results.
+    Hinted(u32),
+    /// It came too many times: give up.
+    TooMany(u32),
+}
+
+impl Conversation {
+    /// Starts with the user's message.
+    pub fn new(message: String, max_turns: u32, loop_warn: u32, loop_stop: u32) -> Self {
+        Self {
+            messages: vec![Message::User { content: message }],
+            turn: 0,
+            max_turns,
+            call_ids: HashSet::new(),
+            guard: LoopGuard {
+                warn: loop_warn,
+                stop: loop_stop,
+                last: None,
+                repeats: 0,
+            },
+        }
+    }
+
+    /// What to send, oldest first.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// How many results the next request brings to the model.
+    pub fn results_pending(&self) -> usize {
+        match self.messages.last() {
+            Some(Message::Tool { tool_results }) => tool_results.len(),
+            _ => 0,
+        }
+    }
+
+    /// Begins the next turn and returns its number, from 1.
+    pub fn next_turn(&mut self) -> u32 {
+        self.turn += 1;
+        self.turn
+    }
+
+    /// Takes a reply in. `offered` says whether the request offered any tool: without one, calls mean nothing.
+    pub fn hear(&mut self, reply: Reply, offered: bool) -> Heard {
+        let mut message = reply.message;
+        if !offered || message.tool_calls.is_empty() {
+            message.tool_calls.clear();
+            return Heard::Final(message);
+        }
+        for (position, call) in message.tool_calls.iter_mut().enumerate() {
+            self.make_unique(call, position);
+        }
+        if self.turn >= self.max_turns {
+            return Heard::OutOfTurns(message);
+        }
+        self.messages.push(Message::Assistant(message.clone()));
+        Heard::Calls(message)
+    }
+
+    /// Takes the results of the last calls in, in the calls' order, and adds a hint where the run goes in circles.
+    pub fn answer(&mut self, mut results: Vec<ToolResult>) -> Repeats {
+        let calls = match self.messages.last() {
+            Some(Message::Assistant(said)) => said.tool_calls.as_slice(),
+            _ => &[],
+        };
+        let verdict = self.guard.compare(calls, &results);
+        if let Repeats::Hinted(times) = verdict {
+            for result in &mut results {
+                result.content.push_str(&format!(
+                    "\n\n[This call with these arguments has given this result {times} times in a row. \
+                     Try something else, or give your final answer.]"
+                ));
+            }
+        }
+        self.messages.push(Message::Tool {
+            tool_results: results,
+        });
+        verdict
+    }
+
+    fn make_unique(&mut self, call: &mut ToolCall, position: usize) {
+        let given = std::mem::take(&mut call.id);
+        let mut id = if given.is_empty() {
+            format!("call_{}_{position}", self.turn)
+        } else {
+            given.clone()
+        };
+        let mut tries = 0;
+        while !self.call_ids.insert(id.clone()) {
+            tries += 1;
+            id = match tries {
+                1 => format!("{given}_{}_{position}", self.turn),
+                _ => format!("{given}_{}_{position}_{tries}", self.turn),
+            };
+        }
+        if id != given {
+            call.provider_id = given;
+        }
+        call.id = id;
+    }
+}
+
+/// Compares whole batches (names, arguments, raw results) of successive turns.
+#[derive(Debug)]
+struct LoopGuard {
+    warn: u32,
+    stop: u32,
+    last: Option<u64>,
+    repeats: u32,
+}
+
+impl LoopGuard {
+    fn compare(&mut self, calls: &[ToolCall], results: &[ToolResult]) -> Repeats {
+        let mut hasher = DefaultHasher::new();
+        for call in calls {
+            (&call.name, call.arguments.get()).hash(&mut hasher);
+        }
+        for result in results {
+            (&result.content, result.is_error).hash(&mut hasher);
+        }
+        let batch = Some(hasher.finish());
+        self.repeats = if self.last == batch {
+            self.repeats + 1
+        } else {
+            1
+        };
+        self.last = batch;
+        match self.repeats {
+            times if self.stop > 0 && times >= self.stop => Repeats::TooMany(times),
+            times if self.warn > 0 && times >= self.warn => Repeats::Hinted(times),
+            _ => Repeats::Fine,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Conversation, Heard, Repeats};
+    use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
+    use crate::providers::Reply;
+
+    fn asks(ids: &[&str]) -> Reply {
+        let call = |id: &&str| ToolCall {
+            id: (*id).to_owned(),
+            provider_id: String::new(),
+            name: "call_agent".to_owned(),
+            arguments: no_arguments(),
+        };
+        let tool_calls = ids.iter().map(call).collect();
+        let message = AssistantMessage {
+            content: "hm".to_owned(),
+            tool_calls,
+            echo: None,
+        };
+        Reply {
+            message,
+            ..Reply::default()
+        }
+    }
+
+    fn answer_all(talk: &mut Conversation, text: &str) -> Repeats {
+        let Some(Message::Assistant(said)) = talk.messages().last() else {
+            panic!("nothing was asked")
+        };
+        let results = said.tool_calls.iter();
+        let results = results
+            .map(|call| ToolResult {
+                call_id: call.id.clone(),
+                content: text.to_owned(),
+                is_error: false,
+            })
+            .collect();
+        talk.answer(results)
+    }
+
+    #[test]
+    fn ids_are_changed_only_where_they_collide_and_the_providers_own_goes_back() {
+        let mut talk = Conversation::new("hi".into(), 9, 0, 0);
+        let mut all = Vec::new();
+        for ids in [&["a", "a", ""][..], &["a", "b"][..]] {
+            talk.next_turn();
+            let Heard::Calls(said) = talk.hear(asks(ids), true) else {
+                panic!("no calls")
+            };
+            all.extend(
+                said.tool_calls
+                    .iter()
+                    .map(|call| (call.id.clone(), call.wire_id().to_owned())),
+            );
+            answer_all(&mut talk, "x");
+        }
+        let own: std::collections::HashSet<_> = all.iter().map(|(id, _)| id).collect();
+        assert_eq!(own.len(), all.len(), "{all:?}");
+        assert_eq!(all[0], ("a".to_owned(), "a".to_owned()));
+        assert_eq!(all[1].1, "a");
+        assert_eq!(all[4], ("b".to_owned(), "b".to_owned()));
+    }
+
+    #[test]
+    fn calls_nobody_offered_are_ignored_and_the_last_turns_are_not_performed() {
+        let mut talk = Conversation::new("hi".into(), 1, 0, 0);
+        talk.next_turn();
+        assert!(
+            matches!(talk.hear(asks(&["a"]), false), Heard::Final(said) if said.tool_calls.is_empty())
+        );
+        assert!(
+            matches!(talk.hear(asks(&["a"]), true), Heard::OutOfTurns(said) if said.content == "hm")
+        );
+    }
+
+    #[test]
+    fn going_in_circles_is_hinted_at_and_then_ended() {
+        let mut talk = Conversation::new("hi".into(), 50, 3, 5);
+        let mut say = |text: &str| {
+            talk.next_turn();
+            assert!(matches!(talk.hear(asks(&["a"]), true), Heard::Calls(_)));
+            answer_all(&mut talk, text)
+        };
+        assert_eq!(say("same"), Repeats::Fine);
+        assert_eq!(say("other"), Repeats::Fine);
+        assert_eq!(say("other"), Repeats::Fine);
+        assert_eq!(say("other"), Repeats::Hinted(3));
+        // The comparison is of raw results: the hint itself does not break the circle.
+        assert_eq!(say("other"), Repeats::Hinted(4));
+        assert_eq!(say("other"), Repeats::TooMany(5));
+    }
+}

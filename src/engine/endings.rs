@@ -1,0 +1,104 @@
+//! The failures that runs end with, in the contract's words. Pure.
+
+use crate::domain::run::{Failure, FailureCode};
+use crate::engine::budget::Exceeded;
+use crate::engine::live::Deadline;
+use crate::providers::registry::Unavailable;
+use crate::providers::{Category, ProviderError};
+
+fn failure(code: FailureCode, category: &str, message: String, retryable: bool) -> Failure {
+    Failure {
+        code,
+        message,
+        category: category.to_owned(),
+        retryable,
+    }
+}
+
+/// The prompt could not be made.
+pub fn config(message: &str) -> Failure {
+    failure(FailureCode::Config, "config", message.to_owned(), false)
+}
+
+/// A fault of ours.
+pub fn internal(message: &str) -> Failure {
+    failure(FailureCode::Internal, "internal", message.to_owned(), false)
+}
+
+/// The process ended in the middle of it.
+pub fn interrupted(message: &str) -> Failure {
+    failure(
+        FailureCode::Interrupted,
+        "internal",
+        message.to_owned(),
+        true,
+    )
+}
+
+/// The deadline passed.
+pub fn overdue(deadline: Option<Deadline>) -> Failure {
+    let seconds = deadline.map_or(0, |deadline| deadline.seconds);
+    failure(
+        FailureCode::Timeout,
+        "timeout",
+        format!("timeout after {seconds}s"),
+        true,
+    )
+}
+
+/// The turns ran out.
+pub fn max_turns(turns: u32) -> Failure {
+    failure(
+        FailureCode::MaxTurns,
+        "agent",
+        format!("agent exceeded maximum conversation turns ({turns})"),
+        false,
+    )
+}
+
+/// The same calls gave the same results again and again.
+pub fn looped(repeats: u32) -> Failure {
+    let message = format!("the same tool calls gave the same results {repeats} times in a row");
+    failure(FailureCode::LoopDetected, "agent", message, false)
+}
+
+/// A budget is spent.
+pub fn budget(exceeded: &Exceeded) -> Failure {
+    failure(
+        FailureCode::BudgetExceeded,
+        "budget",
+        exceeded.to_string(),
+        false,
+    )
+}
+
+/// The provider failed: `<category>: <message>`.
+pub fn provider(error: &ProviderError) -> Failure {
+    let code = match error.category {
+        Category::Auth => FailureCode::ProviderAuth,
+        Category::BadRequest => FailureCode::ProviderBadRequest,
+        Category::RateLimit => FailureCode::ProviderRateLimit,
+        Category::Overloaded => FailureCode::ProviderOverloaded,
+        Category::Server => FailureCode::ProviderServer,
+        Category::Timeout => FailureCode::Timeout,
+    };
+    failure(
+        code,
+        error.category.as_str(),
+        error.to_string(),
+        error.category.is_retryable(),
+    )
+}
+
+/// The provider is not there, or has no key.
+pub fn unavailable(unavailable: &Unavailable) -> Failure {
+    match unavailable {
+        Unavailable::Unsupported { .. } => config(&unavailable.to_string()),
+        Unavailable::MissingKey { .. } => failure(
+            FailureCode::ProviderAuth,
+            Category::Auth.as_str(),
+            unavailable.to_string(),
+            false,
+        ),
+    }
+}

@@ -1,0 +1,195 @@
+//! The one hand that writes the record, and the bell that it rings afterwards. What listeners hear with a number is
+//! in the store before they hear it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::broadcast;
+
+use crate::domain::event::{Event, EventKind, StoredEvent};
+use crate::domain::run::{Failure, Outcome, Run, RunId, now};
+use crate::engine::live::LiveRun;
+use crate::store::{Change, Closing, Progress, RunStore, Step, StoreError, Write};
+
+/// How many notices a listener may be behind before it has to read the store again.
+const BELL_LENGTH: usize = 256;
+
+/// What a listener to a tree hears.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    /// A committed event.
+    Stored(Arc<StoredEvent>),
+    /// News without a number (`text.delta`, `text.withdrawn`): its run, its name and its JSON.
+    Whisper {
+        /// The run it is about.
+        run_id: RunId,
+        /// Its name.
+        name: &'static str,
+        /// The `data` object.
+        data: Arc<str>,
+    },
+}
+
+/// A listener's end: [`Notice`]s from the moment it was made. `Lagged` means: read the store and go on.
+pub type Listener = broadcast::Receiver<Notice>;
+
+/// Who listens to which tree. Lent to the store, which rings after each commit.
+#[derive(Debug, Default)]
+pub struct Bells {
+    trees: Mutex<HashMap<RunId, broadcast::Sender<Notice>>>,
+}
+
+impl Bells {
+    /// Whether anyone listens to this root.
+    pub fn listening(&self, root: RunId) -> bool {
+        self.lock().contains_key(&root)
+    }
+
+    /// Tells committed events to whoever listens.
+    pub fn ring(&self, root: RunId, events: Vec<StoredEvent>) {
+        self.tell(root, || {
+            events
+                .into_iter()
+                .map(|event| Notice::Stored(Arc::new(event)))
+        });
+    }
+
+    /// Listens to a tree.
+    pub fn listen(&self, root: RunId) -> Listener {
+        let mut trees = self.lock();
+        trees
+            .entry(root)
+            .or_insert_with(|| broadcast::Sender::new(BELL_LENGTH))
+            .subscribe()
+    }
+
+    /// The tree has ended: nothing more will be told.
+    pub fn silence(&self, root: RunId) {
+        self.lock().remove(&root);
+    }
+
+    fn tell<I: IntoIterator<Item = Notice>>(&self, root: RunId, notices: impl FnOnce() -> I) {
+        let Some(bell) = self.lock().get(&root).cloned() else {
+            return;
+        };
+        for notice in notices() {
+            // Nobody there any more is no fault.
+            let _ = bell.send(notice);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, broadcast::Sender<Notice>>> {
+        self.trees.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes runs, steps and events; nobody else does.
+pub struct Journal {
+    store: Arc<dyn RunStore>,
+    bells: Arc<Bells>,
+}
+
+impl Journal {
+    /// Over a store that rings these bells.
+    pub fn new(store: Arc<dyn RunStore>, bells: Arc<Bells>) -> Self {
+        Self { store, bells }
+    }
+
+    /// The record, for reading.
+    pub fn store(&self) -> &Arc<dyn RunStore> {
+        &self.store
+    }
+
+    /// Who listens.
+    pub fn bells(&self) -> &Bells {
+        &self.bells
+    }
+
+    /// Commits a change with its steps and events, and returns the last event's number.
+    pub async fn record(
+        &self,
+        live: &LiveRun,
+        change: Change,
+        steps: Vec<Step>,
+        kinds: Vec<EventKind>,
+    ) -> Result<u64, StoreError> {
+        self.store.write(entry(live, change, steps, kinds)).await
+    }
+
+    /// Hands a change over without waiting: for what the next recorded step makes good.
+    pub async fn note(
+        &self,
+        live: &LiveRun,
+        change: Change,
+        steps: Vec<Step>,
+        kinds: Vec<EventKind>,
+    ) -> Result<(), StoreError> {
+        self.store.post(entry(live, change, steps, kinds)).await
+    }
+
+    /// Writes the end of a run that no process drives any more.
+    pub async fn close_orphan(&self, run: &Run, failure: Failure) -> Result<(), StoreError> {
+        let kind = EventKind::RunFailed {
+            error: failure.clone(),
+        };
+        let agent = Arc::from(run.agent.as_str());
+        let event = Event {
+            run_id: run.id,
+            root_id: run.root_id,
+            depth: run.depth.0,
+            agent,
+            time: now(),
+            kind,
+        };
+        let closing = Closing {
+            outcome: Outcome::Failed {
+                failure,
+                partial: run.partial_content.clone(),
+            },
+            at: event.time,
+            progress: Progress {
+                turns: run.turns,
+                model: run.model.clone(),
+                stop_reason: run.stop_reason.clone(),
+                usage: run.usage,
+            },
+            tree: run.tree,
+        };
+        let change = Change::Close(Box::new(closing));
+        let write = Write {
+            run: run.id,
+            root: run.root_id,
+            change,
+            steps: Vec::new(),
+            events: vec![event],
+        };
+        self.store.write(write).await.map(drop)
+    }
+
+    /// Tells listeners something that has no number and may be lost.
+    pub fn whisper(&self, live: &LiveRun, kind: EventKind) {
+        let root = live.scope.root;
+        if !self.bells.listening(root) {
+            return;
+        }
+        let name = kind.name();
+        let data = serde_json::to_string(&live.event(kind)).unwrap_or_default();
+        let notice = Notice::Whisper {
+            run_id: live.scope.run,
+            name,
+            data: data.into(),
+        };
+        self.bells.tell(root, || [notice]);
+    }
+}
+
+fn entry(live: &LiveRun, change: Change, steps: Vec<Step>, kinds: Vec<EventKind>) -> Write {
+    let events: Vec<Event> = kinds.into_iter().map(|kind| live.event(kind)).collect();
+    Write {
+        run: live.scope.run,
+        root: live.scope.root,
+        change,
+        steps,
+        events,
+    }
+}

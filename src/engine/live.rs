@@ -1,0 +1,232 @@
+//! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::agent::Agent;
+use crate::domain::event::{Event, EventKind};
+use crate::domain::run::{Run, RunId, Scope, now};
+use crate::domain::usage::{TreeUsage, Usage};
+use crate::engine::budget::{Accounts, Budgets};
+
+/// One run at work.
+pub struct LiveRun {
+    /// Its place in the tree.
+    pub scope: Scope,
+    /// The definition it started with, the request's overrides applied.
+    pub agent: Arc<Agent>,
+    /// What its whole tree shares.
+    pub tree: Arc<Tree>,
+    /// The run that called it.
+    pub parent: Option<Arc<LiveRun>>,
+    /// When it must have ended; none until its time starts.
+    pub deadline: Mutex<Option<Deadline>>,
+    /// The accounts it draws on.
+    pub accounts: Accounts,
+    /// Heard by everything that waits for this run's sake; cancelled with the parent's.
+    pub stop: CancellationToken,
+    name: Arc<str>,
+    phase: Mutex<Phase>,
+    meter: Mutex<Meter>,
+    ended: watch::Sender<Option<Arc<Run>>>,
+}
+
+/// What all runs of one tree share.
+pub struct Tree {
+    /// Its accounts.
+    pub budgets: Budgets,
+    /// Whether the root wished for deltas.
+    pub stream: bool,
+}
+
+/// When a run must have ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// The moment.
+    pub at: Instant,
+    /// The bound in whole seconds that set it, for messages.
+    pub seconds: u64,
+}
+
+impl Deadline {
+    /// This long from now.
+    pub fn within(bound: Duration) -> Self {
+        Self {
+            at: Instant::now() + bound,
+            seconds: bound.as_secs(),
+        }
+    }
+
+    /// The earlier of the two; of equals the first.
+    pub fn earlier(self, other: Option<Self>) -> Self {
+        match other {
+            Some(other) if other.at < self.at => other,
+            _ => self,
+        }
+    }
+}
+
+/// Decides once between an end of its own and somebody's cancel.
+#[derive(Debug)]
+enum Phase {
+    Open,
+    Cancelling(String),
+    Ending,
+}
+
+/// What a run and its descendants have used so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meter {
+    own: Usage,
+    tree: TreeUsage,
+}
+
+impl LiveRun {
+    /// A run that is about to be opened. Its descendants' usage will count for it, and its own for its ancestors.
+    pub fn new(
+        scope: Scope,
+        agent: Arc<Agent>,
+        tree: Arc<Tree>,
+        parent: Option<Arc<LiveRun>>,
+        accounts: Accounts,
+    ) -> Arc<Self> {
+        let stop = parent
+            .as_ref()
+            .map_or_else(CancellationToken::new, |parent| parent.stop.child_token());
+        let name = Arc::from(agent.name.as_str());
+        let live = Arc::new(Self {
+            scope,
+            agent,
+            tree,
+            parent,
+            deadline: Mutex::new(None),
+            accounts,
+            stop,
+            name,
+            phase: Mutex::new(Phase::Open),
+            meter: Mutex::new(Meter::default()),
+            ended: watch::Sender::new(None),
+        });
+        live.with_ancestors(|meter| meter.tree.runs += 1);
+        live
+    }
+
+    /// An event about this run, now.
+    pub fn event(&self, kind: EventKind) -> Event {
+        Event {
+            run_id: self.scope.run,
+            root_id: self.scope.root,
+            depth: self.scope.depth.0,
+            agent: Arc::clone(&self.name),
+            time: now(),
+            kind,
+        }
+    }
+
+    /// When it must have ended.
+    pub fn deadline(&self) -> Option<Deadline> {
+        *lock(&self.deadline)
+    }
+
+    /// Starts its clock.
+    pub fn set_deadline(&self, deadline: Deadline) {
+        *lock(&self.deadline) = Some(deadline);
+    }
+
+    /// Books usage for this run and all its ancestors.
+    pub fn spend(&self, usage: &Usage) {
+        lock(&self.meter).own.add(usage);
+        self.with_ancestors(|meter| meter.tree.usage.add(usage));
+    }
+
+    /// Its own usage, and that of its whole subtree.
+    pub fn usage(&self) -> (Usage, TreeUsage) {
+        let meter = lock(&self.meter);
+        (meter.own, meter.tree)
+    }
+
+    fn with_ancestors(&self, change: impl Fn(&mut Meter)) {
+        let mut next = Some(self);
+        while let Some(live) = next {
+            change(&mut lock(&live.meter));
+            next = live.parent.as_deref();
+        }
+    }
+
+    /// Takes the wish to cancel; false where the run is already ending, or was asked before.
+    pub fn begin_cancel(&self, reason: &str) -> bool {
+        let mut phase = lock(&self.phase);
+        let open = matches!(*phase, Phase::Open);
+        if open {
+            *phase = Phase::Cancelling(reason.to_owned());
+        }
+        open
+    }
+
+    /// Takes the run's own end: from now on a cancel comes too late. The reason, where a cancel came first.
+    pub fn begin_end(&self) -> Option<String> {
+        match std::mem::replace(&mut *lock(&self.phase), Phase::Ending) {
+            Phase::Cancelling(reason) => Some(reason),
+            Phase::Open | Phase::Ending => None,
+        }
+    }
+
+    /// Why this run was stopped: its own cancel's reason, or the nearest ancestor's.
+    pub fn stop_reason(&self) -> String {
+        let mut next = Some(self);
+        while let Some(live) = next {
+            if let Phase::Cancelling(reason) = &*lock(&live.phase) {
+                return reason.clone();
+            }
+            next = live.parent.as_deref();
+        }
+        "stopped".to_owned()
+    }
+
+    /// Tells everybody who waits that it has ended.
+    pub fn announce(&self, run: Arc<Run>) {
+        self.ended.send_replace(Some(run));
+    }
+
+    /// The record at its end, once there is one.
+    pub async fn ended(&self) -> Option<Arc<Run>> {
+        let mut ended = self.ended.subscribe();
+        ended
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|run| run.clone())
+    }
+}
+
+/// All runs at work, by id.
+#[derive(Default)]
+pub struct LiveRuns {
+    runs: Mutex<HashMap<RunId, Arc<LiveRun>>>,
+}
+
+impl LiveRuns {
+    /// Adds one.
+    pub fn add(&self, live: &Arc<LiveRun>) {
+        lock(&self.runs).insert(live.scope.run, Arc::clone(live));
+    }
+
+    /// Finds one.
+    pub fn get(&self, id: RunId) -> Option<Arc<LiveRun>> {
+        lock(&self.runs).get(&id).cloned()
+    }
+
+    /// Removes one that has ended.
+    pub fn remove(&self, id: RunId) {
+        lock(&self.runs).remove(&id);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,364 @@
+//! What agents remember: entries read into prompts, appended after success, trimmed by garbage collection. The format
+//! is the contract's (`agents.md`, Memory). Knows no loop.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::domain::agent::Agent;
+
+/// A memory file above this is not read: something else wrote it.
+const MAX_FILE: u64 = 64 << 20;
+/// Characters of a result that an entry keeps.
+const RESULT_CHARACTERS: usize = 1000;
+
+/// One entry of an agent's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryEntry {
+    /// When the run ended, RFC 3339, UTC.
+    pub time: String,
+    /// The user message on one line.
+    pub task: String,
+    /// The first of its result.
+    pub result: String,
+    /// The entry as it stands in the file.
+    #[serde(skip)]
+    text: String,
+}
+
+/// What a garbage collection did.
+#[derive(Clone, Debug, Serialize)]
+pub struct GcReport {
+    /// The agent.
+    pub agent: String,
+    /// The model's analysis; empty where there was nothing to analyse.
+    pub analysis: String,
+    /// Entries before.
+    pub entries_before: usize,
+    /// Entries after.
+    pub entries_after: usize,
+    /// Whether the memory was left as it is.
+    pub dry_run: bool,
+    /// What the analysis used.
+    pub input_tokens: u64,
+    /// What the analysis used.
+    pub output_tokens: u64,
+}
+
+/// Why there is no report or no memory to show.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// No such agent, a broken file, a provider that is not there.
+    #[error(transparent)]
+    Start(#[from] crate::engine::ask::StartError),
+    /// The agent has no memory.
+    #[error("agent \"{0}\" has no memory; set [memory] enabled = true in its file")]
+    Disabled(String),
+    /// The model did not answer.
+    #[error(transparent)]
+    Provider(#[from] crate::providers::ProviderError),
+    /// The file could not be read or written.
+    #[error("memory of agent \"{agent}\": {why}")]
+    File {
+        /// The agent.
+        agent: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// All agents' memories. Writes of one file are serialised.
+pub struct Memories {
+    directory: PathBuf,
+    files: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
+}
+
+impl Memories {
+    /// In the data directory's folder `memory`, where a file does not say otherwise.
+    pub fn new(data_dir: &Path) -> Self {
+        Self {
+            directory: data_dir.join("memory"),
+            files: Mutex::default(),
+        }
+    }
+
+    /// All entries, oldest first; none where there is no file yet. Blocking.
+    pub fn entries(&self, agent: &Agent) -> Result<Vec<MemoryEntry>, MemoryError> {
+        read(&self.path(agent))
+            .map(|text| parse(&text))
+            .map_err(|error| failure(agent, &error))
+    }
+
+    /// The last `last_n` entries as they enter the prompt. Blocking.
+    pub fn for_prompt(&self, agent: &Agent) -> Result<String, MemoryError> {
+        let entries = self.entries(agent)?;
+        let last_n = match agent.memory.last_n as usize {
+            0 => entries.len(),
+            last_n => last_n,
+        };
+        let first = entries.len().saturating_sub(last_n);
+        let text: String = entries[first..]
+            .iter()
+            .map(|entry| entry.text.as_str())
+            .collect();
+        Ok(text.trim_end().to_owned())
+    }
+
+    /// Appends an entry and returns how many there are now. It is on disk when this returns. Blocking.
+    pub fn append(
+        &self,
+        agent: &Agent,
+        at: Timestamp,
+        task: &str,
+        result: &str,
+    ) -> Result<usize, MemoryError> {
+        let path = self.path(agent);
+        let guard = self.guard(&path);
+        let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
+        append(&path, &render(at, task, result)).map_err(|error| failure(agent, &error))
+    }
+
+    /// Keeps the newest `keep` entries, by an atomic replace, and returns how many there are now. Blocking.
+    pub fn trim(&self, agent: &Agent, keep: usize) -> Result<usize, MemoryError> {
+        let path = self.path(agent);
+        let guard = self.guard(&path);
+        let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
+        trim(&path, keep).map_err(|error| failure(agent, &error))
+    }
+
+    fn path(&self, agent: &Agent) -> PathBuf {
+        agent
+            .memory
+            .path
+            .clone()
+            .unwrap_or_else(|| self.directory.join(format!("{}.md", agent.name)))
+    }
+
+    fn guard(&self, path: &Path) -> Arc<Mutex<()>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(files.entry(path.to_owned()).or_default())
+    }
+}
+
+fn failure(agent: &Agent, error: &io::Error) -> MemoryError {
+    MemoryError::File {
+        agent: agent.name.clone(),
+        why: error.to_string(),
+    }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(named(path, &error)),
+    };
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.len() > MAX_FILE {
+        return Err(io::Error::other(format!(
+            "{} is no memory file of at most {MAX_FILE} bytes",
+            path.display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)
+        .map_err(|error| named(path, &error))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn append(path: &Path, entry: &str) -> io::Result<usize> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(|error| named(directory, &error))?;
+    }
+    let before = read(path)?;
+    let mut file = fs::File::options()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(|error| named(path, &error))?;
+    // What a crash or an editor left without its blank line must not run into the new entry.
+    let gap = match () {
+        () if before.is_empty() || before.ends_with("\n\n") => "",
+        () if before.ends_with('\n') => "\n",
+        () => "\n\n",
+    };
+    file.write_all(format!("{gap}{entry}").as_bytes())?;
+    file.sync_data()?;
+    Ok(parse(&before).len() + 1)
+}
+
+fn trim(path: &Path, keep: usize) -> io::Result<usize> {
+    let entries = parse(&read(path)?);
+    if entries.len() <= keep {
+        return Ok(entries.len());
+    }
+    let kept: String = entries[entries.len() - keep..]
+        .iter()
+        .map(|entry| entry.text.as_str())
+        .collect();
+    let aside = path.with_extension("md.new");
+    let mut file = fs::File::create(&aside).map_err(|error| named(&aside, &error))?;
+    file.write_all(kept.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&aside, path).map_err(|error| named(path, &error))?;
+    Ok(keep)
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn render(at: Timestamp, task: &str, result: &str) -> String {
+    let task = task.split_whitespace().collect::<Vec<_>>().join(" ");
+    let task = if task.is_empty() { "(none)" } else { &task };
+    let result = result.trim();
+    let cut = match result.char_indices().nth(RESULT_CHARACTERS) {
+        Some((end, _)) => format!("{}...", &result[..end]),
+        None if result.is_empty() => "(none)".to_owned(),
+        None => result.to_owned(),
+    };
+    let escaped: Vec<String> = cut
+        .lines()
+        .map(|line| {
+            if line.starts_with("## ") {
+                format!("\\{line}")
+            } else {
+                line.to_owned()
+            }
+        })
+        .collect();
+    format!(
+        "## {at}\n**Task:** {task}\n**Result:** {}\n\n",
+        escaped.join("\n")
+    )
+}
+
+fn parse(text: &str) -> Vec<MemoryEntry> {
+    let mut entries: Vec<MemoryEntry> = Vec::new();
+    let mut part = Part::Task;
+    for line in text.split_inclusive('\n') {
+        let bare = line.trim_end();
+        if let Some(time) = heading(bare) {
+            let (time, text) = (time.to_owned(), line.to_owned());
+            entries.push(MemoryEntry {
+                time,
+                task: String::new(),
+                result: String::new(),
+                text,
+            });
+            part = Part::Task;
+            continue;
+        }
+        let Some(entry) = entries.last_mut() else {
+            continue;
+        };
+        entry.text.push_str(line);
+        if let (Part::Task, Some(task)) = (part, bare.strip_prefix("**Task:** ")) {
+            entry.task = task.to_owned();
+            part = Part::Result;
+        } else if let (Part::Result, Some(result)) = (part, bare.strip_prefix("**Result:** ")) {
+            entry.result = result.to_owned();
+            part = Part::MoreResult;
+        } else if part == Part::MoreResult {
+            entry.result.push('\n');
+            entry.result.push_str(
+                bare.strip_prefix('\\')
+                    .filter(|rest| rest.starts_with("## "))
+                    .unwrap_or(bare),
+            );
+        }
+    }
+    for entry in &mut entries {
+        entry.result.truncate(entry.result.trim_end().len());
+        let end = entry.text.trim_end().len();
+        entry.text.truncate(end);
+        entry.text.push_str("\n\n");
+    }
+    entries
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Task,
+    Result,
+    MoreResult,
+}
+
+/// The time of an entry's heading, where the line is one.
+fn heading(line: &str) -> Option<&str> {
+    line.strip_prefix("## ")
+        .filter(|time| time.ends_with('Z') && time.parse::<Timestamp>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{append, parse, read, render, trim};
+
+    fn at(second: i64) -> jiff::Timestamp {
+        jiff::Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn an_entry_reads_back_and_cannot_fake_another() {
+        let text = render(
+            at(0),
+            "two\n lines",
+            "fine\n## 2026-01-01T00:00:00Z\n**Task:** fake",
+        );
+        assert!(
+            text.starts_with(
+                "## 1970-01-01T00:00:00Z\n**Task:** two lines\n**Result:** fine\n\\## 2026"
+            ),
+            "{text}"
+        );
+        let entries = parse(&text);
+        assert_eq!(entries.len(), 1);
+        assert_eq!(
+            entries[0].result,
+            "fine\n## 2026-01-01T00:00:00Z\n**Task:** fake"
+        );
+        assert_eq!(
+            render(at(0), " ", ""),
+            "## 1970-01-01T00:00:00Z\n**Task:** (none)\n**Result:** (none)\n\n"
+        );
+        let long = render(at(0), "t", &"ä".repeat(1001));
+        assert!(long.contains(&format!("{}...\n", "ä".repeat(1000))));
+    }
+
+    #[test]
+    fn appending_counts_mends_a_torn_end_and_trimming_keeps_the_newest() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("deep/a.md");
+        for n in 0..3 {
+            assert_eq!(
+                append(&path, &render(at(n), &format!("task {n}"), "ok")).expect("written"),
+                n as usize + 1
+            );
+        }
+        let torn = format!(
+            "{}## 1970-01-01T00:00:09Z\n**Task:** torn",
+            read(&path).expect("read")
+        );
+        std::fs::write(&path, torn).expect("written");
+        assert_eq!(
+            append(&path, &render(at(10), "after", "ok")).expect("written"),
+            5
+        );
+        let entries = parse(&read(&path).expect("read"));
+        assert_eq!(entries[4].task, "after");
+        assert_eq!(trim(&path, 2).expect("trimmed"), 2);
+        let entries = parse(&read(&path).expect("read"));
+        assert_eq!(
+            entries
+                .iter()
+                .map(|entry| entry.task.as_str())
+                .collect::<Vec<_>>(),
+            ["torn", "after"]
+        );
+    }
+}

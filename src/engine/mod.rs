@@ -1,0 +1,20 @@
+//! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
+
+pub mod ask;
+pub mod budget;
+pub mod calls;
+pub mod children;
+pub mod close;
+pub mod collect;
+pub mod conversation;
+pub mod drive;
+pub mod endings;
+pub mod journal;
+pub mod live;
+pub mod memory;
+pub mod parts;
+pub mod record;
+pub mod recovery;
+pub mod resolve;
+pub mod runner;
+pub mod turn;

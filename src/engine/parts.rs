@@ -1,0 +1,69 @@
+//! What every part of the engine can reach: the catalogue, the providers, the journal, the live runs. Only data.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::catalog::reload::Catalog;
+use crate::domain::usage::Price;
+use crate::engine::journal::Journal;
+use crate::engine::live::LiveRuns;
+use crate::engine::memory::Memories;
+use crate::providers::registry::Registry;
+
+/// The engine's parts, shared by all runs.
+pub struct Engine {
+    /// Where agents come from.
+    pub catalog: Arc<Catalog>,
+    /// Who answers turns.
+    pub providers: Registry,
+    /// Who writes the record.
+    pub journal: Journal,
+    /// What the agents remember.
+    pub memories: Memories,
+    /// Runs at work.
+    pub live: LiveRuns,
+    /// What the configuration says of runs.
+    pub settings: Settings,
+    /// Slots for root runs.
+    pub slots: Arc<Semaphore>,
+    /// Root runs waiting for a slot.
+    pub queued: AtomicUsize,
+    /// No new runs.
+    pub draining: AtomicBool,
+    /// Owns every root run's task.
+    pub tasks: TaskTracker,
+    /// Drops every run where it stands, for a stop that does not wait.
+    pub halt: CancellationToken,
+}
+
+/// What the configuration says of runs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where relative and bare skills are.
+    pub config_dir: PathBuf,
+    /// Where a request's `workdir` and `skill` may point.
+    pub roots: Vec<PathBuf>,
+    /// Root runs at work at once.
+    pub max_running: usize,
+    /// Root runs waiting.
+    pub max_queued: usize,
+    /// A root's deadline where nothing is said.
+    pub default_timeout: Duration,
+    /// No root's deadline is above this.
+    pub max_timeout: Duration,
+    /// See [`crate::config::Limits`].
+    pub loop_warn: u32,
+    /// See [`crate::config::Limits`].
+    pub loop_stop: u32,
+    /// Most bytes of context files.
+    pub context_files: usize,
+    /// By `provider/model`.
+    pub prices: BTreeMap<String, Price>,
+}

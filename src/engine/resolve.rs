@@ -1,0 +1,257 @@
+//! From a wish to a definition that can run: the agent, the request's overrides, the provider, the prompt. Knows no loop.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::catalog::prompt::{self, Parts, PromptError};
+use crate::domain::agent::{Agent, Budget, DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH, Params};
+use crate::domain::run::{RunId, Scope};
+use crate::engine::ask::{
+    DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunAsk, StartError,
+};
+use crate::engine::parts::{Engine, Settings};
+use crate::tools::toolbox::Toolbox;
+
+/// A prompt as it is recorded and sent.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// The system prompt; may be empty.
+    pub system: String,
+    /// The user message.
+    pub message: String,
+    /// Why the memory is not in it, where it should be.
+    pub memory_warning: Option<String>,
+}
+
+/// The definition that a root run will use: the catalogue's with the request's overrides.
+pub fn agent(engine: &Engine, ask: &RunAsk) -> Result<Arc<Agent>, StartError> {
+    let agents = engine.catalog.current();
+    let agent = agents.get(&ask.agent)?;
+    let overrides = &ask.overrides;
+    if is_empty(overrides) {
+        return Ok(Arc::clone(agent));
+    }
+    let mut changed = Agent::clone(agent);
+    if let Some(model) = &overrides.model {
+        changed.model = model.parse().map_err(StartError::Model)?;
+    }
+    if let Some(skill) = &overrides.skill {
+        let path = prompt::skill_path(skill, &engine.settings.config_dir);
+        changed.skill = Some(
+            within_roots("skill", &path, &engine.settings)?
+                .to_string_lossy()
+                .into_owned(),
+        );
+    }
+    if let Some(workdir) = &overrides.workdir {
+        changed.workdir = Some(within_roots("workdir", workdir, &engine.settings)?);
+    }
+    patch(&mut changed.params, &overrides.params);
+    tighten(&mut changed.budget, &overrides.budget);
+    Ok(Arc::new(changed))
+}
+
+/// Whether the agent's provider can be asked.
+pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
+    engine.providers.get(&agent.model.provider)?;
+    Ok(())
+}
+
+/// How long a root run may take.
+pub fn timeout(settings: &Settings, ask: &RunAsk, agent: &Agent) -> Duration {
+    ask.overrides
+        .timeout
+        .or(agent.timeout)
+        .unwrap_or(settings.default_timeout)
+        .min(settings.max_timeout)
+}
+
+/// A root's limit on its tree's depth.
+pub fn max_depth(agent: &Agent) -> u8 {
+    agent
+        .delegation
+        .max_depth
+        .unwrap_or(DEFAULT_MAX_DEPTH)
+        .min(HARD_MAX_DEPTH)
+}
+
+/// The tools of a run of that agent in that place.
+pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope) -> Toolbox {
+    let agents = engine.catalog.current();
+    Toolbox::new(agent, scope, |name| {
+        agents
+            .get(name)
+            .ok()
+            .and_then(|agent| agent.description.clone())
+    })
+}
+
+/// Puts the prompt together. Files are read off the runtime's threads; an agent without any costs nothing.
+pub async fn assemble(
+    engine: &Arc<Engine>,
+    agent: &Arc<Agent>,
+    message: String,
+) -> Result<Prompt, PromptError> {
+    let reads_files = agent.skill.is_some()
+        || !agent.files.is_empty()
+        || agent.workdir.is_some()
+        || agent.memory.enabled;
+    if !reads_files {
+        return assemble_now(engine, agent, message);
+    }
+    let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
+    let work = tokio::task::spawn_blocking(move || assemble_now(&engine, &agent, message));
+    work.await
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Prompt, PromptError> {
+    let workdir = match agent.workdir.is_some() || !agent.files.is_empty() {
+        true => prompt::workdir(&agent.name, None, agent.workdir.as_deref())?,
+        false => PathBuf::new(),
+    };
+    let (memory, memory_warning) = match agent
+        .memory
+        .enabled
+        .then(|| engine.memories.for_prompt(agent))
+    {
+        Some(Ok(memory)) => (memory, None),
+        Some(Err(error)) => (String::new(), Some(error.to_string())),
+        None => (String::new(), None),
+    };
+    let system = prompt::system_prompt(&Parts {
+        agent: &agent.name,
+        system_prompt: &agent.system_prompt,
+        skill: agent.skill.as_deref(),
+        files: &agent.files,
+        workdir: &workdir,
+        config_dir: &engine.settings.config_dir,
+        max_files: engine.settings.context_files,
+        memory: &memory,
+    })?;
+    Ok(Prompt {
+        system,
+        message,
+        memory_warning,
+    })
+}
+
+/// What a run of this wish would be.
+pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartError> {
+    let agent = agent(engine, &ask)?;
+    let scope = Scope::root(RunId::new(), max_depth(&agent));
+    let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
+    let prompt = assemble(engine, &agent, message).await?;
+    if let Some(warning) = prompt.memory_warning {
+        return Err(StartError::Memory(warning));
+    }
+    let workdir = prompt::workdir(&agent.name, None, agent.workdir.as_deref())?;
+    Ok(DryRun {
+        agent: agent.name.clone(),
+        agent_version: agent.version.clone(),
+        model: agent.model.clone(),
+        fallback_models: agent.fallback_models.clone(),
+        system_prompt: prompt.system,
+        message: prompt.message,
+        workdir,
+        params: agent.params.clone(),
+        tools: toolbox(engine, &agent, &scope).offered().to_vec(),
+        sub_agents: DrySubAgents {
+            names: agent.sub_agents.clone(),
+            max_depth: scope.max_depth,
+            parallel: agent.delegation.parallel,
+            timeout: agent.delegation.timeout.map_or(0, |bound| bound.as_secs()),
+        },
+        limits: DryLimits {
+            max_turns: agent.max_turns,
+            timeout: timeout(&engine.settings, &ask, &agent).as_secs(),
+            max_tokens: agent.budget.max_tokens,
+            max_cost_usd: agent.budget.max_cost.map(|cost| cost.usd()),
+            max_tool_calls: agent.budget.max_tool_calls,
+            max_runs: agent.budget.max_runs,
+        },
+    })
+}
+
+fn is_empty(overrides: &Overrides) -> bool {
+    let Overrides {
+        model,
+        skill,
+        workdir,
+        params,
+        timeout: _,
+        budget,
+    } = overrides;
+    let ParamsPatch {
+        temperature,
+        max_tokens,
+        top_p,
+        stop,
+        response_format,
+    } = params;
+    model.is_none()
+        && skill.is_none()
+        && workdir.is_none()
+        && temperature.is_none()
+        && max_tokens.is_none()
+        && top_p.is_none()
+        && stop.is_none()
+        && response_format.is_none()
+        && *budget == Budget::default()
+}
+
+fn patch(params: &mut Params, patch: &ParamsPatch) {
+    params.temperature = patch.temperature.or(params.temperature);
+    params.max_tokens = patch.max_tokens.or(params.max_tokens);
+    params.top_p = patch.top_p.or(params.top_p);
+    if let Some(stop) = &patch.stop {
+        params.stop.clone_from(stop);
+    }
+    if let Some(format) = &patch.response_format {
+        params.response_format = format.clone();
+    }
+}
+
+/// A request may narrow what the file allows; where the file says nothing it may set a limit of its own.
+fn tighten(budget: &mut Budget, asked: &Budget) {
+    fn narrower<T: Ord + Copy>(own: &mut Option<T>, asked: Option<T>) {
+        *own = match (*own, asked) {
+            (Some(own), Some(asked)) => Some(own.min(asked)),
+            (own, asked) => own.or(asked),
+        };
+    }
+    narrower(&mut budget.max_tokens, asked.max_tokens);
+    narrower(&mut budget.max_cost, asked.max_cost);
+    narrower(&mut budget.max_tool_calls, asked.max_tool_calls);
+    narrower(&mut budget.max_runs, asked.max_runs);
+}
+
+/// The real path of an override, where it lies within a configured root.
+fn within_roots(
+    field: &'static str,
+    path: &Path,
+    settings: &Settings,
+) -> Result<PathBuf, StartError> {
+    let refused = |why: String| StartError::Override { field, why };
+    if settings.roots.is_empty() {
+        return Err(refused(format!(
+            "{field} cannot be overridden: the server has no [tools] roots configured"
+        )));
+    }
+    let real = path
+        .canonicalize()
+        .map_err(|error| refused(format!("{field} {}: {error}", path.display())))?;
+    let inside = settings
+        .roots
+        .iter()
+        .filter_map(|root| root.canonicalize().ok())
+        .any(|root| real.starts_with(root));
+    if !inside {
+        return Err(refused(format!(
+            "{field} {} is outside the server's [tools] roots",
+            path.display()
+        )));
+    }
+    Ok(real)
+}

@@ -1,0 +1,318 @@
+//! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::catalog::prompt;
+use crate::catalog::reload::Catalog;
+use crate::domain::event::EventKind;
+use crate::domain::run::{Run, RunId, Scope};
+use crate::engine::ask::{DryRun, RunAsk, StartError};
+use crate::engine::budget::Budgets;
+use crate::engine::drive::{self, Accepted, Entry};
+use crate::engine::journal::{Journal, Listener};
+use crate::engine::live::{Deadline, LiveRun, LiveRuns, Tree};
+use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
+use crate::engine::parts::{Engine, Settings};
+use crate::engine::{close, collect, record, recovery, resolve};
+use crate::providers::registry::Registry;
+use crate::store::{Change, RunStore, StoreError};
+
+/// The engine's front: cheap to clone.
+#[derive(Clone)]
+pub struct Runner {
+    engine: Arc<Engine>,
+}
+
+impl Runner {
+    /// Over these parts.
+    pub fn new(
+        catalog: Arc<Catalog>,
+        providers: Registry,
+        journal: Journal,
+        memories: Memories,
+        settings: Settings,
+    ) -> Self {
+        let slots = Arc::new(Semaphore::new(
+            settings.max_running.min(Semaphore::MAX_PERMITS),
+        ));
+        let engine = Engine {
+            catalog,
+            providers,
+            journal,
+            memories,
+            live: LiveRuns::default(),
+            settings,
+            slots,
+            queued: AtomicUsize::new(0),
+            draining: AtomicBool::new(false),
+            tasks: TaskTracker::new(),
+            halt: CancellationToken::new(),
+        };
+        Self {
+            engine: Arc::new(engine),
+        }
+    }
+
+    /// Checks and accepts a root run, commits it, and sets it going. Returns its record as accepted.
+    /// The run does not depend on the caller's future from then on.
+    pub async fn start(&self, ask: RunAsk) -> Result<Arc<Run>, StartError> {
+        let engine = &self.engine;
+        if self.is_draining() {
+            return Err(StartError::Draining);
+        }
+        let agent = resolve::agent(engine, &ask)?;
+        resolve::check_provider(engine, &agent)?;
+        let timeout = resolve::timeout(&engine.settings, &ask, &agent);
+        let place = self.place()?;
+        let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
+        let scope = Scope::root(RunId::new(), resolve::max_depth(&agent));
+        let tree = Arc::new(Tree {
+            budgets: Budgets::default(),
+            stream: ask.stream.unwrap_or(agent.stream),
+        });
+        let accounts = tree.budgets.open(&agent.budget, &[]);
+        // A root's own run counts; it is never refused, whatever its budget says.
+        let _ = tree.budgets.take_run(&accounts);
+        let live = LiveRun::new(scope, agent, tree, None, accounts);
+        let run = Run {
+            input: ask.input.unwrap_or_default(),
+            labels: ask.labels,
+            ..record::new(&live)
+        };
+        engine.live.add(&live);
+        let (accepted, told) = oneshot::channel();
+        let root = Root {
+            live,
+            run,
+            message,
+            timeout,
+        };
+        engine
+            .tasks
+            .spawn(root.work(Arc::clone(engine), place, accepted));
+        told.await
+            .unwrap_or(Err(StoreError::Closed))
+            .map_err(StartError::from)
+    }
+
+    /// A slot, or a place in the queue.
+    fn place(&self) -> Result<Place, StartError> {
+        let engine = &self.engine;
+        if let Ok(slot) = Arc::clone(&engine.slots).try_acquire_owned() {
+            return Ok(Place::Slot(slot));
+        }
+        let most = engine.settings.max_queued;
+        let (take, now) = (Ordering::AcqRel, Ordering::Acquire);
+        match engine
+            .queued
+            .fetch_update(take, now, |queued| (queued < most).then_some(queued + 1))
+        {
+            Ok(_) => Ok(Place::Queue(QueueTicket(Arc::clone(engine)))),
+            Err(queued) => Err(StartError::Full {
+                running: self.load().0,
+                queued,
+            }),
+        }
+    }
+
+    /// What that run would be. Calls no model and needs no key.
+    pub async fn dry_run(&self, ask: RunAsk) -> Result<DryRun, StartError> {
+        resolve::dry_run(&self.engine, ask).await
+    }
+
+    /// Waits until the run is terminal, at most for `limit`, and returns its record as it then stands; none where
+    /// there is no such run.
+    pub async fn wait(&self, id: RunId, limit: Duration) -> Result<Option<Arc<Run>>, StoreError> {
+        if let Some(live) = self.engine.live.get(id).filter(|_| !limit.is_zero())
+            && let Ok(Some(run)) = tokio::time::timeout(limit, live.ended()).await
+        {
+            return Ok(Some(run));
+        }
+        Ok(self.store().run(id).await?.map(Arc::new))
+    }
+
+    /// Asks a run and its descendants to stop. Returns with the record as it then stands: `cancelling`, or terminal
+    /// where it has ended; none where there is no such run. [`Runner::wait`] settles it.
+    pub async fn cancel(
+        &self,
+        id: RunId,
+        reason: Option<String>,
+    ) -> Result<Option<Arc<Run>>, StoreError> {
+        if let Some(live) = self.engine.live.get(id) {
+            let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
+            if live.begin_cancel(&reason) {
+                // Dropped or not, from here on the run stops; the record says so first.
+                let _stop = live.stop.clone().drop_guard();
+                let asked = vec![EventKind::RunCancelling {
+                    reason: reason.clone(),
+                }];
+                self.engine
+                    .journal
+                    .record(&live, Change::Cancelling { reason }, Vec::new(), asked)
+                    .await?;
+            }
+        }
+        Ok(self.store().run(id).await?.map(Arc::new))
+    }
+
+    /// Listens to a tree; none where it is not at work in this process (then the store has all there will be).
+    /// Subscribe first, then read the store, then follow.
+    pub fn listen(&self, root: RunId) -> Option<Listener> {
+        let engine = &self.engine;
+        engine.live.get(root)?;
+        let listener = engine.journal.bells().listen(root);
+        if engine.live.get(root).is_none() {
+            // It ended between the two: nobody else would take the bell down.
+            engine.journal.bells().silence(root);
+            return None;
+        }
+        Some(listener)
+    }
+
+    /// The agent's memory, oldest first.
+    pub async fn memory(&self, agent: &str) -> Result<Vec<MemoryEntry>, MemoryError> {
+        collect::entries(&self.engine, agent).await
+    }
+
+    /// Has the agent's model analyse its memory, and trims it unless `dry_run`.
+    pub async fn collect_memory(
+        &self,
+        agent: &str,
+        dry_run: bool,
+    ) -> Result<GcReport, MemoryError> {
+        collect::collect(&self.engine, agent, dry_run).await
+    }
+
+    /// The catalogue that runs start from.
+    pub fn catalog(&self) -> &Arc<Catalog> {
+        &self.engine.catalog
+    }
+
+    /// The record.
+    pub fn store(&self) -> &Arc<dyn RunStore> {
+        self.engine.journal.store()
+    }
+
+    /// Root runs at work, and waiting for a slot.
+    pub fn load(&self) -> (usize, usize) {
+        let running = self
+            .engine
+            .settings
+            .max_running
+            .saturating_sub(self.engine.slots.available_permits());
+        (running, self.engine.queued.load(Ordering::Acquire))
+    }
+
+    /// Settles what an earlier process left unfinished, and returns how many runs that were.
+    pub async fn settle(&self) -> Result<usize, StoreError> {
+        recovery::settle(&self.engine).await
+    }
+
+    /// Refuses new runs from now on.
+    pub fn drain(&self) {
+        self.engine.draining.store(true, Ordering::Release);
+        self.engine.tasks.close();
+    }
+
+    /// Whether new runs are refused.
+    pub fn is_draining(&self) -> bool {
+        self.engine.draining.load(Ordering::Acquire)
+    }
+
+    /// Waits until every run has ended. [`Runner::drain`] comes first.
+    pub async fn idle(&self) {
+        self.engine.tasks.wait().await;
+    }
+
+    /// Drops every run where it stands and waits until all are gone. Their records stay as last committed.
+    pub async fn halt(&self) {
+        self.drain();
+        self.engine.halt.cancel();
+        self.idle().await;
+    }
+}
+
+/// Where an accepted root run begins.
+enum Place {
+    Slot(OwnedSemaphorePermit),
+    Queue(QueueTicket),
+}
+
+/// One run's place in the count of those that wait.
+struct QueueTicket(Arc<Engine>);
+
+impl Drop for QueueTicket {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A root run that has been checked.
+struct Root {
+    live: Arc<LiveRun>,
+    run: Run,
+    message: String,
+    timeout: Duration,
+}
+
+impl Root {
+    async fn work(self, engine: Arc<Engine>, place: Place, accepted: Accepted) {
+        let halt = engine.halt.clone();
+        let id = self.live.scope.run;
+        tokio::select! {
+            () = self.run_to_its_end(&engine, place, accepted) => {}
+            () = halt.cancelled() => engine.live.remove(id),
+        }
+    }
+
+    async fn run_to_its_end(self, engine: &Arc<Engine>, place: Place, accepted: Accepted) {
+        let Self {
+            live,
+            run,
+            message,
+            timeout,
+        } = self;
+        let (_slot, entry) = match place {
+            Place::Slot(slot) => (slot, Entry::New(Some(accepted))),
+            Place::Queue(ticket) => {
+                if !open_queued(engine, &live, &run, accepted).await {
+                    engine.live.remove(live.scope.run);
+                    return;
+                }
+                let slot = tokio::select! {
+                    slot = Arc::clone(&engine.slots).acquire_owned() => slot,
+                    () = live.stop.cancelled() => return close::cancel_queued(engine, &live, run).await,
+                };
+                drop(ticket);
+                let Ok(slot) = slot else { return };
+                (slot, Entry::Queued)
+            }
+        };
+        // Its time starts when it starts, not while it is queued.
+        live.set_deadline(Deadline::within(timeout));
+        drive::drive(engine, &live, run, message, entry).await;
+    }
+}
+
+/// Commits a run that waits for a slot; false where that failed.
+async fn open_queued(engine: &Engine, live: &LiveRun, run: &Run, accepted: Accepted) -> bool {
+    let queued = vec![EventKind::RunQueued {
+        parent_id: None,
+        tool_call_id: None,
+    }];
+    let change = Change::Open(Box::new(run.clone()));
+    let committed = engine
+        .journal
+        .record(live, change, Vec::new(), queued)
+        .await;
+    let is_committed = committed.is_ok();
+    // A caller that went away does not stop the run.
+    let _ = accepted.send(committed.map(|_| Arc::new(run.clone())));
+    is_committed
+}

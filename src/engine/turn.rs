@@ -1,0 +1,302 @@
+//! One turn: asks the model until it has a reply, the retries are spent, or time, budget or stop end it. Knows no
+//! tools and no storage engine.
+
+use std::hash::{BuildHasher, RandomState};
+use tokio::time::Instant;
+
+use crate::domain::agent::{ModelRef, Params};
+use crate::domain::event::EventKind;
+use crate::domain::message::{Message, ToolSpec};
+use crate::domain::usage::{Cost, Usage};
+use crate::engine::budget::{Amount, Exceeded};
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::providers::registry::{Served, Unavailable};
+use crate::providers::{ChatRequest, ProviderError, Reply, retry};
+use crate::store::{Change, StoreError};
+
+/// What is asked of the model.
+pub struct Question<'a> {
+    /// The turn's number.
+    pub turn: u32,
+    /// The assembled prompt.
+    pub system: &'a str,
+    /// The conversation.
+    pub messages: &'a [Message],
+    /// The tools on offer.
+    pub tools: &'a [ToolSpec],
+}
+
+/// A reply, and who gave it.
+pub struct Answer {
+    /// The reply.
+    pub reply: Reply,
+    /// The model that was asked.
+    pub asked: ModelRef,
+}
+
+/// Why there is no reply.
+#[derive(Debug)]
+pub enum TurnError {
+    /// Somebody cancelled.
+    Stopped,
+    /// The run's deadline passed.
+    Overdue,
+    /// A budget is spent.
+    Budget(Exceeded),
+    /// The provider (and every fallback) failed.
+    Provider(ProviderError),
+    /// The provider is not there.
+    Unavailable(Unavailable),
+    /// The record could not be written.
+    Store(StoreError),
+}
+
+impl From<StoreError> for TurnError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Takes one turn. Usage of the reply is booked for the run and its ancestors.
+pub async fn take(
+    engine: &Engine,
+    live: &LiveRun,
+    question: Question<'_>,
+) -> Result<Answer, TurnError> {
+    let agent = &live.agent;
+    let mut failed = None;
+    for model in std::iter::once(&agent.model).chain(&agent.fallback_models) {
+        if let Some(TurnError::Provider(error)) = &failed {
+            let scheduled = EventKind::RetryScheduled {
+                turn: question.turn,
+                model: model.to_string(),
+                attempt: 0,
+                wait_ms: 0,
+                reason: error.to_string(),
+            };
+            engine
+                .journal
+                .note(live, Change::Nothing, Vec::new(), vec![scheduled])
+                .await?;
+        }
+        let served = match engine.providers.get(&model.provider) {
+            Ok(served) => served,
+            // A fallback that is not there does not hide why the model before it failed.
+            Err(unavailable) => return Err(failed.unwrap_or(TurnError::Unavailable(unavailable))),
+        };
+        match ask(engine, live, &question, model, served).await {
+            Err(TurnError::Provider(error)) if error.category.is_retryable() => {
+                failed = Some(TurnError::Provider(error));
+            }
+            ended => return ended,
+        }
+    }
+    // At least one model was asked, so there is a failure to tell.
+    Err(failed.unwrap_or(TurnError::Stopped))
+}
+
+/// Asks one model, again where its agent's policy says so.
+async fn ask(
+    engine: &Engine,
+    live: &LiveRun,
+    question: &Question<'_>,
+    model: &ModelRef,
+    served: &Served,
+) -> Result<Answer, TurnError> {
+    let policy = &live.agent.retry;
+    let mut attempt = 0;
+    loop {
+        let error = match ask_once(engine, live, question, model, served).await {
+            Ok(reply) => {
+                return Ok(Answer {
+                    reply,
+                    asked: model.clone(),
+                });
+            }
+            Err(TurnError::Provider(error)) => error,
+            Err(other) => return Err(other),
+        };
+        attempt += 1;
+        if !error.category.is_retryable() || attempt > policy.max_retries {
+            return Err(TurnError::Provider(error));
+        }
+        let wait = retry::wait(policy, attempt, error.retry_after, random());
+        let left = live
+            .deadline()
+            .map(|deadline| deadline.at.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| wait >= left) {
+            // The service would have us wait longer than the run has: its own words say more than a timeout would.
+            return Err(TurnError::Provider(error));
+        }
+        tracing::warn!(
+            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+            depth = live.scope.depth.0, provider = %served.name,
+            "{} failed ({error}), trying again in {wait:?}", served.name
+        );
+        let scheduled = EventKind::RetryScheduled {
+            turn: question.turn,
+            model: model.to_string(),
+            attempt,
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+            reason: error.to_string(),
+        };
+        engine
+            .journal
+            .note(live, Change::Nothing, Vec::new(), vec![scheduled])
+            .await?;
+        bounded(live, tokio::time::sleep(wait)).await?;
+    }
+}
+
+/// One request: reserves budget, takes a permit, asks, books.
+async fn ask_once(
+    engine: &Engine,
+    live: &LiveRun,
+    question: &Question<'_>,
+    model: &ModelRef,
+    served: &Served,
+) -> Result<Reply, TurnError> {
+    let price = engine.settings.prices.get(&model.to_string());
+    let wanted = match live.accounts.is_empty() {
+        true => Amount::default(),
+        false => estimate(question, &live.agent.params, price),
+    };
+    let reservation = bounded(live, live.tree.budgets.reserve(&live.accounts, wanted))
+        .await?
+        .map_err(TurnError::Budget)?;
+    // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
+    let _permit = match &served.permits {
+        Some(permits) => bounded(live, permits.acquire()).await?.ok(),
+        None => None,
+    };
+    let request = ChatRequest {
+        model: &model.model,
+        system: question.system,
+        messages: question.messages,
+        tools: question.tools,
+        params: &live.agent.params,
+        stream: live.tree.stream || live.agent.stream,
+        multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
+    };
+    let mut told = false;
+    let mut tell = |text: &str| {
+        told = true;
+        engine.journal.whisper(
+            live,
+            EventKind::TextDelta {
+                turn: question.turn,
+                text: text.to_owned(),
+            },
+        );
+    };
+    let answered = bounded(live, served.provider.complete(request, &mut tell)).await;
+    let unreported = Usage {
+        unreported: 1,
+        ..Usage::default()
+    };
+    let failed = match answered {
+        Ok(Ok(reply)) => {
+            let spent = Usage {
+                tokens: reply.usage.unwrap_or_default(),
+                model_calls: 1,
+                tool_calls: 0,
+                cost: price
+                    .zip(reply.usage.as_ref())
+                    .map(|(price, tokens)| price.of(tokens)),
+                unreported: u64::from(reply.usage.is_none()),
+            };
+            live.spend(&spent);
+            let tokens = spent.tokens.input + spent.tokens.output;
+            reservation.settle(Amount {
+                tokens,
+                cost: spent.cost.unwrap_or_default(),
+            });
+            return Ok(reply);
+        }
+        Ok(Err(error)) => {
+            if error.may_have_cost {
+                live.spend(&unreported);
+            }
+            TurnError::Provider(error)
+        }
+        Err(broken_off) => {
+            // The request was under way and nobody will tell what it cost.
+            live.spend(&unreported);
+            broken_off
+        }
+    };
+    if told {
+        let reason = match &failed {
+            TurnError::Provider(error) => error.to_string(),
+            TurnError::Overdue => "timeout".to_owned(),
+            _ => "stopped".to_owned(),
+        };
+        engine.journal.whisper(
+            live,
+            EventKind::TextWithdrawn {
+                turn: question.turn,
+                reason,
+            },
+        );
+    }
+    Err(failed)
+}
+
+/// Waits for something within the run's deadline and as long as nobody stops it.
+pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T, TurnError> {
+    let overdue = async {
+        match live.deadline() {
+            Some(deadline) => tokio::time::sleep_until(deadline.at).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = live.stop.cancelled() => Err(TurnError::Stopped),
+        done = work => Ok(done),
+        () = overdue => Err(TurnError::Overdue),
+    }
+}
+
+/// What a request may use: its input at four bytes a token, and the most it may answer.
+fn estimate(
+    question: &Question<'_>,
+    params: &Params,
+    price: Option<&crate::domain::usage::Price>,
+) -> Amount {
+    const DEFAULT_MAX_TOKENS: u32 = 4096;
+    let said = |message: &Message| match message {
+        Message::User { content } => content.len(),
+        Message::Assistant(said) => {
+            said.content.len()
+                + said
+                    .tool_calls
+                    .iter()
+                    .map(|call| call.arguments.get().len())
+                    .sum::<usize>()
+        }
+        Message::Tool { tool_results } => {
+            tool_results.iter().map(|result| result.content.len()).sum()
+        }
+    };
+    let offered = |tool: &ToolSpec| tool.description.len() + tool.parameters.get().len();
+    let bytes = question.system.len()
+        + question.messages.iter().map(said).sum::<usize>()
+        + question.tools.iter().map(offered).sum::<usize>();
+    let tokens = crate::domain::usage::TokenUsage {
+        input: bytes.div_ceil(4) as u64,
+        output: u64::from(params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+        ..Default::default()
+    };
+    Amount {
+        tokens: tokens.input + tokens.output,
+        cost: price.map_or(Cost(0), |price| price.of(&tokens)),
+    }
+}
+
+/// A number in 0..1, good enough to spread retries: the hasher's keys are random.
+fn random() -> f64 {
+    let bits = RandomState::new().hash_one(Instant::now()) >> 11;
+    bits as f64 / (1_u64 << 53) as f64
+}
