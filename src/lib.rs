@@ -7,3 +7,4 @@ pub mod engine;
 pub mod providers;
 pub mod store;
 pub mod tools;
+pub mod web;

@@ -1,0 +1,325 @@
+//! `/agents`: what is in force, what is broken, and what agents remember.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::catalog::{Entry, LoadError};
+use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat};
+use crate::web::body;
+use crate::web::error::Problem;
+use crate::web::query::AgentPath;
+use crate::web::runs::{Listed, json};
+use crate::web::state::AppState;
+
+/// `GET /agents`
+pub async fn list(State(state): State<AppState>) -> Response {
+    let agents = state.runner.catalog().current();
+    let data = agents.entries.values().map(Brief::of).collect();
+    json(StatusCode::OK, &Listed { data })
+}
+
+/// `GET /agents/{name}`
+pub async fn get(
+    State(state): State<AppState>,
+    AgentPath(name): AgentPath,
+) -> Result<Response, Problem> {
+    let agents = state.runner.catalog().current();
+    let entry = agents.entries.get(&name).ok_or(LoadError::NotFound(name))?;
+    let full = Full {
+        brief: Brief::of(entry),
+        definition: entry.agent.as_deref().map(Definition::of),
+    };
+    Ok(json(StatusCode::OK, &full))
+}
+
+/// `GET /agents/{name}/memory`
+pub async fn memory(
+    State(state): State<AppState>,
+    AgentPath(name): AgentPath,
+) -> Result<Response, Problem> {
+    let data = state.runner.memory(&name).await?;
+    Ok(json(StatusCode::OK, &Listed { data }))
+}
+
+/// `POST /agents/{name}/gc`
+pub async fn gc(
+    State(state): State<AppState>,
+    AgentPath(name): AgentPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let settings = &state.settings;
+    let sent = body::read(
+        &parts.headers,
+        body,
+        settings.max_body,
+        settings.client_timeout,
+    )
+    .await?;
+    let Gc { dry_run } = sent.json()?;
+    let report = state
+        .runner
+        .collect_memory(&name, dry_run.unwrap_or_default())
+        .await?;
+    Ok(json(StatusCode::OK, &report))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Gc {
+    dry_run: Option<bool>,
+}
+
+/// An agent as the list shows it.
+#[derive(Serialize)]
+struct Brief<'a> {
+    name: &'a str,
+    /// The version in force: of a file that broke later, the last good one's.
+    version: Option<&'a str>,
+    /// Whether the file as it is now is a definition.
+    valid: bool,
+    error: Option<String>,
+    warnings: &'a [String],
+    description: Option<&'a str>,
+    model: Option<&'a ModelRef>,
+    sub_agents: &'a [String],
+    tools: &'a [String],
+}
+
+impl<'a> Brief<'a> {
+    fn of(entry: &'a Entry) -> Self {
+        let agent = entry.agent.as_deref();
+        Self {
+            name: &entry.name,
+            version: agent.map(|agent| agent.version.as_str()),
+            valid: entry.error.is_none() && agent.is_some(),
+            error: entry.error.as_ref().map(ToString::to_string),
+            warnings: &entry.warnings,
+            description: agent.and_then(|agent| agent.description.as_deref()),
+            model: agent.map(|agent| &agent.model),
+            sub_agents: agent.map_or(&[], |agent| &agent.sub_agents),
+            tools: agent.map_or(&[], |agent| &agent.tools),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Full<'a> {
+    #[serde(flatten)]
+    brief: Brief<'a>,
+    #[serde(flatten)]
+    definition: Option<Definition<'a>>,
+}
+
+/// The rest of a definition in the words of its file, with the defaults filled in: durations in seconds, 0 for none.
+#[derive(Serialize)]
+struct Definition<'a> {
+    fallback_models: &'a [ModelRef],
+    system_prompt: &'a str,
+    skill: Option<&'a str>,
+    files: &'a [String],
+    workdir: Option<&'a Path>,
+    stream: bool,
+    timeout: u64,
+    sub_agents_config: Delegation,
+    params: BTreeMap<&'static str, Param<'a>>,
+    limits: Limits,
+    budget: Budget,
+    retry: Retry,
+    memory: Memory<'a>,
+}
+
+#[derive(Serialize)]
+struct Delegation {
+    max_depth: u8,
+    parallel: bool,
+    timeout: u64,
+    max_concurrent: usize,
+}
+
+/// A parameter that is set; one that is not is left out, as it is on the wire.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Param<'a> {
+    Number(f64),
+    Count(u32),
+    Texts(&'a [String]),
+    Format {
+        r#type: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        schema: Option<&'a RawValue>,
+    },
+}
+
+#[derive(Serialize)]
+struct Limits {
+    max_turns: u32,
+}
+
+#[derive(Serialize)]
+struct Budget {
+    max_tokens: u64,
+    max_cost_usd: f64,
+    max_tool_calls: u64,
+    max_runs: u64,
+}
+
+#[derive(Serialize)]
+struct Retry {
+    max_retries: u32,
+    backoff: Backoff,
+    initial_delay_ms: u128,
+    max_delay_ms: u128,
+}
+
+#[derive(Serialize)]
+struct Memory<'a> {
+    enabled: bool,
+    path: Option<&'a Path>,
+    last_n: u32,
+    max_entries: u32,
+}
+
+impl<'a> Definition<'a> {
+    fn of(agent: &'a Agent) -> Self {
+        let delegation = &agent.delegation;
+        Self {
+            fallback_models: &agent.fallback_models,
+            system_prompt: &agent.system_prompt,
+            skill: agent.skill.as_deref(),
+            files: &agent.files,
+            workdir: agent.workdir.as_deref(),
+            stream: agent.stream,
+            timeout: agent.timeout.map_or(0, |timeout| timeout.as_secs()),
+            sub_agents_config: Delegation {
+                max_depth: delegation.max_depth.unwrap_or(0),
+                parallel: delegation.parallel,
+                timeout: delegation.timeout.map_or(0, |timeout| timeout.as_secs()),
+                max_concurrent: delegation.max_concurrent.unwrap_or(0),
+            },
+            params: params(agent),
+            limits: Limits {
+                max_turns: agent.max_turns,
+            },
+            budget: Budget {
+                max_tokens: agent.budget.max_tokens.unwrap_or(0),
+                max_cost_usd: agent.budget.max_cost.map_or(0.0, |cost| cost.usd()),
+                max_tool_calls: agent.budget.max_tool_calls.unwrap_or(0),
+                max_runs: agent.budget.max_runs.unwrap_or(0),
+            },
+            retry: Retry {
+                max_retries: agent.retry.max_retries,
+                backoff: agent.retry.backoff,
+                initial_delay_ms: agent.retry.initial_delay.as_millis(),
+                max_delay_ms: agent.retry.max_delay.as_millis(),
+            },
+            memory: Memory {
+                enabled: agent.memory.enabled,
+                path: agent.memory.path.as_deref(),
+                last_n: agent.memory.last_n,
+                max_entries: agent.memory.max_entries,
+            },
+        }
+    }
+}
+
+fn params(agent: &Agent) -> BTreeMap<&'static str, Param<'_>> {
+    let params = &agent.params;
+    let format = match &params.response_format {
+        ResponseFormat::Text => None,
+        ResponseFormat::JsonObject => Some(Param::Format {
+            r#type: "json_object",
+            schema: None,
+        }),
+        ResponseFormat::JsonSchema(schema) => Some(Param::Format {
+            r#type: "json_schema",
+            schema: Some(schema),
+        }),
+    };
+    let stop = Some(params.stop.as_slice()).filter(|stop| !stop.is_empty());
+    [
+        ("temperature", params.temperature.map(Param::Number)),
+        ("max_tokens", params.max_tokens.map(Param::Count)),
+        ("top_p", params.top_p.map(Param::Number)),
+        ("stop", stop.map(Param::Texts)),
+        ("response_format", format),
+    ]
+    .into_iter()
+    .filter_map(|(name, param)| Some((name, param?)))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use serde_json::value::RawValue;
+
+    use super::{Brief, Definition, Full};
+    use crate::catalog::{Entry, LoadError};
+    use crate::domain::agent::{Agent, Params, ResponseFormat};
+
+    fn entry() -> Entry {
+        let schema = RawValue::from_string(r#"{"type":"object"}"#.to_owned()).expect("JSON");
+        let agent = Agent {
+            name: "planner".to_owned(),
+            version: "sha256:00".to_owned(),
+            description: None,
+            model: "openai/gpt".parse().expect("a model"),
+            fallback_models: Vec::new(),
+            system_prompt: "plan".to_owned(),
+            skill: None,
+            files: vec!["*.md".to_owned()],
+            workdir: None,
+            tools: Vec::new(),
+            sub_agents: vec!["reader".to_owned()],
+            stream: false,
+            timeout: Some(Duration::from_secs(60)),
+            delegation: crate::domain::agent::Delegation::default(),
+            params: Params {
+                temperature: Some(0.0),
+                response_format: ResponseFormat::JsonSchema(Arc::from(schema)),
+                ..Params::default()
+            },
+            max_turns: 50,
+            budget: crate::domain::agent::Budget::default(),
+            retry: crate::domain::agent::Retry::default(),
+            memory: crate::domain::agent::Memory::default(),
+        };
+        Entry {
+            name: "planner".to_owned(),
+            path: PathBuf::from("agents/planner.toml"),
+            agent: Some(Arc::new(agent)),
+            error: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_definition_reads_like_its_file() {
+        let entry = entry();
+        let full = Full {
+            brief: Brief::of(&entry),
+            definition: entry.agent.as_deref().map(Definition::of),
+        };
+        insta::assert_snapshot!(serde_json::to_string_pretty(&full).expect("JSON"));
+    }
+
+    #[test]
+    fn a_file_that_broke_later_keeps_its_version() {
+        let mut entry = entry();
+        entry.error = Some(LoadError::Invalid("planner.toml:3: bad".to_owned()));
+        let brief = serde_json::to_value(Brief::of(&entry)).expect("JSON");
+        assert_eq!(brief["valid"], false);
+        assert_eq!(brief["version"], "sha256:00");
+        assert_eq!(brief["error"], "planner.toml:3: bad");
+    }
+}

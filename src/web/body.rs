@@ -1,0 +1,468 @@
+//! Request bodies: read within bounds of size and time, told apart by their content type, and parsed so that an error
+//! names its place. Knows no route.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_path_to_error::{Path, Segment};
+
+use crate::web::error::{Problem, did_you_mean, word};
+
+/// Levels of nesting that a body may have: what serde_json follows, and what schemas within it are held to.
+pub const MAX_DEPTH: usize = 128;
+
+/// What a client sent.
+#[derive(Debug)]
+pub enum Sent {
+    /// No body at all.
+    Nothing,
+    /// A body that should be JSON.
+    Json(Bytes),
+    /// A `text/plain` body.
+    Text(String),
+}
+
+impl Sent {
+    /// The JSON body as a `T`; no body is the default one. `text/plain` is refused.
+    pub fn json<T: DeserializeOwned + Default>(&self) -> Result<T, Problem> {
+        match self {
+            Self::Nothing => Ok(T::default()),
+            Self::Json(bytes) => json(bytes),
+            Self::Text(_) => Err(unsupported("text/plain")),
+        }
+    }
+}
+
+/// Reads the whole body: at most `most` bytes, within `patience`.
+pub async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    most: usize,
+    patience: Duration,
+) -> Result<Sent, Problem> {
+    let announced = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > most as u64) {
+        return Err(too_large(most));
+    }
+    let kind = Kind::of(headers);
+    let bytes = tokio::time::timeout(patience, collect(body, most))
+        .await
+        .map_err(|_| {
+            Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "request_timeout",
+                format!(
+                    "the body did not arrive within {} s",
+                    patience.as_secs_f64()
+                ),
+            )
+        })??;
+    if bytes.is_empty() {
+        return Ok(Sent::Nothing);
+    }
+    match kind? {
+        Kind::Json if bytes.trim_ascii().is_empty() => Ok(Sent::Nothing),
+        Kind::Json => Ok(Sent::Json(bytes)),
+        Kind::Text => text(&bytes).map(|text| Sent::Text(text.to_owned())),
+    }
+}
+
+async fn collect(mut body: Body, most: usize) -> Result<Bytes, Problem> {
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let broken = |error: axum::Error| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                "malformed_body",
+                format!("the body ended early: {error}"),
+            )
+        };
+        let Ok(data) = frame.map_err(broken)?.into_data() else {
+            continue;
+        };
+        if first.len() + all.len() + data.len() > most {
+            return Err(too_large(most));
+        }
+        // Nearly every body is one frame, which needs no copy.
+        if first.is_empty() && all.is_empty() {
+            first = data;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&data);
+        }
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+/// The content types that we read.
+enum Kind {
+    Json,
+    Text,
+}
+
+impl Kind {
+    /// A body without a type is taken as JSON: there is nothing else that it could mean here.
+    fn of(headers: &HeaderMap) -> Result<Self, Problem> {
+        if let Some(coding) = headers.get(CONTENT_ENCODING)
+            && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
+        {
+            return Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_encoding",
+                "compressed bodies are not read; send it without content-encoding",
+            ));
+        }
+        let Some(value) = headers.get(CONTENT_TYPE) else {
+            return Ok(Self::Json);
+        };
+        let value = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        let (essence, parameters) = value.split_once(';').unwrap_or((&value, ""));
+        let kind = match essence.trim() {
+            "" | "application/json" => Self::Json,
+            json if json.starts_with("application/") && json.ends_with("+json") => Self::Json,
+            "text/plain" => Self::Text,
+            other => return Err(unsupported(other)),
+        };
+        let charset = parameters
+            .split(';')
+            .find_map(|parameter| parameter.trim().strip_prefix("charset="))
+            .map(|charset| charset.trim_matches('"'));
+        match charset {
+            None | Some("utf-8" | "utf8" | "us-ascii") => Ok(kind),
+            Some(other) => Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_charset",
+                format!("charset {} is not read; send UTF-8", word(other)),
+            )),
+        }
+    }
+}
+
+fn unsupported(what: &str) -> Problem {
+    let hint = if what == "application/x-www-form-urlencoded" {
+        "; curl sends this type unless told otherwise: add -H 'content-type: application/json'"
+    } else {
+        ""
+    };
+    Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        format!(
+            "{} is not read here; send application/json, or text/plain where the body is an input{hint}",
+            word(what)
+        ),
+    )
+}
+
+fn too_large(most: usize) -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!("the body is larger than {most} bytes (server.max_body)"),
+    )
+}
+
+fn text(bytes: &[u8]) -> Result<&str, Problem> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        Problem::new(
+            StatusCode::BAD_REQUEST,
+            "not_utf8",
+            format!("the body is not UTF-8 at byte {}", error.valid_up_to()),
+        )
+    })
+}
+
+/// Parses a JSON body. 400 where it is no JSON, 422 with a pointer where it is JSON of another shape.
+pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let text = text(bytes)?;
+    match serde_json::from_str::<Object<T>>(text) {
+        Ok(Object(value)) => Ok(value),
+        Err(_) => Err(why_not::<T>(text)),
+    }
+}
+
+/// Parses again, slowly, to say what is wrong: a body that is no JSON at all is told so before any of its fields.
+fn why_not<T: DeserializeOwned>(text: &str) -> Problem {
+    if depth(text) > MAX_DEPTH {
+        return too_deep();
+    }
+    if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
+        return syntax(&error);
+    }
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    match serde_path_to_error::deserialize::<_, Object<T>>(&mut deserializer) {
+        Err(error) if error.inner().is_data() => shape(error.path(), &error.inner().to_string()),
+        Err(error) => syntax(error.inner()),
+        Ok(_) => Problem::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_json",
+            "the body goes on after its JSON value",
+        ),
+    }
+}
+
+/// 400: JSON nested so deep that no reader of it should follow.
+pub fn too_deep() -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        format!("the body is nested deeper than {MAX_DEPTH} levels"),
+    )
+}
+
+fn syntax(error: &serde_json::Error) -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        format!("the body is not valid JSON: {error}"),
+    )
+}
+
+fn shape(path: &Path, error: &str) -> Problem {
+    let message = error.split(" at line ").next().unwrap_or(error);
+    let pointer = pointer(path);
+    if !message.starts_with("unknown field") {
+        let detail = message
+            .replace("expected u64", "expected a whole number, 0 or more")
+            .replace("expected u32", "expected a whole number, 0 or more")
+            .replace("expected f64", "expected a number");
+        return Problem::field("invalid_field", pointer, detail);
+    }
+    // serde quotes the field and then the known ones in backticks; the field is also the path's last segment.
+    let known = message
+        .rsplit_once("expected")
+        .map_or("", |(_, known)| known);
+    let typed = match path.iter().next_back() {
+        Some(Segment::Map { key }) => key.as_str(),
+        _ => "",
+    };
+    let hint = did_you_mean(typed, known.split('`').skip(1).step_by(2));
+    let detail = format!("unknown field {}{hint}", word(typed));
+    Problem::field("unknown_field", pointer, detail)
+}
+
+/// A JSON Pointer to a place. Empty for the body itself.
+fn pointer(path: &Path) -> String {
+    let mut pointer = String::new();
+    for segment in path {
+        let name = match segment {
+            Segment::Seq { index } => index.to_string(),
+            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
+            Segment::Enum { .. } | Segment::Unknown => continue,
+        };
+        pointer.push('/');
+        pointer.push_str(&name);
+    }
+    pointer
+}
+
+/// How deep a JSON text is nested, by its brackets. Does not check that they match.
+pub fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0_usize);
+    let (mut in_string, mut escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+/// A `T` that was written as a JSON object. serde would also take an array of a struct's fields in their order.
+#[derive(Debug, Default)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+/// A field that a later version takes. Anything but null is refused, rather than ignored.
+#[derive(Debug)]
+pub enum Later {}
+
+impl<'de> Deserialize<'de> for Later {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Err(serde::de::Error::custom(
+            "is not supported by this version of axed",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::{Body, Bytes};
+    use axum::http::HeaderMap;
+    use serde::Deserialize;
+
+    use super::{Later, Object, Sent, depth, json, read};
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    #[allow(dead_code, reason = "only the errors are read")]
+    struct Sample {
+        input: Option<String>,
+        timeout: Option<u64>,
+        params: Option<Object<Inner>>,
+        later: Option<Later>,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    #[allow(dead_code, reason = "only the errors are read")]
+    struct Inner {
+        temperature: Option<f64>,
+        stop: Option<Vec<String>>,
+    }
+
+    fn refused(body: &str) -> String {
+        let problem = json::<Sample>(body.as_bytes()).expect_err("a problem");
+        let body: serde_json::Value =
+            serde_json::from_slice(&problem.render("", "")).expect("JSON");
+        let pointer = body["errors"][0]["pointer"].as_str().unwrap_or("-");
+        format!(
+            "{} {pointer} {}",
+            body["status"],
+            body["detail"].as_str().unwrap_or("")
+        )
+    }
+
+    #[test]
+    fn an_error_names_its_place() {
+        let cases = [
+            "{",
+            "",
+            "{} x",
+            "{\"input\": nul}",
+            "[\"text\"]",
+            "{\"inptu\": \"x\"}",
+            "{\"inptu\": \"x\"",
+            "{\"input\": 1}",
+            "{\"timeout\": -1}",
+            "{\"timeout\": 1.5}",
+            "{\"params\": [0.5]}",
+            "{\"params\": {\"temprature\": 1}}",
+            "{\"params\": {\"stop\": [\"a\", 2]}}",
+            "{\"params\": {\"temperature\": 1e999}}",
+            "{\"later\": {}}",
+            "{\"a/b~c\": 1}",
+            "{\"input\": \"a\", \"input\": \"b\"}",
+        ];
+        let all: Vec<String> = cases.into_iter().map(refused).collect();
+        insta::assert_snapshot!(all.join("\n"));
+        assert!(json::<Sample>(b"{\"later\": null, \"input\": null}").is_ok());
+    }
+
+    #[test]
+    fn deep_json_is_refused_without_being_followed() {
+        for body in [
+            "[".repeat(10_000),
+            "{\"a\":".repeat(10_000),
+            format!(
+                "{{\"input\": {}{}}}",
+                "[".repeat(10_000),
+                "]".repeat(10_000)
+            ),
+            format!("{{\"later\": {}{}}}", "[".repeat(200), "]".repeat(200)),
+        ] {
+            let why = refused(&body);
+            assert!(
+                why.starts_with("400") && why.contains("128 levels"),
+                "{why}"
+            );
+        }
+        assert_eq!(depth(r#"{"a": "[[[\"[", "b": [{}]}"#), 3);
+    }
+
+    fn headers(kind: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", kind.parse().expect("a value"));
+        headers
+    }
+
+    async fn sent(kind: &str, body: impl Into<Body>) -> Result<Sent, u16> {
+        read(&headers(kind), body.into(), 10, Duration::from_secs(5))
+            .await
+            .map_err(|problem| problem.status().as_u16())
+    }
+
+    #[tokio::test]
+    async fn bodies_are_told_apart_by_their_type() {
+        assert!(matches!(
+            sent("application/json; charset=UTF-8", "{}").await,
+            Ok(Sent::Json(_))
+        ));
+        assert!(matches!(
+            sent("application/vnd.a+json", "{}").await,
+            Ok(Sent::Json(_))
+        ));
+        assert!(matches!(sent("", "{}").await, Ok(Sent::Json(_))));
+        assert!(
+            matches!(sent("text/plain", "hello").await, Ok(Sent::Text(text)) if text == "hello")
+        );
+        assert!(matches!(
+            sent("application/xml", "").await,
+            Ok(Sent::Nothing)
+        ));
+        assert!(matches!(
+            sent("application/x-www-form-urlencoded", "{}").await,
+            Err(415)
+        ));
+        assert!(matches!(
+            sent("text/plain; charset=latin1", "x").await,
+            Err(415)
+        ));
+        assert!(matches!(
+            sent("text/plain", Bytes::from_static(b"\xff")).await,
+            Err(400)
+        ));
+        assert!(matches!(sent("text/plain", "12345678901").await, Err(413)));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_never_comes_is_given_up() {
+        let never =
+            Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+        let problem = read(&headers("text/plain"), never, 10, Duration::from_millis(1))
+            .await
+            .expect_err("a problem");
+        assert_eq!(problem.status(), 408);
+    }
+}

@@ -1,0 +1,425 @@
+//! `POST /agents/{name}/runs` and `POST /agents/{name}/dry-run`: a body becomes a [`RunAsk`], checked.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::header::{HeaderName, HeaderValue, LOCATION};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::domain::agent::{Budget, ResponseFormat};
+use crate::domain::usage::Cost;
+use crate::engine::ask::{Overrides, ParamsPatch, RunAsk};
+use crate::web::body::{self, Later, MAX_DEPTH, Object, Sent};
+use crate::web::error::Problem;
+use crate::web::query::{AgentPath, Query};
+use crate::web::runs;
+use crate::web::state::{AppState, Settings};
+use crate::web::wait;
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Most characters of a label's key and of its value.
+const MAX_LABEL_KEY: usize = 64;
+const MAX_LABEL_VALUE: usize = 256;
+
+/// Accepts a run: 202 with the run as it stands, 200 where it ended while the caller waited.
+pub async fn create(
+    State(state): State<AppState>,
+    AgentPath(agent): AgentPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (ask, limit) = read(&state.settings, agent, request).await?;
+    let accepted = state.runner.start(ask).await?;
+    let location = format!("{}/runs/{}", state.settings.path_prefix, accepted.id);
+    let run = wait::settled(&state, accepted, limit).await;
+    let mut response = runs::settled_or_not(&state, &run);
+    let location = HeaderValue::try_from(location)
+        .map_err(|error| Problem::internal(format!("no Location: {error}")))?;
+    response.headers_mut().insert(LOCATION, location);
+    Ok(response)
+}
+
+/// What that run would be. Calls no model.
+pub async fn dry_run(
+    State(state): State<AppState>,
+    AgentPath(agent): AgentPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (ask, _) = read(&state.settings, agent, request).await?;
+    Ok(runs::json(
+        StatusCode::OK,
+        &state.runner.dry_run(ask).await?,
+    ))
+}
+
+/// The wish in a request, and how long its caller waits. Consumes the request: it holds on to the connection's read
+/// buffer, and thousands of callers may wait.
+async fn read(
+    settings: &Settings,
+    agent: String,
+    request: Request,
+) -> Result<(RunAsk, Duration), Problem> {
+    let (parts, body) = request.into_parts();
+    let query = Query::read(&parts.uri, &["wait"])?;
+    let limit = wait::asked(&query, &parts.headers, settings.max_wait)?;
+    no_idempotency_key(&parts.headers)?;
+    let sent = body::read(
+        &parts.headers,
+        body,
+        settings.max_body,
+        settings.client_timeout,
+    )
+    .await?;
+    let ask = match sent {
+        Sent::Nothing => RunAsk {
+            agent,
+            ..RunAsk::default()
+        },
+        Sent::Text(input) => RunAsk {
+            agent,
+            input: Some(input),
+            ..RunAsk::default()
+        },
+        Sent::Json(bytes) => body::json::<Create>(&bytes)?.ask(agent, settings)?,
+    };
+    Ok((ask, limit))
+}
+
+/// Who sends a key relies on it. Ignoring it would start a run twice.
+fn no_idempotency_key(headers: &HeaderMap) -> Result<(), Problem> {
+    if headers.contains_key(IDEMPOTENCY_KEY) {
+        return Err(Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "idempotency_unsupported",
+            "Idempotency-Key is not supported by this version of axed; send the request without it",
+        ));
+    }
+    Ok(())
+}
+
+/// The body as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Create {
+    input: Option<String>,
+    context: Option<String>,
+    model: Option<String>,
+    skill: Option<String>,
+    workdir: Option<String>,
+    params: Option<Object<Params>>,
+    timeout: Option<u64>,
+    budget: Option<Object<Limits>>,
+    labels: Option<BTreeMap<String, String>>,
+    response_format: Option<Object<Format>>,
+    stream: Option<bool>,
+    #[serde(rename = "webhook")]
+    _webhook: Option<Later>,
+    #[serde(rename = "session")]
+    _session: Option<Later>,
+    #[serde(rename = "on_busy")]
+    _on_busy: Option<Later>,
+    #[serde(rename = "messages")]
+    _messages: Option<Later>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Params {
+    temperature: Option<f64>,
+    max_tokens: Option<u32>,
+    top_p: Option<f64>,
+    stop: Option<Vec<String>>,
+    response_format: Option<Object<Format>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Limits {
+    max_tokens: Option<u64>,
+    max_cost_usd: Option<f64>,
+    max_tool_calls: Option<u64>,
+    max_runs: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Format {
+    r#type: FormatKind,
+    schema: Option<Box<RawValue>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FormatKind {
+    #[default]
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+impl Create {
+    /// The wish that the body says, checked as far as it can be without the agent.
+    fn ask(self, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
+        let labels = self.labels.unwrap_or_default();
+        check_labels(&labels, settings.max_labels)?;
+        let format = self
+            .response_format
+            .map(|Object(format)| format.read("/response_format"))
+            .transpose()?;
+        let mut params = self
+            .params
+            .map(|Object(params)| params.read())
+            .transpose()?
+            .unwrap_or_default();
+        if format.is_some() && params.response_format.is_some() {
+            return Err(invalid(
+                "/params/response_format",
+                "is also given as response_format",
+            ));
+        }
+        params.response_format = format.or(params.response_format);
+        Ok(RunAsk {
+            agent,
+            input: self.input,
+            context: self.context,
+            overrides: Overrides {
+                model: self.model,
+                skill: path("/skill", self.skill)?,
+                workdir: path("/workdir", self.workdir)?.map(PathBuf::from),
+                params,
+                timeout: timeout(self.timeout, settings.max_timeout)?,
+                budget: self
+                    .budget
+                    .map(|Object(limits)| limits.read())
+                    .transpose()?
+                    .unwrap_or_default(),
+            },
+            labels,
+            stream: self.stream,
+        })
+    }
+}
+
+impl Params {
+    fn read(self) -> Result<ParamsPatch, Problem> {
+        if self.temperature.is_some_and(|t| t < 0.0) {
+            return Err(invalid("/params/temperature", "must be non-negative"));
+        }
+        if self.top_p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
+            return Err(invalid("/params/top_p", "must be between 0 and 1"));
+        }
+        if self.max_tokens == Some(0) {
+            return Err(invalid("/params/max_tokens", "must be at least 1"));
+        }
+        let response_format = self
+            .response_format
+            .map(|Object(format)| format.read("/params/response_format"))
+            .transpose()?;
+        Ok(ParamsPatch {
+            temperature: self.temperature,
+            max_tokens: self.max_tokens,
+            top_p: self.top_p,
+            stop: self.stop,
+            response_format,
+        })
+    }
+}
+
+impl Limits {
+    /// 0 means that the request sets no limit, as it does in an agent's file.
+    fn read(self) -> Result<Budget, Problem> {
+        if self.max_cost_usd.is_some_and(|usd| usd < 0.0) {
+            return Err(invalid("/budget/max_cost_usd", "must be non-negative"));
+        }
+        let set = |limit: Option<u64>| limit.filter(|limit| *limit > 0);
+        Ok(Budget {
+            max_tokens: set(self.max_tokens),
+            max_cost: self
+                .max_cost_usd
+                .filter(|usd| *usd > 0.0)
+                .map(Cost::from_usd),
+            max_tool_calls: set(self.max_tool_calls),
+            max_runs: set(self.max_runs),
+        })
+    }
+}
+
+impl Format {
+    fn read(self, pointer: &str) -> Result<ResponseFormat, Problem> {
+        let place = format!("{pointer}/schema");
+        match (self.r#type, self.schema) {
+            (FormatKind::Text, None) => Ok(ResponseFormat::Text),
+            (FormatKind::JsonObject, None) => Ok(ResponseFormat::JsonObject),
+            (FormatKind::JsonSchema, None) => {
+                Err(invalid(&place, "is required when type is json_schema"))
+            }
+            (FormatKind::JsonSchema, Some(schema)) => {
+                // Raw JSON is passed over without being followed, so its depth was not checked yet.
+                if body::depth(schema.get()) > MAX_DEPTH {
+                    return Err(body::too_deep());
+                }
+                if !schema.get().starts_with('{') {
+                    return Err(invalid(&place, "must be an object"));
+                }
+                Ok(ResponseFormat::JsonSchema(Arc::from(schema)))
+            }
+            (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
+                Err(invalid(&place, "is only for type json_schema"))
+            }
+        }
+    }
+}
+
+fn check_labels(labels: &BTreeMap<String, String>, most: usize) -> Result<(), Problem> {
+    if labels.len() > most {
+        let why = format!(
+            "{} labels are more than the {most} that a run may have",
+            labels.len()
+        );
+        return Err(invalid("/labels", why));
+    }
+    for (key, value) in labels {
+        if key.is_empty() || key.chars().nth(MAX_LABEL_KEY).is_some() {
+            let why = format!("a label's key has 1 to {MAX_LABEL_KEY} characters");
+            return Err(invalid("/labels", why));
+        }
+        if value.chars().nth(MAX_LABEL_VALUE).is_some() {
+            let why = format!("a label's value has at most {MAX_LABEL_VALUE} characters");
+            let key = key.replace('~', "~0").replace('/', "~1");
+            return Err(invalid(&format!("/labels/{key}"), why));
+        }
+    }
+    Ok(())
+}
+
+/// 0 means that the request sets none, as it does in an agent's file.
+fn timeout(seconds: Option<u64>, most: Duration) -> Result<Option<Duration>, Problem> {
+    match seconds.unwrap_or(0) {
+        0 => Ok(None),
+        seconds if seconds <= most.as_secs() => Ok(Some(Duration::from_secs(seconds))),
+        _ => {
+            let why = format!(
+                "must be at most {} seconds (server.max_timeout)",
+                most.as_secs()
+            );
+            Err(invalid("/timeout", why))
+        }
+    }
+}
+
+fn path(pointer: &str, path: Option<String>) -> Result<Option<String>, Problem> {
+    match path {
+        Some(path) if path.trim().is_empty() => Err(invalid(pointer, "must not be blank")),
+        Some(path) if path.contains('\0') => Err(invalid(pointer, "must not hold a NUL")),
+        path => Ok(path),
+    }
+}
+
+fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
+    Problem::field("invalid_field", pointer, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::Create;
+    use crate::domain::agent::ResponseFormat;
+    use crate::domain::usage::Cost;
+    use crate::engine::ask::RunAsk;
+    use crate::web::body;
+    use crate::web::error::Problem;
+    use crate::web::state::Settings;
+
+    fn read(body: &Value) -> Result<RunAsk, Problem> {
+        let settings = Settings {
+            path_prefix: String::new(),
+            max_body: 4 << 20,
+            max_wait: Duration::from_secs(300),
+            max_timeout: Duration::from_secs(86_400),
+            client_timeout: Duration::from_secs(30),
+            max_labels: 64,
+        };
+        body::json::<Create>(body.to_string().as_bytes())?.ask("a".to_owned(), &settings)
+    }
+
+    fn refused(body: &Value) -> String {
+        let problem = read(body).expect_err("a problem");
+        let body: Value = serde_json::from_slice(&problem.render("", "")).expect("JSON");
+        format!(
+            "{} {}",
+            body["status"],
+            body["detail"].as_str().unwrap_or("")
+        )
+    }
+
+    #[test]
+    fn a_full_body_becomes_a_wish() {
+        let ask = read(&json!({
+            "input": "hello", "context": "more", "model": "openai/gpt", "timeout": 5, "stream": true,
+            "params": {"temperature": 0.0, "max_tokens": 9, "stop": ["x"]},
+            "budget": {"max_tokens": 100, "max_cost_usd": 0.5, "max_runs": 0},
+            "labels": {"team": "a"},
+            "response_format": {"type": "json_schema", "schema": {"type": "object"}},
+            "session": null,
+        }))
+        .expect("a wish");
+        assert_eq!(ask.input.as_deref(), Some("hello"));
+        assert_eq!(ask.overrides.timeout, Some(Duration::from_secs(5)));
+        assert_eq!(ask.overrides.params.temperature, Some(0.0));
+        assert_eq!(ask.overrides.budget.max_cost, Some(Cost::from_usd(0.5)));
+        assert_eq!(ask.overrides.budget.max_runs, None);
+        assert_eq!((ask.labels["team"].as_str(), ask.stream), ("a", Some(true)));
+        let Some(ResponseFormat::JsonSchema(schema)) = ask.overrides.params.response_format else {
+            panic!("no schema");
+        };
+        assert_eq!(schema.get(), r#"{"type":"object"}"#);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let many: Value = (0..100_000)
+            .map(|n| (n.to_string(), json!("x")))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let deep = |levels: usize| -> Value {
+            (0..levels).fold(json!({}), |inner, _| json!({ "items": inner }))
+        };
+        let cases = [
+            json!({"labels": many}),
+            json!({"labels": {"k".repeat(65): "v"}}),
+            json!({"labels": {"": "v"}}),
+            json!({"labels": {"a/b": "v".repeat(257)}}),
+            json!({"labels": {"a": 1}}),
+            json!({"timeout": 1_000_000_000}),
+            json!({"params": {"temperature": -0.1}}),
+            json!({"params": {"top_p": 1.1}}),
+            json!({"params": {"max_tokens": 0}}),
+            json!({"params": {"max_tokens": -5}}),
+            json!({"params": {"response_format": {"type": "text"}}, "response_format": {}}),
+            json!({"budget": {"max_cost_usd": -1}}),
+            json!({"budget": {"max_token": 1}}),
+            json!({"response_format": {"type": "json_schema"}}),
+            json!({"response_format": {"type": "json_schema", "schema": []}}),
+            json!({"response_format": {"type": "json_schema", "schema": deep(140)}}),
+            json!({"response_format": {"type": "xml"}}),
+            json!({"response_format": {"schema": {}}}),
+            json!({"workdir": "a\0b"}),
+            json!({"skill": " "}),
+            json!({"webhook": {"url": "https://example.com"}}),
+            json!({"session": "s"}),
+            json!({"on_busy": "queue"}),
+            json!({"messages": []}),
+        ];
+        let all: Vec<String> = cases.iter().map(refused).collect();
+        insta::assert_snapshot!(all.join("\n"));
+    }
+}

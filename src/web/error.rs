@@ -1,0 +1,344 @@
+//! What a caller is told when a request fails: one envelope (RFC 9457). The only place that turns a room's errors into
+//! status codes. The envelope's `instance` and `request_id` are filled in by `web::frame`, which renders it.
+
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::catalog::LoadError;
+use crate::engine::ask::StartError;
+use crate::engine::memory::MemoryError;
+use crate::store::StoreError;
+
+/// Seconds after which a client may try again where we cannot tell better.
+const SOON: u64 = 1;
+/// Seconds that a stopping daemon asks for: its successor has to start first.
+const AFTER_RESTART: u64 = 5;
+/// Most characters of a detail: what clients send is quoted in it.
+const MAX_DETAIL: usize = 2000;
+/// Most characters of one quoted word.
+const MAX_WORD: usize = 80;
+
+/// A request that failed. A handler returns it; [`Problem::render`] turns it into the answer.
+#[derive(Clone, Debug)]
+pub struct Problem(Box<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
+    status: StatusCode,
+    code: &'static str,
+    detail: String,
+    errors: Vec<FieldError>,
+    retry_after: Option<u64>,
+    cause: Option<String>,
+}
+
+/// What is wrong with one place of a body.
+#[derive(Clone, Debug, Serialize)]
+struct FieldError {
+    /// A JSON Pointer (RFC 6901).
+    pointer: String,
+    detail: String,
+}
+
+/// The wire form, RFC 9457 with `code`, `request_id` and `errors` of our own.
+#[derive(Serialize)]
+struct Envelope<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    instance: &'a str,
+    code: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    errors: &'a [FieldError],
+}
+
+impl Problem {
+    /// A problem with its stable code and a sentence for the caller.
+    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            status,
+            code,
+            detail: cut(detail.into(), MAX_DETAIL),
+            errors: Vec::new(),
+            retry_after: None,
+            cause: None,
+        }))
+    }
+
+    /// 422: one field of the body is wrong.
+    pub fn field(
+        code: &'static str,
+        pointer: impl Into<String>,
+        detail: impl Into<String>,
+    ) -> Self {
+        let (pointer, detail) = (cut(pointer.into(), MAX_DETAIL), detail.into());
+        let mut problem = Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            code,
+            match pointer.as_str() {
+                "" => detail.clone(),
+                pointer => format!("{pointer}: {detail}"),
+            },
+        );
+        problem.0.errors.push(FieldError {
+            pointer,
+            detail: cut(detail, MAX_DETAIL),
+        });
+        problem
+    }
+
+    /// 400: a query parameter or a header is wrong.
+    pub fn parameter(name: &str, detail: impl std::fmt::Display) -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_parameter",
+            format!("{}: {detail}", word(name)),
+        )
+    }
+
+    /// 404: there is no such run, or it is no run's id at all.
+    pub fn no_such_run(id: impl std::fmt::Display) -> Self {
+        let detail = format!("there is no run {}", word(&id.to_string()));
+        Self::new(StatusCode::NOT_FOUND, "run_not_found", detail)
+    }
+
+    /// 500: a fault of ours. The caller gets no details; the cause goes to the log.
+    pub fn internal(cause: impl Into<String>) -> Self {
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "the daemon failed to answer; its log has the cause under this request_id",
+        )
+        .because(cause)
+    }
+
+    /// Asks the client to come back after so many seconds.
+    #[must_use]
+    fn retry_after(mut self, seconds: u64) -> Self {
+        self.0.retry_after = Some(seconds);
+        self
+    }
+
+    /// What the log is told and the caller is not.
+    #[must_use]
+    fn because(mut self, cause: impl Into<String>) -> Self {
+        self.0.cause = Some(cause.into());
+        self
+    }
+
+    /// The status code.
+    pub fn status(&self) -> StatusCode {
+        self.0.status
+    }
+
+    /// The stable code.
+    pub fn code(&self) -> &'static str {
+        self.0.code
+    }
+
+    /// What the log should be told, where there is something that the caller is not.
+    pub fn cause(&self) -> Option<&str> {
+        self.0.cause.as_deref()
+    }
+
+    /// The body of the answer.
+    pub fn render(&self, instance: &str, request_id: &str) -> Vec<u8> {
+        let envelope = Envelope {
+            r#type: "about:blank",
+            title: self.0.status.canonical_reason().unwrap_or("Error"),
+            status: self.0.status.as_u16(),
+            detail: &self.0.detail,
+            instance,
+            code: self.0.code,
+            request_id,
+            errors: &self.0.errors,
+        };
+        serde_json::to_vec(&envelope).unwrap_or_default()
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = self.0.status.into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if let Some(seconds) = self.0.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// 404 for a path that is no route.
+pub async fn no_route(uri: Uri) -> Problem {
+    let detail = format!("there is no route {}", word(uri.path()));
+    Problem::new(StatusCode::NOT_FOUND, "route_not_found", detail)
+}
+
+/// 405 for a route that has other methods; axum adds `Allow`.
+pub async fn wrong_method(method: Method, uri: Uri) -> Problem {
+    let detail = format!(
+        "{} does not take {}; the Allow header names what it takes",
+        word(uri.path()),
+        word(method.as_str())
+    );
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NoSuchRun(id) => Self::no_such_run(id),
+            StoreError::AlreadyTerminal(_) => {
+                Self::new(StatusCode::CONFLICT, "run_terminal", error.to_string())
+            }
+            StoreError::Closed | StoreError::Locked { .. } | StoreError::Engine(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "store_unavailable",
+                "the store cannot be read or written now; try again",
+            )
+            .retry_after(SOON)
+            .because(error.to_string()),
+        }
+    }
+}
+
+impl From<LoadError> for Problem {
+    fn from(error: LoadError) -> Self {
+        match &error {
+            LoadError::NotFound(name) => Self::new(
+                StatusCode::NOT_FOUND,
+                "agent_not_found",
+                // The contract's text has the bare name; a hostile one is made harmless.
+                format!(
+                    "agent config not found: {}",
+                    cut(name.escape_debug().to_string(), MAX_WORD)
+                ),
+            ),
+            LoadError::Model(_) | LoadError::Invalid(_) => Self::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "agent_invalid",
+                error.to_string(),
+            ),
+        }
+    }
+}
+
+impl From<StartError> for Problem {
+    fn from(error: StartError) -> Self {
+        let text = error.to_string();
+        match error {
+            StartError::Load(error) => error.into(),
+            StartError::Model(_) => Self::field("invalid_model", "/model", text),
+            StartError::Provider(_) => Self::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "provider_unavailable",
+                text,
+            ),
+            StartError::Override { field, why } => {
+                Self::field("invalid_override", format!("/{field}"), why)
+            }
+            StartError::Full { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text).retry_after(SOON)
+            }
+            StartError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
+                .retry_after(AFTER_RESTART),
+            StartError::Store(error) => error.into(),
+            StartError::Prompt(_) => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "prompt_invalid", text)
+            }
+            StartError::Memory(_) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "memory_unreadable", text)
+            }
+        }
+    }
+}
+
+impl From<MemoryError> for Problem {
+    fn from(error: MemoryError) -> Self {
+        let text = error.to_string();
+        match error {
+            MemoryError::Start(error) => error.into(),
+            MemoryError::Disabled(_) => Self::new(StatusCode::NOT_FOUND, "memory_disabled", text),
+            MemoryError::Provider(_) => Self::new(StatusCode::BAD_GATEWAY, "provider_failed", text),
+            MemoryError::File { .. } => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "memory_unreadable", text)
+            }
+        }
+    }
+}
+
+/// A word of the client's, quoted and cut to a readable length.
+pub fn word(text: &str) -> String {
+    format!("{:?}", cut(text.to_owned(), MAX_WORD))
+}
+
+/// The known word that is nearest to a mistyped one, as a piece of a sentence; empty where none is near.
+pub fn did_you_mean<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    // The distance costs the product of both lengths, and a client chooses one of them.
+    if typed.len() > MAX_WORD {
+        return String::new();
+    }
+    known
+        .into_iter()
+        .map(|known| (strsim::damerau_levenshtein(typed, known), known))
+        .min()
+        .filter(|(distance, known)| *distance <= known.chars().count().div_ceil(3))
+        .map(|(_, known)| format!("; did you mean {known:?}?"))
+        .unwrap_or_default()
+}
+
+fn cut(mut text: String, most: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(most) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse;
+
+    use super::{Problem, did_you_mean, word};
+    use crate::engine::ask::StartError;
+
+    #[test]
+    fn the_envelope_is_rfc_9457() {
+        let problem = Problem::field("unknown_field", "/inptu", "unknown field");
+        let body = problem.render("/agents/a/runs", "req_1");
+        insta::assert_snapshot!(String::from_utf8_lossy(&body), @r#"{"type":"about:blank","title":"Unprocessable Entity","status":422,"detail":"/inptu: unknown field","instance":"/agents/a/runs","code":"unknown_field","request_id":"req_1","errors":[{"pointer":"/inptu","detail":"unknown field"}]}"#);
+    }
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        let full = StartError::Full {
+            running: 1,
+            queued: 2,
+        };
+        let response = Problem::from(full).into_response();
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()["retry-after"], "1");
+    }
+
+    #[test]
+    fn what_a_client_sends_is_quoted_in_part() {
+        assert!(word(&"ä".repeat(100_000)).chars().count() < 100);
+        assert_eq!(word("a\u{1b}[0m"), r#""a\u{1b}[0m""#);
+    }
+
+    #[test]
+    fn the_nearest_word_is_offered() {
+        let known = ["input", "labels", "model"];
+        assert_eq!(did_you_mean("inptu", known), "; did you mean \"input\"?");
+        assert_eq!(did_you_mean("temperature", known), "");
+    }
+}

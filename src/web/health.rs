@@ -1,0 +1,123 @@
+//! `/livez`, `/readyz`, `/version`: open to anyone, and told nothing worth hiding.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use tracing::warn;
+
+use crate::web::runs::json;
+use crate::web::state::AppState;
+
+/// How long the store may take to say that it is well.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+#[derive(Serialize)]
+struct Alive {
+    status: &'static str,
+}
+
+#[derive(Serialize)]
+struct Ready {
+    status: &'static str,
+    checks: Checks,
+}
+
+#[derive(Serialize)]
+struct Checks {
+    store: Check,
+    catalog: CatalogCheck,
+    accepting: Check,
+}
+
+#[derive(Serialize)]
+struct Check {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct CatalogCheck {
+    ok: bool,
+    agents: usize,
+    invalid: usize,
+}
+
+#[derive(Serialize)]
+struct Version {
+    name: &'static str,
+    version: &'static str,
+}
+
+/// `GET /livez`: the process answers.
+pub async fn livez() -> Response {
+    json(StatusCode::OK, &Alive { status: "ok" })
+}
+
+/// `GET /readyz`: whether new runs can be taken, with each check's state. The daemon listens only after its catalogue is
+/// loaded, so that check is a count; a broken agent file does not make the daemon unready.
+pub async fn readyz(State(state): State<AppState>) -> Response {
+    let store = state.runner.store().check();
+    let store = match tokio::time::timeout(STORE_PATIENCE, store).await {
+        Ok(Ok(())) => Check::passed(),
+        Ok(Err(error)) => {
+            warn!("The store is not ready: {error}");
+            Check::failed("the store cannot be read or written; the log has the cause")
+        }
+        Err(_) => Check::failed("the store did not answer in time"),
+    };
+    let agents = state.runner.catalog().current();
+    let catalog = CatalogCheck {
+        ok: true,
+        agents: agents.entries.len(),
+        invalid: agents
+            .entries
+            .values()
+            .filter(|entry| entry.error.is_some())
+            .count(),
+    };
+    let accepting = if state.runner.is_draining() || state.closing.is_cancelled() {
+        Check::failed("the daemon is stopping")
+    } else {
+        Check::passed()
+    };
+    let (code, status) = if store.ok && accepting.ok {
+        (StatusCode::OK, "ready")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready")
+    };
+    let checks = Checks {
+        store,
+        catalog,
+        accepting,
+    };
+    json(code, &Ready { status, checks })
+}
+
+/// `GET /version`
+pub async fn version() -> Response {
+    let version = Version {
+        name: env!("CARGO_PKG_NAME"),
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    json(StatusCode::OK, &version)
+}
+
+impl Check {
+    fn passed() -> Self {
+        Self {
+            ok: true,
+            detail: None,
+        }
+    }
+
+    fn failed(detail: &'static str) -> Self {
+        Self {
+            ok: false,
+            detail: Some(detail),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The HTTP surface: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
+
+pub mod agents;
+pub mod body;
+pub mod create;
+pub mod error;
+pub mod frame;
+pub mod health;
+pub mod query;
+pub mod router;
+pub mod runs;
+pub mod serve;
+pub mod socket;
+pub mod sse;
+pub mod state;
+pub mod view;
+pub mod wait;

@@ -1,0 +1,194 @@
+//! What stands in a request's path and query: names, ids, parameters, each checked and named where it is wrong.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri};
+
+use crate::catalog::LoadError;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::RunId;
+use crate::web::error::{Problem, did_you_mean, word};
+
+/// `{id}` of a path. Anything that is no run's id is a run that does not exist.
+pub struct RunPath(pub RunId);
+
+impl<S: Send + Sync> FromRequestParts<S> for RunPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let text = segment(parts, state).await?;
+        text.parse()
+            .map(Self)
+            .map_err(|_| Problem::no_such_run(text))
+    }
+}
+
+/// `{name}` of a path. Anything that is no agent's name is an agent that does not exist.
+pub struct AgentPath(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let name = segment(parts, state).await?;
+        if is_agent_name(&name) {
+            Ok(Self(name))
+        } else {
+            Err(LoadError::NotFound(name).into())
+        }
+    }
+}
+
+async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Problem> {
+    Path::<String>::from_request_parts(parts, state)
+        .await
+        .map(|Path(text)| text)
+        .map_err(|rejection: PathRejection| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                "malformed_path",
+                rejection.body_text(),
+            )
+        })
+}
+
+/// A request's query parameters.
+#[derive(Debug, Default)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads them. A name that is not in `known` is refused, so that a mistyped filter does not show everything;
+    /// a known name that ends in a dot stands for all that begin so.
+    pub fn read(uri: &Uri, known: &[&str]) -> Result<Self, Problem> {
+        if uri.query().is_none_or(str::is_empty) {
+            return Ok(Self::default());
+        }
+        let malformed =
+            |why: &str| Problem::new(StatusCode::BAD_REQUEST, "malformed_query", why.to_owned());
+        let axum::extract::Query(pairs) =
+            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
+                .map_err(|rejection| malformed(&rejection.body_text()))?;
+        for (at, (name, value)) in pairs.iter().enumerate() {
+            if name.contains('\u{fffd}') || value.contains('\u{fffd}') {
+                return Err(malformed("the query is not percent-encoded UTF-8"));
+            }
+            let is_known = |known: &&str| match known.strip_suffix('.') {
+                Some(_) => name.len() > known.len() && name.starts_with(*known),
+                None => *known == name,
+            };
+            if !known.iter().any(is_known) {
+                return Err(Problem::new(
+                    StatusCode::BAD_REQUEST,
+                    "unknown_parameter",
+                    format!(
+                        "unknown query parameter {}{}",
+                        word(name),
+                        did_you_mean(name, known.iter().copied())
+                    ),
+                ));
+            }
+            if pairs[..at].iter().any(|(earlier, _)| earlier == name) {
+                return Err(Problem::parameter(name, "is given twice"));
+            }
+        }
+        Ok(Self(pairs))
+    }
+
+    /// The value of one parameter.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// The value of one parameter, read by `parse`; `wanted` says what it should have been.
+    pub fn parse<T>(
+        &self,
+        name: &str,
+        wanted: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(text) = self.get(name) else {
+            return Ok(None);
+        };
+        match parse(text) {
+            Some(value) => Ok(Some(value)),
+            None => Err(Problem::parameter(
+                name,
+                format_args!("{} is not {wanted}", word(text)),
+            )),
+        }
+    }
+
+    /// The parameters whose names begin so, without that beginning.
+    pub fn starting(&self, prefix: &str) -> Vec<(String, String)> {
+        self.0
+            .iter()
+            .filter_map(|(name, value)| {
+                Some((name.strip_prefix(prefix)?.to_owned(), value.clone()))
+            })
+            .collect()
+    }
+}
+
+/// `true`, `false`, `1`, `0`, or the bare name.
+pub fn flag(text: &str) -> Option<bool> {
+    match text {
+        "true" | "1" | "" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// A number between 1 and `most`.
+pub fn count(most: usize) -> impl FnOnce(&str) -> Option<usize> {
+    move |text| text.parse().ok().filter(|count| (1..=most).contains(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Query, count};
+
+    fn read(query: &str) -> Result<Query, String> {
+        let uri = format!("/runs?{query}").parse().expect("a URI");
+        Query::read(&uri, &["status", "limit", "label."])
+            .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into_owned())
+    }
+
+    #[test]
+    fn parameters_are_read() {
+        let query = read("status=a%20b&label.team=x&label.a.b=").expect("a query");
+        assert_eq!(query.get("status"), Some("a b"));
+        let labels = query.starting("label.");
+        assert_eq!(labels.len(), 2);
+        assert_eq!(labels[1], ("a.b".to_owned(), String::new()));
+        assert!(read("").expect("a query").get("status").is_none());
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_named() {
+        for (query, named) in [
+            (
+                "statsu=a",
+                r#"unknown query parameter \"statsu\"; did you mean \"status\"?"#,
+            ),
+            ("label.=a", r#"unknown query parameter \"label.\""#),
+            ("limit=1&limit=2", r#"\"limit\": is given twice"#),
+            ("status=%ff", "not percent-encoded UTF-8"),
+        ] {
+            let error = read(query).expect_err(query);
+            assert!(error.contains(named), "{error}");
+        }
+        let error = read("limit=0")
+            .expect("a query")
+            .parse("limit", "a number from 1 to 200", count(200))
+            .expect_err("no limit");
+        let body = String::from_utf8_lossy(&error.render("", "")).into_owned();
+        assert!(
+            body.contains(r#"\"limit\": \"0\" is not a number from 1 to 200"#),
+            "{body}"
+        );
+    }
+}

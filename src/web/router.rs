@@ -1,0 +1,42 @@
+//! The route table, on one page.
+
+use axum::Router;
+use axum::middleware::from_fn;
+use axum::routing::{get, post};
+
+use crate::web::frame::frame;
+use crate::web::state::AppState;
+use crate::web::{agents, create, error, health, runs, sse};
+
+/// All routes with what surrounds them. Each carries the path prefix; only the probes answer without it too.
+pub fn router(state: AppState) -> Router {
+    let prefix = state.settings.path_prefix.clone();
+    let at = |path: &str| format!("{prefix}{path}");
+    let mut routes = Router::new()
+        .route(&at("/agents"), get(agents::list))
+        .route(&at("/agents/{name}"), get(agents::get))
+        .route(&at("/agents/{name}/runs"), post(create::create))
+        .route(&at("/agents/{name}/dry-run"), post(create::dry_run))
+        .route(&at("/agents/{name}/memory"), get(agents::memory))
+        .route(&at("/agents/{name}/gc"), post(agents::gc))
+        .route(&at("/runs"), get(runs::list))
+        .route(&at("/runs/{id}"), get(runs::get).delete(runs::delete))
+        .route(&at("/runs/{id}/events"), get(sse::events))
+        .route(&at("/runs/{id}/tree"), get(runs::tree))
+        .route(&at("/runs/{id}/children"), get(runs::children))
+        .route(&at("/runs/{id}/messages"), get(runs::messages))
+        .route(&at("/runs/{id}/cancel"), post(runs::cancel))
+        .route(&at("/livez"), get(health::livez))
+        .route(&at("/readyz"), get(health::readyz))
+        .route(&at("/version"), get(health::version));
+    if !prefix.is_empty() {
+        routes = routes
+            .route("/livez", get(health::livez))
+            .route("/readyz", get(health::readyz));
+    }
+    routes
+        .fallback(error::no_route)
+        .method_not_allowed_fallback(error::wrong_method)
+        .layer(from_fn(frame))
+        .with_state(state)
+}

@@ -1,0 +1,325 @@
+//! `/runs` and what lies below it, but for the events: read, list, cancel, delete.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use crate::domain::run::{Run, RunId, Status, now};
+use crate::store::RunFilter;
+use crate::web::body;
+use crate::web::error::Problem;
+use crate::web::query::{Query, RunPath, count, flag};
+use crate::web::state::AppState;
+use crate::web::view::{
+    CallOrder, ChildView, Conversation, RunView, Summary, calls_of, in_call_order,
+};
+use crate::web::wait;
+
+const PAGE: usize = 50;
+const MAX_PAGE: usize = 200;
+/// Most characters of a cancel's reason.
+const MAX_REASON: usize = 1000;
+
+/// What `GET /runs` takes.
+const FILTERS: [&str; 9] = [
+    "agent", "status", "root", "all", "since", "until", "limit", "cursor", "label.",
+];
+
+/// Something listed.
+#[derive(Serialize)]
+pub struct Listed<T> {
+    /// The things.
+    pub data: Vec<T>,
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    data: Vec<RunView<'a>>,
+    next_cursor: Option<RunId>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Cancel {
+    reason: Option<String>,
+}
+
+/// The run object as an answer.
+fn answer(state: &AppState, status: StatusCode, run: &Run) -> Response {
+    json(
+        status,
+        &RunView::new(run, &state.settings.path_prefix, now()),
+    )
+}
+
+/// The run object: 200 where the run is terminal, else 202.
+pub fn settled_or_not(state: &AppState, run: &Run) -> Response {
+    if run.status.is_terminal() {
+        answer(state, StatusCode::OK, run)
+    } else {
+        answer(state, StatusCode::ACCEPTED, run)
+    }
+}
+
+/// `GET /runs/{id}`: 200, but for a caller who waited in vain.
+pub async fn get(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let query = Query::read(request.uri(), &["wait"])?;
+    let limit = wait::asked(&query, request.headers(), state.settings.max_wait)?;
+    drop(request);
+    let run = Arc::new(found(&state, id).await?);
+    if limit.is_zero() {
+        return Ok(answer(&state, StatusCode::OK, &run));
+    }
+    let run = wait::settled(&state, run, limit).await;
+    Ok(settled_or_not(&state, &run))
+}
+
+/// `GET /runs`
+pub async fn list(State(state): State<AppState>, uri: Uri) -> Result<Response, Problem> {
+    let filter = filter(&Query::read(&uri, &FILTERS)?)?;
+    let limit = filter.limit;
+    // One more than asked for tells whether there is a next page.
+    let mut runs = state
+        .runner
+        .store()
+        .list(RunFilter {
+            limit: limit + 1,
+            ..filter
+        })
+        .await?;
+    let more = runs.len() > limit;
+    runs.truncate(limit);
+    let now = now();
+    let page = Page {
+        data: runs
+            .iter()
+            .map(|run| RunView::new(run, &state.settings.path_prefix, now))
+            .collect(),
+        next_cursor: runs.last().filter(|_| more).map(|run| run.id),
+    };
+    Ok(json(StatusCode::OK, &page))
+}
+
+/// `GET /runs/{id}/tree`
+pub async fn tree(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+) -> Result<Response, Problem> {
+    let runs = state.runner.store().tree(id).await?;
+    let mut order = CallOrder::new();
+    for run in &runs {
+        let children = runs.iter().filter(|child| child.parent_id == Some(run.id));
+        if children.take(2).count() == 2 {
+            order.insert(run.id, calls_of(&state.runner.store().steps(run.id).await?));
+        }
+    }
+    let summary = Summary::of(id, &runs, &order, now()).ok_or_else(|| Problem::no_such_run(id))?;
+    Ok(json(StatusCode::OK, &summary))
+}
+
+/// `GET /runs/{id}/children`
+pub async fn children(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+) -> Result<Response, Problem> {
+    let store = state.runner.store();
+    found(&state, id).await?;
+    let runs = store.children(id).await?;
+    let mut runs: Vec<&Run> = runs.iter().collect();
+    if runs.len() > 1 {
+        in_call_order(&mut runs, Some(&calls_of(&store.steps(id).await?)));
+    }
+    let now = now();
+    let data = runs
+        .into_iter()
+        .map(|run| ChildView::new(run, &state.settings.path_prefix, now))
+        .collect();
+    Ok(json(StatusCode::OK, &Listed { data }))
+}
+
+/// `GET /runs/{id}/messages`
+pub async fn messages(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+) -> Result<Response, Problem> {
+    found(&state, id).await?;
+    let steps = state.runner.store().steps(id).await?;
+    Ok(json(StatusCode::OK, &Conversation::of(&steps)))
+}
+
+/// `POST /runs/{id}/cancel`
+pub async fn cancel(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (reason, limit) = {
+        let (parts, body) = request.into_parts();
+        let settings = &state.settings;
+        let query = Query::read(&parts.uri, &["wait"])?;
+        let limit = wait::asked(&query, &parts.headers, settings.max_wait)?;
+        let sent = body::read(
+            &parts.headers,
+            body,
+            settings.max_body,
+            settings.client_timeout,
+        )
+        .await?;
+        (reason(sent.json()?)?, limit)
+    };
+    let run = state
+        .runner
+        .cancel(id, reason)
+        .await?
+        .ok_or_else(|| Problem::no_such_run(id))?;
+    let run = wait::settled(&state, run, limit).await;
+    Ok(settled_or_not(&state, &run))
+}
+
+/// `DELETE /runs/{id}`
+pub async fn delete(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+) -> Result<StatusCode, Problem> {
+    let run = found(&state, id).await?;
+    if run.parent_id.is_some() {
+        return Err(Problem::new(
+            StatusCode::CONFLICT,
+            "not_a_root",
+            format!("{id} is a child run; delete its root {}", run.root_id),
+        ));
+    }
+    if !run.status.is_terminal() {
+        return Err(Problem::new(
+            StatusCode::CONFLICT,
+            "run_not_terminal",
+            format!("{id} is {}; cancel it first", run.status.as_str()),
+        ));
+    }
+    if !state.runner.store().delete(id).await? {
+        return Err(Problem::no_such_run(id));
+    }
+    info!(run.id = %id, "Deleted {id} with its tree");
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The run in the store.
+pub async fn found(state: &AppState, id: RunId) -> Result<Run, Problem> {
+    let run = state.runner.store().run(id).await?;
+    run.ok_or_else(|| Problem::no_such_run(id))
+}
+
+/// An answer in JSON.
+pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => {
+            let mut response = (status, Body::from(body)).into_response();
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            response
+        }
+        Err(error) => Problem::internal(format!("an answer is no JSON: {error}")).into_response(),
+    }
+}
+
+fn filter(query: &Query) -> Result<RunFilter, Problem> {
+    let run_id = |text: &str| text.parse::<RunId>().ok();
+    let statuses = Status::ALL.map(Status::as_str).join(", ");
+    Ok(RunFilter {
+        agent: query.get("agent").map(str::to_owned),
+        status: query.parse("status", &format!("one of {statuses}"), |text| {
+            text.parse().ok()
+        })?,
+        root: query.parse("root", "a run's id", run_id)?,
+        all: query
+            .parse("all", "true or false", flag)?
+            .unwrap_or_default(),
+        labels: query.starting("label."),
+        since: query.parse("since", "an RFC 3339 time", time)?,
+        until: query.parse("until", "an RFC 3339 time", time)?,
+        before: query.parse("cursor", "a cursor of this list", run_id)?,
+        limit: query
+            .parse("limit", "a number from 1 to 200", count(MAX_PAGE))?
+            .unwrap_or(PAGE),
+    })
+}
+
+/// An RFC 3339 time. A `+` that was not percent-encoded arrives as a space.
+fn time(text: &str) -> Option<Timestamp> {
+    text.parse()
+        .or_else(|_| text.replace(' ', "+").parse())
+        .ok()
+}
+
+fn reason(cancel: Cancel) -> Result<Option<String>, Problem> {
+    let reason = cancel.reason.filter(|reason| !reason.trim().is_empty());
+    if reason
+        .as_ref()
+        .is_some_and(|reason| reason.chars().nth(MAX_REASON).is_some())
+    {
+        return Err(Problem::field(
+            "invalid_field",
+            "/reason",
+            format!("must be at most {MAX_REASON} characters"),
+        ));
+    }
+    Ok(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FILTERS, filter};
+    use crate::domain::run::{RunId, Status};
+    use crate::store::RunFilter;
+    use crate::web::query::Query;
+
+    fn read(query: &str) -> Result<RunFilter, String> {
+        let uri = format!("/runs?{query}").parse().expect("a URI");
+        Query::read(&uri, &FILTERS)
+            .and_then(|query| filter(&query))
+            .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into_owned())
+    }
+
+    #[test]
+    fn filters_are_read() {
+        let none = read("").expect("a filter");
+        assert_eq!((none.limit, none.all), (50, false));
+        let id = RunId::new();
+        let all = read(&format!(
+            "agent=a&status=failed&root={id}&all=true&since=2026-01-01T00:00:00Z&\
+             until=2026-01-02T01:00:00+01:00&limit=200&cursor={id}&label.team=x"
+        ))
+        .expect("a filter");
+        assert_eq!((all.status, all.root), (Some(Status::Failed), Some(id)));
+        assert_eq!(all.until, "2026-01-02T00:00:00Z".parse().ok());
+        assert_eq!(all.labels, [("team".to_owned(), "x".to_owned())]);
+    }
+
+    #[test]
+    fn a_wrong_filter_is_named() {
+        for (query, name) in [
+            ("status=done", "status"),
+            ("root=1", "root"),
+            ("all=perhaps", "all"),
+            ("since=yesterday", "since"),
+            ("limit=201", "limit"),
+            ("limit=-1", "limit"),
+            ("cursor=%00", "cursor"),
+        ] {
+            let error = read(query).expect_err(query);
+            assert!(error.contains(&format!(r#"\"{name}\":"#)), "{error}");
+        }
+    }
+}

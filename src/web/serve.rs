@@ -1,0 +1,424 @@
+//! The door: accepts connections, speaks HTTP/1.1 and h2c on them, and closes it in order. Knows no route.
+
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::StatusCode;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::Service;
+use tracing::{debug, warn};
+
+use crate::web::error::Problem;
+use crate::web::frame;
+use crate::web::socket::Socket;
+
+/// Most bytes of a request's head: request line and all headers.
+const MAX_HEAD: usize = 64 << 10;
+/// Streams of one HTTP/2 connection at once.
+const MAX_STREAMS: u32 = 256;
+/// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
+const PING: Duration = Duration::from_secs(20);
+/// How long we wait when there is no file descriptor left for another client.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How clients are treated.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long a client may take to send a request's head, to send the next one on an open connection, and to take the
+    /// next piece of an answer.
+    pub client: Duration,
+    /// How long requests in flight have when the door closes.
+    pub closing: Duration,
+}
+
+/// Accepts connections until `stop` is cancelled; then takes no more, lets requests in flight finish and returns when
+/// all connections are closed, or when the patience for that is over.
+///
+/// Streams end when the router's `closing` token says so: cancel that one first.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    patience: Patience,
+    stop: CancellationToken,
+) {
+    let connections = TaskTracker::new();
+    let door = Door {
+        router,
+        patience,
+        stop,
+        cut: CancellationToken::new(),
+        tasks: connections.clone(),
+    };
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = door.stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                connections.spawn(door.clone().receive(stream));
+            }
+            Err(error) if is_the_clients(&error) => {}
+            Err(error) => {
+                warn!("Cannot accept connections, trying again: {error}");
+                tokio::select! {
+                    () = door.stop.cancelled() => break,
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+            }
+        }
+    }
+    drop(listener);
+    connections.close();
+    if tokio::time::timeout(patience.closing, connections.wait())
+        .await
+        .is_err()
+    {
+        warn!("Cutting {} connections that did not end", connections.len());
+        door.cut.cancel();
+        connections.wait().await;
+    }
+}
+
+/// A client that left before it was accepted says nothing about the next one.
+fn is_the_clients(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+    )
+}
+
+/// What every connection needs.
+#[derive(Clone)]
+struct Door {
+    router: Router,
+    patience: Patience,
+    stop: CancellationToken,
+    /// Cancelled when the patience with closing connections is over.
+    cut: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Door {
+    async fn receive(self, stream: TcpStream) {
+        let cut = self.cut.clone();
+        tokio::select! {
+            biased;
+            () = cut.cancelled() => {}
+            () = self.connection(stream) => {}
+        }
+    }
+
+    async fn connection(self, stream: TcpStream) {
+        // Answers are written whole; waiting to fill a segment would only delay them.
+        let _ = stream.set_nodelay(true);
+        let mut socket = Socket::new(stream, self.patience.client);
+        let first = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return,
+            first = tokio::time::timeout(self.patience.client, socket.speaks_h2()) => first,
+        };
+        match first {
+            // HTTP/2's state is several times as large, and few connections need it.
+            Ok(Ok(true)) => Box::pin(self.http2(socket)).await,
+            Ok(Ok(false)) => self.http1(socket).await,
+            Ok(Err(_)) | Err(_) => {}
+        }
+    }
+
+    async fn http1(self, socket: Socket) {
+        let router = self.router;
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            router.clone().call(request.map(Body::new))
+        });
+        let mut connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.patience.client)
+            .max_buf_size(MAX_HEAD)
+            .serve_connection(TokioIo::new(socket), service);
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = self.stop.cancelled() => {
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
+                (&mut connection).await
+            }
+        };
+        let parts = connection.into_parts();
+        let socket = parts.io.into_inner();
+        match ended {
+            Err(error) if error.is_timeout() && !parts.read_buf.is_empty() => {
+                let why = "the request's head did not arrive in time";
+                socket
+                    .end_with(&refusal(
+                        StatusCode::REQUEST_TIMEOUT,
+                        "request_timeout",
+                        why,
+                    ))
+                    .await;
+            }
+            Err(error) => {
+                debug!("A connection ended early: {error}");
+                match socket.refusal() {
+                    Some(431 | 414) => {
+                        let why = format!(
+                            "the request's head is larger than {MAX_HEAD} bytes, or has too many fields"
+                        );
+                        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+                        socket
+                            .end_with(&refusal(status, "head_too_large", &why))
+                            .await;
+                    }
+                    Some(_) => {
+                        let why = format!("the request cannot be read: {error}");
+                        socket
+                            .end_with(&refusal(StatusCode::BAD_REQUEST, "malformed_request", &why))
+                            .await;
+                    }
+                    None => {}
+                }
+            }
+            // All was answered; a stop does not wait for the client to hang up too.
+            Ok(()) => tokio::select! {
+                () = socket.close() => {}
+                () = self.stop.cancelled() => {}
+            },
+        }
+    }
+
+    async fn http2(self, socket: Socket) {
+        let router = self.router;
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            router.clone().call(request.map(Body::new))
+        });
+        let connection = http2::Builder::new(Owned(self.tasks))
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING)
+            .keep_alive_timeout(PING)
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEAD as u32)
+            .serve_connection(TokioIo::new(socket), service);
+        let mut connection = pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = self.stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            debug!("A connection ended early: {error}");
+        }
+    }
+}
+
+/// Runs HTTP/2's streams as tasks of the door's own, so that it waits for them too.
+#[derive(Clone)]
+struct Owned(TaskTracker);
+
+impl<F> hyper::rt::Executor<F> for Owned
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, stream: F) {
+        self.0.spawn(stream);
+    }
+}
+
+/// An HTTP/1.1 answer to a request that never came to be one.
+fn refusal(status: StatusCode, code: &'static str, why: &str) -> Vec<u8> {
+    let id = frame::fresh_id();
+    let id = id.to_str().unwrap_or_default();
+    let body = Problem::new(status, code, why).render("", id);
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\n\
+         x-request-id: {id}\r\nconnection: close\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    answer.extend_from_slice(&body);
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use axum::Router;
+    use axum::body::Bytes;
+    use axum::middleware::from_fn;
+    use axum::routing::{get, post};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::Notify;
+    use tokio::task::JoinSet;
+    use tokio_util::sync::CancellationToken;
+
+    use super::{Patience, serve};
+    use crate::web::frame::frame;
+
+    struct Opened {
+        address: SocketAddr,
+        stop: CancellationToken,
+        /// Rung when the handler of `/held` has begun, and what lets it end.
+        begun: Arc<Notify>,
+        release: Arc<Notify>,
+        serving: JoinSet<()>,
+    }
+
+    async fn open(client: Duration, closing: Duration) -> Opened {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (begun, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (stop, held) = (CancellationToken::new(), (begun.clone(), release.clone()));
+        let router = Router::new()
+            .route("/", get(async || "fine"))
+            .route("/much", get(async || Bytes::from(vec![b'x'; 64 << 20])))
+            .route("/taken", post(async |body: Bytes| body.len().to_string()))
+            .route(
+                "/held",
+                get(async move || {
+                    held.0.notify_one();
+                    held.1.notified().await;
+                    "held"
+                }),
+            )
+            .layer(from_fn(frame));
+        let patience = Patience { client, closing };
+        let mut serving = JoinSet::new();
+        serving.spawn(serve(listener, router, patience, stop.clone()));
+        Opened {
+            address,
+            stop,
+            begun,
+            release,
+            serving,
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(50);
+
+    async fn send(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream.write_all(bytes).await.expect("sent");
+        stream
+    }
+
+    async fn rest(mut stream: TcpStream) -> String {
+        let mut text = Vec::new();
+        stream.read_to_end(&mut text).await.expect("an answer");
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn is_problem(answer: &str, status: u16, code: &str) {
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer}"
+        );
+        assert!(
+            answer.contains("content-type: application/problem+json"),
+            "{answer}"
+        );
+        assert!(answer.contains("x-request-id: req_"), "{answer}");
+        assert!(answer.contains(&format!(r#""code":"{code}""#)), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_request_is_answered() {
+        let open = open(LONG, LONG).await;
+        let get = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        let answer = rest(send(open.address, get).await).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("fine"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_no_request_is_a_problem() {
+        let open = open(LONG, LONG).await;
+        let answer = rest(send(open.address, b"\x16\x03\x01\x00hello there\r\n\r\n").await).await;
+        is_problem(&answer, 400, "malformed_request");
+
+        let mut huge = b"GET / HTTP/1.1\r\nhost: a\r\nx-huge: ".to_vec();
+        huge.resize(1 << 20, b'x');
+        huge.extend_from_slice(b"\r\n\r\n");
+        let answer = rest(send(open.address, &huge).await).await;
+        is_problem(&answer, 431, "head_too_large");
+
+        let many: String = (0..1000).map(|n| format!("x-{n}: 1\r\n")).collect();
+        let many = format!("GET / HTTP/1.1\r\nhost: a\r\n{many}\r\n");
+        let answer = rest(send(open.address, many.as_bytes()).await).await;
+        is_problem(&answer, 431, "head_too_large");
+    }
+
+    #[tokio::test]
+    async fn a_slow_head_is_given_up() {
+        let open = open(SHORT, LONG).await;
+        let answer = rest(send(open.address, b"GET / HTTP/1.1\r\nhos").await).await;
+        is_problem(&answer, 408, "request_timeout");
+        assert_eq!(rest(send(open.address, b"PR").await).await, "");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_nothing_is_cut_off() {
+        let mut open = open(SHORT, LONG).await;
+        let stream = send(open.address, b"GET /much HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        open.stop.cancel();
+        // Returns long before the patience for closing is over: the connection was cut, though it was not read.
+        let ended = tokio::time::timeout(LONG / 2, open.serving.join_next()).await;
+        assert!(ended.is_ok());
+        drop(stream);
+    }
+
+    #[tokio::test]
+    async fn a_stop_lets_requests_in_flight_finish() {
+        let mut open = open(LONG, LONG).await;
+        let idle = TcpStream::connect(open.address)
+            .await
+            .expect("a connection");
+        let held = send(open.address, b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        open.begun.notified().await;
+        open.stop.cancel();
+        assert_eq!(rest(idle).await, "");
+        open.release.notify_one();
+        let answer = rest(held).await;
+        assert!(answer.ends_with("held"), "{answer}");
+        assert!(
+            open.serving
+                .join_next()
+                .await
+                .is_some_and(|ended| ended.is_ok())
+        );
+        assert!(TcpStream::connect(open.address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_stop_does_not_wait_for_ever() {
+        let mut open = open(LONG, SHORT).await;
+        let held = send(open.address, b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        open.begun.notified().await;
+        open.stop.cancel();
+        assert!(
+            open.serving
+                .join_next()
+                .await
+                .is_some_and(|ended| ended.is_ok())
+        );
+        assert_eq!(rest(held).await, "");
+    }
+}

@@ -1,0 +1,36 @@
+//! What every handler can reach.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::runner::Runner;
+
+/// Shared by all handlers; cheap to clone.
+#[derive(Clone)]
+pub struct AppState {
+    /// The engine's front: runs, the catalogue, the record.
+    pub runner: Runner,
+    /// What the configuration says of HTTP.
+    pub settings: Arc<Settings>,
+    /// Cancelled when the daemon stops serving: open streams end then, and waiting callers are answered.
+    pub closing: CancellationToken,
+}
+
+/// What the configuration says of HTTP.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Empty, or `/something`.
+    pub path_prefix: String,
+    /// Most bytes of a request body.
+    pub max_body: usize,
+    /// Most that `?wait` may ask for.
+    pub max_wait: Duration,
+    /// Most that a request may set as its run's `timeout`.
+    pub max_timeout: Duration,
+    /// How long a client may take to send a request's body.
+    pub client_timeout: Duration,
+    /// Most labels of a run.
+    pub max_labels: usize,
+}

@@ -1,0 +1,501 @@
+//! What clients read of a run, field for field as the contract has it. Borrowed views, written straight to bytes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::Timestamp;
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::domain::message::{ToolCall, ToolResult};
+use crate::domain::run::{Failure, Run, RunId, Status};
+use crate::domain::usage::{TreeUsage, Usage};
+use crate::store::Step;
+
+/// The run object.
+#[derive(Serialize)]
+pub struct RunView<'a> {
+    id: RunId,
+    agent: &'a str,
+    agent_version: &'a str,
+    status: Status,
+    parent_id: Option<RunId>,
+    root_id: RunId,
+    depth: u8,
+    tool_call_id: Option<&'a str>,
+    input: &'a str,
+    content: Option<&'a str>,
+    partial_content: Option<&'a str>,
+    structured: Option<&'a RawValue>,
+    model: &'a str,
+    stop_reason: Option<&'a str>,
+    turns: u32,
+    input_tokens: u64,
+    output_tokens: u64,
+    tool_calls: u64,
+    duration_ms: u64,
+    tree: TreeView,
+    error: Option<&'a Failure>,
+    cancel_reason: Option<&'a str>,
+    label: Option<&'a str>,
+    completion_status: Option<&'a str>,
+    labels: &'a BTreeMap<String, String>,
+    attempt: u32,
+    created_at: Timestamp,
+    started_at: Option<Timestamp>,
+    finished_at: Option<Timestamp>,
+    last_event: u64,
+    links: Links<'a>,
+}
+
+impl<'a> RunView<'a> {
+    /// The view at the time `now`; `prefix` is the server's path prefix.
+    pub fn new(run: &'a Run, prefix: &'a str, now: Timestamp) -> Self {
+        let link = |tail| Link {
+            prefix,
+            id: run.id,
+            tail,
+        };
+        Self {
+            id: run.id,
+            agent: &run.agent,
+            agent_version: &run.agent_version,
+            status: run.status,
+            parent_id: run.parent_id,
+            root_id: run.root_id,
+            depth: run.depth.0,
+            tool_call_id: run.tool_call_id.as_deref(),
+            input: &run.input,
+            content: run.content.as_deref(),
+            partial_content: run.partial_content.as_deref(),
+            structured: None,
+            model: &run.model,
+            stop_reason: run.stop_reason.as_deref(),
+            turns: run.turns,
+            input_tokens: run.usage.tokens.input,
+            output_tokens: run.usage.tokens.output,
+            tool_calls: run.usage.tool_calls,
+            duration_ms: run.duration_ms(now),
+            tree: TreeView::from(&run.tree),
+            error: run.error.as_ref(),
+            cancel_reason: run.cancel_reason.as_deref(),
+            label: run.label.as_deref(),
+            completion_status: run.completion_status.as_deref(),
+            labels: &run.labels,
+            attempt: run.attempt,
+            created_at: run.created_at,
+            started_at: run.started_at,
+            finished_at: run.finished_at,
+            last_event: run.last_event,
+            links: Links {
+                this: link(""),
+                events: link("/events"),
+                cancel: link("/cancel"),
+                tree: link("/tree"),
+            },
+        }
+    }
+}
+
+/// Usage of a run with all its descendants.
+#[derive(Serialize)]
+struct TreeView {
+    runs: u64,
+    #[serde(flatten)]
+    usage: UsageView,
+}
+
+impl From<&TreeUsage> for TreeView {
+    fn from(tree: &TreeUsage) -> Self {
+        Self {
+            runs: tree.runs,
+            usage: UsageView::from(&tree.usage),
+        }
+    }
+}
+
+/// A run's own usage.
+#[derive(Serialize)]
+pub struct UsageView {
+    input_tokens: u64,
+    output_tokens: u64,
+    cache_read_tokens: u64,
+    cache_write_tokens: u64,
+    model_calls: u64,
+    tool_calls: u64,
+    cost_usd: Option<f64>,
+    complete: bool,
+}
+
+impl From<&Usage> for UsageView {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            input_tokens: usage.tokens.input,
+            output_tokens: usage.tokens.output,
+            cache_read_tokens: usage.tokens.cache_read,
+            cache_write_tokens: usage.tokens.cache_write,
+            model_calls: usage.model_calls,
+            tool_calls: usage.tool_calls,
+            cost_usd: usage.cost.map(|cost| cost.usd()),
+            complete: usage.complete(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Links<'a> {
+    #[serde(rename = "self")]
+    this: Link<'a>,
+    events: Link<'a>,
+    cancel: Link<'a>,
+    tree: Link<'a>,
+}
+
+struct Link<'a> {
+    prefix: &'a str,
+    id: RunId,
+    tail: &'static str,
+}
+
+impl Serialize for Link<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!(
+            "{}/runs/{}{}",
+            self.prefix, self.id, self.tail
+        ))
+    }
+}
+
+/// A direct child as `/children` lists it: the run object, and what a tree's summary adds to it.
+#[derive(Serialize)]
+pub struct ChildView<'a> {
+    #[serde(flatten)]
+    run: RunView<'a>,
+    task: Option<&'a str>,
+    usage: UsageView,
+}
+
+impl<'a> ChildView<'a> {
+    /// The view at the time `now`.
+    pub fn new(run: &'a Run, prefix: &'a str, now: Timestamp) -> Self {
+        Self {
+            run: RunView::new(run, prefix, now),
+            task: run.task.as_deref(),
+            usage: UsageView::from(&run.usage),
+        }
+    }
+}
+
+/// A run's summary with its children's in it.
+#[derive(Serialize)]
+pub struct Summary<'a> {
+    id: RunId,
+    agent: &'a str,
+    status: Status,
+    depth: u8,
+    label: Option<&'a str>,
+    tool_call_id: Option<&'a str>,
+    task: Option<&'a str>,
+    model: &'a str,
+    turns: u32,
+    usage: UsageView,
+    duration_ms: u64,
+    error: Option<&'a Failure>,
+    children: Vec<Summary<'a>>,
+}
+
+/// For each parent the ids of its tool calls in the order of the calls.
+pub type CallOrder = HashMap<RunId, Vec<String>>;
+
+impl<'a> Summary<'a> {
+    /// The tree below `top`, from the runs of that tree in any order. None where `top` is not among them.
+    pub fn of(top: RunId, runs: &'a [Run], order: &CallOrder, now: Timestamp) -> Option<Self> {
+        let mut below: HashMap<RunId, Vec<&Run>> = HashMap::new();
+        for run in runs {
+            if let Some(parent) = run.parent_id {
+                below.entry(parent).or_default().push(run);
+            }
+        }
+        for (parent, children) in &mut below {
+            in_call_order(children, order.get(parent));
+        }
+        let run = runs.iter().find(|run| run.id == top)?;
+        Some(Self::nested(run, &below, now))
+    }
+
+    /// The depth of a tree is bounded, so this recursion is.
+    fn nested(run: &'a Run, below: &HashMap<RunId, Vec<&'a Run>>, now: Timestamp) -> Self {
+        let children = below.get(&run.id).map_or(&[][..], Vec::as_slice);
+        Self {
+            id: run.id,
+            agent: &run.agent,
+            status: run.status,
+            depth: run.depth.0,
+            label: run.label.as_deref(),
+            tool_call_id: run.tool_call_id.as_deref(),
+            task: run.task.as_deref(),
+            model: &run.model,
+            turns: run.turns,
+            usage: UsageView::from(&run.usage),
+            duration_ms: run.duration_ms(now),
+            error: run.error.as_ref(),
+            children: children
+                .iter()
+                .map(|child| Self::nested(child, below, now))
+                .collect(),
+        }
+    }
+}
+
+/// Sorts children by the place of their calls; without a known place they keep the order of their making, at the end.
+pub fn in_call_order(children: &mut [&Run], calls: Option<&Vec<String>>) {
+    let places: HashMap<&str, usize> = calls
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .map(|(place, id)| (id.as_str(), place))
+        .collect();
+    children.sort_by_key(|run| {
+        let place = run.tool_call_id.as_deref().and_then(|id| places.get(id));
+        (place.copied().unwrap_or(usize::MAX), run.id)
+    });
+}
+
+/// The ids of all tool calls in a run's steps, in the order of the calls.
+pub fn calls_of(steps: &[Step]) -> Vec<String> {
+    steps
+        .iter()
+        .filter_map(|step| match step {
+            Step::Reply { message, .. } => Some(&message.tool_calls),
+            Step::Prompt { .. } | Step::Result { .. } => None,
+        })
+        .flatten()
+        .map(|call| call.id.clone())
+        .collect()
+}
+
+/// A run's conversation as recorded.
+#[derive(Serialize)]
+pub struct Conversation<'a> {
+    system: Option<&'a str>,
+    data: Vec<MessageView<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+enum MessageView<'a> {
+    User {
+        content: &'a str,
+    },
+    Assistant {
+        content: &'a str,
+        tool_calls: Vec<CallView<'a>>,
+    },
+    Tool {
+        tool_results: Vec<&'a ToolResult>,
+    },
+}
+
+#[derive(Serialize)]
+struct CallView<'a> {
+    id: &'a str,
+    name: &'a str,
+    arguments: &'a RawValue,
+}
+
+impl<'a> From<&'a ToolCall> for CallView<'a> {
+    fn from(call: &'a ToolCall) -> Self {
+        Self {
+            id: &call.id,
+            name: &call.name,
+            arguments: &call.arguments,
+        }
+    }
+}
+
+impl<'a> Conversation<'a> {
+    /// The messages that these steps are: results are recorded as they come, and read in the order of their calls.
+    pub fn of(steps: &'a [Step]) -> Self {
+        let mut system = None;
+        let mut data = Vec::with_capacity(steps.len());
+        let mut results: BTreeMap<u32, Vec<(u32, &ToolResult)>> = BTreeMap::new();
+        for step in steps {
+            if let Step::Result {
+                turn,
+                position,
+                result,
+            } = step
+            {
+                results.entry(*turn).or_default().push((*position, result));
+            }
+        }
+        for step in steps {
+            match step {
+                Step::Prompt {
+                    system: prompt,
+                    message,
+                } => {
+                    system = Some(prompt.as_str());
+                    data.push(MessageView::User { content: message });
+                }
+                Step::Reply { turn, message } => {
+                    data.push(MessageView::Assistant {
+                        content: &message.content,
+                        tool_calls: message.tool_calls.iter().map(CallView::from).collect(),
+                    });
+                    if let Some(mut results) = results.remove(turn) {
+                        results.sort_by_key(|(position, _)| *position);
+                        let tool_results = results.into_iter().map(|(_, result)| result).collect();
+                        data.push(MessageView::Tool { tool_results });
+                    }
+                }
+                Step::Result { .. } => {}
+            }
+        }
+        Self { system, data }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+    use serde_json::value::RawValue;
+
+    use super::{ChildView, Conversation, RunView, Summary, calls_of};
+    use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
+    use crate::domain::run::{Depth, Run, RunId, Status};
+    use crate::domain::usage::{TreeUsage, Usage};
+    use crate::store::Step;
+
+    fn id(n: u8) -> RunId {
+        format!("run_01980000-0000-7000-8000-0000000000{n:02x}")
+            .parse()
+            .expect("an id")
+    }
+
+    fn run(n: u8, parent: Option<u8>, call: Option<&str>) -> Run {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).expect("a time");
+        Run {
+            id: id(n),
+            root_id: id(1),
+            parent_id: parent.map(id),
+            depth: Depth(u8::from(parent.is_some())),
+            tool_call_id: call.map(str::to_owned),
+            agent: "planner".to_owned(),
+            agent_version: "sha256:00".to_owned(),
+            status: Status::Completed,
+            input: "go".to_owned(),
+            task: call.map(|call| format!("task of {call}")),
+            label: None,
+            completion_status: None,
+            labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
+            content: Some("done".to_owned()),
+            partial_content: None,
+            model: "m".to_owned(),
+            stop_reason: Some("end_turn".to_owned()),
+            turns: 2,
+            usage: Usage::default(),
+            tree: TreeUsage::default(),
+            error: None,
+            cancel_reason: None,
+            attempt: 1,
+            created_at: at(0),
+            started_at: Some(at(1)),
+            finished_at: Some(at(3)),
+            last_event: 17,
+        }
+    }
+
+    #[test]
+    fn the_run_object_has_the_contracts_fields_in_its_order() {
+        let run = run(1, None, None);
+        let view = RunView::new(&run, "/axed", run.created_at);
+        insta::assert_snapshot!(serde_json::to_string_pretty(&view).expect("JSON"));
+    }
+
+    #[test]
+    fn a_child_is_a_run_with_its_task_and_usage() {
+        let run = run(2, Some(1), Some("c1"));
+        let child = serde_json::to_value(ChildView::new(&run, "", run.created_at)).expect("JSON");
+        assert_eq!(child["task"], "task of c1");
+        assert_eq!(child["usage"]["model_calls"], 0);
+        assert_eq!(child["links"]["tree"], format!("/runs/{}/tree", id(2)));
+    }
+
+    fn call(id: &str) -> ToolCall {
+        ToolCall {
+            id: id.to_owned(),
+            provider_id: "p".to_owned(),
+            name: "call_agent".to_owned(),
+            arguments: Arc::from(
+                RawValue::from_string(r#"{"b":1,"a":2}"#.to_owned()).expect("JSON"),
+            ),
+        }
+    }
+
+    fn steps() -> Vec<Step> {
+        let result = |position, call: &str| Step::Result {
+            turn: 1,
+            position,
+            result: ToolResult {
+                call_id: call.to_owned(),
+                content: format!("result of {call}"),
+                is_error: false,
+            },
+        };
+        vec![
+            Step::Prompt {
+                system: "be brief".to_owned(),
+                message: "go".to_owned(),
+            },
+            Step::Reply {
+                turn: 1,
+                message: AssistantMessage {
+                    content: String::new(),
+                    tool_calls: vec![call("c1"), call("c2")],
+                    echo: None,
+                },
+            },
+            result(1, "c2"),
+            result(0, "c1"),
+            Step::Reply {
+                turn: 2,
+                message: AssistantMessage {
+                    content: "done".to_owned(),
+                    ..AssistantMessage::default()
+                },
+            },
+        ]
+    }
+
+    #[test]
+    fn children_stand_in_the_order_of_their_calls() {
+        let runs = [
+            run(1, None, None),
+            run(2, Some(1), Some("c2")),
+            run(3, Some(1), Some("c1")),
+            run(4, Some(3), Some("c9")),
+        ];
+        let order = [(id(1), calls_of(&steps()))].into();
+        let tree = Summary::of(id(1), &runs, &order, runs[0].created_at).expect("a tree");
+        let tree = serde_json::to_value(tree).expect("JSON");
+        assert_eq!(tree["children"][0]["task"], "task of c1");
+        assert_eq!(tree["children"][0]["children"][0]["task"], "task of c9");
+        assert_eq!(tree["children"][1]["task"], "task of c2");
+        assert!(Summary::of(id(9), &runs, &order, runs[0].created_at).is_none());
+    }
+
+    #[test]
+    fn a_conversation_reads_in_the_order_of_its_calls() {
+        let steps = steps();
+        let conversation = serde_json::to_string(&Conversation::of(&steps)).expect("JSON");
+        insta::assert_snapshot!(conversation, @r#"{"system":"be brief","data":[{"role":"user","content":"go"},{"role":"assistant","content":"","tool_calls":[{"id":"c1","name":"call_agent","arguments":{"b":1,"a":2}},{"id":"c2","name":"call_agent","arguments":{"b":1,"a":2}}]},{"role":"tool","tool_results":[{"call_id":"c1","content":"result of c1","is_error":false},{"call_id":"c2","content":"result of c2","is_error":false}]},{"role":"assistant","content":"done","tool_calls":[]}]}"#);
+        assert!(
+            serde_json::to_string(&Conversation::of(&[]))
+                .expect("JSON")
+                .contains("null")
+        );
+    }
+}
