@@ -1,10 +1,13 @@
 //! axed: a daemon that serves LLM agents over HTTP. A map of the house; `docs/ARCHITECTURE.md` draws its floors.
 
+pub mod app;
 pub mod catalog;
+pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod engine;
 pub mod providers;
 pub mod store;
+pub mod telemetry;
 pub mod tools;
 pub mod web;

@@ -1,0 +1,205 @@
+//! Composition root: builds every part from the configuration, starts them, stops them in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::catalog::reload::{Catalog, Watch};
+use crate::config::Config;
+use crate::config::load::ConfigError;
+use crate::engine::journal::{Bells, Journal};
+use crate::engine::memory::Memories;
+use crate::engine::parts::Settings;
+use crate::engine::runner::Runner;
+use crate::providers::registry::Registry;
+use crate::store::open;
+use crate::web;
+use crate::web::serve::Patience;
+
+/// How long a client may take to send a request, or the next one on an open connection.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
+/// How long answers under way have when the door closes.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The parts of a daemon without its door.
+pub struct House {
+    /// The engine's front.
+    pub runner: Runner,
+    _watch: Option<Watch>,
+}
+
+impl House {
+    /// Builds every part and settles what an earlier process left unfinished.
+    ///
+    /// # Errors
+    /// A provider that cannot be built, a data directory that is not writable or belongs to another process.
+    pub async fn build(config: &Config) -> anyhow::Result<Self> {
+        let providers = Registry::build(&config.providers)?;
+        let catalog = Arc::new(Catalog::open(config.agents.dirs.clone()));
+        let bells = Arc::new(Bells::default());
+        let (ringing, listening) = (Arc::clone(&bells), Arc::clone(&bells));
+        let store = open::open(
+            &config.data,
+            Box::new(move |root, events| ringing.ring(root, events)),
+            Box::new(move |root| listening.listening(root)),
+        )?;
+        let journal = Journal::new(store, bells);
+        let memories = Memories::new(&config.data.dir);
+        let runner = Runner::new(
+            Arc::clone(&catalog),
+            providers,
+            journal,
+            memories,
+            settings(config),
+        );
+        runner.settle().await?;
+        let watch =
+            match config.agents.watch {
+                true => Some(catalog.watch().context(
+                    "watching the agent directories; [agents] watch = false turns it off",
+                )?),
+                false => None,
+            };
+        Ok(Self {
+            runner,
+            _watch: watch,
+        })
+    }
+
+    /// Drops runs that are still at work where they stand, commits what is handed over, and closes the store.
+    pub async fn close(self) {
+        self.runner.halt().await;
+        self.runner.store().close().await;
+    }
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings {
+        config_dir: config.config_dir.clone(),
+        roots: config.tools.roots.clone(),
+        max_running: config.runs.max_running,
+        max_queued: config.runs.max_queued,
+        default_timeout: config.server.default_timeout,
+        max_timeout: config.server.max_timeout,
+        loop_warn: config.limits.loop_warn,
+        loop_stop: config.limits.loop_stop,
+        context_files: config.limits.context_files,
+        prices: config.prices.clone(),
+    }
+}
+
+/// A daemon that listens.
+pub struct Daemon {
+    /// Where, with the real port.
+    pub address: SocketAddr,
+    listener: TcpListener,
+    house: House,
+    web: web::state::Settings,
+    drain_timeout: Duration,
+}
+
+impl Daemon {
+    /// Checks the loopback rule, builds the house and binds the port. Connections are queued by the system from here
+    /// on and answered by [`Daemon::serve`].
+    ///
+    /// # Errors
+    /// What [`House::build`] refuses; an address that is not loopback while no keys exist; a port that is taken.
+    pub async fn start(config: Config, insecure_no_auth: bool) -> anyhow::Result<Self> {
+        let wanted = config.server.listen;
+        if wanted.ip().is_loopback() {
+            tracing::info!("No keys are configured: listening on loopback only");
+        } else {
+            if !insecure_no_auth {
+                return Err(ConfigError(format!(
+                    "server.listen {wanted} is not a loopback address, and this version has no keys: everybody who \
+                     reaches the port could run agents. Listen on 127.0.0.1, or say --insecure-no-auth where the \
+                     network is private"
+                ))
+                .into());
+            }
+            tracing::warn!(
+                "Listening on {wanted} without keys (--insecure-no-auth): everybody who reaches it is served"
+            );
+        }
+        let house = House::build(&config).await?;
+        let listener = TcpListener::bind(wanted).await.with_context(|| {
+            format!("cannot listen on {wanted}; choose another address with --listen")
+        })?;
+        let address = listener.local_addr()?;
+        let web = web::state::Settings {
+            path_prefix: config.server.path_prefix.clone(),
+            max_body: config.server.max_body,
+            max_wait: config.server.max_wait,
+            max_timeout: config.server.max_timeout,
+            client_timeout: CLIENT_PATIENCE,
+            max_labels: config.limits.labels,
+        };
+        Ok(Self {
+            address,
+            listener,
+            house,
+            web,
+            drain_timeout: config.server.drain_timeout,
+        })
+    }
+
+    /// Serves until `stop` is cancelled; then refuses new runs, gives those at work `drain_timeout` to end, and closes.
+    /// `now` ends the wait at once. What has not ended by then stays as last committed.
+    pub async fn serve(
+        self,
+        stop: CancellationToken,
+        now: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let Self {
+            listener,
+            house,
+            web,
+            drain_timeout,
+            ..
+        } = self;
+        let closing = CancellationToken::new();
+        let state = web::state::AppState {
+            runner: house.runner.clone(),
+            settings: Arc::new(web),
+            closing: closing.clone(),
+        };
+        let draining = async {
+            stop.cancelled().await;
+            house.runner.drain();
+            let (running, queued) = house.runner.load();
+            tracing::info!(
+                "Stopping: {running} runs are at work and {queued} wait; new ones are refused"
+            );
+            tokio::select! {
+                () = house.runner.idle() => {}
+                () = tokio::time::sleep(drain_timeout) => tracing::warn!("Not every run ended within {drain_timeout:?}"),
+                () = now.cancelled() => tracing::warn!("Told again to stop: not waiting for runs"),
+            }
+            // It listens until every run has ended: then waiting answers are written and open streams end.
+            closing.cancel();
+        };
+        let patience = Patience {
+            client: CLIENT_PATIENCE,
+            closing: CLOSING_PATIENCE,
+        };
+        let serving = web::serve::serve(
+            listener,
+            web::router::router(state),
+            patience,
+            closing.clone(),
+        );
+        tokio::join!(draining, serving);
+        house.close().await;
+        tracing::info!("Stopped");
+        Ok(())
+    }
+
+    /// The agents, for a reload on SIGHUP.
+    pub fn catalog(&self) -> &Arc<Catalog> {
+        self.house.runner.catalog()
+    }
+}

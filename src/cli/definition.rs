@@ -1,0 +1,183 @@
+//! A definition in force, written as an agent file with every default filled in.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::domain::agent::{Agent, Backoff, ResponseFormat};
+
+/// The agent as a file that would define it. Keys that are unset and have no default are left out.
+pub fn to_toml(agent: &Agent) -> String {
+    let mut file = Writer(String::new());
+    file.key("name", text(&agent.name));
+    file.maybe("description", agent.description.as_deref().map(text));
+    file.key("model", text(&agent.model.to_string()));
+    let fallbacks = agent.fallback_models.iter().map(|m| text(&m.to_string()));
+    file.key("fallback_models", list(fallbacks));
+    file.key("system_prompt", text(&agent.system_prompt));
+    file.maybe("skill", agent.skill.as_deref().map(text));
+    file.key("files", texts(&agent.files));
+    let workdir = agent
+        .workdir
+        .as_ref()
+        .map(|dir| text(&dir.display().to_string()));
+    file.maybe("workdir", workdir);
+    file.key("tools", texts(&agent.tools));
+    file.key("sub_agents", texts(&agent.sub_agents));
+    file.key("stream", agent.stream);
+    file.key("timeout", whole_seconds(agent.timeout));
+
+    file.table("sub_agents_config");
+    file.key("max_depth", agent.delegation.max_depth.unwrap_or(0));
+    file.key("parallel", agent.delegation.parallel);
+    file.key("timeout", whole_seconds(agent.delegation.timeout));
+    file.key(
+        "max_concurrent",
+        agent.delegation.max_concurrent.unwrap_or(0),
+    );
+
+    file.table("params");
+    file.maybe("temperature", agent.params.temperature.map(float));
+    file.maybe("max_tokens", agent.params.max_tokens);
+    file.maybe("top_p", agent.params.top_p.map(float));
+    if !agent.params.stop.is_empty() {
+        file.key("stop", texts(&agent.params.stop));
+    }
+    file.table("params.response_format");
+    match &agent.params.response_format {
+        ResponseFormat::Text => file.key("type", text("text")),
+        ResponseFormat::JsonObject => file.key("type", text("json_object")),
+        ResponseFormat::JsonSchema(schema) => {
+            file.key("type", text("json_schema"));
+            let schema = serde_json::from_str(schema.get()).unwrap_or(Value::Null);
+            file.maybe("schema", inline(&schema));
+        }
+    }
+
+    file.table("limits");
+    file.key("max_turns", agent.max_turns);
+
+    file.table("budget");
+    file.key("max_tokens", agent.budget.max_tokens.unwrap_or(0));
+    let cost = agent.budget.max_cost.map_or(0.0, |cost| cost.usd());
+    file.key("max_cost_usd", float(cost));
+    file.key("max_tool_calls", agent.budget.max_tool_calls.unwrap_or(0));
+    file.key("max_runs", agent.budget.max_runs.unwrap_or(0));
+
+    file.table("retry");
+    file.key("max_retries", agent.retry.max_retries);
+    let backoff = match agent.retry.backoff {
+        Backoff::Exponential => "exponential",
+        Backoff::Linear => "linear",
+        Backoff::Fixed => "fixed",
+    };
+    file.key("backoff", text(backoff));
+    file.key("initial_delay_ms", agent.retry.initial_delay.as_millis());
+    file.key("max_delay_ms", agent.retry.max_delay.as_millis());
+
+    file.table("memory");
+    file.key("enabled", agent.memory.enabled);
+    let path = agent
+        .memory
+        .path
+        .as_ref()
+        .map(|path| text(&path.display().to_string()));
+    file.maybe("path", path);
+    file.key("last_n", agent.memory.last_n);
+    file.key("max_entries", agent.memory.max_entries);
+    file.0
+}
+
+struct Writer(String);
+
+impl Writer {
+    fn key(&mut self, key: &str, value: impl Display) {
+        self.0.push_str(&format!("{key} = {value}\n"));
+    }
+
+    fn maybe(&mut self, key: &str, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.key(key, value);
+        }
+    }
+
+    fn table(&mut self, name: &str) {
+        self.0.push_str(&format!("\n[{name}]\n"));
+    }
+}
+
+/// A TOML string; several lines stay several lines.
+fn text(text: &str) -> String {
+    if !text.contains('\n') {
+        return quoted(text);
+    }
+    let lines: Vec<_> = text
+        .split('\n')
+        .map(|line| {
+            let quoted = quoted(line);
+            quoted[1..quoted.len() - 1].to_owned()
+        })
+        .collect();
+    format!("\"\"\"\n{}\"\"\"", lines.join("\n"))
+}
+
+/// JSON's strings are TOML's, except that TOML wants DEL escaped, too.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+fn texts(values: &[String]) -> String {
+    list(values.iter().map(|value| quoted(value)))
+}
+
+fn list(values: impl Iterator<Item = String>) -> String {
+    format!("[{}]", values.collect::<Vec<_>>().join(", "))
+}
+
+/// With a point, which TOML wants where a float is meant.
+fn float(number: f64) -> String {
+    format!("{number:?}")
+}
+
+fn whole_seconds(time: Option<Duration>) -> u64 {
+    time.map_or(0, |time| time.as_secs())
+}
+
+/// A JSON value on one line; none for null, which TOML does not have.
+fn inline(value: &Value) -> Option<String> {
+    Some(match value {
+        Value::Null => return None,
+        Value::String(text) => quoted(text),
+        Value::Array(values) => list(values.iter().filter_map(inline)),
+        Value::Object(entries) => {
+            let entries = entries
+                .iter()
+                .filter_map(|(key, value)| Some(format!("{} = {}", quoted(key), inline(value)?)));
+            format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
+        }
+        plain => plain.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{inline, text};
+
+    #[test]
+    fn texts_are_escaped_and_keep_their_lines() {
+        assert_eq!(text("a \"b\" \\ \u{7f}"), r#""a \"b\" \\ \u007f""#);
+        assert_eq!(text("two\n\"\"\"\n"), "\"\"\"\ntwo\n\\\"\\\"\\\"\n\"\"\"");
+    }
+
+    #[test]
+    fn a_schema_fits_on_one_line() {
+        let schema = json!({"type": "object", "a b": {"enum": [1, 2.5, null, "x"]}});
+        assert_eq!(
+            inline(&schema).as_deref(),
+            Some(r#"{ "type" = "object", "a b" = { "enum" = [1, 2.5, "x"] } }"#)
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! `axed demo`: the shipped scripted agents at work, over HTTP, in a directory that goes away.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use serde_json::json;
+
+use crate::cli::client::{Client, RunView};
+use crate::cli::exit::Invalid;
+use crate::cli::scratch::Scratch;
+use crate::cli::signals::Signals;
+use crate::cli::{local, tree};
+use crate::config::Config;
+use crate::config::load::{self, Environment, Flags};
+use crate::domain::run::Status;
+use crate::telemetry;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Stay up afterwards and print requests to try
+    #[arg(long)]
+    serve: bool,
+}
+
+const AGENT: &str = "planner-scripted";
+const INPUT: &str = "Prepare the release of version 2.0";
+
+/// The very files of `agents/`: path below the demo's directory, and text.
+const FILES: &[(&str, &str)] = &[
+    (
+        "agents/planner-scripted.toml",
+        include_str!("../../agents/planner-scripted.toml"),
+    ),
+    (
+        "agents/researcher-scripted.toml",
+        include_str!("../../agents/researcher-scripted.toml"),
+    ),
+    (
+        "agents/critic-scripted.toml",
+        include_str!("../../agents/critic-scripted.toml"),
+    ),
+    (
+        "agents/triage-scripted.toml",
+        include_str!("../../agents/triage-scripted.toml"),
+    ),
+    (
+        "agents/writer-scripted.toml",
+        include_str!("../../agents/writer-scripted.toml"),
+    ),
+    (
+        "scripts/planner.toml",
+        include_str!("../../agents/scripts/planner.toml"),
+    ),
+    (
+        "scripts/researcher.toml",
+        include_str!("../../agents/scripts/researcher.toml"),
+    ),
+    (
+        "scripts/critic.toml",
+        include_str!("../../agents/scripts/critic.toml"),
+    ),
+    (
+        "scripts/triage.toml",
+        include_str!("../../agents/scripts/triage.toml"),
+    ),
+    (
+        "scripts/writer.toml",
+        include_str!("../../agents/scripts/writer.toml"),
+    ),
+];
+
+/// Runs the planner and shows what came of it.
+pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
+    let scratch = Scratch::new()?;
+    let config = furnish(&scratch)?;
+    telemetry::init(&config.telemetry).map_err(Invalid)?;
+    let mut signals = Signals::new()?;
+    local::with_daemon(config, async |client| {
+        let run = tokio::select! {
+            shown = show(client) => shown?,
+            () = signals.stop() => bail!("stopped before the demo had ended"),
+        };
+        if args.serve {
+            print_requests(client.base(), &run);
+            signals.stop().await;
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the demo's files and a configuration that reads nothing from outside: not the environment, not this directory.
+fn furnish(scratch: &Scratch) -> anyhow::Result<Config> {
+    let home = scratch.path();
+    let write = |name: &str, text: &str| -> std::io::Result<()> {
+        let path = home.join(name);
+        std::fs::create_dir_all(path.parent().unwrap_or(home))?;
+        std::fs::write(path, text)
+    };
+    for (name, text) in FILES {
+        write(name, text).with_context(|| format!("could not write the demo's {name}"))?;
+    }
+    write(
+        "axed.toml",
+        "[providers.scripted]\nscripts = [\"scripts\"]\n\n[telemetry]\nlog = \"error\"\n",
+    )?;
+    let flags = Flags {
+        config: Some(home.join("axed.toml")),
+        agents: vec![home.join("agents")],
+        data: Some(home.join("data")),
+        ..Flags::default()
+    };
+    Ok(load::load(&flags, &Environment::new())?)
+}
+
+/// Runs the planner, prints its tree and its text, and returns the run's id.
+async fn show(client: &Client) -> anyhow::Result<String> {
+    anstream::println!(
+        "A planner is asked: \"{INPUT}\". It delegates to three agents at once, and one of them asks a fourth.\n\
+         The models are scripts and need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
+         POST {}agents/{AGENT}/runs\n",
+        client.base()
+    );
+    let accepted = client.create(AGENT, &json!({ "input": INPUT })).await?;
+    let id = accepted["id"].as_str().context("the run has no id")?;
+    let run: RunView = serde_json::from_value(client.run(id, 60).await?)?;
+    anstream::println!("{}\n", tree::table(&client.tree(id).await?));
+    if run.status != Status::Completed {
+        let why = run
+            .error
+            .map_or_else(String::new, |failure| failure.message);
+        bail!("the planner's run is {}: {why}", run.status.as_str());
+    }
+    anstream::println!("{}\n", run.content.unwrap_or_default().trim_end());
+    Ok(run.id)
+}
+
+fn print_requests(base: &str, run: &str) {
+    anstream::println!(
+        "The daemon stays up until you press Ctrl-C. Try:\n\n\
+         \x20 curl {base}agents\n\
+         \x20 curl -d '{{\"input\": \"{INPUT}\"}}' -H 'content-type: application/json' '{base}agents/{AGENT}/runs?wait=30'\n\
+         \x20 curl {base}runs\n\
+         \x20 curl {base}runs/{run}/tree\n\
+         \x20 curl -N -H 'accept: text/event-stream' {base}runs/{run}/events\n"
+    );
+}

@@ -1,0 +1,107 @@
+//! What the exit codes mean: 0 success; 1 the run ended badly; 2 not found, invalid or configuration; 3 the provider, a
+//! missing key or the time; 4 a budget. Scripts rely on them.
+
+use crate::cli::client::ClientError;
+use crate::config::load::ConfigError;
+use crate::domain::run::{FailureCode, Status};
+use crate::providers::registry::RegistryError;
+
+/// Something is named that is not there, or is not as it must be: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(pub String);
+
+/// The code of a command that could not do its work.
+pub fn of_error(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if cause.is::<ConfigError>() || cause.is::<RegistryError>() || cause.is::<Invalid>() {
+            return 2;
+        }
+        if let Some(error) = cause.downcast_ref() {
+            return of_client_error(error);
+        }
+    }
+    1
+}
+
+/// The code of a run that has ended.
+pub fn of_run(status: Status, failure: Option<FailureCode>) -> u8 {
+    match (status, failure) {
+        (Status::Completed, _) => 0,
+        (_, None) => 1,
+        (_, Some(code)) => match code {
+            FailureCode::MaxTurns
+            | FailureCode::LoopDetected
+            | FailureCode::OutputInvalid
+            | FailureCode::ProviderBadRequest
+            | FailureCode::Interrupted
+            | FailureCode::Internal => 1,
+            FailureCode::Config => 2,
+            FailureCode::ProviderAuth
+            | FailureCode::ProviderRateLimit
+            | FailureCode::ProviderOverloaded
+            | FailureCode::ProviderServer
+            | FailureCode::Timeout => 3,
+            FailureCode::BudgetExceeded => 4,
+        },
+    }
+}
+
+fn of_client_error(error: &ClientError) -> u8 {
+    match error {
+        ClientError::Url { .. } => 2,
+        ClientError::Unreachable { .. } => 3,
+        ClientError::Unreadable { .. } => 1,
+        // The contract's text for a missing key; like the provider's own refusal of a key it is code 3.
+        ClientError::Refused { detail, .. } if detail.starts_with("API key for provider") => 3,
+        ClientError::Refused { status, .. } => match status {
+            400 | 404 | 405 | 409 | 413 | 415 | 422 => 2,
+            408 | 429 | 502 | 503 => 3,
+            _ => 1,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Invalid, of_error, of_run};
+    use crate::cli::client::ClientError;
+    use crate::config::load::ConfigError;
+    use crate::domain::run::{FailureCode, Status};
+
+    #[test]
+    fn runs_end_in_the_contracts_codes() {
+        assert_eq!(of_run(Status::Completed, None), 0);
+        assert_eq!(of_run(Status::Cancelled, None), 1);
+        for (failure, code) in [
+            (FailureCode::MaxTurns, 1),
+            (FailureCode::ProviderBadRequest, 1),
+            (FailureCode::Config, 2),
+            (FailureCode::ProviderAuth, 3),
+            (FailureCode::Timeout, 3),
+            (FailureCode::BudgetExceeded, 4),
+        ] {
+            assert_eq!(of_run(Status::Failed, Some(failure)), code, "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn errors_are_known_beneath_their_context() {
+        let refused = |status, detail: &str| {
+            anyhow::Error::new(ClientError::Refused {
+                status,
+                code: String::new(),
+                detail: detail.to_owned(),
+            })
+            .context("running x")
+        };
+        let missing = "API key for provider \"openai\" is not configured (set OPENAI_API_KEY or add to config.toml)";
+        assert_eq!(of_error(&refused(404, "agent config not found: x")), 2);
+        assert_eq!(of_error(&refused(422, missing)), 3);
+        assert_eq!(of_error(&refused(503, "the daemon is stopping")), 3);
+        let config = anyhow::Error::new(ConfigError("x".to_owned())).context("y");
+        assert_eq!(of_error(&config), 2);
+        assert_eq!(of_error(&Invalid("x".to_owned()).into()), 2);
+        assert_eq!(of_error(&anyhow::anyhow!("the port is taken")), 1);
+    }
+}

@@ -1,0 +1,95 @@
+//! `axed gc`: garbage collection of memories, in process or on a daemon.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::cli::client::{Client, ClientError};
+use crate::cli::{Sources, local, quiet_config};
+use crate::config::load::Flags;
+
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).args(["agent", "all"]))]
+pub struct Args {
+    /// The agent whose memory is analysed
+    agent: Option<String>,
+    /// Every agent that has a memory
+    #[arg(long)]
+    all: bool,
+    /// Analyse only, leave the memory as it is
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the reports as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// A daemon that does it; without one it is done here, in the data directory of no running daemon
+    #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
+    server: Option<String>,
+    #[command(flatten)]
+    sources: Sources,
+    /// The data directory with the memories [default: as configured]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Report {
+    agent: String,
+    analysis: String,
+    entries_before: u64,
+    entries_after: u64,
+    input_tokens: u64,
+    output_tokens: u64,
+}
+
+/// Analyses and trims.
+pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
+    match &args.server {
+        Some(server) => collect(&Client::new(server)?, &args).await?,
+        None => {
+            let flags = Flags {
+                data: args.data.clone(),
+                ..args.sources.clone().flags()
+            };
+            let config = quiet_config(&flags)?;
+            local::with_daemon(config, async |client| collect(client, &args).await).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn collect(client: &Client, args: &Args) -> anyhow::Result<()> {
+    if let Some(agent) = &args.agent {
+        return print(client.collect_memory(agent, args.dry_run).await?, args.json);
+    }
+    for agent in client.agents().await? {
+        match client.collect_memory(&agent, args.dry_run).await {
+            Ok(report) => print(report, args.json)?,
+            Err(ClientError::Refused { code, .. }) if code == "memory_disabled" => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn print(report: Value, json: bool) -> anyhow::Result<()> {
+    if json {
+        anstream::println!("{report}");
+        return Ok(());
+    }
+    let report: Report = serde_json::from_value(report)?;
+    anstream::println!(
+        "{}: {} entries before, {} after ({} tokens in, {} out)",
+        report.agent,
+        report.entries_before,
+        report.entries_after,
+        report.input_tokens,
+        report.output_tokens,
+    );
+    if !report.analysis.is_empty() {
+        anstream::println!("\n{}\n", report.analysis.trim_end());
+    }
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! `axed health`: what a container's health check calls.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::cli::Sources;
+use crate::cli::client::Client;
+use crate::config::load;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The daemon's address [default: where the configuration says that it listens]
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+    #[command(flatten)]
+    sources: Sources,
+}
+
+/// 0 where the daemon answers, 1 otherwise, whatever the reason.
+pub async fn health(args: Args) -> anyhow::Result<ExitCode> {
+    match ask(args).await {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            anstream::eprintln!("axed: {error:#}");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+async fn ask(args: Args) -> anyhow::Result<()> {
+    let server = match args.server {
+        Some(server) => server,
+        None => {
+            let config = load::load(&args.sources.flags(), &load::environment())?;
+            format!("http://{}", reachable(config.server.listen))
+        }
+    };
+    Ok(Client::new(&server)?.alive(Duration::from_secs(3)).await?)
+}
+
+/// Who listens everywhere is reached on this machine.
+fn reachable(mut listen: SocketAddr) -> SocketAddr {
+    match listen.ip() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => listen.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => listen.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    listen
+}

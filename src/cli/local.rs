@@ -1,0 +1,29 @@
+//! A daemon in this process for the length of one piece of work, so that commands know one road only: HTTP.
+
+use tokio_util::sync::CancellationToken;
+
+use crate::app::Daemon;
+use crate::cli::client::Client;
+use crate::config::Config;
+
+/// Starts a daemon on a free port of this machine, does `work` with it, and stops it.
+pub async fn with_daemon<T>(
+    mut config: Config,
+    work: impl AsyncFnOnce(&Client) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    config.server.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    config.server.path_prefix = String::new();
+    config.agents.watch = false;
+    let daemon = Daemon::start(config, false).await?;
+    let client = Client::new(&format!("http://{}", daemon.address))?;
+    let stop = CancellationToken::new();
+    let worked = async {
+        let result = work(&client).await;
+        stop.cancel();
+        result
+    };
+    let (served, result) = tokio::join!(daemon.serve(stop.clone(), stop.clone()), worked);
+    let result = result?;
+    served?;
+    Ok(result)
+}

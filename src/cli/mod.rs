@@ -1,0 +1,124 @@
+//! The commands: reads the command line, hands over to one short function each, and turns what comes back into an exit
+//! code. Knows the daemon only from outside, over HTTP, except for starting it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Config;
+use crate::config::load::{self, Flags};
+use crate::telemetry;
+
+mod agents;
+mod client;
+mod definition;
+mod demo;
+mod exit;
+mod gc;
+mod health;
+mod local;
+mod progress;
+mod run;
+mod scratch;
+mod serve;
+mod signals;
+mod tree;
+
+/// Parses the command line and runs the command it names.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A reader of the help who has gone away does not make the help a failure.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            anstream::eprintln!("axed: could not start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = runtime.block_on(cli.command.run());
+    // A read of stdin that nobody waits for any more would hold up the end of the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended.unwrap_or_else(|error| {
+        anstream::eprintln!("axed: {error:#}");
+        ExitCode::from(exit::of_error(&error))
+    })
+}
+
+/// Serves LLM agents over HTTP: an agent is a TOML file, a client posts an input, agents delegate to one another.
+#[derive(Debug, Parser)]
+#[command(name = "axed", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the agents over HTTP until a signal says stop
+    Serve(serve::Args),
+    /// Show agents delegating to one another, without a key and without a network
+    Demo(demo::Args),
+    /// Run one agent and print its final text
+    Run(run::Args),
+    /// List, show, write and check agent files
+    #[command(subcommand)]
+    Agents(agents::Command),
+    /// Have agents' models analyse their memories, then trim them
+    Gc(gc::Args),
+    /// Ask a daemon whether it is alive: exit code 0 or 1
+    Health(health::Args),
+}
+
+impl Command {
+    async fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Serve(args) => serve::serve(args).await,
+            Self::Demo(args) => demo::demo(args).await,
+            Self::Run(args) => run::run(args).await,
+            Self::Agents(command) => agents::agents(command),
+            Self::Gc(args) => gc::gc(args).await,
+            Self::Health(args) => health::health(args).await,
+        }
+    }
+}
+
+/// Where configuration and agents are found.
+#[derive(Clone, Debug, Default, clap::Args)]
+struct Sources {
+    /// The server's configuration [default: AXED_CONFIG, else config/axed.toml where it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A directory of agent files; may be given several times, the first that has a name wins [default: agents]
+    #[arg(long, value_name = "DIR")]
+    agents: Vec<PathBuf>,
+}
+
+impl Sources {
+    fn flags(self) -> Flags {
+        Flags {
+            config: self.config,
+            agents: self.agents,
+            ..Flags::default()
+        }
+    }
+}
+
+/// The configuration of a command that a person waits for: it tells what happened in its own words, so only errors are
+/// logged unless the configuration says otherwise.
+fn quiet_config(flags: &Flags) -> anyhow::Result<Config> {
+    let mut config = load::load(flags, &load::environment())?;
+    config
+        .telemetry
+        .log
+        .get_or_insert_with(|| "error".to_owned());
+    telemetry::init(&config.telemetry).map_err(exit::Invalid)?;
+    Ok(config)
+}

@@ -1,0 +1,156 @@
+//! Events as lines on stderr, for a person who waits for a run.
+
+use std::io::Write;
+
+use serde_json::Value;
+
+use crate::cli::tree::seconds;
+
+/// How much a person wants to see.
+pub enum Progress {
+    /// Nothing.
+    Silent,
+    /// One line that is written over and over, on a terminal.
+    Line(Totals),
+    /// A line for each turn and each child run.
+    Lines,
+}
+
+/// What has happened so far.
+#[derive(Default)]
+pub struct Totals {
+    runs: u64,
+    turns: u64,
+    tokens: u64,
+}
+
+impl Progress {
+    /// Takes note of an event.
+    pub fn hear(&mut self, event: &Value) {
+        match self {
+            Self::Silent => {}
+            Self::Line(totals) => {
+                totals.add(event);
+                erase();
+                let Totals {
+                    runs,
+                    turns,
+                    tokens,
+                } = totals;
+                anstream::eprint!("{runs} runs, {turns} turns, {tokens} tokens …");
+                let _ = anstream::stderr().flush();
+            }
+            Self::Lines => {
+                if let Some(line) = line(event) {
+                    anstream::eprintln!("{line}");
+                }
+            }
+        }
+    }
+
+    /// Leaves the terminal as it was.
+    pub fn done(&self) {
+        if matches!(self, Self::Line(_)) {
+            erase();
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, event: &Value) {
+        match event["type"].as_str() {
+            Some("run.started") => self.runs += 1,
+            Some("turn.completed") => {
+                self.turns += 1;
+                self.tokens += number(event, "input_tokens") + number(event, "output_tokens");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn erase() {
+    anstream::eprint!("\r\x1b[K");
+}
+
+/// The event in words, indented by its run's depth; none for events that say nothing new to a person.
+fn line(event: &Value) -> Option<String> {
+    let words = match event["type"].as_str()? {
+        "turn.completed" => {
+            let calls = event["tool_calls"].as_array().map_or(0, Vec::len);
+            format!(
+                "turn {}: {} tokens in, {} out{}",
+                number(event, "turn"),
+                number(event, "input_tokens"),
+                number(event, "output_tokens"),
+                match calls {
+                    0 => String::new(),
+                    1 => ", 1 tool call".to_owned(),
+                    several => format!(", {several} tool calls"),
+                }
+            )
+        }
+        "agent.called" => format!("→ {}: {}", text(event, "child_agent"), text(event, "task")),
+        "agent.returned" => format!(
+            "← {} after {}{}",
+            text(event, "child_agent"),
+            seconds(number(event, "duration_ms")),
+            match event["error"].as_str() {
+                Some(error) => format!(": {error}"),
+                None => String::new(),
+            }
+        ),
+        "retry.scheduled" => format!(
+            "{}; trying again in {}",
+            text(event, "reason"),
+            seconds(number(event, "wait_ms"))
+        ),
+        "memory.warning" | "loop.warning" => text(event, "message"),
+        "run.failed" => format!(
+            "failed: {}",
+            event["error"]["message"].as_str().unwrap_or_default()
+        ),
+        "run.cancelled" => format!("cancelled: {}", text(event, "reason")),
+        _ => return None,
+    };
+    let depth = usize::try_from(number(event, "depth")).unwrap_or(0);
+    Some(format!(
+        "{}{}: {words}",
+        "  ".repeat(depth),
+        text(event, "agent")
+    ))
+}
+
+fn number(event: &Value, key: &str) -> u64 {
+    event[key].as_u64().unwrap_or(0)
+}
+
+/// Texts come from models: on a terminal only those characters may arrive that cannot steer it.
+fn text(event: &Value, key: &str) -> String {
+    let text = event[key].as_str().unwrap_or_default();
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::line;
+
+    #[test]
+    fn turns_and_child_runs_are_told_by_depth() {
+        let turn = json!({"type": "turn.completed", "agent": "a", "depth": 0, "turn": 1, "input_tokens": 5,
+            "output_tokens": 6, "tool_calls": [{}, {}]});
+        assert_eq!(
+            line(&turn).as_deref(),
+            Some("a: turn 1: 5 tokens in, 6 out, 2 tool calls")
+        );
+        let called = json!({"type": "agent.called", "agent": "a", "depth": 1, "child_agent": "b", "task": "x\u{1b}[2J"});
+        assert_eq!(line(&called).as_deref(), Some("  a: → b: x [2J"));
+        let returned = json!({"type": "agent.returned", "agent": "a", "depth": 0, "child_agent": "b", "duration_ms": 1500, "error": "no"});
+        assert_eq!(line(&returned).as_deref(), Some("a: ← b after 1.50 s: no"));
+        assert_eq!(line(&json!({"type": "run.queued"})), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! `axed serve`: the daemon, its one line on stdout, and its signals.
+
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::ExitCode;
+
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::app::Daemon;
+use crate::cli::Sources;
+use crate::cli::exit::Invalid;
+use crate::cli::signals::{Signals, Wish};
+use crate::config::load::{self, Flags};
+use crate::telemetry;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    sources: Sources,
+    /// Where runs and memories are kept [default: as configured]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// How log lines look on stderr [default: human on a terminal, json otherwise]
+    #[arg(long, value_name = "FORMAT", value_parser = ["human", "json"])]
+    log_format: Option<String>,
+    /// Listen beyond this machine without asking anybody for a key; only for networks that you trust
+    #[arg(long)]
+    insecure_no_auth: bool,
+}
+
+/// Serves until a signal says stop and every run has ended; a second signal stops at once.
+pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
+    let flags = Flags {
+        data: args.data,
+        listen: args.listen,
+        log_format: args.log_format,
+        ..args.sources.flags()
+    };
+    let config = load::load(&flags, &load::environment())?;
+    telemetry::init(&config.telemetry).map_err(Invalid)?;
+    let mut signals = Signals::new()?;
+    let daemon = Daemon::start(config, args.insecure_no_auth).await?;
+    anstream::println!("axed listening on http://{}", daemon.address);
+
+    let catalog = daemon.catalog().clone();
+    let stop = CancellationToken::new();
+    let now = CancellationToken::new();
+    let mut serving = pin!(daemon.serve(stop.clone(), now.clone()));
+    loop {
+        let wish = tokio::select! {
+            served = &mut serving => return served.map(|()| ExitCode::SUCCESS),
+            wish = signals.next() => wish,
+        };
+        match wish {
+            Wish::Reload => {
+                let catalog = catalog.clone();
+                // Reading the directories blocks.
+                if let Err(error) = tokio::task::spawn_blocking(move || catalog.reload()).await {
+                    warn!("Reloading the agents failed: {error}");
+                }
+            }
+            Wish::Stop if stop.is_cancelled() => {
+                warn!("Stopping at once; runs still at work are interrupted");
+                now.cancel();
+            }
+            Wish::Stop => {
+                info!("Stopping when every run has ended; another signal stops at once");
+                stop.cancel();
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Logs: where they go and how they look.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{LogFormat, Telemetry};
+
+/// What is logged where nothing is said.
+const DEFAULT_FILTER: &str = "info";
+
+/// Starts logging to stderr. Only the first call in a process has an effect. The error says why `telemetry.log` is no
+/// filter.
+pub fn init(settings: &Telemetry) -> Result<(), String> {
+    let wanted = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
+    let filter = EnvFilter::builder().parse(wanted).map_err(|error| {
+        format!("telemetry.log: \"{wanted}\" is no filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
+    })?;
+    let terminal = std::io::stderr().is_terminal();
+    let format = settings.log_format.unwrap_or(if terminal {
+        LogFormat::Human
+    } else {
+        LogFormat::Json
+    });
+    // A stderr that nobody reads any more must not bring the daemon down: lines that cannot be written are lost.
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
+    let started = match format {
+        LogFormat::Json => lines.json().flatten_event(true).try_init(),
+        LogFormat::Human if terminal => lines.try_init(),
+        LogFormat::Human => lines.with_ansi(false).try_init(),
+    };
+    // Somebody else in this process has started logging: theirs stands.
+    drop(started);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Telemetry;
+
+    #[test]
+    fn a_filter_is_checked_and_starting_twice_is_no_harm() {
+        let nonsense = Telemetry {
+            log: Some("=,=/[".to_owned()),
+            log_format: None,
+        };
+        let error = super::init(&nonsense).expect_err("no filter");
+        assert!(error.starts_with("telemetry.log: \"=,=/[\""), "{error}");
+        assert_eq!(super::init(&Telemetry::default()), Ok(()));
+        assert_eq!(super::init(&Telemetry::default()), Ok(()));
+    }
+}
