@@ -1,0 +1,359 @@
+//! What no service should send, and what clients make of it.
+
+use std::time::Duration;
+
+use axed::config::ProviderKind;
+use axed::providers::Category;
+use serde_json::{Value, json};
+
+use crate::support::client::{
+    KEY, KINDS, Told, config, error_of, facing, hello, served, stream_of,
+};
+use crate::support::replay::{Answer, Replay};
+
+#[tokio::test]
+async fn a_body_that_is_cut_is_a_broken_connection() {
+    for kind in KINDS {
+        let error = error_of(
+            kind,
+            Answer::json(200, "{\"choices\": []}").cut_after(9),
+            false,
+        )
+        .await;
+        assert_eq!(error.category, Category::Server, "{kind:?}: {error}");
+        assert!(
+            error.message.starts_with("the reply broke off"),
+            "{kind:?}: {error}"
+        );
+        assert!(error.may_have_cost);
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_reply_is_said_to_be_unreadable() {
+    let html = "<!DOCTYPE html><html><body>Bad gateway</body></html>";
+    for kind in KINDS {
+        for stream in [false, true] {
+            let error = error_of(kind, Answer::new(200, "text/html", html), stream).await;
+            let why = "server: failed to parse response: expected value at line 1 column 1";
+            assert_eq!(error.to_string(), why, "{kind:?}, streamed: {stream}");
+            assert!(error.may_have_cost);
+        }
+        let error = error_of(kind, Answer::json(200, ""), false).await;
+        assert!(
+            error
+                .to_string()
+                .starts_with("server: failed to parse response: EOF"),
+            "{error}"
+        );
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        let error = error_of(kind, Answer::json(200, &deep), false).await;
+        assert!(
+            error
+                .to_string()
+                .starts_with("server: failed to parse response: "),
+            "{error}"
+        );
+        let error = error_of(
+            kind,
+            Answer::new(200, "application/json", b"{\"model\":\"\xff\xfe\"}"),
+            false,
+        )
+        .await;
+        assert!(
+            error
+                .to_string()
+                .starts_with("server: response contains no "),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_empty_reply_is_an_empty_text_after_a_normal_end_only() {
+    let anthropic = |stop: &str| format!("{{\"content\":[],\"stop_reason\":{stop}}}");
+    let openai = |stop: &str| {
+        format!("{{\"choices\":[{{\"message\":{{\"content\":null}},\"finish_reason\":{stop}}}]}}")
+    };
+    let ollama = |stop: &str| {
+        format!("{{\"message\":{{\"content\":\"\"}},\"done\":true,\"done_reason\":{stop}}}")
+    };
+    for (kind, body, cut) in [
+        (
+            ProviderKind::Anthropic,
+            anthropic("\"end_turn\""),
+            anthropic("\"max_tokens\""),
+        ),
+        (
+            ProviderKind::Openai,
+            openai("\"stop\""),
+            openai("\"length\""),
+        ),
+        (
+            ProviderKind::Ollama,
+            ollama("\"stop\""),
+            ollama("\"length\""),
+        ),
+    ] {
+        let (_service, served) = facing(kind, Answer::json(200, &body));
+        let (reply, _) = hello(&served, false).await;
+        let reply = reply.expect("a reply");
+        assert_eq!(
+            (reply.message.content.as_str(), reply.usage),
+            ("", None),
+            "{kind:?}"
+        );
+        let error = error_of(kind, Answer::json(200, &cut), false).await;
+        assert_eq!(
+            error.to_string(),
+            "server: response contains no content",
+            "{kind:?}"
+        );
+    }
+    let error = error_of(
+        ProviderKind::Openai,
+        Answer::json(200, "{\"choices\":[]}"),
+        false,
+    )
+    .await;
+    assert_eq!(error.to_string(), "server: response contains no choices");
+}
+
+#[tokio::test]
+async fn a_reply_has_a_bound() {
+    for kind in KINDS {
+        let endless = [
+            // A line that never ends, events that never end, and a body that never ends.
+            (
+                Answer::new(200, "text/event-stream", "on and on ".repeat(100)),
+                true,
+            ),
+            (
+                Answer::new(200, "text/event-stream", ": still here\n\n".repeat(100)),
+                true,
+            ),
+            (Answer::json(200, &" ".repeat(1000)), false),
+            (Answer::json(500, &" ".repeat(1000)), false),
+        ];
+        for (answer, stream) in endless {
+            let service = Replay::of([answer.endless()]);
+            let mut config = config(kind, &service.base());
+            config.max_reply = 100_000;
+            let (reply, _) = hello(&served(config), stream).await;
+            let error = reply.expect_err("no reply");
+            // Comments are no messages on Ollama's wire.
+            let unreadable = error.message.starts_with("failed to parse response");
+            assert!(
+                error.to_string() == "server: response too large"
+                    || (kind == ProviderKind::Ollama && stream && unreadable),
+                "{kind:?}: {error}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn absurd_calls_are_kept_within_bounds() {
+    let huge = "n".repeat(10_000);
+    let call = json!({"index": 4_000_000_000_u64, "id": "c", "function": {"name": huge, "arguments": "{\"a\": [1"}});
+    let event = |calls: Vec<Value>| {
+        let chunk =
+            json!({"choices": [{"delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}]});
+        format!("data: {chunk}\n\ndata: [DONE]\n\n")
+    };
+    let answer = Answer::new(200, "text/event-stream", event(vec![call.clone()]));
+    let (_service, served) = facing(ProviderKind::Openai, answer);
+    let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
+    assert_eq!(
+        reply.calls,
+        [("c".to_owned(), huge, json!({}))],
+        "a cut call gets no arguments"
+    );
+
+    let many = (0..2000)
+        .map(|n| json!({"index": n, "id": format!("c{n}"), "function": {"name": "t"}}))
+        .collect();
+    let answer = Answer::new(200, "text/event-stream", event(many));
+    let error = error_of(ProviderKind::Openai, answer, true).await;
+    assert_eq!(
+        error.to_string(),
+        "server: response has more than 1000 tool calls"
+    );
+}
+
+#[tokio::test]
+async fn calls_are_told_apart_though_the_service_numbers_them_alike() {
+    let piece = |call: Value| {
+        format!(
+            "data: {}\n\n",
+            json!({"choices": [{"delta": {"tool_calls": [call]}}]})
+        )
+    };
+    let body = [
+        piece(
+            json!({"index": 0, "id": "a", "function": {"name": "one", "arguments": "{\"n\":1}"}}),
+        ),
+        piece(json!({"index": 0, "id": "b", "function": {"name": "two", "arguments": {"n": 2}}})),
+        piece(json!({"id": "c", "function": {"name": "three", "arguments": "{\"n\":"}})),
+        piece(json!({"id": "c", "function": {"name": "three", "arguments": "3}"}})),
+        piece(json!({"index": 7, "function": {"name": "four", "arguments": null}})),
+        "data: [DONE]\n\n".to_owned(),
+    ];
+    let answer = Answer::new(200, "text/event-stream", body.concat());
+    let (_service, served) = facing(ProviderKind::Openai, answer);
+    let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
+    let call = |id: &str, name: &str, arguments| (id.to_owned(), name.to_owned(), arguments);
+    assert_eq!(
+        reply.calls,
+        [
+            call("a", "one", json!({"n": 1})),
+            call("b", "two", json!({"n": 2})),
+            call("c", "three", json!({"n": 3})),
+            call("call_3", "four", json!({})),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_error_in_a_stream_ends_it() {
+    let error =
+        |kind, body: &str| error_of(kind, Answer::new(200, "text/event-stream", body), true);
+    let anthropic = error(
+        ProviderKind::Anthropic,
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"content\":[]}}\n\n\
+         event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n",
+    );
+    assert_eq!(anthropic.await.to_string(), "overloaded: Overloaded");
+    let openai = error(
+        ProviderKind::Openai,
+        "data: {\"choices\":[{\"delta\":{\"content\":\"he\"}}]}\n\ndata: {\"error\":{\"code\":429,\"message\":\"slow down\"}}\n\n",
+    );
+    let openai = openai.await;
+    assert_eq!(openai.to_string(), "rate_limit: slow down");
+    assert!(openai.may_have_cost);
+    let ollama = error(
+        ProviderKind::Ollama,
+        "{\"message\":{\"content\":\"he\"},\"done\":false}\n{\"error\":\"the runner crashed\"}",
+    );
+    assert_eq!(ollama.await.to_string(), "server: the runner crashed");
+}
+
+#[tokio::test]
+async fn a_refusal_has_a_category_and_a_wish() {
+    for kind in KINDS {
+        let busy =
+            Answer::json(429, "{\"error\":{\"message\":\"slow down\"}}").header("Retry-After", "7");
+        let error = error_of(kind, busy, false).await;
+        assert_eq!(error.to_string(), "rate_limit: slow down");
+        assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
+        assert!(!error.may_have_cost);
+
+        let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(100);
+        let date = jiff::fmt::rfc2822::DateTimePrinter::new()
+            .timestamp_to_rfc9110_string(&date)
+            .expect("a date");
+        let busy = Answer::json(529, "").header("retry-after", &date);
+        let error = error_of(kind, busy, true).await;
+        assert_eq!(error.to_string(), "overloaded: HTTP 529");
+        let wait = error.retry_after.expect("a wish");
+        assert!((95..=100).contains(&wait.as_secs()), "{wait:?}");
+
+        let body = "{\"error\":{\"type\":\"x\",\"message\":\"the engine is overloaded\"}}";
+        let error = error_of(kind, Answer::json(503, body), false).await;
+        assert_eq!(error.to_string(), "overloaded: the engine is overloaded");
+        let error = error_of(kind, Answer::new(503, "text/html", "<p>down"), false).await;
+        assert_eq!(error.to_string(), "server: Service Unavailable");
+    }
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    for kind in KINDS {
+        let moved = Answer::new(307, "text/plain", "").header("location", "/elsewhere");
+        let (service, served) = facing(kind, moved);
+        let (reply, _) = hello(&served, false).await;
+        let error = reply.expect_err("no reply");
+        assert_eq!(error.to_string(), "server: Temporary Redirect", "{kind:?}");
+        assert_eq!(service.seen().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
+    // A port that was free a moment ago.
+    let base = Replay::of([Answer::silent()]).base();
+    for kind in KINDS {
+        let (reply, _) = hello(&served(config(kind, &base)), false).await;
+        let error = reply.expect_err("no reply").to_string();
+        match kind {
+            ProviderKind::Ollama => {
+                let hint =
+                    format!("server: connection refused: is Ollama running? (expected at {base})");
+                assert_eq!(error, hint);
+            }
+            _ => assert!(
+                error.starts_with("server: could not connect to 127.0.0.1: Connection refused"),
+                "{error}"
+            ),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_is_given_up() {
+    for kind in KINDS {
+        for answer in [
+            Answer::silent(),
+            Answer::json(200, "").stalled(),
+            stream_of(kind).stalled(),
+        ] {
+            let service = Replay::of([answer.clone()]);
+            let mut config = config(kind, &service.base());
+            config.timeout = Some(Duration::from_millis(50));
+            let (reply, _) = hello(&served(config), answer.is_stream()).await;
+            let error = reply.expect_err("no reply").to_string();
+            assert_eq!(error, "timeout: no whole reply within 0.05s", "{kind:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_the_service_repeats_is_not_told() {
+    for kind in KINDS {
+        let body = format!("{{\"error\":{{\"message\":\"Incorrect API key provided: {KEY}.\"}}}}");
+        for (status, category) in [(401, "auth"), (200, "server")] {
+            let error = error_of(kind, Answer::json(status, &body), false).await;
+            assert_eq!(
+                error.to_string(),
+                format!("{category}: Incorrect API key provided: [redacted].")
+            );
+        }
+        let wrong =
+            format!("{{\"choices\":\"{KEY}\",\"content\":\"{KEY}\",\"message\":\"{KEY}\"}}");
+        let error = error_of(kind, Answer::json(200, &wrong), false).await;
+        assert!(error.message.contains("[redacted]"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_is_hung_up() {
+    for kind in KINDS {
+        for answer in [Answer::silent(), stream_of(kind).stalled()] {
+            let (service, served) = facing(kind, answer);
+            tokio::select! {
+                (reply, _) = hello(&served, true) => panic!("{reply:?}"),
+                () = service.asked() => {}
+            }
+            service.left_alone().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_over_at_its_last_message_whatever_follows() {
+    for kind in KINDS {
+        let (service, served) = facing(kind, stream_of(kind).endless());
+        hello(&served, true).await.0.expect("a reply");
+        service.left_alone().await;
+    }
+}

@@ -1,0 +1,312 @@
+//! One account for a whole tree: tokens, money, tool calls and runs.
+
+use serde_json::json;
+
+use crate::support::app::TestApp;
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, calls, says};
+
+const PLANNER: &str = "sub_agents = [\"reader\"]";
+
+#[tokio::test]
+async fn a_run_stops_when_its_tokens_are_used_and_keeps_its_text() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("reader", "x")]).saying("so far").using(100, 20)],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(
+        run.failure(),
+        ("budget_exceeded", "budget exceeded: used 120 of 100 tokens")
+    );
+    assert_eq!(run["error"]["category"], "budget");
+    assert_eq!(run["partial_content"], "so far");
+    assert_eq!(
+        run["tree"]["runs"], 1,
+        "no tool is performed past the limit"
+    );
+}
+
+#[tokio::test]
+async fn reaching_the_limit_is_enough() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]).using(90, 10)]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.failure().1, "budget exceeded: used 100 of 100 tokens");
+}
+
+#[tokio::test]
+async fn a_final_reply_that_crosses_the_limit_still_completes() {
+    let app = TestApp::with()
+        .agent("solo", "[budget]\nmax_tokens = 10")
+        .spawn()
+        .await;
+    app.provider
+        .will("solo", [says("a long answer").using(500, 500)]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "a long answer");
+    assert_eq!(run.tree_usage(), (500, 500, 0));
+}
+
+#[tokio::test]
+async fn cached_tokens_count() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("reader", "x")]).using(10, 5).cached(80, 10)],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.failure().1, "budget exceeded: used 105 of 100 tokens");
+}
+
+#[tokio::test]
+async fn children_spend_from_the_roots_account() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]).using(15, 5)]);
+    app.provider.will("reader", [says("read").using(80, 10)]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.failure().1, "budget exceeded: used 110 of 100 tokens");
+    assert_eq!(run.tree_usage(), (95, 15, 1));
+    assert_eq!(run.children().await[0].output(), "read");
+}
+
+#[tokio::test]
+async fn a_childs_own_budget_bounds_its_subtree() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"middle\"]")
+        .agent("middle", &format!("{PLANNER}\n[budget]\nmax_tokens = 50"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("middle", "x")]).using(1000, 1000), says("done")],
+    );
+    app.provider
+        .will("middle", [asks([("reader", "y")]).using(15, 5)]);
+    app.provider.will("reader", [says("read").using(30, 10)]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(
+        app.provider.asked("planner", 2).await.results(),
+        [
+            "Error: sub-agent \"middle\" failed - budget exceeded: used 60 of 50 tokens. You may retry or proceed \
+          without this result."
+        ]
+    );
+}
+
+#[tokio::test]
+async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("{PLANNER}\n[budget]\nmax_tokens = 1000"),
+        )
+        .agent("reader", "[params]\nmax_tokens = 300")
+        .spawn()
+        .await;
+    let tasks: Vec<_> = (0..12)
+        .map(|n| {
+            (
+                "call_agent",
+                json!({"agent": "reader", "task": n.to_string()}),
+            )
+        })
+        .collect();
+    app.provider.will("planner", [calls(tasks).using(50, 50)]);
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .always("reader", move |_| says("read").using(20, 280).after(&door));
+
+    let run = app.start("planner", "go").await;
+    app.provider.busy("reader", 1).await;
+    gate.open();
+    let run = run.ended().await;
+
+    assert_eq!(run.failure().0, "budget_exceeded");
+    let (input, output, _) = run.tree_usage();
+    assert!(
+        (1000..=1000 + 2 * 300).contains(&(input + output)),
+        "used {}",
+        input + output
+    );
+    // The others of the twelve were told instead of asked.
+    assert!(app.provider.seen_by("reader").len() <= 5);
+    for child in run.children().await {
+        if child.status() != "completed" {
+            assert_eq!(child.failure().0, "budget_exceeded");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_single_request_is_never_refused_for_its_size() {
+    let app = TestApp::with()
+        .agent(
+            "solo",
+            "[params]\nmax_tokens = 8000\n[budget]\nmax_tokens = 10",
+        )
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("fine").using(2, 2)]);
+
+    assert_eq!(app.run("solo", "go").await.output(), "fine");
+}
+
+#[tokio::test]
+async fn tool_calls_are_bounded() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("{PLANNER}\n[budget]\nmax_tool_calls = 2"),
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
+    app.provider.will("planner", [asks(tasks).saying("so far")]);
+    app.provider.always("reader", |_| says("read"));
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(
+        run.failure(),
+        ("budget_exceeded", "budget exceeded: used 2 of 2 tool calls")
+    );
+    assert_eq!(run["partial_content"], "so far");
+    assert_eq!(app.provider.seen_by("reader").len(), 2);
+}
+
+#[tokio::test]
+async fn runs_are_bounded() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{PLANNER}\n[budget]\nmax_runs = 3"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
+    app.provider.will("planner", [asks(tasks)]);
+    app.provider.always("reader", |_| says("read"));
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(
+        run.failure(),
+        ("budget_exceeded", "budget exceeded: used 3 of 3 runs")
+    );
+    assert_eq!(run["tree"]["runs"], 3);
+    assert_eq!(app.provider.seen_by("reader").len(), 2);
+}
+
+const PRICES: &str = r#"
+[prices."anthropic/planner"]
+input = 3.0
+output = 15.0
+cache_read = 0.3
+cache_write = 3.75
+[prices."anthropic/reader"]
+input = 1.0
+output = 2.0
+"#;
+
+#[tokio::test]
+async fn a_tree_costs_what_its_models_cost() {
+    let app = TestApp::with()
+        .config(PRICES)
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            asks([("reader", "x")]).using(1000, 100).cached(2000, 400),
+            says("done").using(1000, 100),
+        ],
+    );
+    app.provider.will("reader", [says("read").using(500, 250)]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let planner = 2.0 * (1000.0 * 3.0 + 100.0 * 15.0) + 2000.0 * 0.3 + 400.0 * 3.75;
+    let reader = 500.0 * 1.0 + 250.0 * 2.0;
+    let cost = run["tree"]["cost_usd"].as_f64().expect("a cost");
+    assert!((cost - (planner + reader) / 1e6).abs() < 1e-12, "{cost}");
+    assert_eq!(run["tree"]["cache_read_tokens"], 2000);
+    assert_eq!(run["tree"]["cache_write_tokens"], 400);
+}
+
+#[tokio::test]
+async fn money_is_bounded() {
+    let app = TestApp::with()
+        .config(PRICES)
+        .agent(
+            "planner",
+            &format!("{PLANNER}\n[budget]\nmax_cost_usd = 0.01"),
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]).using(5000, 0)]);
+
+    let run = app.run("planner", "go").await;
+
+    let (code, message) = run.failure();
+    assert_eq!(code, "budget_exceeded");
+    assert_eq!(message, "budget exceeded: used 0.015 of 0.01 USD");
+}
+
+#[tokio::test]
+async fn a_request_can_set_the_budget() {
+    let app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]).using(10, 10)]);
+
+    let run = app
+        .run_with(
+            "planner",
+            json!({"input": "go", "budget": {"max_tokens": 20}}),
+        )
+        .await;
+
+    assert_eq!(run.failure().1, "budget exceeded: used 20 of 20 tokens");
+}

@@ -1,0 +1,159 @@
+//! Stopping a run stops everything below it, hangs up on its providers, and settles only then.
+
+use serde_json::{Value, json};
+
+use crate::support::app::{TestApp, send};
+use crate::support::events::kinds;
+use crate::support::provider::answer::{asks, hangs, says};
+use reqwest::Method;
+
+#[tokio::test]
+async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections() {
+    let app = TestApp::with()
+        .agent("root", "sub_agents = [\"middle\", \"leaf\"]")
+        .agent("middle", "sub_agents = [\"leaf\"]")
+        .agent("leaf", "stream = true")
+        .spawn()
+        .await;
+    app.provider.will(
+        "root",
+        [asks([("middle", "a"), ("leaf", "b")]).saying("working")],
+    );
+    app.provider
+        .will("middle", [asks([("leaf", "c"), ("leaf", "d")])]);
+    app.provider.always("leaf", |_| hangs());
+
+    let run = app.start("root", "go").await;
+    let events = app.events(&run).await;
+    app.provider.busy("leaf", 3).await;
+    let cancelled = run.cancel("changed my mind").await;
+
+    assert_eq!(cancelled.status(), "cancelled");
+    assert_eq!(cancelled["cancel_reason"], "changed my mind");
+    assert_eq!(cancelled["partial_content"], "working");
+    assert_eq!(cancelled["content"], json!(null));
+    assert_eq!(cancelled["error"], json!(null));
+    app.provider.hung_up(3).await;
+    let mut leaves = 0;
+    for child in run.children().await {
+        assert_eq!(child.status(), "cancelled", "{child:?}");
+        leaves += child.children().await.len();
+    }
+    assert_eq!(leaves, 2);
+    let events = events.rest().await;
+    let types = kinds(&events);
+    assert!(types.contains(&"run.cancelling"), "{types:?}");
+    assert_eq!(types.last(), Some(&"run.cancelled"));
+    assert_eq!(
+        events.last().map(|event| event["run_id"].clone()),
+        Some(run["id"].clone())
+    );
+    let ended = types
+        .iter()
+        .filter(|kind| **kind == "run.cancelled")
+        .count();
+    assert_eq!(ended, 5, "{types:?}");
+}
+
+#[tokio::test]
+async fn the_answer_says_whether_the_cancel_is_settled() {
+    let app = TestApp::with().agent("slow", "").spawn().await;
+    app.provider.will("slow", [hangs()]);
+    let run = app.start("slow", "go").await;
+    app.provider.busy("slow", 1).await;
+
+    let got = app
+        .post(&format!("/runs/{}/cancel", run.id()), &json!({}))
+        .await;
+
+    match got.json()["status"].as_str() {
+        Some("cancelling") => assert_eq!(got.status, 202),
+        Some("cancelled") => assert_eq!(got.status, 200),
+        other => panic!("{other:?}: {}", got.text),
+    }
+    assert_eq!(run.ended().await.status(), "cancelled");
+}
+
+#[tokio::test]
+async fn a_cancel_needs_no_body() {
+    let app = TestApp::with().agent("slow", "").spawn().await;
+    app.provider.will("slow", [hangs()]);
+    let run = app.start("slow", "go").await;
+    app.provider.busy("slow", 1).await;
+
+    let path = format!("/runs/{}/cancel?wait=30", run.id());
+    let got = send(app.request(Method::POST, &path)).await;
+
+    assert_eq!(got.status, 200, "{}", got.text);
+    assert_eq!(got.json()["status"], "cancelled");
+}
+
+#[tokio::test]
+async fn a_terminal_run_is_left_as_it_is() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+
+    let again = run.cancel("too late").await;
+
+    assert_eq!(again.output(), "done");
+    assert_eq!(again["cancel_reason"], json!(null));
+    assert_eq!(again["last_event"], run["last_event"]);
+    assert_eq!(again["finished_at"], run["finished_at"]);
+}
+
+#[tokio::test]
+async fn a_queued_run_is_cancelled_without_a_word_to_its_provider() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_running = 1")
+        .agent("first", "")
+        .agent("second", "")
+        .spawn()
+        .await;
+    app.provider.will("first", [hangs()]);
+    app.start("first", "go").await;
+    app.provider.busy("first", 1).await;
+    let waiting = app.start("second", "go").await;
+    assert_eq!(waiting.status(), "queued");
+
+    let cancelled = waiting.cancel("never mind").await;
+
+    assert_eq!(cancelled.status(), "cancelled");
+    assert_eq!(cancelled["started_at"], Value::Null);
+    assert!(app.provider.seen_by("second").is_empty());
+}
+
+#[tokio::test]
+async fn children_that_wait_for_their_turn_are_never_asked() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            "sub_agents = [\"slow\"]\n[sub_agents_config]\nmax_concurrent = 1",
+        )
+        .agent("slow", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("slow", "1"), ("slow", "2"), ("slow", "3")])],
+    );
+    app.provider.always("slow", |_| hangs());
+
+    let run = app.start("planner", "go").await;
+    app.provider.busy("slow", 1).await;
+    let cancelled = run.cancel("enough").await;
+
+    assert_eq!(cancelled.status(), "cancelled");
+    app.provider.hung_up(1).await;
+    assert_eq!(app.provider.seen_by("slow").len(), 1);
+}
+
+#[tokio::test]
+async fn nobody_cancels_a_run_that_is_not_there() {
+    let app = TestApp::spawn().await;
+    for id in ["run_00000000-0000-7000-8000-000000000000", "nonsense"] {
+        app.post(&format!("/runs/{id}/cancel"), &json!({}))
+            .await
+            .problem(404);
+    }
+}

@@ -1,0 +1,629 @@
+//! The commands, as a person at a terminal and a script use them.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Command;
+
+use crate::support::app::{Setup, TestApp, send};
+use crate::support::daemon::{Daemon, axed};
+use crate::support::soon;
+
+/// A directory with agents and scripts, as a user would have them.
+struct Home(TempDir);
+
+impl Home {
+    fn new() -> Self {
+        let home = Self(tempfile::tempdir().expect("a directory"));
+        home.write(
+            "config/axed.toml",
+            "[providers.scripted]\nscripts = [\"scripts\"]\n",
+        );
+        home.write("config/scripts/.keep", "");
+        home.write("tmp/.keep", "");
+        home
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    }
+
+    fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.path().join(path)).expect("a file")
+    }
+
+    /// An agent with a script of its own.
+    fn agent(&self, name: &str, more: &str, script: &str) {
+        let model = format!("scripted/{name}");
+        self.write(
+            &format!("agents/{name}.toml"),
+            &format!("name = \"{name}\"\nmodel = \"{model}\"\n{more}"),
+        );
+        self.write(&format!("config/scripts/{name}.toml"), script);
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = axed(self.path(), arguments);
+        command.env("TMPDIR", self.path().join("tmp"));
+        command
+    }
+
+    async fn axed(&self, arguments: &[&str]) -> Ended {
+        ended(self.command(arguments)).await
+    }
+}
+
+/// A command that has ended.
+struct Ended {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+async fn ended(mut command: Command) -> Ended {
+    let output = soon("the command's end", command.output())
+        .await
+        .expect("run axed");
+    Ended::from(output)
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            out: String::from_utf8(output.stdout).expect("UTF-8"),
+            err: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
+}
+
+impl Ended {
+    /// Checks the exit code and returns stdout.
+    fn with(&self, code: i32) -> &str {
+        assert_eq!(
+            self.code, code,
+            "stdout: {}\nstderr: {}",
+            self.out, self.err
+        );
+        &self.out
+    }
+}
+
+const ECHO: &str = "[[replies]]\ntext = \"heard: {{input}}\"\n";
+
+#[tokio::test]
+async fn serve_prints_one_line_and_a_signal_ends_it_well() {
+    let home = Home::new();
+    let mut daemon = Daemon::start(home.command(&["serve", "--listen", "127.0.0.1:0"])).await;
+    assert!(
+        daemon.url.starts_with("http://127.0.0.1:"),
+        "{}",
+        daemon.url
+    );
+    let health = home.axed(&["health", "--server", &daemon.url]).await;
+    assert_eq!(health.with(0), "");
+    daemon.signal("INT");
+    assert!(daemon.ended().await.success());
+    let health = home.axed(&["health", "--server", &daemon.url]).await;
+    health.with(1);
+    assert!(
+        health.err.contains("could not reach a daemon"),
+        "{}",
+        health.err
+    );
+}
+
+#[tokio::test]
+async fn serve_reads_agents_again_when_it_is_told() {
+    let app = TestApp::with()
+        .config("[agents]\nwatch = false")
+        .spawn()
+        .await;
+    app.write_agent("late", "");
+    app.daemon.signal("HUP");
+    let known = async {
+        while app.get("/agents/late").await.status != 200 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the new agent", known).await;
+}
+
+#[tokio::test]
+async fn a_bad_configuration_is_named_and_ends_in_2() {
+    let home = Home::new();
+    for (config, place) in [
+        ("[server]\nlistne = \"127.0.0.1:0\"\n", "config/axed.toml:2"),
+        ("[server]\nlisten = 1\n", "config/axed.toml:2"),
+        ("[server\n", "config/axed.toml:1"),
+        ("[telemetry]\nlog = \"=,=/[\"\n", "telemetry.log"),
+    ] {
+        home.write("config/axed.toml", config);
+        let ended = home.axed(&["serve"]).await;
+        assert_eq!(ended.with(2), "");
+        assert!(ended.err.contains(place), "{config}: {}", ended.err);
+    }
+    home.axed(&["serve", "--config", "missing.toml"])
+        .await
+        .with(2);
+    home.axed(&["serve", "--no-such-flag"]).await.with(2);
+    home.axed(&[]).await.with(2);
+    assert!(home.axed(&["--help"]).await.with(0).contains("serve"));
+}
+
+#[tokio::test]
+async fn the_demo_shows_a_tree_and_leaves_nothing() {
+    let home = Home::new();
+    let ended = home.axed(&["demo"]).await;
+    let shown = ended.with(0);
+    for word in [
+        "planner-scripted",
+        "  researcher-scripted",
+        "    critic-scripted",
+        "  triage-scripted",
+        "  writer-scripted",
+        "total: 5 runs",
+        "Plan for: Prepare the release of version 2.0",
+    ] {
+        assert!(shown.contains(word), "{word:?} is missing in {shown}");
+    }
+    assert!(!shown.contains('\x1b'), "{shown}");
+    assert_eq!(leftovers(&home), [".keep"]);
+    assert!(!home.path().join("data").exists());
+}
+
+#[tokio::test]
+async fn the_demo_can_stay_up() {
+    let home = Home::new();
+    let mut command = home.command(&["demo", "--serve"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("start axed");
+    let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+    let url = loop {
+        let line = soon("a line", lines.next_line()).await.expect("read");
+        let line = line.expect("a request to try");
+        if let Some(url) = line.trim().strip_prefix("curl ") {
+            break url.to_owned();
+        }
+    };
+    let answer = reqwest::Client::new().get(&url).send().await;
+    assert_eq!(answer.expect("an answer").status(), 200);
+    signal(&child, "INT");
+    let status = soon("the end", child.wait()).await.expect("wait");
+    assert!(status.success(), "{status}");
+    assert_eq!(leftovers(&home), [".keep"]);
+}
+
+#[tokio::test]
+async fn run_prints_the_final_text() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    assert_eq!(
+        home.axed(&["run", "echo", "hi"]).await.with(0),
+        "heard: hi\n"
+    );
+    let arguments = ["run", "echo", "hi", "--context", "there"];
+    assert_eq!(
+        home.axed(&arguments).await.with(0),
+        "heard: hi\n\nContext:\nthere\n"
+    );
+    assert_eq!(leftovers(&home), [".keep"]);
+    assert!(!home.path().join("data").exists());
+}
+
+#[tokio::test]
+async fn run_takes_its_input_from_stdin() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    let mut command = home.command(&["run", "echo"]);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("start axed");
+    let mut stdin = child.stdin.take().expect("stdin");
+    stdin.write_all(b"from afar").await.expect("write");
+    drop(stdin);
+    let output = soon("the end", child.wait_with_output()).await;
+    assert_eq!(
+        Ended::from(output.expect("wait")).with(0),
+        "heard: from afar\n"
+    );
+}
+
+#[tokio::test]
+async fn run_keeps_its_record_where_it_is_told() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    let ended = home
+        .axed(&["run", "echo", "hi", "--data", "kept", "--json"])
+        .await;
+    let run: Value = serde_json::from_str(ended.with(0)).expect("JSON");
+    assert_eq!(run["content"], "heard: hi");
+    assert_eq!(run["status"], "completed");
+    let id = run["id"].as_str().expect("an id");
+    let arguments = ["serve", "--data", "kept", "--listen", "127.0.0.1:0"];
+    let daemon = Daemon::start(home.command(&arguments)).await;
+    let url = format!("{}/runs/{id}", daemon.url);
+    let found = send(reqwest::Client::new().get(url)).await;
+    assert_eq!(found.json(), run);
+}
+
+#[tokio::test]
+async fn run_tells_turns_and_child_runs_when_asked() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    home.agent(
+        "lead",
+        "sub_agents = [\"echo\"]\n",
+        r#"replies = [
+            { tool_calls = [{ name = "call_agent", arguments = { agent = "echo", task = "say it" } }] },
+            { text = "{{result.1}}" },
+        ]"#,
+    );
+    let ended = home.axed(&["run", "lead", "go", "--verbose"]).await;
+    assert_eq!(ended.with(0), "heard: Task: say it\n");
+    for line in [
+        "lead: turn 1: ",
+        "lead: → echo: say it",
+        "  echo: turn 1: ",
+        "lead: ← echo after ",
+    ] {
+        assert!(
+            ended.err.contains(line),
+            "{line:?} is missing in {}",
+            ended.err
+        );
+    }
+    let silent = home.axed(&["run", "lead", "go"]).await;
+    silent.with(0);
+    assert_eq!(silent.err, "");
+}
+
+#[tokio::test]
+async fn a_dry_run_needs_no_key() {
+    let home = Home::new();
+    home.write(
+        "agents/real.toml",
+        "name = \"real\"\nmodel = \"anthropic/some-model\"\nsystem_prompt = \"Be kind.\"\n",
+    );
+    let ended = home.axed(&["run", "real", "hi", "--dry-run"]).await;
+    let shown = ended.with(0);
+    for word in ["Be kind.", "anthropic/some-model", "hi"] {
+        assert!(shown.contains(word), "{word:?} is missing in {shown}");
+    }
+    let ended = home
+        .axed(&["run", "real", "hi", "--dry-run", "--json"])
+        .await;
+    let dry: Value = serde_json::from_str(ended.with(0)).expect("JSON");
+    assert_eq!(dry["message"], "hi");
+}
+
+#[tokio::test]
+async fn exit_codes_tell_how_a_run_ended() {
+    let home = Home::new();
+    home.write(
+        "agents/real.toml",
+        "name = \"real\"\nmodel = \"anthropic/some-model\"\n",
+    );
+    home.write("agents/broken.toml", "name = \"broken\"\nmodle = \"x/y\"\n");
+    let call = "tool_calls = [{ name = \"call_agent\", arguments = { agent = \"x\", task = \"{{input}}\" } }]";
+    let tired = format!("[[replies]]\n{call}\n");
+    home.agent(
+        "tired",
+        "sub_agents = [\"x\"]\n[limits]\nmax_turns = 1\n",
+        &tired,
+    );
+    home.agent(
+        "poor",
+        "sub_agents = [\"x\"]\n[budget]\nmax_tokens = 1\n",
+        &tired,
+    );
+    home.agent(
+        "slow",
+        "",
+        "delay_ms = 1000\n[[replies]]\ntext = \"x\"\noutput_tokens = 600\n",
+    );
+    for category in ["rate_limit", "auth", "bad_request"] {
+        let script = format!("[[replies]]\nerrors = [{{ category = \"{category}\" }}]\n");
+        home.agent(category, "[retry]\nmax_retries = 0\n", &script);
+    }
+    for (arguments, code, word) in [
+        (&["nobody"][..], 2, "agent config not found"),
+        (&["../echo"], 2, "agent config not found: ../echo"),
+        (&["broken"], 2, "modle"),
+        (&["real"], 3, "ANTHROPIC_API_KEY"),
+        (
+            &["tired", "--model", "nowhere/x"],
+            2,
+            "unsupported provider",
+        ),
+        (&["tired"], 1, "maximum conversation turns"),
+        (&["poor"], 4, "budget exceeded"),
+        (&["rate_limit"], 3, "rate_limit"),
+        (&["auth"], 3, "auth"),
+        (&["bad_request"], 1, "bad_request"),
+        (&["slow", "--timeout", "1"], 3, "timeout"),
+        (
+            &["slow", "--server", "http://127.0.0.1:1"],
+            3,
+            "could not reach",
+        ),
+        (&["slow", "--server", "ftp://x"], 2, "no address"),
+    ] {
+        let arguments: Vec<&str> = ["run"].iter().chain(arguments).copied().collect();
+        let ended = home.axed(&arguments).await;
+        assert_eq!(ended.code, code, "{arguments:?}: {}", ended.err);
+        assert!(ended.err.contains(word), "{arguments:?}: {}", ended.err);
+        assert_eq!(ended.out, "", "{arguments:?}");
+    }
+}
+
+#[tokio::test]
+async fn run_can_use_a_daemon() {
+    let app = slow_and_echo().spawn().await;
+    let home = Home::new();
+    let server = app.daemon.url.as_str();
+    let arguments = ["run", "echo", "hi", "--server", server, "--label", "who=me"];
+    assert_eq!(home.axed(&arguments).await.with(0), "heard: hi\n");
+    let found = app.get("/runs?label.who=me").await.json();
+    assert_eq!(found["data"].as_array().map(Vec::len), Some(1), "{found}");
+}
+
+#[tokio::test]
+async fn an_interrupted_run_is_cancelled() {
+    let app = slow_and_echo().spawn().await;
+    let home = Home::new();
+    let mut command = home.command(&["run", "slow", "--server", &app.daemon.url, "--json"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().expect("start axed");
+    let started = async {
+        while app.get("/runs?status=running").await.json()["data"][0].is_null() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the run", started).await;
+    signal(&child, "INT");
+    let output = soon("the end", child.wait_with_output()).await;
+    let ended = Ended::from(output.expect("wait"));
+    let run: Value = serde_json::from_str(ended.with(1)).expect("JSON");
+    assert_eq!(run["status"], "cancelled");
+}
+
+fn slow_and_echo() -> Setup {
+    TestApp::with()
+        .config("[providers.scripted]\nscripts = [\"scripts\"]")
+        .agent("echo", "model = \"scripted/echo\"")
+        .file("config/scripts/echo.toml", ECHO)
+        .agent("slow", "model = \"scripted/slow\"")
+        .file(
+            "config/scripts/slow.toml",
+            "delay_ms = 1000\n[[replies]]\ntext = \"x\"\noutput_tokens = 600\n",
+        )
+}
+
+#[tokio::test]
+async fn a_new_agent_file_is_valid_and_never_overwrites() {
+    let home = Home::new();
+    let ended = home.axed(&["agents", "init", "helper"]).await;
+    assert_eq!(ended.with(0), "agents/helper.toml\n");
+    let written = home.read("agents/helper.toml");
+    let again = home.axed(&["agents", "init", "helper"]).await;
+    again.with(2);
+    assert!(again.err.contains("is there already"), "{}", again.err);
+    assert_eq!(home.read("agents/helper.toml"), written);
+    home.axed(&["agents", "init", "../helper"]).await.with(2);
+    home.axed(&["agents", "check"]).await.with(0);
+}
+
+#[tokio::test]
+async fn what_is_in_force_reads_back_as_the_same_agent() {
+    let home = Home::new();
+    home.axed(&["agents", "init", "helper"]).await.with(0);
+    home.write("all/helper.toml", EVERY_KEY);
+    for dir in ["agents", "all"] {
+        let shown = home
+            .axed(&["agents", "show", "helper", "--agents", dir])
+            .await;
+        home.write("shown/helper.toml", shown.with(0));
+        let again = home
+            .axed(&["agents", "show", "helper", "--agents", "shown"])
+            .await;
+        let body =
+            |text: &str| -> String { text.lines().filter(|line| !line.starts_with('#')).collect() };
+        assert_eq!(body(again.with(0)), body(shown.with(0)));
+    }
+    home.axed(&["agents", "show", "nobody"]).await.with(2);
+}
+
+const EVERY_KEY: &str = r#"
+name = "helper"
+description = "Says \"hi\""
+model = "anthropic/a"
+fallback_models = ["openai/b"]
+system_prompt = """
+Two lines
+and "quotes"."""
+skill = "greeting"
+files = ["*.md"]
+workdir = "/srv"
+sub_agents = ["a", "b"]
+stream = true
+timeout = 7
+[sub_agents_config]
+max_depth = 2
+parallel = false
+timeout = 5
+max_concurrent = 3
+[params]
+temperature = 0.0
+max_tokens = 9
+top_p = 0.5
+stop = ["END"]
+[params.response_format]
+type = "json_schema"
+schema = { type = "object", required = ["a"], properties = { a = { enum = [1, 2.5, true] } } }
+[limits]
+max_turns = 4
+[budget]
+max_tokens = 1
+max_cost_usd = 0.25
+max_tool_calls = 2
+max_runs = 3
+[retry]
+max_retries = 0
+backoff = "fixed"
+initial_delay_ms = 1
+max_delay_ms = 2
+[memory]
+enabled = true
+path = "/srv/helper.md"
+last_n = 1
+max_entries = 2
+"#;
+
+#[tokio::test]
+async fn invalid_files_are_listed_with_their_mistakes() {
+    let home = Home::new();
+    home.agent("good", "description = \"is fine\"\n", ECHO);
+    home.write("agents/bad.toml", "name = \"bad\"\n");
+    let list = home.axed(&["agents", "list"]).await;
+    for word in ["good", "is fine", "bad", "missing required field: model"] {
+        assert!(
+            list.with(0).contains(word),
+            "{word:?} is missing in {}",
+            list.out
+        );
+    }
+    for arguments in [
+        &["agents", "check"][..],
+        &["agents", "check", "agents/bad.toml"],
+    ] {
+        let check = home.axed(arguments).await;
+        let said = check.with(2);
+        assert!(said.contains("agents/bad.toml: error: "), "{said}");
+    }
+    assert_eq!(
+        home.axed(&["agents", "check", "agents/good.toml"])
+            .await
+            .with(0),
+        "agents/good.toml: ok\n"
+    );
+    home.axed(&["agents", "check", "agents/none.toml"])
+        .await
+        .with(2);
+}
+
+#[tokio::test]
+async fn memories_are_analysed_and_trimmed() {
+    let home = Home::new();
+    home.agent("keeper", "[memory]\nenabled = true\nlast_n = 1\n", ECHO);
+    home.agent("forgetful", "", ECHO);
+    for input in ["one", "two"] {
+        let arguments = ["run", "keeper", input, "--data", "kept"];
+        home.axed(&arguments).await.with(0);
+    }
+    for (arguments, before, after) in [
+        (&["gc", "keeper", "--dry-run"][..], 2, 2),
+        (&["gc", "--all"], 2, 1),
+        (&["gc", "keeper"], 1, 1),
+    ] {
+        let arguments: Vec<&str> = arguments
+            .iter()
+            .chain(&["--data", "kept", "--json"])
+            .copied()
+            .collect();
+        let ended = home.axed(&arguments).await;
+        let report: Value = serde_json::from_str(ended.with(0)).expect("one report");
+        assert_eq!(report["agent"], "keeper");
+        assert_eq!(report["entries_before"], before, "{report}");
+        assert_eq!(report["entries_after"], after, "{report}");
+    }
+    home.axed(&["gc", "forgetful", "--data", "kept"])
+        .await
+        .with(2);
+    home.axed(&["gc"]).await.with(2);
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_away_is_no_panic() {
+    let home = Home::new();
+    home.agent("echo", "", ECHO);
+    for arguments in [
+        &["agents", "list"][..],
+        &["run", "echo", "hi", "--json"],
+        &["--help"],
+    ] {
+        let mut command = home.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start axed");
+        drop(child.stdout.take());
+        let output = soon("the end", child.wait_with_output()).await;
+        let ended = Ended::from(output.expect("wait"));
+        assert!(
+            !ended.err.contains("panicked"),
+            "{arguments:?}: {}",
+            ended.err
+        );
+    }
+}
+
+#[tokio::test]
+async fn everything_that_is_shipped_is_valid_and_runs() {
+    let home = Home::new();
+    let clone = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let in_clone = |arguments: &[&str]| axed(clone, arguments);
+    ended(in_clone(&["agents", "check"])).await.with(0);
+    let config = fs::read_to_string(clone.join("config/axed.toml")).expect("the configuration");
+    home.write("config/axed.toml", &uncommented(&config));
+    home.write("agents/scripts/x.toml", ECHO);
+    home.axed(&["agents", "list"]).await.with(0);
+    for (agent, runs) in [
+        ("planner-scripted", 5),
+        ("researcher-scripted", 2),
+        ("reviewer-scripted", 4),
+        ("triage-scripted", 1),
+        ("writer-scripted", 1),
+        ("critic-scripted", 1),
+    ] {
+        let ended = ended(in_clone(&["run", agent, "the input", "--json"])).await;
+        let run: Value = serde_json::from_str(ended.with(0)).expect("JSON");
+        assert_eq!(run["tree"]["runs"], runs, "{run:#}");
+    }
+}
+
+/// A shipped file with every key set: lines that start with `#` and no space lose it.
+fn uncommented(text: &str) -> String {
+    let lines = text.lines().map(|line| match line.strip_prefix('#') {
+        Some(key) if !key.starts_with(' ') => key,
+        _ => line,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn leftovers(home: &Home) -> Vec<String> {
+    let entries = fs::read_dir(home.path().join("tmp")).expect("a directory");
+    entries
+        .map(|entry| {
+            let name = entry.expect("an entry").file_name();
+            name.into_string().expect("UTF-8")
+        })
+        .collect()
+}
+
+fn signal(child: &tokio::process::Child, name: &str) {
+    let pid = child.id().expect("a process that was not waited for");
+    let sent = std::process::Command::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .status();
+    assert!(sent.expect("run kill").success());
+}

@@ -1,0 +1,411 @@
+//! The server's configuration: layers, defaults, and errors that say where.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axed::config::load::{Environment, Flags, load};
+use axed::config::{Config, Durability, LogFormat, ProviderKind};
+use secrecy::ExposeSecret;
+
+/// A configuration from a file of this text and these variables.
+fn config(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("axed.toml");
+    std::fs::write(&path, text).expect("a file");
+    let flags = Flags {
+        config: Some(path),
+        ..Flags::default()
+    };
+    load(&flags, &environment(variables)).map_err(|error| {
+        error
+            .to_string()
+            .replace(&dir.path().display().to_string(), "DIR")
+    })
+}
+
+fn environment(variables: &[(&str, &str)]) -> Environment {
+    let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    variables.iter().map(owned).collect()
+}
+
+fn error(text: &str, variables: &[(&str, &str)]) -> String {
+    config(text, variables).expect_err("an error")
+}
+
+#[test]
+fn without_a_word_everything_has_its_default() {
+    let config = config("", &[]).expect("a config");
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.server.path_prefix, "");
+    assert_eq!(config.server.max_body, 4 << 20);
+    assert_eq!(config.server.max_wait, Duration::from_secs(300));
+    assert_eq!(config.server.default_timeout, Duration::from_secs(120));
+    assert_eq!(config.server.max_timeout, Duration::from_secs(86_400));
+    assert_eq!(config.server.drain_timeout, Duration::from_secs(25));
+    assert_eq!(config.agents.dirs, [PathBuf::from("agents")]);
+    assert!(config.agents.watch);
+    assert_eq!(config.data.dir, Path::new("data"));
+    assert_eq!(config.data.durability, Durability::Process);
+    assert_eq!(
+        (config.runs.max_running, config.runs.max_queued),
+        (10_000, 100_000)
+    );
+    assert_eq!((config.limits.loop_warn, config.limits.loop_stop), (3, 6));
+    assert_eq!(
+        (config.limits.context_files, config.limits.labels),
+        (1 << 20, 64)
+    );
+    assert_eq!(config.tools.max_result, 256 << 10);
+    assert!(config.tools.roots.is_empty());
+    let providers: Vec<&str> = config.providers.keys().map(String::as_str).collect();
+    assert_eq!(providers, ["anthropic", "ollama", "openai"]);
+    let openai = &config.providers["openai"];
+    assert_eq!(openai.key_env, "OPENAI_API_KEY");
+    assert_eq!(openai.max_reply, 32 << 20);
+    assert!(openai.api_key.is_none() && openai.base_url.is_none());
+}
+
+#[test]
+fn a_flag_beats_a_variable_beats_the_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("axed.toml");
+    let text = "[server]\nlisten = \"127.0.0.1:1\"\nmax_wait = 1\npath_prefix = \"axed/\"\n[agents]\ndirs = [\"a\"]\n";
+    std::fs::write(&path, text).expect("a file");
+    let file = path.display().to_string();
+    let variables = environment(&[
+        ("AXED_CONFIG", &file),
+        ("AXED_SERVER__LISTEN", "127.0.0.1:2"),
+        ("AXED_SERVER__MAX_WAIT", "2"),
+        ("AXED_SERVER__PATH_PREFIX", ""),
+        ("AXED_SERVER__MAX_BODY", "1 MiB"),
+        ("AXED_AGENTS__DIRS", "b, c"),
+        ("AXED_AGENTS__WATCH", "false"),
+        ("AXED_RUNS__MAX_RUNNING", "7"),
+        ("AXED_DATA__DIR", "~/d"),
+        ("AXED_TOOLS__ROOTS", "[\"x,y\", \"z\"]"),
+        ("HOME", "/home/ada"),
+    ]);
+    let flags = Flags {
+        listen: Some("localhost:3".to_owned()),
+        log_format: Some("json".to_owned()),
+        ..Flags::default()
+    };
+    let config = load(&flags, &variables).expect("a config");
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:3");
+    assert_eq!(config.server.max_wait, Duration::from_secs(2));
+    assert_eq!(config.server.path_prefix, "/axed");
+    assert_eq!(config.server.max_body, 1 << 20);
+    assert_eq!(config.agents.dirs, [PathBuf::from("b"), PathBuf::from("c")]);
+    assert!(!config.agents.watch);
+    assert_eq!(config.runs.max_running, 7);
+    assert_eq!(config.data.dir, Path::new("/home/ada/d"));
+    assert_eq!(
+        config.tools.roots,
+        [PathBuf::from("x,y"), PathBuf::from("z")]
+    );
+    assert_eq!(config.telemetry.log_format, Some(LogFormat::Json));
+    assert_eq!(config.config_dir, dir.path());
+
+    let flags = Flags {
+        agents: vec![PathBuf::from("d")],
+        data: Some(PathBuf::from("e")),
+        ..flags
+    };
+    let config = load(&flags, &variables).expect("a config");
+    assert_eq!(config.agents.dirs, [PathBuf::from("d")]);
+    assert_eq!(config.data.dir, Path::new("e"));
+}
+
+#[test]
+fn a_named_file_must_exist() {
+    let flags = Flags {
+        config: Some(PathBuf::from("/nowhere/axed.toml")),
+        ..Flags::default()
+    };
+    let told = load(&flags, &Environment::new()).expect_err("an error");
+    assert_eq!(
+        told.to_string(),
+        "--config: there is no config file /nowhere/axed.toml"
+    );
+    let told = load(
+        &Flags::default(),
+        &environment(&[("AXED_CONFIG", "/nowhere/x")]),
+    );
+    let told = told.expect_err("an error").to_string();
+    assert_eq!(told, "AXED_CONFIG: there is no config file /nowhere/x");
+}
+
+#[test]
+fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
+    for (text, told) in [
+        (
+            "[server]\nlistn = \"x\"",
+            "DIR/axed.toml:2:1: unknown key \"server.listn\"; did you mean \"server.listen\"?",
+        ),
+        (
+            "[servr]\n",
+            "DIR/axed.toml:1:2: unknown key \"servr\"; did you mean \"server\"?",
+        ),
+        (
+            "[server]\nmax_wait = -1",
+            "DIR/axed.toml:2:1: server.max_wait must be non-negative",
+        ),
+        (
+            "[server]\nmax_wait = \"1\"",
+            "DIR/axed.toml:2:1: server.max_wait must be a whole number, not a string",
+        ),
+        (
+            "[data]\ndurability = \"none\"",
+            "DIR/axed.toml:2:1: data.durability must be one of: process, power",
+        ),
+        (
+            "[runs]\nmax_running = 0",
+            "DIR/axed.toml:2:1: runs.max_running must be at least 1",
+        ),
+        (
+            "[agents]\ndirs = []",
+            "DIR/axed.toml:2:1: agents.dirs must name at least one directory",
+        ),
+        (
+            "[auth.keys.a]\nsha256 = \"x\"",
+            "DIR/axed.toml:1:2: auth is not supported by this version of axed; remove it",
+        ),
+        (
+            "[server]\ntrusted_proxies = [\"10.0.0.0/8\"]",
+            "DIR/axed.toml:2:1: server.trusted_proxies is not supported by this version of axed; remove it",
+        ),
+        (
+            "[tools]\nallow_commands = true",
+            "DIR/axed.toml:2:1: tools.allow_commands is not supported by this version of axed; remove it",
+        ),
+        (
+            "[providers.vllm]\nbase_url = \"http://x\"",
+            "DIR/axed.toml:1:12: providers.vllm.kind must be given, one of: anthropic, openai, ollama, scripted",
+        ),
+        (
+            "[providers.openai]\nversion = \"x\"",
+            "DIR/axed.toml:2:1: providers.openai.version is only for kind = \"anthropic\"",
+        ),
+        (
+            "[prices.gpt]\ninput = 1",
+            "DIR/axed.toml:1:9: prices.gpt is no provider/model, such as [prices.\"openai/gpt-5\"]",
+        ),
+        (
+            "[prices.\"a/b\"]\ninput = -1",
+            "DIR/axed.toml:2:1: prices.\"a/b\".input must be non-negative",
+        ),
+    ] {
+        assert_eq!(error(text, &[]), told);
+    }
+    assert!(
+        error("[server]\nlisten = \"8080\"", &[])
+            .contains("is \"8080\", which is no address and port")
+    );
+    let both = error("[server]\nmax_wait = 1 2\nlisten = \n", &[]);
+    assert!(
+        both.contains("DIR/axed.toml:2:") && both.contains("DIR/axed.toml:3:"),
+        "{both}"
+    );
+    for (name, value, told) in [
+        (
+            "AXED_SERVER__MAX_WAIT",
+            "soon",
+            "AXED_SERVER__MAX_WAIT: server.max_wait must be a whole number, not this text",
+        ),
+        (
+            "AXED_SERVER__LISTN",
+            "x",
+            "AXED_SERVER__LISTN: unknown key \"server.listn\"; did you mean \"server.listen\"?",
+        ),
+        (
+            "AXED_SERVR__LISTEN",
+            "x",
+            "AXED_SERVR__LISTEN: unknown key \"servr\"; did you mean \"server\"?",
+        ),
+        (
+            "AXED_DATA__URL",
+            "postgres://x",
+            "AXED_DATA__URL: data.url is not supported by this version of axed; remove it",
+        ),
+        (
+            "OPENAI_BASE_URL",
+            "nonsense",
+            "OPENAI_BASE_URL: must be an http or https address such as http://localhost:8000/v1",
+        ),
+    ] {
+        assert_eq!(error("", &[(name, value)]), told);
+    }
+    let flags = Flags {
+        listen: Some("here".to_owned()),
+        ..Flags::default()
+    };
+    let told = load(&flags, &Environment::new())
+        .expect_err("an error")
+        .to_string();
+    assert!(
+        told.starts_with("--listen: server.listen is \"here\""),
+        "{told}"
+    );
+}
+
+#[test]
+fn keys_and_addresses_come_from_the_environment_first() {
+    let text = "[providers.openai]\napi_key = \"file\"\nbase_url = \"http://file/v1/\"\n\
+                [providers.my-vllm]\nkind = \"openai\"\napi_key = \"file\"\n\
+                [providers.own]\nkind = \"anthropic\"\napi_key_env = \"SECRET_ONE\"\n";
+    let variables = [
+        ("OPENAI_API_KEY", "env\n"),
+        ("OPENAI_BASE_URL", "http://env/v1"),
+        ("ANTHROPIC_API_KEY", ""),
+        ("MY_VLLM_API_KEY", "mine"),
+        ("AXED_MY_VLLM_BASE_URL", "http://mine:8000"),
+        ("SECRET_ONE", "one"),
+        ("OLLAMA_HOST", "0.0.0.0"),
+        ("AXED_PROVIDERS__MY_VLLM__MAX_CONCURRENT", "4"),
+        ("AXED_PROVIDERS__MY_VLLM__HEADERS__X_TEAM", "ours"),
+        ("AXED_PROVIDERS__LOCAL__KIND", "ollama"),
+        ("AXED_PROVIDERS__LOCAL__BASE_URL", "http://local"),
+    ];
+    let config = config(text, &variables).expect("a config");
+    let key = |name: &str| {
+        let key = config.providers[name].api_key.as_ref();
+        key.map(|key| key.expose_secret().to_owned())
+    };
+    let base = |name: &str| config.providers[name].base_url.clone();
+    assert_eq!(key("openai").as_deref(), Some("env"));
+    assert_eq!(base("openai").as_deref(), Some("http://env/v1"));
+    assert_eq!(key("anthropic"), None);
+    assert_eq!(key("my-vllm").as_deref(), Some("mine"));
+    assert_eq!(base("my-vllm").as_deref(), Some("http://mine:8000"));
+    assert_eq!(config.providers["my-vllm"].max_concurrent, Some(4));
+    assert_eq!(
+        config.providers["my-vllm"].headers["x-team"].expose_secret(),
+        "ours"
+    );
+    assert_eq!(key("own").as_deref(), Some("one"));
+    assert_eq!(config.providers["own"].key_env, "SECRET_ONE");
+    assert_eq!(config.providers["own"].kind, ProviderKind::Anthropic);
+    assert_eq!(base("ollama").as_deref(), Some("http://127.0.0.1:11434"));
+    assert_eq!(config.providers["local"].kind, ProviderKind::Ollama);
+    assert_eq!(base("local").as_deref(), Some("http://local"));
+}
+
+#[test]
+fn axeds_own_variables_beat_the_services() {
+    let variables = [
+        ("OPENAI_BASE_URL", "http://theirs"),
+        ("AXED_OPENAI_BASE_URL", "http://ours"),
+        ("ANTHROPIC_API_KEY", "theirs"),
+        ("AXED_PROVIDERS__ANTHROPIC__API_KEY", "ours"),
+    ];
+    let config = config("", &variables).expect("a config");
+    assert_eq!(
+        config.providers["openai"].base_url.as_deref(),
+        Some("http://ours")
+    );
+    let key = config.providers["anthropic"]
+        .api_key
+        .as_ref()
+        .expect("a key");
+    assert_eq!(key.expose_secret(), "ours");
+}
+
+#[test]
+fn a_secret_is_never_shown() {
+    let text = "[providers.openai]\napi_key = \"sk-hidden\"\n[providers.openai.headers]\nx-token = \"sk-hidden\"\n";
+    let shown = format!(
+        "{:?}",
+        config(text, &[("ANTHROPIC_API_KEY", "sk-hidden")]).expect("a config")
+    );
+    assert!(!shown.contains("sk-hidden"), "{shown}");
+    for (text, variables) in [
+        (
+            "[providers.openai]\napi_key = \"sk-hidden\\u0007\"",
+            &[][..],
+        ),
+        ("[providers.openai]\napi_key = \"sk-hidden", &[]),
+        ("[providers.openai]\napi_key = \"${sk-hidden}\"", &[]),
+        ("[providers.openai]\napi_key_env = \"sk-hidden\"", &[]),
+        ("[providers.openai.headers]\nx = \"sk-hidden\\n\"", &[]),
+        (
+            "[providers.openai]\nbase_url = \"http://u:sk-hidden@x\"",
+            &[],
+        ),
+        ("", &[("OPENAI_API_KEY", "sk-hidden\u{7}")]),
+        ("", &[("AXED_PROVIDERS__OPENAI__MAX_REPLY", "sk-hidden")]),
+    ] {
+        let told = error(text, variables);
+        assert!(!told.contains("sk-hidden"), "{told}");
+    }
+}
+
+#[test]
+fn prices_scripts_and_zeros() {
+    let text = "[prices.\"openai/gpt\"]\ninput = 2\noutput = 8.5\ncache_read = 0\n\
+                [providers.scripted]\nscripts = [\"s.toml\", \"/abs\"]\nmax_concurrent = 0\ntimeout = 0\n";
+    let variables = [
+        ("AXED_PRICES__OPENAI_GPT__OUTPUT", "9"),
+        ("AXED_PRICES__a/B__INPUT", "1"),
+    ];
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("axed.toml");
+    std::fs::write(&path, text).expect("a file");
+    let flags = Flags {
+        config: Some(path),
+        ..Flags::default()
+    };
+    let config = load(&flags, &environment(&variables)).expect("a config");
+    let price = config.prices["openai/gpt"];
+    assert_eq!(
+        (
+            price.input,
+            price.output,
+            price.cache_read,
+            price.cache_write
+        ),
+        (2.0, 9.0, Some(0.0), None)
+    );
+    assert_eq!(config.prices["a/B"].input, 1.0);
+    let scripted = &config.providers["scripted"];
+    assert_eq!(
+        scripted.scripts,
+        [dir.path().join("s.toml"), PathBuf::from("/abs")]
+    );
+    assert_eq!((scripted.max_concurrent, scripted.timeout), (None, None));
+}
+
+#[test]
+fn the_config_that_ships_is_valid_also_with_every_key_uncommented() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/axed.toml");
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        return;
+    };
+    config(&text, &[("HOME", "/home/ada")]).expect("the shipped config");
+    let uncommented: Vec<&str> = text.lines().map(uncommented).collect();
+    config(&uncommented.join("\n"), &[("HOME", "/home/ada")]).expect("every key of it");
+}
+
+/// A commented key or table without its comment sign; any other line as it stands.
+fn uncommented(line: &str) -> &str {
+    let Some(rest) = line
+        .strip_prefix('#')
+        .map(|rest| rest.strip_prefix(' ').unwrap_or(rest))
+    else {
+        return line;
+    };
+    let is_key = |key: &str| {
+        !key.is_empty()
+            && key
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || matches!(c, '_' | '-'))
+    };
+    let is_table = rest.starts_with('[') && rest.trim_end().ends_with(']');
+    match is_table
+        || rest
+            .split_once(" = ")
+            .is_some_and(|(key, _)| is_key(key.trim_matches('"')))
+    {
+        true => rest,
+        false => line,
+    }
+}

@@ -1,0 +1,177 @@
+//! The log of a tree: numbered without gaps, told from the first event on, closed after the last.
+
+use serde_json::json;
+
+use crate::support::app::TestApp;
+use crate::support::events::{Event, kinds};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, says};
+
+async fn family() -> TestApp {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("reader", "read the long book")]), says("done")],
+    );
+    app
+}
+
+fn gapless(events: &[Event]) {
+    let numbers: Vec<_> = events.iter().map(Event::seq).collect();
+    let expected: Vec<_> = (1..=events.len() as u64).collect();
+    assert_eq!(numbers, expected);
+}
+
+#[tokio::test]
+async fn a_tree_is_told_in_order_and_without_gaps() {
+    let app = family().await;
+    app.provider.will("reader", [says("read").using(40, 4)]);
+
+    let run = app.run("planner", "go").await;
+    let events = run.events().await;
+
+    gapless(&events);
+    assert_eq!(run["last_event"], events.len());
+    assert_eq!(
+        kinds(&events),
+        [
+            "run.queued",
+            "run.started",
+            "turn.started",
+            "turn.completed",
+            "tool.started",
+            "agent.called",
+            "run.queued",
+            "run.started",
+            "turn.started",
+            "turn.completed",
+            "run.completed",
+            "agent.returned",
+            "tool.completed",
+            "turn.started",
+            "turn.completed",
+            "run.completed",
+        ]
+    );
+    let child = &run.children().await[0];
+    for event in &events {
+        assert_eq!(event["root_id"], run["id"]);
+        assert!(
+            event["time"].as_str().expect("a time").ends_with('Z'),
+            "{event:?}"
+        );
+        let (id, depth, agent) = match event["run_id"] == run["id"] {
+            true => (&run["id"], 0, "planner"),
+            false => (&child["id"], 1, "reader"),
+        };
+        assert_eq!((&event["run_id"], &event["agent"]), (id, &json!(agent)));
+        assert_eq!(event["depth"], depth);
+    }
+    let called = &events[5];
+    assert_eq!(called["child_id"], child["id"]);
+    assert_eq!(called["task"], "read the long book");
+    let returned = &events[11];
+    assert_eq!(returned["child_id"], child["id"]);
+    assert_eq!(returned["characters"], 4);
+    assert_eq!(events[12]["is_error"], false);
+}
+
+#[tokio::test]
+async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
+    let app = family().await;
+    let gate = Gate::shut();
+    app.provider.will("reader", [says("read").after(&gate)]);
+
+    let run = app.start("planner", "go").await;
+    app.provider.busy("reader", 1).await;
+    let mut live = app.events(&run).await;
+    let header = |name: &str| live.headers()[name].to_str().expect("text").to_owned();
+    assert_eq!(header("cache-control"), "no-store");
+    assert_eq!(header("x-accel-buffering"), "no");
+    let mut heard = live.until("agent.called").await;
+    gate.open();
+    heard.extend(live.rest().await);
+
+    gapless(&heard);
+    assert_eq!(heard.last().map(Event::kind), Some("run.completed"));
+    assert_eq!(heard, run.events().await);
+    // A late listener hears the same.
+    assert_eq!(app.events(&run).await.rest().await, heard);
+}
+
+#[tokio::test]
+async fn a_listener_can_start_in_the_middle() {
+    let app = family().await;
+    app.provider.will("reader", [says("read")]);
+    let run = app.run("planner", "go").await;
+    let all = run.events().await;
+
+    let path = format!("/runs/{}/events?after=10", run.id());
+    assert_eq!(app.events_at(&path).await.rest().await, all[10..]);
+    let page = app.get(&path).await.json();
+    assert_eq!(page["data"].as_array().map(Vec::len), Some(all.len() - 10));
+    app.get(&format!("/runs/{}/events?after=x", run.id()))
+        .await
+        .problem(400);
+}
+
+#[tokio::test]
+async fn a_run_can_be_heard_without_its_children_and_a_child_alone() {
+    let app = family().await;
+    app.provider.will("reader", [says("read")]);
+    let run = app.run("planner", "go").await;
+    let child = run.children().await[0].id().to_owned();
+    let all = run.events().await;
+    let of = |id: &str| -> Vec<Event> {
+        all.iter()
+            .filter(|event| event["run_id"] == id)
+            .cloned()
+            .collect()
+    };
+
+    let own = format!("/runs/{}/events?scope=self", run.id());
+    assert_eq!(app.events_at(&own).await.rest().await, of(run.id()));
+    assert_eq!(app.find(&child).await.events().await, of(&child));
+    let path = format!("/runs/{child}/events");
+    assert_eq!(app.events_at(&path).await.rest().await, of(&child));
+}
+
+#[tokio::test]
+async fn deltas_are_live_only() {
+    let app = TestApp::with().agent("solo", "stream = true").spawn().await;
+    let gate = Gate::shut();
+    app.provider
+        .will("solo", [says("one two three four").pausing(&gate)]);
+
+    let run = app.start("solo", "go").await;
+    let mut live = app.events(&run).await;
+    let mut heard = live.until("run.queued").await;
+    gate.open();
+    heard.extend(live.rest().await);
+
+    let told: String = heard
+        .iter()
+        .filter(|event| event.kind() == "text.delta")
+        .map(|event| event["text"].as_str().expect("a text"))
+        .collect();
+    assert!(told.ends_with("two three four"), "{told}");
+    let stored: Vec<_> = heard
+        .iter()
+        .filter(|event| event.seq() > 0)
+        .cloned()
+        .collect();
+    assert_eq!(stored, run.events().await);
+    assert!(kinds(&stored).len() == stored.len(), "{stored:?}");
+}
+
+#[tokio::test]
+async fn a_run_that_is_not_there_has_no_events() {
+    let app = TestApp::spawn().await;
+    app.get("/runs/run_00000000-0000-7000-8000-000000000000/events")
+        .await
+        .problem(404);
+}

@@ -1,0 +1,286 @@
+//! What the API says to those who ask wrongly, beyond what `start` and `bad_input` tell: every refusal names the place
+//! and what to do instead.
+
+use reqwest::{Client, Method, Version};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::app::{Got, TestApp, send};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, says};
+use crate::support::soon;
+
+async fn solo() -> TestApp {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    app
+}
+
+fn code(got: &Got) -> String {
+    got.json()["code"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_wrong_field_is_pointed_at() {
+    let app = solo().await;
+    for (body, pointer, said) in [
+        (json!({"inptu": "x"}), "/inptu", "did you mean \"input\"?"),
+        (
+            json!({"params": {"temprature": 1}}),
+            "/params/temprature",
+            "did you mean \"temperature\"?",
+        ),
+        (json!({"input": 7}), "/input", "expected a string"),
+        (json!({"timeout": -1}), "/timeout", "whole number"),
+        (json!({"timeout": 1e12 as u64}), "/timeout", "at most"),
+        (
+            json!({"params": {"stop": ["a", 1]}}),
+            "/params/stop/1",
+            "expected a string",
+        ),
+        (
+            json!({"params": {"top_p": 2}}),
+            "/params/top_p",
+            "between 0 and 1",
+        ),
+        (
+            json!({"budget": {"max_cost_usd": -1}}),
+            "/budget/max_cost_usd",
+            "non-negative",
+        ),
+        (
+            json!({"model": "gpt"}),
+            "/model",
+            "expected provider/model-name",
+        ),
+        (json!({"on_busy": "reject"}), "/on_busy", "not supported"),
+        (json!({"messages": []}), "/messages", "not supported"),
+    ] {
+        let got = app.post("/agents/solo/runs", &body).await;
+        got.problem(422);
+        let error = got.json()["errors"][0].clone();
+        assert_eq!(error["pointer"], pointer, "{}", got.text);
+        let detail = error["detail"].as_str().expect("a detail");
+        assert!(detail.contains(said), "{detail}");
+    }
+    assert_eq!(app.get("/runs").await.json()["data"], json!([]));
+}
+
+#[tokio::test]
+async fn a_wrong_parameter_is_named() {
+    let app = solo().await;
+    for (path, said) in [
+        ("/runs?statsu=failed", "did you mean \"status\"?"),
+        ("/runs?status=done", "\"status\""),
+        ("/runs?limit=0", "\"limit\""),
+        ("/runs?since=yesterday", "\"since\""),
+        ("/runs?limit=1&limit=2", "twice"),
+        ("/runs?agent=%ff", "UTF-8"),
+    ] {
+        let detail = app.get(path).await.problem(400);
+        assert!(detail.contains(said), "{path}: {detail}");
+    }
+    let run = app.run("solo", "go").await;
+    for (path, said) in [
+        ("?wait=soon", "\"wait\""),
+        ("?wait=-1", "\"wait\""),
+        ("/events?scope=all", "\"scope\""),
+        ("/events?after=-1", "\"after\""),
+        ("/events?limit=1001", "\"limit\""),
+    ] {
+        let detail = run.get(path).await.problem(400);
+        assert!(detail.contains(said), "{path}: {detail}");
+    }
+    let prefer = app
+        .request(Method::POST, "/agents/solo/runs")
+        .header("prefer", "wait=soon");
+    assert!(send(prefer).await.problem(400).contains("Prefer"));
+}
+
+#[tokio::test]
+async fn a_body_of_another_kind_is_told_how_to_send_it() {
+    let app = solo().await;
+    let post = |path: &str, kind: &str, body: &'static str| {
+        let request = app.request(Method::POST, path).body(body);
+        send(request.header("content-type", kind))
+    };
+    let runs = "/agents/solo/runs";
+    let form = post(runs, "application/x-www-form-urlencoded", "{}").await;
+    assert!(form.problem(415).contains("content-type: application/json"));
+    let latin = post(runs, "text/plain; charset=iso-8859-1", "x").await;
+    assert!(latin.problem(415).contains("UTF-8"));
+    let text = post("/runs/run_x/cancel", "text/plain", "x").await;
+    text.problem(404);
+    assert_eq!(
+        post(runs, "application/merge-patch+json", "{}")
+            .await
+            .status,
+        202
+    );
+    let bare = app.request(Method::POST, runs).body("{\"input\": \"x\"}");
+    assert_eq!(send(bare).await.status, 202);
+    let packed = app
+        .request(Method::POST, runs)
+        .header("content-encoding", "gzip")
+        .body("x");
+    send(packed).await.problem(415);
+    let broken = post(runs, "application/json", "{\n  \"input\": \"x\",\n}").await;
+    assert!(broken.problem(400).contains("line 3 column 1"));
+}
+
+#[tokio::test]
+async fn a_key_that_would_not_be_kept_is_refused() {
+    let app = solo().await;
+    let request = app
+        .request(Method::POST, "/agents/solo/runs")
+        .header("idempotency-key", "once");
+    let got = send(request).await;
+    assert!(got.problem(422).contains("Idempotency-Key"));
+    assert_eq!(code(&got), "idempotency_unsupported");
+    assert_eq!(app.get("/runs").await.json()["data"], json!([]));
+}
+
+#[tokio::test]
+async fn every_answer_bears_the_callers_id_or_one_of_ours() {
+    let app = solo().await;
+    let ask = |path: &str, id: &str| {
+        send(
+            app.request(Method::GET, path)
+                .header("x-request-id", id.to_owned()),
+        )
+    };
+    assert_eq!(
+        ask("/agents", "mine-1").await.header("x-request-id"),
+        "mine-1"
+    );
+    let refused = ask("/nowhere?x=1", "mine-2").await;
+    assert_eq!(refused.header("x-request-id"), "mine-2");
+    assert_eq!(refused.json()["request_id"], "mine-2");
+    assert_eq!(refused.json()["instance"], "/nowhere");
+    for bad in ["two words", "", &"x".repeat(129)] {
+        let id = ask("/agents", bad).await.header("x-request-id").to_owned();
+        assert!(!id.is_empty() && id != bad, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_method_names_the_right_ones_and_head_is_one() {
+    let app = solo().await;
+    let wrong = send(app.request(Method::PATCH, "/runs/run_x")).await;
+    wrong.problem(405);
+    assert_eq!(wrong.header("allow"), "GET,HEAD,DELETE");
+    for path in ["/agents", "/agents/solo", "/runs", "/livez", "/version"] {
+        let head = send(app.request(Method::HEAD, path)).await;
+        assert_eq!((head.status, head.text.as_str()), (200, ""), "{path}");
+    }
+    let gone = send(app.request(Method::HEAD, "/agents/ghost")).await;
+    assert_eq!(gone.status, 404);
+}
+
+#[tokio::test]
+async fn what_is_no_http_is_answered_too() {
+    let app = solo().await;
+    let address = app.daemon.url.strip_prefix("http://").expect("a URL");
+    let mut stream = TcpStream::connect(address).await.expect("connect");
+    stream
+        .write_all(b"\x16\x03\x01 hello\r\n\r\n")
+        .await
+        .expect("sent");
+    let mut answer = String::new();
+    soon("an answer", stream.read_to_string(&mut answer))
+        .await
+        .expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("application/problem+json"), "{answer}");
+    assert!(answer.contains("x-request-id: "), "{answer}");
+}
+
+#[tokio::test]
+async fn http_2_without_tls_is_spoken() {
+    let app = solo().await;
+    let client = Client::builder()
+        .http2_prior_knowledge()
+        .build()
+        .expect("a client");
+    let request = client
+        .post(format!("{}/agents/solo/runs?wait=30", app.daemon.url))
+        .json(&json!({"input": "go"}));
+    let response = soon("an answer", request.send()).await.expect("an answer");
+    assert_eq!(
+        (response.status().as_u16(), response.version()),
+        (200, Version::HTTP_2)
+    );
+}
+
+#[tokio::test]
+async fn a_reason_is_kept_and_bounded() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let gate = Gate::shut();
+    app.provider.will("solo", [says("done").after(&gate)]);
+    let run = app.start("solo", "go").await;
+    let path = format!("/runs/{}/cancel", run.id());
+    let long = json!({"reason": "x".repeat(1001)});
+    app.post(&path, &long).await.problem(422);
+    app.post(&path, &json!({"why": "x"})).await.problem(422);
+    let cancelled = run.cancel("no longer needed").await;
+    assert_eq!(cancelled["cancel_reason"], "no longer needed");
+    // A terminal run stays as it is.
+    let again = app.post(&path, &json!({"reason": "other"})).await;
+    assert_eq!(
+        (again.status, &again.json()["cancel_reason"]),
+        (200, &json!("no longer needed"))
+    );
+}
+
+#[tokio::test]
+async fn children_tree_and_pages_fit_together() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"a\", \"b\"]")
+        .agent("a", "")
+        .agent("b", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.will(
+        "planner",
+        [asks([("a", "first"), ("b", "second")]), says("done")],
+    );
+    app.provider.will("a", [says("one").after(&gate)]);
+    app.provider.will("b", [says("two")]);
+
+    let run = app.start("planner", "go").await;
+    app.provider.busy("a", 1).await;
+    let page = run.get("/events").await.json();
+    assert!(page["next_after"].is_u64(), "{page}");
+    gate.open();
+    let run = run.ended().await;
+
+    let tasks = |runs: &Value| -> Vec<Value> {
+        let runs = runs.as_array().expect("runs");
+        runs.iter().map(|run| run["task"].clone()).collect()
+    };
+    let children = run.get("/children").await.json();
+    assert_eq!(tasks(&children["data"]), ["first", "second"]);
+    assert_eq!(children["data"][0]["content"], "one");
+    let tree = run.tree().await;
+    assert_eq!(tasks(&tree["children"]), ["first", "second"]);
+    assert_eq!(tree["usage"]["tool_calls"], run["tool_calls"]);
+    for key in ["duration_ms", "status", "depth", "error", "agent", "id"] {
+        assert!(tree["children"][0].get(key).is_some(), "{key}: {tree}");
+    }
+
+    let first = run.get("/events?limit=1").await.json();
+    assert!(first["next_after"].is_u64(), "{first}");
+    let all = run.get("/events?limit=1000").await.json();
+    assert_eq!(all["next_after"], Value::Null, "{all}");
+    let events = all["data"].as_array().expect("events");
+    assert_eq!(run["last_event"], events.len());
+    // The header of a client that reconnects wins over the query that it repeats.
+    let path = format!("/runs/{}/events?after=0", run.id());
+    let again = app
+        .request(Method::GET, &path)
+        .header("last-event-id", (events.len() - 1).to_string());
+    let page = send(again).await.json();
+    assert_eq!(page["data"].as_array().map(Vec::len), Some(1));
+}

@@ -1,0 +1,30 @@
+//! Stories about axed from outside: the real daemon as a process, a provider that speaks the real wires.
+
+mod architecture;
+mod bad_input;
+mod bad_replies;
+mod budget;
+mod cancel;
+mod catalog;
+mod cli;
+mod config;
+mod delegation;
+mod depth;
+mod events;
+mod http_errors;
+mod loop_;
+mod memory;
+mod overload;
+mod recordings;
+mod reload;
+mod requests;
+mod restart;
+mod retries;
+mod runs;
+mod scripted;
+mod start;
+mod store;
+mod support;
+mod timeouts;
+mod usage;
+mod wires;

@@ -1,0 +1,305 @@
+//! What real servers sent, replayed byte for byte to the real clients.
+
+use axed::config::ProviderKind;
+use axed::domain::message::{Message, ToolResult};
+use axed::domain::usage::TokenUsage;
+use axed::providers::Category;
+use serde_json::{Value, json};
+
+use crate::support::client::{
+    KINDS, Told, config, error_of, facing, hello, name, say, served, stream_of,
+};
+use crate::support::replay::{Answer, Replay};
+
+/// Reads a table of recorded replies (case | id of the call | stop reason | tokens in, out, cached | text; `-` is none)
+/// and replays each whole and in chunks of several sizes.
+async fn replays(kind: ProviderKind, model: &str, arguments: Value, table: &str) {
+    for row in table.lines().filter(|line| line.contains('|')) {
+        let [case, call, stop, tokens, text] = row
+            .split('|')
+            .map(str::trim)
+            .collect::<Vec<_>>()
+            .try_into()
+            .expect("five columns");
+        let answer = Answer::recorded(name(kind), case);
+        let stream = answer.is_stream();
+        let expected = Told {
+            text: text.to_owned(),
+            calls: (call != "-")
+                .then(|| (call.to_owned(), "call_agent".to_owned(), arguments.clone()))
+                .into_iter()
+                .collect(),
+            stop: Some(stop.to_owned()),
+            usage: used(tokens),
+            model: Some(model.to_owned()),
+            echo: None,
+        };
+        let mut manners = vec![answer.clone()];
+        manners.extend([1, 2, 7, 100, 4096].map(|size| answer.clone().in_chunks(size)));
+        for answer in manners {
+            let (_service, served) = facing(kind, answer);
+            let (reply, deltas) = hello(&served, stream).await;
+            let reply = Told::from(reply.unwrap_or_else(|why| panic!("{case}: {why}")));
+            assert_eq!(reply, expected, "{case}");
+            assert_eq!(deltas, if stream { text } else { "" }, "{case}");
+        }
+    }
+}
+
+fn used(tokens: &str) -> Option<TokenUsage> {
+    let mut tokens = tokens.split(' ').map(str::parse::<u64>);
+    let mut next = || tokens.next()?.ok();
+    Some(TokenUsage {
+        input: next()?,
+        output: next()?,
+        cache_read: next()?,
+        cache_write: 0,
+    })
+}
+
+#[tokio::test]
+async fn replies_recorded_on_openais_wire_are_read() {
+    let arguments = json!({
+        "agent": "researcher",
+        "task": "find out when the Rust language 1.0 was released",
+        "context": "The Rust language 1.0 was released on October 20, 2018.",
+    });
+    let table = "
+02_tool_call                 | CO8gEvmJN0lxUC8rftsUy7nIr3ynTz6t | tool_calls | 273 65 0   |
+03_tool_call_required        | QMfuHUwsdO4HYbMFqOIhsQbTNQh8JAra | tool_calls | 273 65 272 |
+04_tool_call_named           | 9aFliu5oNnBHw1p48zwCpyHCRi0V48Hj | tool_calls | 273 65 272 |
+06_tool_call_stream          | 9uBjdTuxj8i5uwH85nH42GdcLDaqfbth | tool_calls | 273 65 272 |
+07_tool_result               | - | stop   | 395 20 337 | Rust 1.0 was released on 15 May 2015.
+08_tool_result_null_content  | - | stop   | 395 20 394 | Rust 1.0 was released on 15 May 2015.
+09_tool_result_stream        | - | stop   | 395 20 394 | Rust 1.0 was released on 15 May 2015.
+10_plain                     | - | stop   | 35 2 5     | Hello
+11_plain_stream              | - | stop   | -          | Hello
+12_max_completion_tokens_cut | - | length | 35 3 24    | Sure, here
+13_developer_role            | - | stop   | 24 2 3     | Hello
+19_err_key                   | - | stop   | 35 2 24    | Hello
+";
+    replays(ProviderKind::Openai, "qwen2.5-coder", arguments, table).await;
+
+    let answer = Answer::recorded("openai", "05_tool_choice_none");
+    let (_service, served) = facing(ProviderKind::Openai, answer);
+    let reply = hello(&served, false).await.0.expect("a reply");
+    assert!(
+        reply
+            .message
+            .content
+            .starts_with("```json\n{\"name\": \"call_agent\"")
+    );
+    assert_eq!(reply.stop_reason.as_deref(), Some("length"));
+}
+
+#[tokio::test]
+async fn replies_recorded_on_anthropics_wire_are_read() {
+    let arguments = json!({
+        "agent": "researcher",
+        "task": "find out when the Rust language 1.0 was released",
+        "context": "The Rust language 1.0 was released on October 20, 2018.",
+    });
+    // The cached tokens, which the wire leaves out of its input, are in ours.
+    let table = "
+03_tool_use           | mlOK6uJf2Q25NpszpsGOV5zrDL3JBs2B | tool_use | 273 65 272 |
+04_tool_use_any       | kPAHfWgEBMJ2ZYZFnsQwKluZTgcBlnhT | tool_use | 273 65 272 |
+05_tool_use_named     | 5ZIDDoDuep1xO8FpuDtxWkrSR8MR9XaK | tool_use | 273 65 272 |
+06_tool_use_stream    | lKcQFGGFj1F5OJ4Oj8YyTbu0WeSfvc9l | tool_use | 273 65 272 |
+07_tool_result        | - | end_turn   | 395 20 337 | Rust 1.0 was released on 15 May 2015.
+08_tool_result_error  | - | end_turn   | 381 22 346 | The Rust language 1.0 was released on October 20, 2018.
+09_tool_result_stream | - | end_turn   | 395 20 346 | Rust 1.0 was released on 15 May 2015.
+10_plain              | - | end_turn   | 35 2 34    | Hello
+11_system_blocks      | - | end_turn   | 21 2 15    | Hello
+12_plain_stream       | - | end_turn   | 35 2 34    | Hello
+13_max_tokens_cut     | - | max_tokens | 35 3 24    | Sure, here
+14_stop_sequence      | - | end_turn   | 40 5 26    | 1234
+16_err_no_max_tokens  | - | end_turn   | 35 2 24    | Hello
+19_err_key            | - | end_turn   | 35 2 34    | Hello
+";
+    replays(ProviderKind::Anthropic, "qwen2.5-coder", arguments, table).await;
+}
+
+#[tokio::test]
+async fn replies_recorded_from_ollama_are_read() {
+    let arguments = json!({
+        "agent": "researcher",
+        "task": "find out when the Rust language 1.0 was released",
+    });
+    let table = "
+03_tool_call           | ollama_0 | stop | 285 39 0 |
+04_tool_call_stream    | ollama_0 | stop | 285 39 0 |
+05_tool_result         | - | stop   | 378 21 0 | Rust 1.0 was released on May 15, 2015.
+06_tool_result_stream  | - | stop   | 378 21 0 | Rust 1.0 was released on May 15, 2015.
+07_tool_result_with_id | - | stop   | 378 21 0 | Rust 1.0 was released on May 15, 2015.
+09_plain               | - | stop   | 14 2 0   | Hello
+10_plain_stream        | - | stop   | 14 2 0   | Hello
+11_num_predict_cut     | - | length | 14 3 0   | Here is a
+";
+    replays(ProviderKind::Ollama, "qwen2.5-coder:1.5b", arguments, table).await;
+}
+
+#[tokio::test]
+async fn recorded_errors_are_told_in_the_services_words() {
+    let words = "
+openai    14_err_bad_json           server: [json.exception.parse_error.101] parse error at line 1, column 29: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal
+openai    15_err_no_messages        bad_request: 'messages' is required
+openai    16_err_messages_wrong_type bad_request: Expected 'messages' to be an array
+openai    17_err_too_long           bad_request: request (20030 tokens) exceeds the available context size (8192 tokens), try increasing it
+openai    18_err_not_found          bad_request: File Not Found
+anthropic 15_err_bad_json           server: [json.exception.parse_error.101] parse error at line 1, column 29: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal
+anthropic 17_err_no_messages        server: 'messages' is required
+anthropic 18_err_too_long           bad_request: request (20030 tokens) exceeds the available context size (8192 tokens), try increasing it
+ollama    08_err_arguments_as_string bad_request: Value looks like object, but can't find closing '}' symbol
+ollama    12_err_no_model           bad_request: model is required
+ollama    13_err_unknown_model      bad_request: model 'no-such-model' not found
+ollama    14_err_unknown_model_stream bad_request: model 'no-such-model' not found
+ollama    15_err_bad_json           bad_request: unexpected EOF
+ollama    16_err_think_unsupported  bad_request: \"qwen2.5-coder:1.5b\" does not support thinking
+ollama    17_err_messages_wrong_type bad_request: json: cannot unmarshal string into Go struct field ChatRequest.messages of type []api.Message
+ollama    18_err_not_found          bad_request: 404 page not found
+";
+    // Another question's answer is no reply, and no reason to panic.
+    let strangers = "
+openai    01_models       server: response contains no choices
+anthropic 01_models       server: response contains no content
+anthropic 02_count_tokens server: response contains no content
+ollama    01_version      server: response contains no content
+ollama    02_tags         server: response contains no content
+ollama    19_ps           server: response contains no content
+";
+    for (table, is_refusal) in [(words, true), (strangers, false)] {
+        for row in table.lines().filter(|row| !row.is_empty()) {
+            let (folder, row) = row.split_once(' ').expect("a folder");
+            let (case, message) = row.trim().split_once(' ').expect("a case");
+            let kind = KINDS.into_iter().find(|kind| name(*kind) == folder);
+            let kind = kind.expect("a wire");
+            let answer = Answer::recorded(folder, case);
+            let mut manners = vec![
+                (answer.clone(), false),
+                (answer.clone().in_chunks(3), false),
+            ];
+            if is_refusal {
+                manners.push((answer, true));
+            }
+            for (answer, stream) in manners {
+                let error = error_of(kind, answer, stream).await;
+                assert_eq!(error.to_string(), message.trim(), "{kind:?} {case}");
+                assert_eq!(error.may_have_cost, !is_refusal, "{kind:?} {case}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_is_a_broken_connection_wherever_it_is_cut() {
+    for kind in KINDS {
+        let length = stream_of(kind).len();
+        for at in (1..length - 20).step_by(199) {
+            let error = error_of(kind, stream_of(kind).cut_after(at), true).await;
+            assert_eq!(
+                error.category,
+                Category::Server,
+                "{kind:?} at {at}: {error}"
+            );
+            assert!(
+                error.message.starts_with("the reply broke off"),
+                "{kind:?} at {at}: {error}"
+            );
+            assert!(error.may_have_cost);
+        }
+        // A body that ends as HTTP wants, but before its last message.
+        let body = b"{\"error\":{\"message\":\"half\"".to_vec();
+        for body in [Vec::new(), body] {
+            let answer = Answer::new(200, "text/event-stream", body).in_chunks(5);
+            let error = error_of(kind, answer, true).await;
+            assert_eq!(
+                error.to_string(),
+                "server: the stream ended before the reply was complete",
+                "{kind:?}"
+            );
+            assert!(error.may_have_cost);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
+    for (kind, case) in [
+        (ProviderKind::Openai, "07_tool_result"),
+        (ProviderKind::Anthropic, "07_tool_result"),
+        (ProviderKind::Ollama, "05_tool_result"),
+    ] {
+        let (_service, served) = facing(kind, Answer::recorded(name(kind), case));
+        let (reply, deltas) = hello(&served, true).await;
+        assert_eq!(reply.expect("a reply").message.content, deltas, "{kind:?}");
+        assert!(deltas.starts_with("Rust 1.0"), "{kind:?}");
+    }
+    for kind in [ProviderKind::Openai, ProviderKind::Anthropic] {
+        let (_service, served) = facing(kind, stream_of(kind));
+        let (reply, deltas) = hello(&served, false).await;
+        let reply = reply.expect("a reply");
+        assert_eq!(
+            (reply.message.tool_calls.len(), deltas.as_str()),
+            (1, ""),
+            "{kind:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn connections_are_kept() {
+    for kind in KINDS {
+        let (service, served) = facing(kind, stream_of(kind).in_chunks(500));
+        for _ in 0..5 {
+            hello(&served, true).await.0.expect("a reply");
+        }
+        assert_eq!(service.connections(), 1, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_server_adds_to_openais_wire_is_sent_back_to_it() {
+    // Not recorded here, but as DeepSeek, OpenRouter and Gemini have it; OpenAI's own types do not know these fields.
+    let call = json!({
+        "index": 0, "id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"},
+        "extra_content": {"google": {"thought_signature": "c2ln"}},
+    });
+    let said = json!({
+        "role": "assistant", "content": null, "reasoning_content": "hm, ünd", "reasoning": "so",
+        "reasoning_details": [{"type": "reasoning.text", "n": 1.0}], "tool_calls": [call],
+    });
+    let whole = json!({"choices": [{"message": said, "finish_reason": "tool_calls"}]}).to_string();
+    let pieces = [
+        json!({"reasoning_content": "hm, ", "reasoning": "so"}),
+        json!({"reasoning_content": "ünd", "reasoning_details": [{"type": "reasoning.text", "n": 1.0}]}),
+        json!({"tool_calls": [call]}),
+    ]
+    .map(|delta| format!("data: {}\n\n", json!({"choices": [{"delta": delta}]})));
+    let streamed = pieces.concat() + "data: [DONE]\n\n";
+    for (stream, first) in [
+        (false, Answer::json(200, &whole)),
+        (true, Answer::new(200, "text/event-stream", streamed)),
+    ] {
+        let service = Replay::of([first, Answer::recorded("openai", "07_tool_result")]);
+        let served = served(config(ProviderKind::Openai, &service.base()));
+        let reply = hello(&served, stream).await.0.expect("a reply");
+        let results = vec![ToolResult {
+            call_id: "c".to_owned(),
+            content: "2".to_owned(),
+            is_error: false,
+        }];
+        let messages = [
+            Message::Assistant(reply.message),
+            Message::Tool {
+                tool_results: results,
+            },
+        ];
+        say(&served, &messages, stream).await.0.expect("a reply");
+        let seen = service.seen().pop().expect("a request");
+        let body: Value = serde_json::from_str(&seen.body).expect("JSON");
+        let mut expected = said.clone();
+        let call = expected["tool_calls"][0].as_object_mut().expect("a call");
+        call.shift_remove("index");
+        assert_eq!(body["messages"][0], expected, "streamed: {stream}");
+    }
+}

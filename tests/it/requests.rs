@@ -1,0 +1,477 @@
+//! What the clients send, and which clients there are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axed::config::{Provider as ProviderConfig, ProviderKind};
+use axed::domain::agent::{Params, ResponseFormat};
+use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
+use axed::providers::ChatRequest;
+use axed::providers::registry::Registry;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::support::client::{KEY, KINDS, ask, config, facing, hello, served, stream_of};
+use crate::support::replay::{Answer, Replay};
+
+fn raw(json: &Value) -> Arc<RawValue> {
+    serde_json::value::to_raw_value(json).expect("JSON").into()
+}
+
+fn tool(name: &str) -> ToolSpec {
+    ToolSpec {
+        name: name.to_owned(),
+        description: format!("Does {name}."),
+        parameters: raw(&json!({
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "required": ["n"],
+        })),
+    }
+}
+
+fn result(call: &ToolCall, content: &str, is_error: bool) -> ToolResult {
+    ToolResult {
+        call_id: call.id.clone(),
+        content: content.to_owned(),
+        is_error,
+    }
+}
+
+/// A first reply that thinks, speaks, and asks for three tools, one of which has half its arguments and a mad name.
+fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
+    let (anthropic, openai, ollama) = ("event: x\ndata: ", "data: ", "");
+    let lines = |prefix: &str, end: &str, values: &[Value]| {
+        let lines = values.iter().map(|value| format!("{prefix}{value}{end}"));
+        lines.collect::<String>()
+    };
+    match (kind, stream) {
+        (ProviderKind::Anthropic, false) => Answer::json(
+            200,
+            &json!({
+                "type": "message", "model": "m", "stop_reason": "tool_use",
+                "usage": {"input_tokens": 7, "output_tokens": 8, "cache_creation_input_tokens": 9},
+                "content": [
+                    {"type": "thinking", "thinking": "hm, ünd", "signature": "c2ln"},
+                    {"type": "text", "text": ""},
+                    {"type": "text", "text": "Three things."},
+                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"n": 1.0}},
+                    {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
+                    {"type": "tool_use", "id": "t3", "name": "mad name", "input": "half"},
+                ],
+            })
+            .to_string(),
+        ),
+        (ProviderKind::Anthropic, _) => {
+            let delta = |index: u64, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
+            let start = |index: u64, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
+            let events = [
+                json!({"type": "message_start", "message": {"model": "m", "content": [],
+                    "usage": {"input_tokens": 7, "output_tokens": 1, "cache_creation_input_tokens": 9}}}),
+                start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
+                delta(0, json!({"type": "thinking_delta", "thinking": "hm, "})),
+                json!({"type": "ping"}),
+                delta(0, json!({"type": "thinking_delta", "thinking": "ünd"})),
+                delta(0, json!({"type": "signature_delta", "signature": "c2ln"})),
+                start(1, json!({"type": "text", "text": ""})),
+                start(2, json!({"type": "text", "text": ""})),
+                delta(2, json!({"type": "text_delta", "text": "Three "})),
+                delta(2, json!({"type": "text_delta", "text": "things."})),
+                start(3, json!({"type": "tool_use", "id": "t1", "name": "add"})),
+                delta(3, json!({"type": "input_json_delta", "partial_json": "{\"n\":"})),
+                delta(3, json!({"type": "input_json_delta", "partial_json": " 1.0}"})),
+                start(4, json!({"type": "tool_use", "id": "t2", "name": "add", "input": {}})),
+                start(5, json!({"type": "tool_use", "id": "t3", "name": "mad name", "input": {}})),
+                delta(5, json!({"type": "input_json_delta", "partial_json": "{\"n\": \"ha"})),
+                json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 8}}),
+                json!({"type": "message_stop"}),
+            ];
+            Answer::new(200, "text/event-stream", lines(anthropic, "\n\n", &events))
+        }
+        (ProviderKind::Openai, false) => Answer::json(
+            200,
+            &json!({
+                "model": "m", "usage": {"prompt_tokens": 16, "completion_tokens": 8},
+                "choices": [{"finish_reason": "tool_calls", "message": {
+                    "role": "assistant", "content": "Three things.",
+                    "tool_calls": [
+                        {"id": "t1", "type": "function", "function": {"name": "add", "arguments": "{\"n\": 1.0}"}},
+                        {"id": "t2", "type": "function", "function": {"name": "add", "arguments": ""}},
+                        {"id": "t3", "type": "function", "function": {"name": "mad name", "arguments": "{\"n\": \"ha"}},
+                    ],
+                }}],
+            })
+            .to_string(),
+        ),
+        (ProviderKind::Openai, _) => {
+            let delta = |delta: Value| json!({"model": "m", "choices": [{"delta": delta, "finish_reason": null}]});
+            let call = |index: u64, id: Option<&str>, name: Option<&str>, arguments: &str| {
+                delta(json!({"tool_calls": [{"index": index, "id": id, "function": {"name": name, "arguments": arguments}}]}))
+            };
+            let events = [
+                delta(json!({"role": "assistant", "content": null})),
+                delta(json!({"content": "Three "})),
+                delta(json!({"content": "things."})),
+                call(0, Some("t1"), Some("add"), "{\"n\":"),
+                call(0, None, None, " 1.0}"),
+                call(1, Some("t2"), Some("add"), ""),
+                call(2, Some("t3"), Some("mad name"), "{\"n\": \"ha"),
+                json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}),
+                json!({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": 8}}),
+            ];
+            let body = lines(openai, "\r\n\r\n", &events) + "data: [DONE]\r\n\r\n";
+            Answer::new(200, "text/event-stream", body)
+        }
+        (_, stream) => {
+            let call = |name: &str, arguments: Value| json!({"function": {"name": name, "arguments": arguments}});
+            let message = json!({"role": "assistant", "content": "Three things.", "thinking": "hm, ünd", "tool_calls": [
+                call("add", json!({"n": 1.0})), call("add", json!({})), call("mad name", json!("half")),
+            ]});
+            let mut last = json!({"model": "m", "done": true, "done_reason": "stop", "prompt_eval_count": 16, "eval_count": 8});
+            if stream {
+                let first = json!({"model": "m", "message": message, "done": false});
+                Answer::new(200, "application/x-ndjson", lines(ollama, "\n", &[first, last]))
+            } else {
+                last["message"] = message;
+                Answer::json(200, &last.to_string())
+            }
+        }
+    }
+}
+
+/// A conversation of two turns; returns the second request's body.
+async fn conversation(kind: ProviderKind, stream: bool) -> Value {
+    let service = Replay::of([thoughtful(kind, stream), stream_of(kind)]);
+    let served = served(config(kind, &service.base()));
+    let params = Params {
+        temperature: Some(0.0),
+        max_tokens: Some(77),
+        top_p: Some(0.5),
+        stop: vec!["STOP".to_owned()],
+        response_format: ResponseFormat::Text,
+    };
+    let tools = [tool("add"), tool("call_agent")];
+    let hello = Message::User {
+        content: "hello".to_owned(),
+    };
+    let question = |messages| ChatRequest {
+        model: "model",
+        system: "Be good.",
+        messages,
+        tools: &tools,
+        params: &params,
+        stream,
+        multi_turn: true,
+    };
+    let first = [hello.clone()];
+    let (reply, deltas) = ask(&served, question(&first)).await;
+    let reply = reply.expect("a reply");
+    assert_eq!(reply.message.content, "Three things.");
+    assert_eq!(deltas, if stream { "Three things." } else { "" });
+    let usage = reply.usage.expect("usage");
+    assert_eq!((usage.input, usage.output), (16, 8));
+    let calls = &reply.message.tool_calls;
+    let arguments: Vec<_> = calls.iter().map(|call| call.arguments.get()).collect();
+    assert_eq!(arguments.len(), 3);
+    assert_eq!(arguments[1..], ["{}", "{}"], "{kind:?}, streamed: {stream}");
+
+    let results = vec![
+        result(&calls[0], "2", false),
+        result(&calls[1], "add wants a number", true),
+        result(&calls[2], "Unknown tool: \"mad name\"", true),
+    ];
+    let second = [
+        hello,
+        Message::Assistant(reply.message),
+        Message::Tool {
+            tool_results: results,
+        },
+    ];
+    ask(&served, question(&second)).await.0.expect("a reply");
+    let last = service.seen().pop().expect("a request");
+    serde_json::from_str(&last.body).expect("JSON")
+}
+
+#[tokio::test]
+async fn anthropic_is_sent_its_blocks_unchanged() {
+    for stream in [false, true] {
+        let body = conversation(ProviderKind::Anthropic, stream).await;
+        let result = |id: &str, content: &str, is_error: bool| json!({"type": "tool_result", "tool_use_id": id, "content": content, "is_error": is_error});
+        let expected = json!([
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm, ünd", "signature": "c2ln"},
+                {"type": "text", "text": "Three things."},
+                {"type": "tool_use", "id": "t1", "name": "add", "input": {"n": 1.0}},
+                {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
+                {"type": "tool_use", "id": "t3", "name": "mad name", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                result("t1", "2", false),
+                result("t2", "add wants a number", true),
+                result("t3", "Unknown tool: \"mad name\"", true),
+            ]},
+        ]);
+        assert_eq!(body["messages"], expected, "streamed: {stream}");
+        let cached = json!({"type": "ephemeral"});
+        assert_eq!(
+            body["system"],
+            json!([{"type": "text", "text": "Be good.", "cache_control": cached}])
+        );
+        assert_eq!(body["tools"][0].get("cache_control"), None);
+        assert_eq!(body["tools"][1]["cache_control"], cached);
+        assert_eq!(body["tools"][1]["input_schema"]["type"], "object");
+        assert_eq!(body["max_tokens"], 77);
+        assert_eq!(body["stop_sequences"], json!(["STOP"]));
+        assert_eq!(body.get("stream"), stream.then_some(&json!(true)));
+    }
+}
+
+#[tokio::test]
+async fn openai_is_sent_calls_as_text_and_a_message_for_each_result() {
+    for stream in [false, true] {
+        let body = conversation(ProviderKind::Openai, stream).await;
+        let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let result = |id: &str, content: &str| json!({"role": "tool", "tool_call_id": id, "content": content});
+        let expected = json!([
+            {"role": "system", "content": "Be good."},
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "Three things.", "tool_calls": [
+                call("t1", "add", "{\"n\": 1.0}"), call("t2", "add", "{}"), call("t3", "mad_name", "{}"),
+            ]},
+            result("t1", "2"),
+            result("t2", "add wants a number"),
+            result("t3", "Unknown tool: \"mad name\""),
+        ]);
+        assert_eq!(body["messages"], expected, "streamed: {stream}");
+        assert_eq!(body["tools"][0]["type"], "function");
+        assert_eq!(body["tools"][0]["function"]["parameters"]["type"], "object");
+        assert_eq!(body["max_tokens"], 77);
+        assert_eq!(body["stop"], json!(["STOP"]));
+        assert_eq!(body.get("stream"), stream.then_some(&json!(true)));
+        let options = json!({"include_usage": true});
+        assert_eq!(body.get("stream_options"), stream.then_some(&options));
+    }
+}
+
+#[tokio::test]
+async fn ollama_is_sent_calls_as_objects_without_ids() {
+    for stream in [false, true] {
+        let body = conversation(ProviderKind::Ollama, stream).await;
+        let call = |name: &str, arguments: Value| json!({"function": {"name": name, "arguments": arguments}});
+        let result = |name: &str, content: &str| json!({"role": "tool", "tool_name": name, "content": content});
+        let expected = json!([
+            {"role": "system", "content": "Be good."},
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "Three things.", "thinking": "hm, ünd", "tool_calls": [
+                call("add", json!({"n": 1.0})), call("add", json!({})), call("mad name", json!({})),
+            ]},
+            result("add", "2"),
+            result("add", "add wants a number"),
+            result("mad name", "Unknown tool: \"mad name\""),
+        ]);
+        assert_eq!(body["messages"], expected, "streamed: {stream}");
+        assert_eq!(body["stream"], stream);
+        assert_eq!(
+            body["options"],
+            json!({"temperature": 0.0, "num_predict": 77, "top_p": 0.5, "stop": ["STOP"]})
+        );
+    }
+}
+
+/// A message that another service answered, with calls in its own spelling.
+fn foreign() -> Vec<Message> {
+    let call = ToolCall {
+        id: "functions.add:0".to_owned(),
+        provider_id: String::new(),
+        name: "add".to_owned(),
+        arguments: raw(&json!({"n": 1})),
+    };
+    let results = vec![result(&call, "2", false)];
+    vec![
+        Message::User {
+            content: "hello".to_owned(),
+        },
+        Message::Assistant(AssistantMessage {
+            content: String::new(),
+            tool_calls: vec![call],
+            echo: Some(Echo {
+                wire: "openai/elsewhere".to_owned(),
+                body: raw(&json!({"reasoning": {"reasoning_content": "private"}})),
+            }),
+        }),
+        Message::Tool {
+            tool_results: results,
+        },
+    ]
+}
+
+#[tokio::test]
+async fn another_service_gets_text_and_calls_in_its_own_form() {
+    let schema = raw(&json!({"type": "object", "properties": {}, "additionalProperties": false}));
+    let params = Params {
+        response_format: ResponseFormat::JsonSchema(schema.clone()),
+        ..Params::default()
+    };
+    let messages = foreign();
+    for kind in KINDS {
+        let (service, served) = facing(kind, stream_of(kind));
+        let request = ChatRequest {
+            model: "model",
+            system: "",
+            messages: &messages,
+            tools: &[tool("add")],
+            params: &params,
+            stream: true,
+            multi_turn: false,
+        };
+        ask(&served, request).await.0.expect("a reply");
+        let seen = service.seen().pop().expect("a request");
+        assert!(!seen.body.contains("private"), "{kind:?}");
+        let body: Value = serde_json::from_str(&seen.body).expect("JSON");
+        let schema: Value = serde_json::from_str(schema.get()).expect("JSON");
+        match kind {
+            ProviderKind::Anthropic => {
+                let said = json!([{"type": "tool_use", "id": "functions_add_0", "name": "add", "input": {"n": 1}}]);
+                assert_eq!(body["messages"][1]["content"], said);
+                assert_eq!(
+                    body["messages"][2]["content"][0]["tool_use_id"],
+                    "functions_add_0"
+                );
+                assert_eq!(body["max_tokens"], 4096);
+                assert_eq!(body.get("system"), None);
+                assert_eq!(body.get("temperature"), None);
+                assert_eq!(body["tools"][0].get("cache_control"), None);
+                assert_eq!(
+                    body["output_config"],
+                    json!({"format": {"type": "json_schema", "schema": schema}})
+                );
+                assert_eq!(seen.headers["x-api-key"], KEY);
+                assert_eq!(seen.headers["anthropic-version"], "2023-06-01");
+            }
+            ProviderKind::Openai => {
+                assert_eq!(body["messages"][1]["content"], Value::Null);
+                assert_eq!(body["messages"][2]["tool_call_id"], "functions.add:0");
+                let format = &body["response_format"];
+                assert_eq!(
+                    (&format["type"], &format["json_schema"]["schema"]),
+                    (&json!("json_schema"), &schema)
+                );
+                assert_eq!(format["json_schema"]["strict"], true);
+                assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+                assert_eq!(seen.path, "/v1/chat/completions");
+            }
+            _ => {
+                assert_eq!(body["messages"][1]["content"], "");
+                assert_eq!(body["format"], schema);
+                assert_eq!(body.get("options"), None);
+                assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+            }
+        }
+        assert_eq!(seen.headers["content-type"], "application/json");
+    }
+}
+
+#[tokio::test]
+async fn headers_of_the_config_are_sent_and_win() {
+    let service = Replay::of([stream_of(ProviderKind::Anthropic)]);
+    let mut config = config(
+        ProviderKind::Anthropic,
+        &format!("{}/proxy/", service.base()),
+    );
+    config.version = Some("2026-10-21".to_owned());
+    config.headers = BTreeMap::from([
+        ("x-api-key".to_owned(), "another-key".into()),
+        ("X-Team".to_owned(), "blue".into()),
+    ]);
+    hello(&served(config), true).await.0.expect("a reply");
+    let seen = service.seen().pop().expect("a request");
+    assert_eq!(seen.path, "/proxy/v1/messages");
+    assert_eq!(seen.headers["x-api-key"], "another-key");
+    assert_eq!(seen.headers["x-team"], "blue");
+    assert_eq!(seen.headers["anthropic-version"], "2026-10-21");
+}
+
+#[test]
+fn a_provider_without_its_key_is_known_but_not_served() {
+    let without = |kind, base: Option<&str>| ProviderConfig {
+        api_key: None,
+        base_url: base.map(str::to_owned),
+        ..config(kind, "")
+    };
+    let local = Some("http://localhost:8000");
+    let registry = Registry::build(&BTreeMap::from([
+        (
+            "anthropic".to_owned(),
+            without(ProviderKind::Anthropic, local),
+        ),
+        ("openai".to_owned(), without(ProviderKind::Openai, None)),
+        ("ollama".to_owned(), without(ProviderKind::Ollama, None)),
+        ("vllm".to_owned(), without(ProviderKind::Openai, local)),
+        (
+            "azure".to_owned(),
+            config(ProviderKind::Openai, "https://azure.example/v1"),
+        ),
+    ]))
+    .expect("valid configs");
+    let why = |name: &str| registry.get(name).err().map(|why| why.to_string());
+    let missing = |name: &str, env: &str| {
+        Some(format!(
+            "API key for provider \"{name}\" is not configured (set {env} or add to config.toml)"
+        ))
+    };
+    assert_eq!(why("anthropic"), missing("anthropic", "ANTHROPIC_API_KEY"));
+    assert_eq!(why("openai"), missing("openai", "OPENAI_API_KEY"));
+    for served in ["ollama", "vllm", "azure"] {
+        assert_eq!(why(served), None);
+    }
+    assert_eq!(
+        why("gemini").as_deref(),
+        Some(
+            "unsupported provider \"gemini\": supported providers are anthropic, openai, ollama, azure, vllm"
+        )
+    );
+}
+
+#[test]
+fn a_config_that_cannot_work_is_refused_without_telling_secrets() {
+    let broken: [fn(&mut ProviderConfig); 5] = [
+        |config| config.base_url = Some("http://me:hunter2@localhost".to_owned()),
+        |config| config.base_url = Some("localhost:hunter2".to_owned()),
+        |config| config.api_key = Some("hunter2\nx: y".into()),
+        |config| config.headers = BTreeMap::from([("x y".to_owned(), "hunter2".into())]),
+        |config| config.headers = BTreeMap::from([("Host".to_owned(), "hunter2".into())]),
+    ];
+    for breaks in broken {
+        let mut config = config(ProviderKind::Openai, "http://localhost:1");
+        breaks(&mut config);
+        let built = Registry::build(&BTreeMap::from([("openai".to_owned(), config)]));
+        let why = built.err().expect("no registry").to_string();
+        assert!(
+            why.starts_with("[providers.openai]: ") && !why.contains("hunter2"),
+            "{why}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_request_is_small() {
+    for kind in KINDS {
+        let served = served(config(kind, "http://127.0.0.1:1"));
+        let messages = [];
+        let params = Params::default();
+        let request = ChatRequest {
+            model: "model",
+            system: "",
+            messages: &messages,
+            tools: &[],
+            params: &params,
+            stream: true,
+            multi_turn: true,
+        };
+        let mut deltas = |_: &str| {};
+        let future = served.provider.complete(request, &mut deltas);
+        let size = std::mem::size_of_val(&*future);
+        assert!(size <= 1536, "{kind:?}: {size}");
+    }
+}

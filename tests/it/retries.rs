@@ -1,0 +1,205 @@
+//! Providers that falter: waits, second tries, other models, and texts taken back.
+
+use crate::support::app::TestApp;
+use crate::support::events::{Event, kinds};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{fails, raw, says};
+
+/// A retry policy that does not make stories wait.
+const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
+
+fn retries(events: &[Event]) -> Vec<&Event> {
+    events
+        .iter()
+        .filter(|event| event.kind() == "retry.scheduled")
+        .collect()
+}
+
+#[tokio::test]
+async fn a_passing_failure_is_tried_again_and_told() {
+    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    app.provider.will(
+        "solo",
+        [fails(500, "oops"), fails(529, "busy"), says("done")],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["turns"], 1);
+    let events = run.events().await;
+    let retries = retries(&events);
+    assert_eq!(retries.len(), 2, "{events:?}");
+    let reason = |at: usize| retries[at]["reason"].as_str().expect("a reason");
+    assert!(reason(0).contains("server: oops"), "{}", reason(0));
+    assert!(reason(1).contains("overloaded: busy"), "{}", reason(1));
+}
+
+#[tokio::test]
+async fn a_service_that_names_its_wait_is_given_it() {
+    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    app.provider.will(
+        "solo",
+        [
+            fails(429, "slow down").header("retry-after", "1"),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let events = run.events().await;
+    let waited = retries(&events)[0]["wait_ms"].as_u64().expect("a wait");
+    assert!((1000..5000).contains(&waited), "{waited}");
+    assert!(run["duration_ms"].as_u64() >= Some(1000), "{run:?}");
+}
+
+#[tokio::test]
+async fn what_cannot_get_better_is_not_tried_again() {
+    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    for status in [400, 401, 403, 404, 422] {
+        app.provider.will("solo", [fails(status, "no")]);
+        let before = app.provider.seen().len();
+        assert_eq!(app.run("solo", "go").await.status(), "failed");
+        assert_eq!(app.provider.seen().len(), before + 1, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn tries_end() {
+    let app = TestApp::with()
+        .agent("twice", QUICK)
+        .agent("never", "[retry]\nmax_retries = 0")
+        .spawn()
+        .await;
+    app.provider.always("twice", |_| fails(503, "down"));
+    app.provider.always("never", |_| fails(503, "down"));
+
+    let run = app.run("twice", "go").await;
+    assert_eq!(run.failure(), ("provider_server", "server: down"));
+    assert_eq!(app.provider.seen_by("twice").len(), 3);
+
+    let run = app.run("never", "go").await;
+    assert_eq!(run.failure().0, "provider_server");
+    assert_eq!(app.provider.seen_by("never").len(), 1);
+}
+
+#[tokio::test]
+async fn another_model_answers_when_the_first_is_down() {
+    let app = TestApp::with()
+        .agent(
+            "solo",
+            &format!("fallback_models = [\"openai/second\", \"ollama/third\"]\n{QUICK}"),
+        )
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| fails(529, "busy"));
+    app.provider.always("second", |_| fails(429, "slow down"));
+    app.provider
+        .will("third", [says("here I am").calling_itself("third-1")]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "here I am");
+    assert_eq!(run["model"], "third-1");
+    assert_eq!(app.provider.seen_by("solo").len(), 3);
+    assert_eq!(app.provider.seen_by("second").len(), 3);
+    assert_eq!(app.provider.asked("third", 1).await.user(), ["go"]);
+}
+
+#[tokio::test]
+async fn a_refusal_does_not_fall_back() {
+    let app = TestApp::with()
+        .agent(
+            "solo",
+            &format!("fallback_models = [\"openai/second\"]\n{QUICK}"),
+        )
+        .spawn()
+        .await;
+    app.provider.will("solo", [fails(401, "no such key")]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.failure().0, "provider_auth");
+    assert!(app.provider.seen_by("second").is_empty());
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
+    let app = TestApp::with()
+        .agent("solo", &format!("stream = true\n{QUICK}"))
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.will(
+        "solo",
+        [
+            says("first words that break").pausing(&gate).cut(),
+            says("the whole story").using(3, 4),
+        ],
+    );
+
+    let run = app.start("solo", "go").await;
+    app.provider.busy("solo", 1).await;
+    let mut events = app.events(&run).await;
+    // Who has been told what is stored is listening to what comes.
+    let mut heard = events.until("run.queued").await;
+    gate.open();
+    heard.extend(events.rest().await);
+
+    let run = run.ended().await;
+    assert_eq!(run.output(), "the whole story");
+    assert_eq!(run.usage(), (3, 4, 0));
+    let withdrawn = heard
+        .iter()
+        .position(|event| event.kind() == "text.withdrawn");
+    assert!(withdrawn.is_some(), "{heard:?}");
+    let told: String = heard[withdrawn.unwrap_or_default()..]
+        .iter()
+        .filter(|event| event.kind() == "text.delta")
+        .map(|event| event["text"].as_str().expect("a text"))
+        .collect();
+    assert_eq!(told, "the whole story");
+    assert!(kinds(&heard).contains(&"retry.scheduled"), "{heard:?}");
+    assert!(run.events().await.iter().all(|event| event.seq() > 0));
+}
+
+#[tokio::test]
+async fn an_unreadable_body_is_tried_again() {
+    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    app.provider.will(
+        "solo",
+        [
+            raw(200, "text/html", "<html>Bad gateway</html>"),
+            raw(200, "application/json", &b"{\"content\": \"\xff\xfe\"}"[..]),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let events = run.events().await;
+    for retry in retries(&events) {
+        let reason = retry["reason"].as_str().expect("a reason");
+        assert!(reason.contains("server: "), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let app = TestApp::with()
+        .agent("solo", "[retry]\nmax_retries = 0")
+        .spawn()
+        .await;
+    app.provider.will(
+        "solo",
+        [fails(307, "over there").header("location", "/v1/messages")],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.failure().0, "provider_server");
+    assert_eq!(app.provider.seen().len(), 1);
+}

@@ -1,0 +1,982 @@
+//! Stories of the store. The shared ones are told against the contract; an engine joins by its own line at the end.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axed::config::{Data, Durability};
+use axed::domain::event::{Event, EventKind, StoredEvent};
+use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
+use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, Status, now};
+use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use axed::store::open::open;
+use axed::store::{
+    Change, Closing, EventQuery, Progress, RunFilter, RunStore, Step, StoreError, Write,
+};
+use jiff::Timestamp;
+use serde_json::value::RawValue;
+use tempfile::TempDir;
+
+type Rung = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
+
+/// A fresh store, and what its bell has told.
+struct Opened {
+    store: Arc<dyn RunStore>,
+    rung: Rung,
+    place: TempDir,
+}
+
+fn sqlite() -> Opened {
+    let place = tempfile::tempdir().expect("a directory");
+    let (store, rung) = sqlite_in(place.path()).expect("a store");
+    Opened { store, rung, place }
+}
+
+fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
+    let rung = Rung::default();
+    let heard = Arc::clone(&rung);
+    let data = Data {
+        dir: dir.to_owned(),
+        durability: Durability::Process,
+    };
+    let store = open(
+        &data,
+        Box::new(move |root, events| heard.lock().expect("no panic").push((root, events))),
+        Box::new(|_| true),
+    )?;
+    Ok((store, rung))
+}
+
+// What is written.
+
+fn record(scope: &Scope, agent: &str) -> Run {
+    Run {
+        id: scope.run,
+        root_id: scope.root,
+        parent_id: scope.parent,
+        depth: scope.depth,
+        tool_call_id: None,
+        agent: agent.to_owned(),
+        agent_version: "sha256:00".to_owned(),
+        status: Status::Queued,
+        input: "the input".to_owned(),
+        task: None,
+        label: None,
+        completion_status: None,
+        labels: BTreeMap::new(),
+        content: None,
+        partial_content: None,
+        model: "asked".to_owned(),
+        stop_reason: None,
+        turns: 0,
+        usage: Usage::default(),
+        tree: TreeUsage::default(),
+        error: None,
+        cancel_reason: None,
+        attempt: 1,
+        created_at: now(),
+        started_at: None,
+        finished_at: None,
+        last_event: 0,
+    }
+}
+
+fn root() -> Scope {
+    Scope::root(RunId::new(), 5)
+}
+
+fn child(of: &Scope) -> Scope {
+    of.child(RunId::new(), None).expect("room for a child")
+}
+
+fn event(scope: &Scope, turn: u32) -> Event {
+    Event {
+        run_id: scope.run,
+        root_id: scope.root,
+        depth: scope.depth.0,
+        agent: "writer".into(),
+        time: now(),
+        kind: EventKind::TurnStarted {
+            turn,
+            messages: 1,
+            results: 0,
+        },
+    }
+}
+
+fn write(scope: &Scope, change: Change, events: u32) -> Write {
+    Write {
+        run: scope.run,
+        root: scope.root,
+        change,
+        steps: Vec::new(),
+        events: (1..=events).map(|turn| event(scope, turn)).collect(),
+    }
+}
+
+fn opening(scope: &Scope, agent: &str) -> Write {
+    write(scope, Change::Open(Box::new(record(scope, agent))), 1)
+}
+
+fn starting(scope: &Scope) -> Write {
+    write(scope, Change::Start { at: now() }, 1)
+}
+
+fn usage(tokens: u64) -> Usage {
+    Usage {
+        tokens: TokenUsage {
+            input: tokens,
+            output: 2 * tokens,
+            cache_read: 1,
+            cache_write: 2,
+        },
+        model_calls: 1,
+        tool_calls: 3,
+        cost: Some(Cost(tokens)),
+        unreported: 0,
+    }
+}
+
+fn progress(tokens: u64) -> Progress {
+    Progress {
+        turns: 1,
+        model: "answered".to_owned(),
+        stop_reason: Some("end_turn".to_owned()),
+        usage: usage(tokens),
+    }
+}
+
+fn closing(scope: &Scope, outcome: Outcome) -> Write {
+    let usage = usage(10);
+    let closing = Closing {
+        outcome,
+        at: now(),
+        progress: progress(10),
+        tree: TreeUsage { runs: 1, usage },
+    };
+    write(scope, Change::Close(Box::new(closing)), 1)
+}
+
+fn completing(scope: &Scope, content: &str) -> Write {
+    let content = content.to_owned();
+    closing(scope, Outcome::Completed { content })
+}
+
+fn failure() -> Failure {
+    Failure {
+        code: FailureCode::ProviderOverloaded,
+        message: "overloaded".to_owned(),
+        category: "overloaded".to_owned(),
+        retryable: true,
+    }
+}
+
+fn whole_log(root: &Scope) -> EventQuery {
+    EventQuery {
+        root: root.run,
+        of: root.run,
+        only: false,
+        after: 0,
+        limit: usize::MAX,
+    }
+}
+
+fn numbers(events: &[StoredEvent]) -> Vec<u64> {
+    events.iter().map(|event| event.seq).collect()
+}
+
+async fn stored(store: &dyn RunStore, scope: &Scope) -> Run {
+    let found = store.run(scope.run).await.expect("a read");
+    found.expect("the run")
+}
+
+async fn listed(store: &dyn RunStore, filter: RunFilter) -> Vec<RunId> {
+    let page = store.list(filter).await.expect("a page");
+    page.iter().map(|run| run.id).collect()
+}
+
+fn page() -> RunFilter {
+    RunFilter {
+        limit: 50,
+        ..RunFilter::default()
+    }
+}
+
+// Shared stories.
+
+/// A root and eight children write at once; the tree's log counts without a gap and the bell tells it in order.
+async fn a_trees_log_has_no_gaps(opened: &Opened) {
+    let (store, root) = (&opened.store, root());
+    store.write(opening(&root, "parent")).await.expect("opened");
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (store, root) = (Arc::clone(store), root);
+        tasks.spawn(async move {
+            let child = child(&root);
+            store.write(opening(&child, "child")).await.expect("opened");
+            for round in 0..20 {
+                let scope = if round % 4 == 0 { &root } else { &child };
+                let some = write(scope, Change::Nothing, round % 3);
+                if round % 2 == 0 {
+                    store.post(some).await.expect("posted");
+                } else {
+                    store.write(some).await.expect("written");
+                }
+            }
+            let last = store.write(completing(&child, "done")).await;
+            (child, last.expect("closed"))
+        });
+    }
+    let children = tasks.join_all().await;
+    let last = store
+        .write(completing(&root, "done"))
+        .await
+        .expect("closed");
+
+    let log = store.events(whole_log(&root)).await.expect("the log");
+    assert_eq!(numbers(&log), (1..=last).collect::<Vec<_>>());
+    for event in &log {
+        let data: serde_json::Value = serde_json::from_str(&event.data).expect("JSON");
+        assert_eq!(data["seq"], event.seq);
+        assert_eq!(data["run_id"], event.run_id.to_string());
+        assert_eq!(data["type"], event.name);
+    }
+    let rung = opened.rung.lock().expect("no panic").clone();
+    assert!(rung.iter().all(|(of, _)| *of == root.run));
+    let told: Vec<_> = rung.into_iter().flat_map(|(_, events)| events).collect();
+    assert_eq!(told, log);
+    assert_eq!(stored(&**store, &root).await.last_event, last);
+    for (child, last) in children {
+        assert_eq!(stored(&**store, &child).await.last_event, last);
+        let own = log.iter().rev().find(|event| event.run_id == child.run);
+        assert_eq!(own.map(|event| event.seq), Some(last));
+    }
+}
+
+/// Many end a run at once: one of them does, and nothing happens to it afterwards.
+async fn a_run_ends_once(opened: &Opened) {
+    let (store, root) = (&opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let ends = futures_util::future::join_all((0..16).map(|n| {
+        let end = completing(&root, &format!("end {n}"));
+        async move { (n, store.write(end).await) }
+    }))
+    .await;
+    let won: Vec<_> = ends.iter().filter(|(_, end)| end.is_ok()).collect();
+    assert_eq!(won.len(), 1);
+    let lost = |end: &Result<u64, _>| matches!(end, Err(StoreError::AlreadyTerminal(id)) if *id == root.run);
+    assert_eq!(ends.iter().filter(|(_, end)| lost(end)).count(), 15);
+    let ended = stored(&**store, &root).await;
+    assert_eq!(ended.content, Some(format!("end {}", won[0].0)));
+    assert_eq!(ended.last_event, 2);
+
+    let reason = "too late".to_owned();
+    let late = store.write(write(&root, Change::Cancelling { reason }, 1));
+    assert_eq!(late.await.expect("ignored"), 0);
+    for change in [
+        Change::Start { at: now() },
+        Change::Nothing,
+        Change::Progress(progress(99)),
+    ] {
+        assert!(lost(&store.write(write(&root, change, 1)).await));
+    }
+    assert_eq!(stored(&**store, &root).await, ended);
+    assert_eq!(
+        store.events(whole_log(&root)).await.expect("a log").len(),
+        2
+    );
+}
+
+/// Everything that a record can hold comes back, through every stage of its life.
+async fn a_record_reads_back(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "parent")).await.expect("opened");
+    let child = child(&root);
+    let mut run = Run {
+        tool_call_id: Some("call_1".to_owned()),
+        task: Some("the task ✓ ".repeat(500)),
+        input: "the message\n\"quoted\" ".repeat(500),
+        label: Some("a label".to_owned()),
+        completion_status: Some("complete".to_owned()),
+        labels: BTreeMap::from([("team".to_owned(), "x y".to_owned())]),
+        ..record(&child, "child")
+    };
+    let open = write(&child, Change::Open(Box::new(run.clone())), 0);
+    assert_eq!(store.write(open).await.expect("opened"), 0);
+    run.tree.runs = 1;
+    assert_eq!(stored(store, &child).await, run);
+
+    let begun = starting(&child);
+    let Change::Start { at } = begun.change else {
+        unreachable!()
+    };
+    assert_eq!(store.write(begun).await.expect("started"), 2);
+    run.status = Status::Running;
+    run.started_at = Some(at);
+    run.last_event = 2;
+    assert_eq!(stored(store, &child).await, run);
+
+    let further = write(&child, Change::Progress(progress(7)), 0);
+    store.write(further).await.expect("further");
+    run.turns = 1;
+    run.model = "answered".to_owned();
+    run.stop_reason = Some("end_turn".to_owned());
+    run.usage = usage(7);
+    run.tree.usage = usage(7);
+    assert_eq!(stored(store, &child).await, run);
+
+    let reason = "enough".to_owned();
+    let stop = write(&child, Change::Cancelling { reason }, 1);
+    assert_eq!(store.write(stop).await.expect("asked to stop"), 3);
+    run.status = Status::Cancelling;
+    run.cancel_reason = Some("enough".to_owned());
+    run.last_event = 3;
+    assert_eq!(stored(store, &child).await, run);
+
+    let end = closing(
+        &child,
+        Outcome::Cancelled {
+            reason: "enough".to_owned(),
+            partial: Some("half".to_owned()),
+        },
+    );
+    let Change::Close(close) = &end.change else {
+        unreachable!()
+    };
+    run.finished_at = Some(close.at);
+    store.write(end).await.expect("closed");
+    run.status = Status::Cancelled;
+    run.partial_content = Some("half".to_owned());
+    run.usage = usage(10);
+    run.tree.usage = usage(10);
+    run.last_event = 4;
+    assert_eq!(stored(store, &child).await, run);
+
+    let partial = None;
+    let failed = Outcome::Failed {
+        failure: failure(),
+        partial,
+    };
+    store.write(closing(&root, failed)).await.expect("closed");
+    let failed = stored(store, &root).await;
+    assert_eq!(
+        (failed.status, failed.error),
+        (Status::Failed, Some(failure()))
+    );
+    assert_eq!(store.run(RunId::new()).await.expect("a read"), None);
+}
+
+/// Steps come back in their order, with a provider's own JSON as it was, whether or not events came with them.
+async fn steps_read_back(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let raw = |text: &str| Arc::from(RawValue::from_string(text.to_owned()).expect("JSON"));
+    let prompt = Step::Prompt {
+        system: "system".to_owned(),
+        message: "message".to_owned(),
+    };
+    let reply = Step::Reply {
+        turn: 1,
+        message: AssistantMessage {
+            content: "line\nline\u{2028}".to_owned(),
+            tool_calls: vec![ToolCall {
+                id: "1".to_owned(),
+                provider_id: String::new(),
+                name: "read".to_owned(),
+                arguments: raw("{\"n\": 1.0,\n \"a\":2}"),
+            }],
+            echo: Some(Echo {
+                wire: "anthropic".to_owned(),
+                body: raw("[1,\n2]"),
+            }),
+        },
+    };
+    let result = |position| Step::Result {
+        turn: 1,
+        position,
+        result: ToolResult {
+            call_id: "1".to_owned(),
+            content: "found".to_owned(),
+            is_error: false,
+        },
+    };
+    let wanted = vec![prompt, reply, result(0), result(1), result(2)];
+    for (steps, events) in [(0..1, 2), (1..2, 0), (2..3, 0), (3..5, 1)] {
+        let mut some = write(&root, Change::Nothing, events);
+        some.steps = wanted[steps].to_vec();
+        let number = store.write(some).await.expect("written");
+        assert_eq!(number == 0, events == 0);
+    }
+    let found = store.steps(root.run).await.expect("steps");
+    assert_eq!(format!("{found:?}"), format!("{wanted:?}"));
+    let log = store.events(whole_log(&root)).await.expect("a log");
+    assert_eq!(numbers(&log), [1, 2, 3, 4]);
+}
+
+/// Pages of runs by everything that a filter knows, newest first, and on with a cursor.
+async fn runs_are_listed(opened: &Opened) {
+    let store = &*opened.store;
+    let start = Timestamp::from_second(1_800_000_000).expect("a time");
+    let mut roots = Vec::new();
+    for n in 0..12_u32 {
+        let scope = root();
+        let mut run = record(&scope, if n % 3 == 0 { "a" } else { "b" });
+        run.created_at = start + Duration::from_secs(n.into());
+        if n % 2 == 0 {
+            run.labels.insert("team".to_owned(), "x".to_owned());
+            run.labels.insert("n".to_owned(), n.to_string());
+        }
+        let open = write(&scope, Change::Open(Box::new(run)), 1);
+        store.write(open).await.expect("opened");
+        match n {
+            0..4 => drop(
+                store
+                    .write(completing(&scope, "done"))
+                    .await
+                    .expect("closed"),
+            ),
+            4..6 => {
+                let end = Outcome::Failed {
+                    failure: failure(),
+                    partial: None,
+                };
+                store.write(closing(&scope, end)).await.expect("closed");
+            }
+            6..8 => drop(store.write(starting(&scope)).await.expect("started")),
+            _ => {}
+        }
+        roots.push(scope);
+    }
+    let below = child(&roots[11]);
+    store.write(opening(&below, "a")).await.expect("opened");
+    let ended = child(&roots[11]);
+    store.write(opening(&ended, "a")).await.expect("opened");
+    store.write(completing(&ended, "x")).await.expect("closed");
+
+    let roots = &roots;
+    let newest = |ns: &[usize]| ns.iter().map(|n| roots[*n].run).collect::<Vec<_>>();
+    let with = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(
+        listed(store, page()).await,
+        newest(&[11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    );
+    let all = listed(
+        store,
+        RunFilter {
+            all: true,
+            ..page()
+        },
+    )
+    .await;
+    assert_eq!(all[..3], [ended.run, below.run, roots[11].run]);
+    assert_eq!(all.len(), 14);
+
+    let a = RunFilter {
+        agent: Some("a".to_owned()),
+        ..page()
+    };
+    assert_eq!(listed(store, a.clone()).await, newest(&[9, 6, 3, 0]));
+    let done = RunFilter {
+        status: Some(Status::Completed),
+        ..a.clone()
+    };
+    assert_eq!(listed(store, done.clone()).await, newest(&[3, 0]));
+    let all_done = RunFilter { all: true, ..done };
+    assert_eq!(
+        listed(store, all_done).await,
+        [ended.run, roots[3].run, roots[0].run]
+    );
+    for (status, wanted) in [
+        (Status::Failed, newest(&[5, 4])),
+        (Status::Running, newest(&[7, 6])),
+        (Status::Queued, newest(&[11, 10, 9, 8])),
+        (Status::Cancelled, newest(&[])),
+    ] {
+        let status = Some(status);
+        assert_eq!(listed(store, RunFilter { status, ..page() }).await, wanted);
+    }
+
+    let tree = RunFilter {
+        root: Some(roots[11].run),
+        ..page()
+    };
+    assert_eq!(
+        listed(store, tree.clone()).await,
+        [ended.run, below.run, roots[11].run]
+    );
+    let status = Some(Status::Queued);
+    assert_eq!(
+        listed(store, RunFilter { status, ..tree }).await,
+        [below.run, roots[11].run]
+    );
+
+    let labels = vec![with("team", "x")];
+    let team = RunFilter { labels, ..page() };
+    assert_eq!(
+        listed(store, team.clone()).await,
+        newest(&[10, 8, 6, 4, 2, 0])
+    );
+    let labels = vec![with("team", "x"), with("n", "4")];
+    assert_eq!(
+        listed(store, RunFilter { labels, ..page() }).await,
+        newest(&[4])
+    );
+    let agent = Some("b".to_owned());
+    assert_eq!(
+        listed(store, RunFilter { agent, ..team }).await,
+        newest(&[10, 8, 4, 2])
+    );
+
+    let at = |seconds, nanos| Some(start + Duration::new(seconds, nanos));
+    for (since, until, wanted) in [
+        (at(3, 0), at(6, 0), newest(&[5, 4, 3])),
+        (at(3, 1), at(6, 1), newest(&[6, 5, 4])),
+        (at(10, 0), None, newest(&[11, 10])),
+        (None, at(1, 0), newest(&[0])),
+    ] {
+        let some = RunFilter {
+            since,
+            until,
+            ..page()
+        };
+        assert_eq!(listed(store, some).await, wanted);
+    }
+
+    let (mut seen, mut before) = (Vec::new(), None);
+    loop {
+        let some = RunFilter {
+            before,
+            limit: 5,
+            ..page()
+        };
+        let ids = listed(store, some).await;
+        assert!(ids.len() <= 5);
+        before = ids.last().copied();
+        if before.is_none() {
+            break;
+        }
+        seen.extend(ids);
+    }
+    assert_eq!(seen, listed(store, page()).await);
+    let limit = 0;
+    assert!(
+        listed(store, RunFilter { limit, ..page() })
+            .await
+            .is_empty()
+    );
+}
+
+/// A page of a log begins after a number, ends with a write, and shows a subtree or one run alone.
+async fn a_log_is_read_in_parts(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let (left, right) = (child(&root), child(&root));
+    let below = child(&left);
+    for (scope, events) in [(&root, 2), (&left, 1), (&right, 1), (&below, 3), (&left, 2)] {
+        let change = match store.run(scope.run).await.expect("a read") {
+            Some(_) => Change::Nothing,
+            None => Change::Open(Box::new(record(scope, "a"))),
+        };
+        store
+            .write(write(scope, change, events))
+            .await
+            .expect("written");
+    }
+    let part = |of: &Scope, only, after, limit| EventQuery {
+        root: root.run,
+        of: of.run,
+        only,
+        after,
+        limit,
+    };
+    for (query, wanted) in [
+        (part(&root, false, 0, 100), vec![1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (part(&root, false, 5, 100), vec![6, 7, 8, 9]),
+        (part(&root, false, 9, 100), vec![]),
+        (part(&root, false, 99, 100), vec![]),
+        (part(&root, false, 2, 3), vec![3, 4, 5, 6, 7]),
+        (part(&root, false, 0, 0), vec![]),
+        (part(&root, true, 0, 100), vec![1, 2]),
+        (part(&left, false, 0, 100), vec![3, 5, 6, 7, 8, 9]),
+        (part(&left, true, 0, 100), vec![3, 8, 9]),
+        (part(&left, false, 6, 1), vec![7]),
+        (part(&below, false, 0, 100), vec![5, 6, 7]),
+        (part(&right, false, 4, 100), vec![]),
+    ] {
+        let found = store.events(query).await.expect("events");
+        assert_eq!(numbers(&found), wanted, "{query:?}");
+    }
+}
+
+/// What a tree has used is known while it is at work, and stands in the record once it has ended.
+async fn a_trees_usage_is_summed(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let child = child(&root);
+    let below = child.child(RunId::new(), None).expect("room");
+    for scope in [&root, &child, &below] {
+        store.write(opening(scope, "a")).await.expect("opened");
+    }
+    for (scope, tokens) in [(&root, 1), (&child, 10), (&below, 100)] {
+        let further = write(scope, Change::Progress(progress(tokens)), 0);
+        store.write(further).await.expect("further");
+    }
+    let tree = stored(store, &root).await.tree;
+    assert_eq!((tree.runs, tree.usage.tokens.input), (3, 111));
+    assert_eq!(tree.usage.cost, Some(Cost(111)));
+    assert_eq!((tree.usage.tool_calls, tree.usage.model_calls), (9, 3));
+    let tree = stored(store, &child).await.tree;
+    assert_eq!((tree.runs, tree.usage.tokens.input), (2, 110));
+    let page = store.list(page()).await.expect("a page");
+    assert_eq!(page[0].tree.usage.tokens.input, 111);
+
+    let open = store.unfinished().await.expect("unfinished");
+    let open: Vec<_> = open.iter().map(|run| run.id).collect();
+    assert_eq!(open, [below.run, child.run, root.run]);
+    let whole = store.tree(root.run).await.expect("a tree");
+    let whole: Vec<_> = whole.iter().map(|run| run.id).collect();
+    assert_eq!(whole, [root.run, child.run, below.run]);
+    let part = store.tree(child.run).await.expect("a tree");
+    assert_eq!(part.len(), 2);
+    let children = store.children(root.run).await.expect("children");
+    assert_eq!(children.len(), 1);
+    assert_eq!(children[0].id, child.run);
+
+    for scope in [&below, &child] {
+        store.write(completing(scope, "x")).await.expect("closed");
+    }
+    let mut end = completing(&root, "x");
+    let Change::Close(close) = &mut end.change else {
+        unreachable!()
+    };
+    let mut sum = usage(500);
+    sum.cost = None;
+    close.tree = TreeUsage {
+        runs: 3,
+        usage: sum,
+    };
+    store.write(end).await.expect("closed");
+    let tree = stored(store, &root).await.tree;
+    assert_eq!((tree.runs, tree.usage), (3, sum));
+    assert!(store.unfinished().await.expect("unfinished").is_empty());
+}
+
+/// A root goes with all that is below it, and with nothing else.
+async fn a_tree_is_deleted(opened: &Opened) {
+    let (store, root, other) = (&*opened.store, root(), root());
+    let child = child(&root);
+    for scope in [&root, &child, &other] {
+        let mut run = record(scope, "a");
+        run.labels.insert("k".to_owned(), "v".to_owned());
+        run.input = "long ".repeat(1000);
+        let mut open = write(scope, Change::Open(Box::new(run)), 1);
+        open.steps.push(Step::Prompt {
+            system: String::new(),
+            message: "m".to_owned(),
+        });
+        store.write(open).await.expect("opened");
+    }
+    assert!(!store.delete(child.run).await.expect("no root"));
+    assert!(!store.delete(RunId::new()).await.expect("no run"));
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert!(!store.delete(root.run).await.expect("gone"));
+    for scope in [&root, &child] {
+        assert_eq!(store.run(scope.run).await.expect("a read"), None);
+        assert!(store.steps(scope.run).await.expect("steps").is_empty());
+        let late = store.write(write(scope, Change::Nothing, 1)).await;
+        assert!(matches!(late, Err(StoreError::NoSuchRun(_))), "{late:?}");
+    }
+    assert!(
+        store
+            .events(whole_log(&root))
+            .await
+            .expect("events")
+            .is_empty()
+    );
+    let labels = vec![("k".to_owned(), "v".to_owned())];
+    let marked = RunFilter {
+        labels,
+        all: true,
+        ..page()
+    };
+    assert_eq!(listed(store, marked).await, [other.run]);
+    assert_eq!(store.steps(other.run).await.expect("steps").len(), 1);
+    assert_eq!(stored(store, &other).await.input.len(), 5000);
+}
+
+/// Writes that are wrong fail alone, whoever they are committed with.
+async fn a_wrong_write_spoils_no_other(opened: &Opened) {
+    let (store, root, nobody) = (&*opened.store, root(), root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let results = futures_util::future::join_all((0..60).map(|n| {
+        store.write(match n % 3 {
+            0 => write(&root, Change::Nothing, 1),
+            1 => starting(&nobody),
+            _ => opening(&root, "again"),
+        })
+    }))
+    .await;
+    let mut number = 1;
+    for (n, result) in results.into_iter().enumerate() {
+        if n % 3 == 0 {
+            number += 1;
+            assert_eq!(result.expect("written"), number);
+        } else {
+            let error = result.expect_err("refused");
+            let unknown = matches!(error, StoreError::NoSuchRun(id) if id == nobody.run);
+            assert_eq!(unknown, n % 3 == 1, "{error}");
+        }
+    }
+    let orphan = child(&nobody);
+    let orphan = store.write(opening(&orphan, "a")).await;
+    assert!(matches!(orphan, Err(StoreError::NoSuchRun(id)) if id == nobody.run));
+    let log = store.events(whole_log(&root)).await.expect("a log");
+    assert_eq!(numbers(&log), (1..=number).collect::<Vec<_>>());
+}
+
+/// Nobody waits for a posted write; when it fails its run takes no further one, and other runs are as before.
+async fn a_failed_post_stops_its_run(opened: &Opened) {
+    let (store, broken, whole) = (&*opened.store, root(), root());
+    for scope in [&broken, &whole] {
+        store.write(opening(scope, "a")).await.expect("opened");
+    }
+    store.post(opening(&broken, "again")).await.expect("posted");
+    store.post(starting(&whole)).await.expect("posted");
+    let later = store.write(starting(&broken)).await.expect_err("a gap");
+    assert!(
+        later.to_string().contains("an earlier write of run_"),
+        "{later}"
+    );
+    let later = store.write(completing(&broken, "x")).await;
+    assert!(matches!(later, Err(StoreError::Engine(_))));
+    store.write(completing(&whole, "x")).await.expect("closed");
+    assert_eq!(stored(store, &broken).await.status, Status::Queued);
+    assert_eq!(stored(store, &whole).await.status, Status::Completed);
+}
+
+/// What was handed over before the close is kept; afterwards nothing is taken.
+async fn a_closed_store_refuses(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.check().await.expect("in order");
+    store.write(opening(&root, "a")).await.expect("opened");
+    for _ in 0..500 {
+        let some = write(&root, Change::Nothing, 1);
+        store.post(some).await.expect("posted");
+    }
+    store.close().await;
+    assert_eq!(opened.rung.lock().expect("no panic").len(), 501);
+    store.close().await;
+    let closed = |error| matches!(error, StoreError::Closed);
+    assert!(store.write(starting(&root)).await.is_err_and(closed));
+    assert!(store.post(starting(&root)).await.is_err_and(closed));
+    assert!(store.run(root.run).await.is_err_and(closed));
+    assert!(store.delete(root.run).await.is_err_and(closed));
+    assert!(store.check().await.is_err_and(closed));
+}
+
+macro_rules! shared_stories {
+    ($engine:ident: $($story:ident),+ $(,)?) => {
+        mod $engine {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                super::$story(&super::$engine()).await;
+            }
+        )+}
+    };
+}
+
+shared_stories!(sqlite:
+    a_trees_log_has_no_gaps,
+    a_run_ends_once,
+    a_record_reads_back,
+    steps_read_back,
+    runs_are_listed,
+    a_log_is_read_in_parts,
+    a_trees_usage_is_summed,
+    a_tree_is_deleted,
+    a_wrong_write_spoils_no_other,
+    a_failed_post_stops_its_run,
+    a_closed_store_refuses,
+);
+
+// Stories of the SQLite file.
+
+#[tokio::test]
+async fn a_file_opened_again_has_everything() {
+    let Opened { store, place, .. } = sqlite();
+    let (ended, at_work) = (root(), root());
+    for scope in [&ended, &at_work] {
+        store.write(opening(scope, "a")).await.expect("opened");
+    }
+    store
+        .write(completing(&ended, "done"))
+        .await
+        .expect("closed");
+    let before = (
+        stored(&*store, &ended).await,
+        stored(&*store, &at_work).await,
+    );
+    store.close().await;
+    assert!(
+        !place.path().join("axed.db-wal").exists(),
+        "the log is folded in"
+    );
+
+    // Closed and not yet dropped: the lock is free.
+    let (again, _) = sqlite_in(place.path()).expect("opened again");
+    let after = (
+        stored(&*again, &ended).await,
+        stored(&*again, &at_work).await,
+    );
+    assert_eq!(before, after);
+    let next = again.write(completing(&at_work, "done")).await;
+    assert_eq!(next.expect("closed"), 2, "the tree's log counts on");
+}
+
+#[tokio::test]
+async fn a_dropped_store_has_kept_what_was_posted() {
+    let Opened { store, place, .. } = sqlite();
+    let root = root();
+    store.write(opening(&root, "a")).await.expect("opened");
+    for _ in 0..100 {
+        let some = write(&root, Change::Nothing, 1);
+        store.post(some).await.expect("posted");
+    }
+    drop(store);
+    let (store, _) = sqlite_in(place.path()).expect("opened again");
+    assert_eq!(stored(&*store, &root).await.last_event, 101);
+}
+
+#[tokio::test]
+async fn a_killed_process_has_kept_what_was_answered() {
+    let Opened { store, place, .. } = sqlite();
+    let root = root();
+    store.write(opening(&root, "a")).await.expect("opened");
+    store
+        .write(completing(&root, "done"))
+        .await
+        .expect("closed");
+    // The files as a dead process leaves them: nobody has folded the log in.
+    let left = tempfile::tempdir().expect("a directory");
+    for name in ["axed.db", "axed.db-wal", "lock"] {
+        std::fs::copy(place.path().join(name), left.path().join(name)).expect("a copy");
+    }
+    let (found, _) = sqlite_in(left.path()).expect("opened");
+    assert_eq!(stored(&*found, &root).await, stored(&*store, &root).await);
+    let log = found.events(whole_log(&root)).await.expect("a log");
+    assert_eq!(numbers(&log), [1, 2]);
+}
+
+#[tokio::test]
+async fn a_second_process_is_told_who_holds_the_directory() {
+    let opened = sqlite();
+    let dir = opened.place.path();
+    let error = sqlite_in(dir).err().expect("refused");
+    let StoreError::Locked { dir: named, holder } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(*named, dir.display().to_string());
+    let us = format!("(process {})", std::process::id());
+    assert!(
+        holder.starts_with("it") && holder.ends_with(&us),
+        "{holder}"
+    );
+    // The one that was refused has taken nothing away.
+    let root = root();
+    opened
+        .store
+        .write(opening(&root, "a"))
+        .await
+        .expect("opened");
+    drop(opened.store);
+    sqlite_in(dir).expect("free again");
+}
+
+#[tokio::test]
+async fn a_directory_is_made_for_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path().join("a/b");
+    let (store, _) = sqlite_in(&dir).expect("opened");
+    store.check().await.expect("in order");
+    for (path, mode) in [
+        ("", 0o700),
+        ("lock", 0o600),
+        ("axed.db", 0o600),
+        ("axed.db-wal", 0o600),
+    ] {
+        let found = std::fs::metadata(dir.join(path)).expect(path);
+        assert_eq!(found.permissions().mode() & 0o777, mode, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_ours_is_refused_by_name() {
+    type Damage = fn(&Path);
+    let cases: [(Damage, &str); 4] = [
+        (
+            |dir| sql(dir, "PRAGMA user_version = 99"),
+            "axed.db was written by a newer version of axed",
+        ),
+        (
+            |dir| sql(dir, "PRAGMA application_id = 1"),
+            "axed.db is a database of another program",
+        ),
+        (
+            |dir| std::fs::write(dir.join("axed.db"), [7; 5000]).expect("written"),
+            "axed.db: file is not a database",
+        ),
+        (
+            |dir| {
+                std::fs::remove_file(dir.join("axed.db")).expect("removed");
+                std::fs::create_dir(dir.join("axed.db")).expect("made");
+            },
+            "axed.db: Is a directory",
+        ),
+    ];
+    for (damage, wanted) in cases {
+        let Opened { store, place, .. } = sqlite();
+        store.close().await;
+        damage(place.path());
+        let error = sqlite_in(place.path()).err().expect("refused").to_string();
+        assert!(error.contains(wanted), "{error}");
+        assert!(
+            error.contains(&place.path().display().to_string()),
+            "{error}"
+        );
+    }
+    let place = tempfile::NamedTempFile::new().expect("a file");
+    let error = sqlite_in(place.path()).err().expect("refused").to_string();
+    assert!(
+        error.contains("could not make the data directory"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_failing_engine_leaves_nothing_half_done() {
+    let opened = sqlite();
+    let (store, dir) = (&*opened.store, opened.place.path());
+    let (root, posted) = (root(), root());
+    for scope in [&root, &posted] {
+        store.write(opening(scope, "a")).await.expect("opened");
+    }
+    sql(
+        dir,
+        "CREATE TRIGGER full BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, 'disk full'); END",
+    );
+    let error = store.write(starting(&root)).await.expect_err("full");
+    assert!(error.to_string().contains("disk full"), "{error}");
+    store.post(starting(&posted)).await.expect("posted");
+    assert!(store.write(starting(&root)).await.is_err());
+    assert_eq!(stored(store, &root).await.status, Status::Queued);
+    sql(dir, "DROP TRIGGER full");
+    assert_eq!(store.write(starting(&root)).await.expect("started"), 2);
+    let gap = store.write(starting(&posted)).await.expect_err("a gap");
+    assert!(gap.to_string().contains("an earlier write"), "{gap}");
+}
+
+/// Another hand on the file.
+fn sql(dir: &Path, text: &str) {
+    let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
+    file.execute_batch(text).expect("done");
+}

@@ -1,0 +1,357 @@
+//! A daemon of one's own with a fake provider behind it, in a temporary directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, LOCATION};
+use reqwest::{Client, Method, RequestBuilder};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::daemon::{Daemon, axed};
+use crate::support::events::Events;
+use crate::support::provider::FakeProvider;
+use crate::support::run::Run;
+use crate::support::soon;
+
+/// A daemon, its provider and its files.
+pub struct TestApp {
+    /// What the daemon's models are.
+    pub provider: FakeProvider,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// Talks to it.
+    pub client: Client,
+    home: TempDir,
+    arguments: Vec<String>,
+    environment: BTreeMap<String, String>,
+    prefix: String,
+}
+
+/// What a daemon is to be started with.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    files: Vec<(String, String)>,
+    config: String,
+    top: String,
+    arguments: Vec<String>,
+    environment: BTreeMap<String, String>,
+    prefix: String,
+}
+
+impl Setup {
+    /// An agent. `name` is written for it, and `model = "anthropic/<name>"` where `toml` names none.
+    pub fn agent(self, name: &str, toml: &str) -> Self {
+        self.file(&format!("agents/{name}.toml"), &agent_file(name, toml))
+    }
+
+    /// A file below the daemon's directory.
+    pub fn file(mut self, path: &str, text: &str) -> Self {
+        self.files.push((path.to_owned(), text.to_owned()));
+        self
+    }
+
+    /// More configuration; `{provider}` stands for the fake provider's URL.
+    pub fn config(mut self, toml: &str) -> Self {
+        self.config.push_str(toml);
+        self.config.push('\n');
+        self
+    }
+
+    /// Configuration of `[server]`.
+    pub fn server(mut self, toml: &str) -> Self {
+        self.top.push_str(toml);
+        self.top.push('\n');
+        self
+    }
+
+    /// Serves below this path.
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        prefix.clone_into(&mut self.prefix);
+        self.server(&format!("path_prefix = \"{prefix}\""))
+    }
+
+    /// A variable of the daemon's environment.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// An argument of `axed serve`.
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// Writes the files and starts the provider and the daemon.
+    pub async fn spawn(self) -> TestApp {
+        let provider = FakeProvider::start().await;
+        let home = tempfile::Builder::new()
+            .prefix("axed-story-")
+            .tempdir()
+            .expect("a temporary directory");
+        let write = |path: &str, text: &str| write(&home.path().join(path), text);
+        fs::create_dir_all(home.path().join("agents")).expect("a directory");
+        for (path, text) in &self.files {
+            write(path, text);
+        }
+        let config = format!(
+            r#"[server]
+{}
+[providers.anthropic]
+api_key = "key-of-anthropic"
+base_url = "{{provider}}"
+[providers.openai]
+api_key = "key-of-openai"
+base_url = "{{provider}}"
+[providers.ollama]
+base_url = "{{provider}}"
+{}"#,
+            self.top, self.config
+        );
+        write(
+            "config/axed.toml",
+            &config.replace("{provider}", &provider.url()),
+        );
+        let daemon = serve(home.path(), &self.arguments, &self.environment).await;
+        TestApp {
+            provider,
+            daemon,
+            client: Client::new(),
+            home,
+            arguments: self.arguments,
+            environment: self.environment,
+            prefix: self.prefix,
+        }
+    }
+}
+
+impl TestApp {
+    /// A daemon without agents.
+    pub async fn spawn() -> Self {
+        Setup::default().spawn().await
+    }
+
+    /// A daemon to be described.
+    pub fn with() -> Setup {
+        Setup::default()
+    }
+
+    /// A file or directory of the daemon's.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.home.path().join(path)
+    }
+
+    /// Writes an agent file, as [`Setup::agent`] does, while the daemon runs.
+    pub fn write_agent(&self, name: &str, toml: &str) {
+        self.write(&format!("agents/{name}.toml"), &agent_file(name, toml));
+    }
+
+    /// Writes a file below the daemon's directory.
+    pub fn write(&self, path: &str, text: &str) {
+        write(&self.path(path), text);
+    }
+
+    /// Runs an agent to its end.
+    pub async fn run(&self, agent: &str, input: &str) -> Run<'_> {
+        self.run_with(agent, json!({"input": input})).await
+    }
+
+    /// Runs an agent with this request body to its end.
+    pub async fn run_with(&self, agent: &str, body: Value) -> Run<'_> {
+        self.start_with(agent, body).await.ended().await
+    }
+
+    /// Sets an agent to work.
+    pub async fn start(&self, agent: &str, input: &str) -> Run<'_> {
+        self.start_with(agent, json!({"input": input})).await
+    }
+
+    /// Sets an agent to work with this request body.
+    pub async fn start_with(&self, agent: &str, body: Value) -> Run<'_> {
+        let accepted = self.post(&format!("/agents/{agent}/runs"), &body).await;
+        assert_eq!(accepted.status, 202, "{}", accepted.text);
+        Run::new(self, accepted.json())
+    }
+
+    /// The run as it stands.
+    pub async fn find(&self, id: &str) -> Run<'_> {
+        let found = self.get(&format!("/runs/{id}")).await;
+        assert_eq!(found.status, 200, "{}", found.text);
+        Run::new(self, found.json())
+    }
+
+    /// Listens to a run's events from the first.
+    pub async fn events(&self, run: &Run<'_>) -> Events {
+        self.events_at(&format!("/runs/{}/events", run.id())).await
+    }
+
+    /// Listens at this path.
+    pub async fn events_at(&self, path: &str) -> Events {
+        let request = self.request(Method::GET, path);
+        let response = soon(
+            "the stream's head",
+            request.header("accept", "text/event-stream").send(),
+        )
+        .await
+        .expect("listen");
+        Events::new(response)
+    }
+
+    /// GETs a path.
+    pub async fn get(&self, path: &str) -> Got {
+        send(self.request(Method::GET, path)).await
+    }
+
+    /// GETs a path until the answer is as wished: for changes that nobody announces.
+    pub async fn get_until(&self, path: &str, wish: impl Fn(&Got) -> bool) -> Got {
+        soon(&format!("the wished answer of {path}"), async {
+            loop {
+                let got = self.get(path).await;
+                if wish(&got) {
+                    return got;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
+    }
+
+    /// POSTs JSON.
+    pub async fn post(&self, path: &str, body: &Value) -> Got {
+        send(self.request(Method::POST, path).json(body)).await
+    }
+
+    /// DELETEs a path.
+    pub async fn delete(&self, path: &str) -> Got {
+        send(self.request(Method::DELETE, path)).await
+    }
+
+    /// A request to the daemon, below its prefix.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let url = format!("{}{}{path}", self.daemon.url, self.prefix);
+        self.client.request(method, url)
+    }
+
+    /// Kills the daemon as a crash does, and starts another on the same directory.
+    pub async fn crash_and_restart(&mut self) {
+        self.daemon.signal("KILL");
+        self.daemon.ended().await;
+        self.restart_after_end().await;
+    }
+
+    /// Stops the daemon as a deploy does, and starts another on the same directory.
+    pub async fn restart(&mut self) {
+        self.daemon.signal("TERM");
+        let status = self.daemon.ended().await;
+        assert!(
+            status.success(),
+            "ended with {status}\n{}",
+            self.daemon.log()
+        );
+        self.restart_after_end().await;
+    }
+
+    /// Starts another daemon on the directory of the one that has ended.
+    pub async fn restart_after_end(&mut self) {
+        self.daemon = serve(self.home.path(), &self.arguments, &self.environment).await;
+    }
+}
+
+/// An answer of the daemon's, read whole.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// HTTP's status.
+    pub status: u16,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub text: String,
+}
+
+impl Got {
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|why| {
+            panic!("no JSON ({why}) with status {}: {}", self.status, self.text)
+        })
+    }
+
+    /// A header; empty where it is missing.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    }
+
+    /// Where the answer points to.
+    pub fn location(&self) -> &str {
+        self.header(LOCATION.as_str())
+    }
+
+    /// Checks that it is a problem of this status, in RFC 9457's form, and returns its `detail`.
+    pub fn problem(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", self.text);
+        assert_eq!(self.header("content-type"), "application/problem+json");
+        assert!(
+            !self.header("x-request-id").is_empty(),
+            "{:?}",
+            self.headers
+        );
+        let body = self.json();
+        assert_eq!(body["status"], status, "{body}");
+        for key in ["type", "title", "detail", "code", "request_id"] {
+            assert!(body[key].is_string(), "{key} is missing in {body}");
+        }
+        body["detail"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// Sends a request and reads its answer whole.
+pub async fn send(request: RequestBuilder) -> Got {
+    soon("an answer", async {
+        let response = request.send().await.expect("an answer");
+        Got {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            text: response.text().await.expect("a body"),
+        }
+    })
+    .await
+}
+
+async fn serve(home: &Path, more: &[String], environment: &BTreeMap<String, String>) -> Daemon {
+    let mut arguments = vec!["serve"];
+    let has = |flag: &str| more.iter().any(|argument| argument == flag);
+    for (flag, value) in [
+        ("--config", "config/axed.toml"),
+        ("--agents", "agents"),
+        ("--data", "data"),
+        ("--listen", "127.0.0.1:0"),
+    ] {
+        if !has(flag) {
+            arguments.extend([flag, value]);
+        }
+    }
+    arguments.extend(more.iter().map(String::as_str));
+    let mut command = axed(home, &arguments);
+    command.envs(environment);
+    Daemon::start(command).await
+}
+
+fn agent_file(name: &str, toml: &str) -> String {
+    let model = if toml.lines().any(|line| line.starts_with("model =")) {
+        String::new()
+    } else {
+        format!("model = \"anthropic/{name}\"\n")
+    };
+    format!("name = \"{name}\"\n{model}{toml}\n")
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+    fs::write(path, text).expect("write a file");
+}

@@ -1,0 +1,150 @@
+//! Providers as the engine has them, facing a service that replays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axed::config::{MAX_REPLY, Provider as ProviderConfig, ProviderKind};
+use axed::domain::agent::Params;
+use axed::domain::message::Message;
+use axed::domain::usage::TokenUsage;
+use axed::providers::registry::{Registry, Served};
+use axed::providers::{ChatRequest, ProviderError, Reply};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::support::replay::{Answer, Replay};
+
+/// The wires.
+pub const KINDS: [ProviderKind; 3] = [
+    ProviderKind::Anthropic,
+    ProviderKind::Openai,
+    ProviderKind::Ollama,
+];
+/// The key that the clients hold.
+pub const KEY: &str = "sk-very-secret-key";
+
+/// The provider's name, the wire's and the recordings' folder.
+pub fn name(kind: ProviderKind) -> &'static str {
+    match kind {
+        ProviderKind::Anthropic => "anthropic",
+        ProviderKind::Openai => "openai",
+        ProviderKind::Ollama => "ollama",
+        ProviderKind::Scripted => "scripted",
+    }
+}
+
+/// A config whose service is at `base`.
+pub fn config(kind: ProviderKind, base: &str) -> ProviderConfig {
+    ProviderConfig {
+        kind,
+        api_key: Some(KEY.into()),
+        key_env: format!("{}_API_KEY", name(kind).to_uppercase()),
+        base_url: Some(base.to_owned()),
+        headers: BTreeMap::new(),
+        max_concurrent: None,
+        timeout: None,
+        version: None,
+        max_tokens_field: None,
+        max_reply: MAX_REPLY,
+        scripts: Vec::new(),
+    }
+}
+
+/// The client of a config.
+pub fn served(config: ProviderConfig) -> Arc<Served> {
+    let name = name(config.kind);
+    let registry = Registry::build(&BTreeMap::from([(name.to_owned(), config)]));
+    let registry = registry.expect("a valid config");
+    Arc::clone(registry.get(name).expect("a served provider"))
+}
+
+/// A client of `kind` for a service that sends `answer`.
+pub fn facing(kind: ProviderKind, answer: Answer) -> (Replay, Arc<Served>) {
+    let service = Replay::of([answer]);
+    let served = served(config(kind, &service.base()));
+    (service, served)
+}
+
+/// The reply, or why there is none, and the deltas on the way.
+pub async fn ask(
+    served: &Served,
+    request: ChatRequest<'_>,
+) -> (Result<Reply, ProviderError>, String) {
+    let mut told = String::new();
+    let mut deltas = |delta: &str| told.push_str(delta);
+    let reply = served.provider.complete(request, &mut deltas).await;
+    (reply, told)
+}
+
+/// Says hello, streamed or not.
+pub async fn hello(served: &Served, stream: bool) -> (Result<Reply, ProviderError>, String) {
+    let messages = [Message::User {
+        content: "hello".to_owned(),
+    }];
+    say(served, &messages, stream).await
+}
+
+/// Goes on with a conversation that has neither system prompt nor tools.
+pub async fn say(
+    served: &Served,
+    messages: &[Message],
+    stream: bool,
+) -> (Result<Reply, ProviderError>, String) {
+    let request = ChatRequest {
+        model: "model",
+        system: "",
+        messages,
+        tools: &[],
+        params: &Params::default(),
+        stream,
+        multi_turn: false,
+    };
+    ask(served, request).await
+}
+
+/// Why there is no reply.
+pub async fn error_of(kind: ProviderKind, answer: Answer, stream: bool) -> ProviderError {
+    let (_service, served) = facing(kind, answer);
+    let (reply, _) = hello(&served, stream).await;
+    reply.expect_err("no reply")
+}
+
+/// A recorded stream of `kind`.
+pub fn stream_of(kind: ProviderKind) -> Answer {
+    let case = match kind {
+        ProviderKind::Openai => "06_tool_call_stream",
+        ProviderKind::Anthropic => "06_tool_use_stream",
+        _ => "06_tool_result_stream",
+    };
+    Answer::recorded(name(kind), case)
+}
+
+/// A reply in a form that can be compared.
+#[derive(Debug, PartialEq)]
+pub struct Told {
+    pub text: String,
+    pub calls: Vec<(String, String, Value)>,
+    pub stop: Option<String>,
+    pub usage: Option<TokenUsage>,
+    pub model: Option<String>,
+    pub echo: Option<Value>,
+}
+
+impl From<Reply> for Told {
+    fn from(reply: Reply) -> Self {
+        let json = |raw: &RawValue| serde_json::from_str::<Value>(raw.get()).expect("JSON");
+        Self {
+            text: reply.message.content,
+            calls: reply
+                .message
+                .tool_calls
+                .iter()
+                .map(|call| (call.id.clone(), call.name.clone(), json(&call.arguments)))
+                .collect(),
+            stop: reply.stop_reason,
+            usage: reply.usage,
+            model: reply.model,
+            echo: reply.message.echo.map(|echo| json(&echo.body)),
+        }
+    }
+}

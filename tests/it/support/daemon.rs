@@ -1,0 +1,133 @@
+//! The daemon as a process: started like a user would, its output kept, killed when nobody needs it any more.
+
+use std::path::Path;
+use std::process::{Command as Blocking, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+
+use crate::support::soon;
+
+/// The binary under test.
+pub const AXED: &str = env!("CARGO_BIN_EXE_axed");
+
+/// A daemon that listens.
+pub struct Daemon {
+    /// `http://<addr>`, as its first line says.
+    pub url: String,
+    child: Child,
+    log: Log,
+    _readers: JoinSet<()>,
+}
+
+/// Everything that a process wrote to stderr, and to stdout after its first line.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    async fn keep(self, output: impl AsyncRead + Unpin) {
+        let mut lines = BufReader::new(output).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let mut log = self.0.lock().expect("nobody fails with the log open");
+            log.push_str(&line);
+            log.push('\n');
+        }
+    }
+
+    fn text(&self) -> String {
+        self.0
+            .lock()
+            .expect("nobody fails with the log open")
+            .clone()
+    }
+}
+
+/// A command of the binary in `home`, with nothing of this process's environment.
+pub fn axed(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(AXED);
+    command
+        .args(arguments)
+        .current_dir(home)
+        .env_clear()
+        .env("HOME", home)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+impl Daemon {
+    /// Starts one and waits until it says where it listens.
+    pub async fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start axed");
+        let log = Log::default();
+        let mut readers = JoinSet::new();
+        readers.spawn(log.clone().keep(child.stderr.take().expect("stderr")));
+        let mut stdout = BufReader::new(child.stdout.take().expect("stdout"));
+        let mut line = String::new();
+        soon(
+            "the line that tells the address",
+            stdout.read_line(&mut line),
+        )
+        .await
+        .expect("read stdout");
+        let Some(url) = line.trim().strip_prefix("axed listening on ") else {
+            // It has closed its output; what it says on stderr is the reason.
+            while readers.join_next().await.is_some() {}
+            panic!(
+                "axed did not start; it printed {line:?} and\n{}",
+                log.text()
+            );
+        };
+        readers.spawn(log.clone().keep(stdout));
+        Self {
+            url: url.to_owned(),
+            child,
+            log,
+            _readers: readers,
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id().expect("a process that was not waited for")
+    }
+
+    /// Sends it a signal by name.
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> ExitStatus {
+        soon("the daemon's end", self.child.wait())
+            .await
+            .expect("wait for axed")
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.log.text()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("---- what {} logged ----\n{}", self.url, self.log());
+        }
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Blocking::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .status()
+        .expect("run kill");
+    assert!(sent.success(), "signal {name} to {pid}");
+}

@@ -1,0 +1,27 @@
+//! A door that a story opens when it wants to: what waits for it waits for that, never for the clock.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// Shut until [`Gate::open`]; open for ever then. Clones are the same gate.
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<watch::Sender<bool>>);
+
+impl Gate {
+    /// A shut one.
+    pub fn shut() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+
+    /// Lets everybody through who waits or comes later.
+    pub fn open(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Comes back when the gate is open.
+    pub async fn passed(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.0.subscribe().wait_for(|open| *open).await;
+    }
+}

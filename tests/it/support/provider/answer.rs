@@ -1,0 +1,222 @@
+//! What the fake provider is told to answer, in no wire's words.
+
+use axum::body::Bytes;
+use serde_json::{Value, json};
+
+use crate::support::gate::Gate;
+
+/// Tokens that an answer reports. `input` leaves the cached ones out, as Anthropic's wire does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Fresh input.
+    pub input: u64,
+    /// Output.
+    pub output: u64,
+    /// Read from the cache.
+    pub cache_read: u64,
+    /// Written to the cache.
+    pub cache_write: u64,
+}
+
+impl Tokens {
+    /// Input as axed counts it: the cached ones included.
+    pub fn whole_input(&self) -> u64 {
+        self.input + self.cache_read + self.cache_write
+    }
+}
+
+/// One answer of a script.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// What is sent.
+    pub content: Content,
+    /// None: the answer reports no usage.
+    pub usage: Option<Tokens>,
+    /// The wire's own word where a story does not care.
+    pub stop_reason: Option<String>,
+    /// The model it says it is; the one that was asked where a story does not care.
+    pub model: Option<String>,
+    /// Sent beside the usual headers.
+    pub headers: Vec<(&'static str, String)>,
+    /// Nothing is sent before this opens.
+    pub before: Option<Gate>,
+    /// The head and the first piece are sent, the rest only when this opens.
+    pub middle: Option<Gate>,
+    /// How the answer breaks.
+    pub ending: Ending,
+}
+
+/// What an answer holds.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// A model's reply.
+    Reply {
+        /// Its text.
+        text: String,
+        /// The calls it asks for.
+        calls: Vec<(String, Value)>,
+    },
+    /// An error in the wire's own shape.
+    Error {
+        /// HTTP's status.
+        status: u16,
+        /// The message in the body.
+        message: String,
+    },
+    /// These bytes, whatever the wire.
+    Raw {
+        /// HTTP's status.
+        status: u16,
+        /// The content type.
+        kind: &'static str,
+        /// The body.
+        body: Bytes,
+    },
+}
+
+/// How an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// As it should.
+    Whole,
+    /// The connection breaks in the middle of an event or of the JSON.
+    Cut,
+    /// It goes on for ever.
+    Endless,
+}
+
+/// A final text.
+pub fn says(text: impl Into<String>) -> Answer {
+    Answer::of(Content::Reply {
+        text: text.into(),
+        calls: Vec::new(),
+    })
+}
+
+/// Tool calls, without text.
+pub fn calls<N: Into<String>>(calls: impl IntoIterator<Item = (N, Value)>) -> Answer {
+    Answer::of(Content::Reply {
+        text: String::new(),
+        calls: calls.into_iter().map(|(n, a)| (n.into(), a)).collect(),
+    })
+}
+
+/// Delegates each of these tasks to its agent, all in one reply.
+pub fn asks<const N: usize>(tasks: [(&str, &str); N]) -> Answer {
+    calls(tasks.map(|(agent, task)| ("call_agent", json!({"agent": agent, "task": task}))))
+}
+
+/// An error in the wire's own shape.
+pub fn fails(status: u16, message: impl Into<String>) -> Answer {
+    Answer::of(Content::Error {
+        status,
+        message: message.into(),
+    })
+}
+
+/// Any bytes.
+pub fn raw(status: u16, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+    Answer::of(Content::Raw {
+        status,
+        kind,
+        body: body.into(),
+    })
+}
+
+/// Nothing, ever: the connection stays open until the other side closes it.
+pub fn hangs() -> Answer {
+    says("never said").after(&Gate::shut())
+}
+
+impl Answer {
+    fn of(content: Content) -> Self {
+        Self {
+            content,
+            usage: Some(Tokens {
+                input: 10,
+                output: 5,
+                ..Tokens::default()
+            }),
+            stop_reason: None,
+            model: None,
+            headers: Vec::new(),
+            before: None,
+            middle: None,
+            ending: Ending::Whole,
+        }
+    }
+
+    /// A text beside tool calls.
+    pub fn saying(mut self, words: &str) -> Self {
+        if let Content::Reply { text, .. } = &mut self.content {
+            words.clone_into(text);
+        }
+        self
+    }
+
+    /// Reports these tokens.
+    pub fn using(mut self, input: u64, output: u64) -> Self {
+        self.usage = Some(Tokens {
+            input,
+            output,
+            ..Tokens::default()
+        });
+        self
+    }
+
+    /// Reports these cached tokens too.
+    pub fn cached(mut self, read: u64, write: u64) -> Self {
+        let usage = self.usage.get_or_insert_default();
+        usage.cache_read = read;
+        usage.cache_write = write;
+        self
+    }
+
+    /// Reports no usage.
+    pub fn unmetered(mut self) -> Self {
+        self.usage = None;
+        self
+    }
+
+    /// Ends for this reason, in the provider's own word.
+    pub fn stopped_by(mut self, reason: &str) -> Self {
+        self.stop_reason = Some(reason.to_owned());
+        self
+    }
+
+    /// Says that this model answered.
+    pub fn calling_itself(mut self, model: &str) -> Self {
+        self.model = Some(model.to_owned());
+        self
+    }
+
+    /// Sends this header too.
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// Sends nothing before the gate opens.
+    pub fn after(mut self, gate: &Gate) -> Self {
+        self.before = Some(gate.clone());
+        self
+    }
+
+    /// Sends its head and first piece, and the rest when the gate opens.
+    pub fn pausing(mut self, gate: &Gate) -> Self {
+        self.middle = Some(gate.clone());
+        self
+    }
+
+    /// Breaks the connection in the middle.
+    pub fn cut(mut self) -> Self {
+        self.ending = Ending::Cut;
+        self
+    }
+
+    /// Never stops sending.
+    pub fn endless(mut self) -> Self {
+        self.ending = Ending::Endless;
+        self
+    }
+}

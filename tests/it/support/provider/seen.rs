@@ -1,0 +1,174 @@
+//! A request as the fake provider saw it, with readers that say the same on every wire.
+
+use axum::http::HeaderMap;
+use serde_json::{Value, json};
+
+/// The wires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// `/v1/messages`
+    Anthropic,
+    /// `/v1/chat/completions`
+    Openai,
+    /// `/api/chat`
+    Ollama,
+}
+
+impl Wire {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Anthropic, Self::Openai, Self::Ollama];
+
+    /// The provider's name in the daemon's configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Anthropic => "anthropic",
+            Self::Openai => "openai",
+            Self::Ollama => "ollama",
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Counts from 0 over all requests.
+    pub number: usize,
+    /// The wire it came over.
+    pub wire: Wire,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Value,
+}
+
+impl Seen {
+    /// The model it asks.
+    pub fn model(&self) -> &str {
+        self.body["model"].as_str().unwrap_or_default()
+    }
+
+    /// Whether it asks for a stream. Ollama streams unless told not to.
+    pub fn streams(&self) -> bool {
+        self.body["stream"]
+            .as_bool()
+            .unwrap_or(self.wire == Wire::Ollama)
+    }
+
+    /// The key it carries.
+    pub fn key(&self) -> Option<&str> {
+        let header = |name| self.headers.get(name).and_then(|value| value.to_str().ok());
+        header("x-api-key").or_else(|| header("authorization")?.strip_prefix("Bearer "))
+    }
+
+    /// The system prompt; empty where there is none.
+    pub fn system(&self) -> String {
+        match self.wire {
+            Wire::Anthropic => text(&self.body["system"]),
+            Wire::Openai | Wire::Ollama => self
+                .messages()
+                .iter()
+                .find(|message| message["role"] == "system")
+                .map(|message| text(&message["content"]))
+                .unwrap_or_default(),
+        }
+    }
+
+    /// What the user said, one text for each message; tool results are none.
+    pub fn user(&self) -> Vec<String> {
+        self.messages()
+            .iter()
+            .filter(|message| message["role"] == "user" && !holds_results(message))
+            .map(|message| text(&message["content"]))
+            .collect()
+    }
+
+    /// The texts of all tool results, in their order.
+    pub fn results(&self) -> Vec<String> {
+        let blocks = self.messages().iter().flat_map(|message| {
+            match (self.wire, message["content"].as_array()) {
+                (Wire::Anthropic, Some(blocks)) => blocks
+                    .iter()
+                    .filter(|block| block["type"] == "tool_result")
+                    .map(|block| text(&block["content"]))
+                    .collect(),
+                _ if message["role"] == "tool" => vec![text(&message["content"])],
+                _ => Vec::new(),
+            }
+        });
+        blocks.collect()
+    }
+
+    /// Whether each tool result is an error, in their order. Only Anthropic's wire tells.
+    pub fn errors(&self) -> Vec<bool> {
+        assert_eq!(
+            self.wire,
+            Wire::Anthropic,
+            "only this wire marks errors: {self:?}"
+        );
+        self.messages()
+            .iter()
+            .filter_map(|message| message["content"].as_array())
+            .flatten()
+            .filter(|block| block["type"] == "tool_result")
+            .map(|block| {
+                block["is_error"]
+                    .as_bool()
+                    .expect("is_error is always there")
+            })
+            .collect()
+    }
+
+    /// The tools on offer, each as `{name, description, parameters}`.
+    pub fn tools(&self) -> Vec<Value> {
+        let tools = self.body["tools"].as_array().map(Vec::as_slice);
+        tools
+            .unwrap_or_default()
+            .iter()
+            .map(|tool| match self.wire {
+                Wire::Anthropic => json!({
+                    "name": tool["name"],
+                    "description": tool["description"],
+                    "parameters": tool["input_schema"],
+                }),
+                Wire::Openai | Wire::Ollama => json!({
+                    "name": tool["function"]["name"],
+                    "description": tool["function"]["description"],
+                    "parameters": tool["function"]["parameters"],
+                }),
+            })
+            .collect()
+    }
+
+    /// The names of the tools on offer.
+    pub fn tool_names(&self) -> Vec<String> {
+        self.tools()
+            .iter()
+            .map(|tool| text(&tool["name"]))
+            .collect()
+    }
+
+    fn messages(&self) -> &[Value] {
+        self.body["messages"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default()
+    }
+}
+
+fn holds_results(message: &Value) -> bool {
+    message["content"]
+        .as_array()
+        .is_some_and(|blocks| blocks.iter().any(|block| block["type"] == "tool_result"))
+}
+
+/// A text that is written as one string or as text blocks.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(blocks) => blocks
+            .iter()
+            .filter_map(|block| block["text"].as_str())
+            .collect(),
+        _ => String::new(),
+    }
+}

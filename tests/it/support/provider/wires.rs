@@ -1,0 +1,341 @@
+//! Writes answers down as the three services do, whole or as a stream.
+
+use axum::body::Bytes;
+use serde_json::{Value, json};
+
+use crate::support::provider::answer::{Answer, Content, Tokens};
+use crate::support::provider::seen::{Seen, Wire};
+
+/// An answer in a wire's words.
+pub struct Written {
+    /// HTTP's status.
+    pub status: u16,
+    /// The content type.
+    pub kind: &'static str,
+    /// What is sent, in pieces: the events of a stream, or the two halves of a body.
+    pub pieces: Vec<Bytes>,
+    /// How many of them make up the first part, before a pause or a cut.
+    pub first: usize,
+    /// What an endless answer repeats.
+    pub filler: Bytes,
+}
+
+/// Writes `answer` to `seen`.
+pub fn write(seen: &Seen, answer: &Answer) -> Written {
+    match &answer.content {
+        Content::Raw { status, kind, body } => halves(*status, kind, body),
+        Content::Error { status, message } => {
+            let body = error(seen.wire, *status, message).to_string();
+            halves(*status, "application/json", &Bytes::from(body))
+        }
+        Content::Reply { text, calls } => {
+            let reply = Reply {
+                text,
+                calls,
+                usage: answer.usage,
+                stop: answer
+                    .stop_reason
+                    .as_deref()
+                    .unwrap_or(usual_stop(seen.wire, !calls.is_empty())),
+                model: answer.model.as_deref().unwrap_or(seen.model()),
+                number: seen.number,
+            };
+            match (seen.wire, seen.streams()) {
+                (Wire::Anthropic, true) => reply.anthropic_stream(),
+                (Wire::Openai, true) => reply.openai_stream(seen),
+                (Wire::Ollama, true) => reply.ollama_stream(),
+                (wire, false) => {
+                    let body = match wire {
+                        Wire::Anthropic => reply.anthropic(),
+                        Wire::Openai => reply.openai(),
+                        Wire::Ollama => reply.ollama(),
+                    };
+                    halves(200, "application/json", &Bytes::from(body.to_string()))
+                }
+            }
+        }
+    }
+}
+
+struct Reply<'a> {
+    text: &'a str,
+    calls: &'a [(String, Value)],
+    usage: Option<Tokens>,
+    stop: &'a str,
+    model: &'a str,
+    number: usize,
+}
+
+impl Reply<'_> {
+    fn id(&self, index: usize) -> String {
+        format!("call_{}_{index}", self.number)
+    }
+
+    fn anthropic(&self) -> Value {
+        let mut blocks = Vec::new();
+        if !self.text.is_empty() {
+            blocks.push(json!({"type": "text", "text": self.text}));
+        }
+        for (index, (name, arguments)) in self.calls.iter().enumerate() {
+            blocks.push(
+                json!({"type": "tool_use", "id": self.id(index), "name": name, "input": arguments}),
+            );
+        }
+        let mut body = json!({
+            "id": format!("msg_{}", self.number), "type": "message", "role": "assistant",
+            "model": self.model, "content": blocks, "stop_reason": self.stop, "stop_sequence": null,
+        });
+        if let Some(tokens) = self.usage {
+            body["usage"] = anthropic_usage(tokens);
+        }
+        body
+    }
+
+    fn anthropic_stream(&self) -> Written {
+        let event = |data: Value| {
+            let name = data["type"].as_str().unwrap_or_default();
+            Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
+        };
+        let mut message = json!({
+            "id": format!("msg_{}", self.number), "type": "message", "role": "assistant",
+            "model": self.model, "content": [], "stop_reason": null, "stop_sequence": null,
+        });
+        if let Some(tokens) = self.usage {
+            message["usage"] = anthropic_usage(Tokens {
+                output: 1,
+                ..tokens
+            });
+        }
+        let mut pieces = vec![
+            event(json!({"type": "message_start", "message": message})),
+            event(json!({"type": "ping"})),
+        ];
+        let mut blocks = Vec::new();
+        if !self.text.is_empty() {
+            let deltas = words(self.text).map(|text| json!({"type": "text_delta", "text": text}));
+            blocks.push((
+                json!({"type": "text", "text": ""}),
+                deltas.collect::<Vec<_>>(),
+            ));
+        }
+        for (index, (name, arguments)) in self.calls.iter().enumerate() {
+            let start =
+                json!({"type": "tool_use", "id": self.id(index), "name": name, "input": {}});
+            let arguments = arguments.to_string();
+            let deltas = in_two(&arguments)
+                .map(|part| json!({"type": "input_json_delta", "partial_json": part}));
+            blocks.push((start, deltas.to_vec()));
+        }
+        for (index, (start, deltas)) in blocks.into_iter().enumerate() {
+            pieces.push(event(
+                json!({"type": "content_block_start", "index": index, "content_block": start}),
+            ));
+            pieces.extend(deltas.into_iter().map(|delta| {
+                event(json!({"type": "content_block_delta", "index": index, "delta": delta}))
+            }));
+            pieces.push(event(json!({"type": "content_block_stop", "index": index})));
+        }
+        let mut end = json!({
+            "type": "message_delta",
+            "delta": {"stop_reason": self.stop, "stop_sequence": null},
+        });
+        if let Some(tokens) = self.usage {
+            end["usage"] = json!({"output_tokens": tokens.output});
+        }
+        pieces.push(event(end));
+        pieces.push(event(json!({"type": "message_stop"})));
+        let filler = event(json!({
+            "type": "content_block_delta", "index": 0,
+            "delta": {"type": "text_delta", "text": "on and on ".repeat(400)},
+        }));
+        // The head, the ping, the block's start and its first delta.
+        stream("text/event-stream", pieces, 4, filler)
+    }
+
+    fn openai(&self) -> Value {
+        let mut message = json!({
+            "role": "assistant",
+            "content": if self.text.is_empty() { Value::Null } else { self.text.into() },
+        });
+        if !self.calls.is_empty() {
+            let calls = self
+                .calls
+                .iter()
+                .enumerate()
+                .map(|(index, (name, arguments))| {
+                    json!({
+                        "id": self.id(index), "type": "function",
+                        "function": {"name": name, "arguments": arguments.to_string()},
+                    })
+                });
+            message["tool_calls"] = calls.collect();
+        }
+        let mut body = json!({
+            "id": format!("chatcmpl-{}", self.number), "object": "chat.completion", "created": 0,
+            "model": self.model,
+            "choices": [{"index": 0, "message": message, "finish_reason": self.stop}],
+        });
+        if let Some(tokens) = self.usage {
+            body["usage"] = openai_usage(tokens);
+        }
+        body
+    }
+
+    fn openai_stream(&self, seen: &Seen) -> Written {
+        let chunk = |choices: Value, usage: Value| {
+            let mut data = json!({
+                "id": format!("chatcmpl-{}", self.number), "object": "chat.completion.chunk",
+                "created": 0, "model": self.model, "choices": choices,
+            });
+            if !usage.is_null() {
+                data["usage"] = usage;
+            }
+            Bytes::from(format!("data: {data}\n\n"))
+        };
+        let delta = |delta: Value| {
+            chunk(
+                json!([{"index": 0, "delta": delta, "finish_reason": null}]),
+                Value::Null,
+            )
+        };
+        let mut pieces = vec![delta(json!({"role": "assistant", "content": ""}))];
+        pieces.extend(words(self.text).map(|text| delta(json!({"content": text}))));
+        for (index, (name, arguments)) in self.calls.iter().enumerate() {
+            pieces.push(delta(json!({"tool_calls": [{
+                "index": index, "id": self.id(index), "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }]})));
+            let arguments = arguments.to_string();
+            pieces.extend(in_two(&arguments).map(|part| {
+                delta(json!({"tool_calls": [{"index": index, "function": {"arguments": part}}]}))
+            }));
+        }
+        pieces.push(chunk(
+            json!([{"index": 0, "delta": {}, "finish_reason": self.stop}]),
+            Value::Null,
+        ));
+        let wants_usage = seen.body["stream_options"]["include_usage"] == true;
+        if let Some(tokens) = self.usage.filter(|_| wants_usage) {
+            pieces.push(chunk(json!([]), openai_usage(tokens)));
+        }
+        pieces.push(Bytes::from_static(b"data: [DONE]\n\n"));
+        let filler = delta(json!({"content": "on and on ".repeat(400)}));
+        stream("text/event-stream", pieces, 2, filler)
+    }
+
+    fn ollama(&self) -> Value {
+        let mut body = self.ollama_line(self.text, self.calls, true);
+        self.ollama_end(&mut body);
+        body
+    }
+
+    fn ollama_stream(&self) -> Written {
+        let line = |value: Value| Bytes::from(format!("{value}\n"));
+        let mut pieces: Vec<_> = words(self.text)
+            .map(|text| line(self.ollama_line(text, &[], false)))
+            .collect();
+        if !self.calls.is_empty() {
+            pieces.push(line(self.ollama_line("", self.calls, false)));
+        }
+        let mut end = self.ollama_line("", &[], true);
+        self.ollama_end(&mut end);
+        pieces.push(line(end));
+        let filler = line(self.ollama_line(&"on and on ".repeat(400), &[], false));
+        stream("application/x-ndjson", pieces, 1, filler)
+    }
+
+    fn ollama_line(&self, text: &str, calls: &[(String, Value)], done: bool) -> Value {
+        let mut message = json!({"role": "assistant", "content": text});
+        if !calls.is_empty() {
+            let calls = calls.iter().map(
+                |(name, arguments)| json!({"function": {"name": name, "arguments": arguments}}),
+            );
+            message["tool_calls"] = calls.collect();
+        }
+        json!({
+            "model": self.model, "created_at": "2026-01-01T00:00:00Z", "message": message, "done": done,
+        })
+    }
+
+    fn ollama_end(&self, body: &mut Value) {
+        body["done_reason"] = self.stop.into();
+        if let Some(tokens) = self.usage {
+            body["prompt_eval_count"] = tokens.whole_input().into();
+            body["eval_count"] = tokens.output.into();
+        }
+    }
+}
+
+fn anthropic_usage(tokens: Tokens) -> Value {
+    json!({
+        "input_tokens": tokens.input, "output_tokens": tokens.output,
+        "cache_read_input_tokens": tokens.cache_read, "cache_creation_input_tokens": tokens.cache_write,
+    })
+}
+
+fn openai_usage(tokens: Tokens) -> Value {
+    json!({
+        "prompt_tokens": tokens.whole_input(), "completion_tokens": tokens.output,
+        "total_tokens": tokens.whole_input() + tokens.output,
+        "prompt_tokens_details": {"cached_tokens": tokens.cache_read},
+    })
+}
+
+fn usual_stop(wire: Wire, calls: bool) -> &'static str {
+    match (wire, calls) {
+        (Wire::Anthropic, false) => "end_turn",
+        (Wire::Anthropic, true) => "tool_use",
+        (Wire::Openai, true) => "tool_calls",
+        // Ollama says so on a tool-call turn as well.
+        (Wire::Openai, false) | (Wire::Ollama, _) => "stop",
+    }
+}
+
+fn error(wire: Wire, status: u16, message: &str) -> Value {
+    let kind = match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        429 => "rate_limit_error",
+        529 => "overloaded_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    };
+    match wire {
+        Wire::Anthropic => json!({"type": "error", "error": {"type": kind, "message": message}}),
+        Wire::Openai => json!({"error": {"message": message, "type": kind, "code": null}}),
+        Wire::Ollama => json!({"error": message}),
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive(' ')
+}
+
+fn in_two(text: &str) -> [&str; 2] {
+    // Arguments of stories may hold more than ASCII: cut between characters.
+    let middle = (text.len() / 2..=text.len()).find(|&at| text.is_char_boundary(at));
+    let (left, right) = text.split_at(middle.unwrap_or_default());
+    [left, right]
+}
+
+fn stream(kind: &'static str, pieces: Vec<Bytes>, first: usize, filler: Bytes) -> Written {
+    Written {
+        status: 200,
+        kind,
+        first: first.min(pieces.len() - 1),
+        pieces,
+        filler,
+    }
+}
+
+fn halves(status: u16, kind: &'static str, body: &Bytes) -> Written {
+    let middle = body.len() / 2;
+    Written {
+        status,
+        kind,
+        pieces: vec![body.slice(..middle), body.slice(middle..)],
+        first: 1,
+        filler: Bytes::from(vec![b'a'; 4000]),
+    }
+}

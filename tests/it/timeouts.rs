@@ -1,0 +1,178 @@
+//! Deadlines: a run's own, its caller's, and the one set for each call; also while a body is being read.
+
+use serde_json::json;
+
+use crate::support::app::TestApp;
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::seen::Wire;
+
+#[tokio::test]
+async fn a_run_that_is_overdue_fails_and_hangs_up() {
+    let app = TestApp::with().agent("slow", "timeout = 1").spawn().await;
+    app.provider.will("slow", [hangs()]);
+
+    let run = app.run("slow", "go").await;
+
+    assert_eq!(run.failure().0, "timeout");
+    assert_eq!(run["error"]["category"], "timeout");
+    app.provider.hung_up(1).await;
+}
+
+#[tokio::test]
+async fn the_deadline_holds_while_a_body_is_read() {
+    let mut setup = TestApp::with();
+    for wire in Wire::ALL {
+        for stream in [false, true] {
+            let agent = format!("{}-{stream}", wire.name());
+            let model = format!("model = \"{}/{agent}\"", wire.name());
+            setup = setup.agent(&agent, &format!("{model}\nstream = {stream}\ntimeout = 1"));
+        }
+    }
+    let app = setup.spawn().await;
+    let mut runs = Vec::new();
+    for wire in Wire::ALL {
+        for stream in [false, true] {
+            let agent = format!("{}-{stream}", wire.name());
+            app.provider
+                .will(&agent, [says("never quite said").pausing(&Gate::shut())]);
+            runs.push(app.start(&agent, "go").await);
+        }
+    }
+
+    for run in runs {
+        let run = run.ended().await;
+        assert_eq!(run.failure().0, "timeout", "{run:?}");
+    }
+    app.provider.hung_up(6).await;
+}
+
+#[tokio::test]
+async fn each_call_has_the_callers_timeout() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            "sub_agents = [\"slow\", \"quick\"]\n[sub_agents_config]\ntimeout = 1",
+        )
+        .agent("slow", "")
+        .agent("quick", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("slow", "x"), ("quick", "y")]), says("done")],
+    );
+    app.provider.will("slow", [hangs()]);
+    app.provider.will("quick", [says("quick")]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let told = app.provider.asked("planner", 2).await;
+    assert_eq!(
+        told.results(),
+        [
+            "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result.",
+            "quick",
+        ]
+    );
+    assert_eq!(told.errors(), [true, false]);
+    assert_eq!(run.children().await[0].failure().0, "timeout");
+    app.provider.hung_up(1).await;
+}
+
+#[tokio::test]
+async fn a_child_has_its_own_files_timeout() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            "sub_agents = [\"slow\"]\n[sub_agents_config]\ntimeout = 30",
+        )
+        .agent("slow", "timeout = 1")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("slow", "x")]), says("done")]);
+    app.provider.will("slow", [hangs()]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(
+        app.provider.asked("planner", 2).await.results(),
+        [
+            "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result."
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_child_never_outlives_its_parents_deadline() {
+    let app = TestApp::with()
+        .agent(
+            "root",
+            "timeout = 1\nsub_agents = [\"middle\"]\n[sub_agents_config]\ntimeout = 60",
+        )
+        .agent("middle", "timeout = 60\nsub_agents = [\"leaf\"]")
+        .agent("leaf", "timeout = 60")
+        .spawn()
+        .await;
+    app.provider.will("root", [asks([("middle", "x")])]);
+    app.provider.will("middle", [asks([("leaf", "y")])]);
+    app.provider.will("leaf", [hangs()]);
+
+    let run = app.run("root", "go").await;
+
+    assert_eq!(run.failure().0, "timeout");
+    app.provider.hung_up(1).await;
+    let middle = &run.children().await[0];
+    assert_eq!(middle.failure().0, "timeout");
+    assert_eq!(middle.children().await[0].failure().0, "timeout");
+}
+
+#[tokio::test]
+async fn a_request_can_set_the_deadline() {
+    let app = TestApp::with().agent("slow", "").spawn().await;
+    app.provider.will("slow", [hangs()]);
+
+    let run = app.run_with("slow", json!({"timeout": 1})).await;
+
+    assert_eq!(run.failure().0, "timeout");
+}
+
+#[tokio::test]
+async fn the_server_has_a_default_and_a_most() {
+    let app = TestApp::with()
+        .server("default_timeout = 1\nmax_timeout = 1")
+        .agent("silent", "")
+        .agent("patient", "timeout = 3600")
+        .spawn()
+        .await;
+    app.provider.always("silent", |_| hangs());
+    app.provider.always("patient", |_| hangs());
+
+    let silent = app.start("silent", "go").await;
+    let patient = app.start("patient", "go").await;
+
+    assert_eq!(silent.ended().await.failure().0, "timeout");
+    assert_eq!(patient.ended().await.failure().0, "timeout");
+}
+
+#[tokio::test]
+async fn time_in_the_queue_does_not_count() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_running = 1")
+        .agent("slow", "timeout = 1")
+        .agent("next", "timeout = 1")
+        .spawn()
+        .await;
+    app.provider.will("slow", [hangs()]);
+    app.provider.will("next", [says("done")]);
+    app.start("slow", "go").await;
+    app.provider.busy("slow", 1).await;
+
+    // It waits for as long as its own deadline is, and still has all of it.
+    let next = app.run("next", "go").await;
+
+    assert_eq!(next.output(), "done");
+}

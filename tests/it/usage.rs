@@ -1,0 +1,180 @@
+//! What is charged is what is counted: own and tree usage against the provider's own books, whatever becomes of a run.
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::provider::answer::{asks, calls, fails, hangs, says};
+use crate::support::run::Run;
+
+/// Checks that the tree's usage is the sum over its runs and what the provider charged for.
+async fn settled(app: &TestApp, run: &Run<'_>) {
+    let ledger = app.provider.ledger();
+    let (input, output, calls) = run.tree_usage();
+    assert_eq!((input, output), (ledger.input, ledger.output), "{run:?}");
+    assert_eq!(run["tree"]["model_calls"], ledger.replies);
+    let (mut sum, mut runs) = ((0, 0, 0), 0);
+    let mut unread = vec![run.now().await];
+    while let Some(one) = unread.pop() {
+        let own = one.usage();
+        sum = (sum.0 + own.0, sum.1 + own.1, sum.2 + own.2);
+        runs += 1;
+        let children = one.children().await;
+        let below: u64 = children.iter().map(|child| child.tree_usage().0).sum();
+        assert_eq!(one.tree_usage().0, own.0 + below, "{one:?}");
+        unread.extend(children);
+    }
+    assert_eq!(sum, (input, output, calls));
+    assert_eq!(run["tree"]["runs"], runs);
+}
+
+#[tokio::test]
+async fn a_tree_of_completed_runs_is_counted_exactly() {
+    let app = TestApp::with()
+        .agent("root", "sub_agents = [\"middle\"]")
+        .agent(
+            "middle",
+            "model = \"openai/middle\"\nsub_agents = [\"leaf\"]",
+        )
+        .agent("leaf", "model = \"ollama/leaf\"\nstream = true")
+        .spawn()
+        .await;
+    app.provider.will(
+        "root",
+        [
+            asks([("middle", "1"), ("middle", "2")])
+                .using(11, 7)
+                .cached(100, 50),
+            says("done").using(31, 13),
+        ],
+    );
+    app.provider
+        .always("middle", |seen| match seen.results().len() {
+            0 => asks([("leaf", "a"), ("leaf", "b"), ("leaf", "c")]).using(101, 3),
+            _ => says("summary").using(203, 5).cached(40, 0),
+        });
+    app.provider
+        .always("leaf", |_| says("one two three").using(1009, 17));
+
+    let run = app.run("root", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(run.usage(), (11 + 150 + 31, 20, 2));
+    assert_eq!(run["tree"]["complete"], true);
+    settled(&app, &run).await;
+    assert_eq!(run["tree"]["runs"], 9);
+}
+
+#[tokio::test]
+async fn failed_and_overdue_descendants_are_counted() {
+    let app = TestApp::with()
+        .agent(
+            "root",
+            "sub_agents = [\"failing\", \"overdue\", \"looping\"]\n[sub_agents_config]\ntimeout = 2",
+        )
+        .agent("failing", "sub_agents = [\"leaf\"]\n[retry]\nmax_retries = 0")
+        .agent("overdue", "sub_agents = [\"leaf\"]")
+        .agent("looping", "sub_agents = [\"leaf\"]\n[limits]\nmax_turns = 2")
+        .agent("leaf", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "root",
+        [
+            asks([("failing", "1"), ("overdue", "2"), ("looping", "3")]),
+            says("done"),
+        ],
+    );
+    app.provider
+        .always("leaf", |_| says("leaf").using(1000, 100));
+    app.provider.will(
+        "failing",
+        [asks([("leaf", "a")]).using(20, 2), fails(500, "broken")],
+    );
+    app.provider
+        .will("overdue", [asks([("leaf", "b")]).using(30, 3), hangs()]);
+    app.provider.will(
+        "looping",
+        [
+            calls([("fly", json!({}))]).using(40, 4),
+            calls([("fly", json!({}))]).using(50, 5),
+        ],
+    );
+
+    let run = app.run("root", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let children = run.children().await;
+    let codes: Vec<_> = children.iter().map(|child| child.failure().0).collect();
+    assert_eq!(codes, ["provider_server", "timeout", "max_turns"]);
+    assert_eq!(children[1].usage(), (30, 3, 1));
+    assert_eq!(children[1].tree_usage(), (1030, 103, 1));
+    settled(&app, &run).await;
+}
+
+#[tokio::test]
+async fn cancelled_descendants_are_counted_and_the_tree_is_true_while_it_runs() {
+    let app = TestApp::with()
+        .agent("root", "sub_agents = [\"middle\"]")
+        .agent("middle", "sub_agents = [\"leaf\"]")
+        .agent("leaf", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("root", [asks([("middle", "x")]).using(10, 1)]);
+    app.provider
+        .will("middle", [asks([("leaf", "y")]).using(20, 2), hangs()]);
+    app.provider.will("leaf", [says("leaf").using(30, 3)]);
+
+    let run = app.start("root", "go").await;
+    app.provider.asked("middle", 2).await;
+    let live = run.now().await;
+    assert_eq!(live.status(), "running");
+    assert_eq!(live.usage(), (10, 1, 1));
+    assert_eq!(live.tree_usage(), (60, 6, 2));
+    assert_eq!(live["tree"]["runs"], 3);
+    let cancelled = run.cancel("enough").await;
+
+    assert_eq!(cancelled.tree_usage(), (60, 6, 2));
+    settled(&app, &cancelled).await;
+}
+
+#[tokio::test]
+async fn retried_requests_are_counted_once() {
+    let app = TestApp::with()
+        .agent("solo", "stream = true\n[retry]\ninitial_delay_ms = 1")
+        .spawn()
+        .await;
+    app.provider.will(
+        "solo",
+        [
+            fails(500, "oops"),
+            fails(429, "slow down"),
+            says("done").using(9, 4),
+        ],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(run.usage(), (9, 4, 0));
+    settled(&app, &run).await;
+}
+
+#[tokio::test]
+async fn a_provider_that_reports_nothing_makes_the_sum_incomplete() {
+    let app = TestApp::with()
+        .agent("root", "sub_agents = [\"leaf\"]")
+        .agent("leaf", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("root", [asks([("leaf", "x")]), says("done")]);
+    app.provider.will("leaf", [says("leaf").unmetered()]);
+
+    let run = app.run("root", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["tree"]["complete"], false);
+    assert_eq!(run.tree_usage(), (20, 10, 1));
+    assert_eq!(run["tree"]["cost_usd"], Value::Null);
+}

@@ -1,0 +1,48 @@
+#!/bin/sh
+# Checks the bodies that our clients send against the services' own SDK types.
+# The tests write the bodies down; the checker and its instructions are in ../shared/llm. Needs python3 and, once, pip.
+#   AXED_WIRE_VENV=DIR   where the SDKs are or will be installed (default: target/wire-venv)
+set -eu
+cd "$(dirname "$0")/.."
+
+checker=../shared/llm/validate_wire.py
+if [ ! -f "$checker" ]; then
+    echo "validate_wire: skipped, because $checker is not there"
+    exit 0
+fi
+if ! command -v python3 >/dev/null; then
+    echo "validate_wire: skipped, because there is no python3"
+    exit 0
+fi
+
+venv=${AXED_WIRE_VENV:-target/wire-venv}
+sdks="anthropic==2.12.0 openai==3.54.0 ollama==0.6.3"
+if [ "$(cat "$venv/sdks" 2>/dev/null)" != "$sdks" ]; then
+    python3 -m venv "$venv"
+    # shellcheck disable=SC2086
+    "$venv/bin/pip" install --quiet --disable-pip-version-check $sdks
+    echo "$sdks" >"$venv/sdks"
+fi
+
+bodies=$(mktemp -d)
+trap 'rm -rf "$bodies"' EXIT
+AXED_KEEP_BODIES=$bodies cargo test --quiet --test it requests:: >"$bodies/log" 2>&1 || {
+    cat "$bodies/log"
+    exit 1
+}
+for wire in anthropic openai ollama; do
+    # The newest version of Anthropic's API has no sampling parameters: we send them only when they are configured.
+    allow=
+    [ "$wire" != anthropic ] || allow=temperature,top_p
+    streamed=$(grep -l '"stream":true' "$bodies/$wire"-*.json || true)
+    whole=$(grep -L '"stream":true' "$bodies/$wire"-*.json || true)
+    if [ -z "$streamed" ] || [ -z "$whole" ]; then
+        echo "validate_wire: the tests sent no request of both kinds to $wire"
+        exit 1
+    fi
+    "$venv/bin/python" "$checker" "$wire" --allow "$allow" "$bodies/$wire"-*.json >"$bodies/log" || {
+        cat "$bodies/log"
+        exit 1
+    }
+    echo "validate_wire: $(grep -c '^ok' "$bodies/log") requests to $wire are as its SDK has them"
+done
