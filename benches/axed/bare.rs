@@ -1,0 +1,176 @@
+//! What axed is measured against: an axum handler that makes the same provider calls with reqwest and keeps nothing.
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+
+use crate::process::say_address;
+
+#[derive(Clone)]
+struct Provider {
+    client: reqwest::Client,
+    url: String,
+}
+
+#[derive(Deserialize)]
+struct Ask {
+    input: String,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    content: String,
+    input_tokens: u64,
+    output_tokens: u64,
+}
+
+#[derive(Serialize)]
+struct Chat<'a> {
+    model: &'a str,
+    messages: &'a [Message],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tools: &'a [serde_json::Value],
+}
+
+#[derive(Clone, Deserialize, Serialize)]
+struct Message {
+    role: String,
+    content: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tool_call_id: Option<String>,
+}
+
+#[derive(Clone, Deserialize, Serialize)]
+struct Call {
+    id: String,
+    #[serde(rename = "type")]
+    kind: String,
+    function: Function,
+}
+
+#[derive(Clone, Deserialize, Serialize)]
+struct Function {
+    name: String,
+    arguments: String,
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    choices: Vec<Choice>,
+    usage: Usage,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    message: Message,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+}
+
+/// Serves for ever.
+pub fn serve(provider: String) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let provider = Provider {
+            client: reqwest::Client::new(),
+            url: format!("http://{provider}/v1/chat/completions"),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        say_address(&listener);
+        let routes = Router::new()
+            .route("/run", post(one_call))
+            .route("/tree", post(five_calls))
+            .with_state(provider);
+        axum::serve(listener, routes).await.expect("serve");
+    });
+}
+
+async fn one_call(State(provider): State<Provider>, Json(ask): Json<Ask>) -> Json<Answer> {
+    let reply = provider.ask("solo", &[user(ask.input)], &[]).await;
+    Json(answer([reply]))
+}
+
+/// One call, three at once, and one more with their results.
+async fn five_calls(State(provider): State<Provider>, Json(ask): Json<Ask>) -> Json<Answer> {
+    let tools = [serde_json::json!({"type": "function", "function": {
+        "name": "call_agent", "description": "Delegate a task to a sub-agent.",
+        "parameters": {"type": "object", "properties": {
+            "agent": {"type": "string"}, "task": {"type": "string"}}},
+    }})];
+    let mut messages = vec![user(ask.input)];
+    let first = provider.ask("root", &messages, &tools).await;
+    let said = first.choices[0].message.clone();
+    let tasks = said.tool_calls.iter().map(|call| {
+        let provider = provider.clone();
+        async move {
+            let task = [user(call.function.arguments.clone())];
+            provider.ask("leaf", &task, &[]).await
+        }
+    });
+    let mut replies = join_all(tasks).await;
+    messages.push(said.clone());
+    for (call, reply) in said.tool_calls.into_iter().zip(&replies) {
+        messages.push(Message {
+            role: "tool".to_owned(),
+            content: reply.choices[0].message.content.clone(),
+            tool_calls: Vec::new(),
+            tool_call_id: Some(call.id),
+        });
+    }
+    replies.push(first);
+    replies.push(provider.ask("root", &messages, &tools).await);
+    Json(answer(replies))
+}
+
+impl Provider {
+    async fn ask(&self, model: &str, messages: &[Message], tools: &[serde_json::Value]) -> Reply {
+        let chat = Chat {
+            model,
+            messages,
+            tools,
+        };
+        let response = self.client.post(&self.url).json(&chat).send().await;
+        response.expect("an answer").json().await.expect("a reply")
+    }
+}
+
+fn user(content: String) -> Message {
+    Message {
+        role: "user".to_owned(),
+        content: Some(content),
+        tool_calls: Vec::new(),
+        tool_call_id: None,
+    }
+}
+
+/// The last reply's text, and what all of them used.
+fn answer(replies: impl IntoIterator<Item = Reply>) -> Answer {
+    let mut answer = Answer {
+        content: String::new(),
+        input_tokens: 0,
+        output_tokens: 0,
+    };
+    for reply in replies {
+        answer.input_tokens += reply.usage.prompt_tokens;
+        answer.output_tokens += reply.usage.completion_tokens;
+        let content = reply
+            .choices
+            .into_iter()
+            .next()
+            .and_then(|choice| choice.message.content);
+        answer.content = content.unwrap_or_default();
+    }
+    answer
+}

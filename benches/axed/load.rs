@@ -1,0 +1,227 @@
+//! Clients that take as little of the machine as they can: one keep-alive connection each, one prebuilt request.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// What clients got in a time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Load {
+    /// Good answers a second.
+    pub rate: f64,
+    /// Half of the answers came within this.
+    pub median: Duration,
+    /// All but one of a hundred came within this.
+    pub p99: Duration,
+    /// Bad answers.
+    pub errors: usize,
+}
+
+/// What a crowd got.
+#[derive(Clone, Copy, Debug)]
+pub struct Crowd {
+    /// From the first request to the last answer.
+    pub wall: Duration,
+    /// Bad answers.
+    pub errors: usize,
+}
+
+/// A POST of JSON; its `host` is also where the clients connect.
+pub fn request(address: &str, path: &str, body: &str) -> Vec<u8> {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .into_bytes()
+}
+
+/// Lets this many clients ask one request after another for `time`.
+pub async fn hammer(request: &[u8], clients: usize, time: Duration) -> Load {
+    let warm_up = time / 5;
+    let begin = Instant::now() + warm_up;
+    let end = begin + time;
+    let asking = (0..clients).map(|_| async {
+        let mut client = Client::connect(address_of(request)).await;
+        let mut times = Vec::new();
+        let mut errors = 0;
+        loop {
+            let asked = Instant::now();
+            if asked >= end {
+                return (times, errors);
+            }
+            let good = client.ask(request).await;
+            let answered = Instant::now();
+            if (begin..end).contains(&answered) {
+                match good {
+                    true => times.push(answered - asked),
+                    false => errors += 1,
+                }
+            }
+        }
+    });
+    let mut times = Vec::new();
+    let mut errors = 0;
+    for (client_times, client_errors) in join_all(asking).await {
+        times.extend(client_times);
+        errors += client_errors;
+    }
+    times.sort();
+    let quantile = |part: f64| {
+        let at = (times.len() as f64 * part) as usize;
+        times.get(at).copied().unwrap_or_default()
+    };
+    Load {
+        rate: times.len() as f64 / time.as_secs_f64(),
+        median: quantile(0.5),
+        p99: quantile(0.99),
+        errors,
+    }
+}
+
+/// Lets a crowd ask at the same moment, once everybody is connected.
+pub async fn at_once(request: &[u8], crowd: usize) -> Crowd {
+    let mut clients = Vec::with_capacity(crowd);
+    while clients.len() < crowd {
+        // No more at a time than a listener's backlog takes.
+        let wave = (crowd - clients.len()).min(100);
+        clients.extend(join_all((0..wave).map(|_| Client::connect(address_of(request)))).await);
+    }
+    let begin = Instant::now();
+    let answers = clients.iter_mut().map(|client| client.ask(request));
+    let good = join_all(answers).await;
+    Crowd {
+        wall: begin.elapsed(),
+        errors: good.iter().filter(|good| !**good).count(),
+    }
+}
+
+/// Sends `count` requests over this many clients, and returns how many were accepted.
+pub async fn each(request: &[u8], clients: usize, count: usize) -> usize {
+    let asking = (0..clients).map(|number| async move {
+        let mut client = Client::connect(address_of(request)).await;
+        let mut good = 0;
+        for _ in (number..count).step_by(clients) {
+            good += usize::from(client.ask(request).await);
+        }
+        good
+    });
+    join_all(asking).await.into_iter().sum()
+}
+
+/// Waits until no run has one of these statuses.
+pub async fn until_none(address: &str, statuses: &[&str]) {
+    let mut client = Client::connect(address).await;
+    for status in statuses {
+        let ask = get_request(address, &format!("/runs?limit=1&status={status}"));
+        while !client.answers_with(&ask, "\"data\":[]").await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// How many runs have this status, 200 at most.
+pub async fn count(address: &str, status: &str) -> usize {
+    let body = get(address, &format!("/runs?limit=200&status={status}")).await;
+    let page: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    page["data"].as_array().map(Vec::len).unwrap_or_default()
+}
+
+/// The body of a good answer to a GET.
+pub async fn get(address: &str, path: &str) -> String {
+    let mut client = Client::connect(address).await;
+    let good = client.ask(&get_request(address, path)).await;
+    assert!(good, "GET {path} failed");
+    client.body()
+}
+
+fn get_request(address: &str, path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").into_bytes()
+}
+
+fn address_of(request: &[u8]) -> &str {
+    let text = std::str::from_utf8(request).expect("text");
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.expect("a host")
+}
+
+/// One connection and the last answer's bytes.
+struct Client {
+    stream: TcpStream,
+    answer: Vec<u8>,
+    head: usize,
+}
+
+impl Client {
+    async fn connect(address: &str) -> Self {
+        let stream = TcpStream::connect(address).await.expect("connect");
+        let _ = stream.set_nodelay(true);
+        Self {
+            stream,
+            answer: Vec::with_capacity(2048),
+            head: 0,
+        }
+    }
+
+    /// Asks, and tells whether the answer is a good one: 2xx, and not of a run that failed.
+    async fn ask(&mut self, request: &[u8]) -> bool {
+        match self.exchange(request).await {
+            Ok(()) => {
+                self.answer.starts_with(b"HTTP/1.1 2")
+                    && !find(&self.answer, b"\"status\":\"failed\"")
+            }
+            Err(_) => {
+                // The next request needs a connection that is in step again.
+                *self = Self::connect(address_of(request)).await;
+                false
+            }
+        }
+    }
+
+    async fn answers_with(&mut self, request: &[u8], part: &str) -> bool {
+        self.ask(request).await && find(&self.answer, part.as_bytes())
+    }
+
+    async fn exchange(&mut self, request: &[u8]) -> io::Result<()> {
+        self.stream.write_all(request).await?;
+        self.answer.clear();
+        loop {
+            if self.stream.read_buf(&mut self.answer).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if self.is_whole() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_whole(&mut self) -> bool {
+        let Some(end) = self.answer.windows(4).position(|four| four == b"\r\n\r\n") else {
+            return false;
+        };
+        self.head = end + 4;
+        let head = std::str::from_utf8(&self.answer[..end]).unwrap_or_default();
+        let field = |name: &str| {
+            head.lines().find_map(|line| {
+                let (key, value) = line.split_once(':')?;
+                key.eq_ignore_ascii_case(name).then(|| value.trim())
+            })
+        };
+        match field("content-length").and_then(|length| length.parse::<usize>().ok()) {
+            Some(length) => self.answer.len() >= self.head + length,
+            None if field("transfer-encoding").is_some() => self.answer.ends_with(b"\r\n0\r\n\r\n"),
+            None => true,
+        }
+    }
+
+    fn body(&self) -> String {
+        String::from_utf8_lossy(&self.answer[self.head..]).into_owned()
+    }
+}
+
+fn find(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}

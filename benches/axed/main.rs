@@ -1,0 +1,185 @@
+//! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
+//!
+//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many idle start]`. Provider, bare handler and daemon are
+//! processes of their own, so that each one's memory can be read; the first two are this binary in another role.
+
+mod bare;
+mod load;
+mod process;
+mod provider;
+mod table;
+
+use std::time::{Duration, Instant};
+
+use load::{Load, at_once, hammer, request};
+use process::{Process, open_files};
+use table::Table;
+
+/// Clients that ask at once.
+const CLIENTS: [usize; 3] = [1, 16, 64];
+/// How long each throughput is measured, after a warm-up of a fifth of it.
+const MEASURE: Duration = Duration::from_secs(3);
+/// Runs in the crowd.
+const CROWD: usize = 5000;
+/// What the crowd's provider takes for its answer.
+const SLOW: Duration = Duration::from_secs(2);
+
+const SINGLE: &str = r#"{"input":"Say hello to the whole house."}"#;
+const RUN: &str = "/agents/solo/runs?wait=30";
+const TREE: &str = "/agents/root/runs?wait=30";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let after = |flag: &str| {
+        let at = arguments.iter().position(|argument| argument == flag)?;
+        arguments.get(at + 1).map(String::as_str)
+    };
+    match after("--role") {
+        Some("provider") => {
+            let delay = after("--delay-ms").and_then(|text| text.parse().ok());
+            return provider::serve(Duration::from_millis(delay.unwrap_or_default()));
+        }
+        Some("bare") => return bare::serve(after("--provider").expect("--provider").to_owned()),
+        _ => {}
+    }
+    // `cargo test --all-targets` starts benches as well, unoptimised.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return println!("measures only under `cargo bench --bench axed`");
+    }
+    // What is no flag names a part.
+    let parts: Vec<&str> = arguments
+        .iter()
+        .map(String::as_str)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let wants = |part: &str| parts.is_empty() || parts.contains(&part);
+    let mut table = Table::new();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        if wants("single") {
+            single(&mut table).await;
+        }
+        if wants("tree") {
+            tree(&mut table).await;
+        }
+        if wants("many") {
+            many(&mut table).await;
+        }
+        if wants("idle") || wants("start") {
+            start(&mut table).await;
+        }
+    });
+    table.print_verdict();
+}
+
+/// Single-turn runs, against the handler that makes the one call.
+async fn single(table: &mut Table) {
+    table.title("single-turn runs, accepted, executed, committed and waited for");
+    let provider = Process::provider(Duration::ZERO);
+    let ceiling = provider::asks_directly(&provider.address);
+    let most = hammer(&ceiling, 64, MEASURE).await;
+    table.line("provider asked directly, 64 clients", &most);
+    let bare = Process::bare(&provider);
+    let ask = request(&bare.address, "/run", SINGLE);
+    let mut best = Load::default();
+    for clients in CLIENTS {
+        best = hammer(&ask, clients, MEASURE).await;
+        table.line(&format!("bare handler, {clients} clients"), &best);
+    }
+    let axed = Process::axed(&provider);
+    let ask = request(&axed.address, RUN, SINGLE);
+    for clients in CLIENTS {
+        let load = hammer(&ask, clients, MEASURE).await;
+        table.ratio(&format!("axed, {clients} clients"), &load, &best, 0.30);
+    }
+}
+
+/// Runs with three parallel children: five provider calls each.
+async fn tree(table: &mut Table) {
+    table.title("runs with three parallel children (five provider calls), 64 clients");
+    let provider = Process::provider(Duration::ZERO);
+    let bare = Process::bare(&provider);
+    let best = hammer(&request(&bare.address, "/tree", SINGLE), 64, MEASURE).await;
+    table.line("bare handler", &best);
+    let axed = Process::axed(&provider);
+    let load = hammer(&request(&axed.address, TREE, SINGLE), 64, MEASURE).await;
+    table.ratio("axed", &load, &best, 0.30);
+}
+
+/// A crowd of runs whose provider is slow.
+async fn many(table: &mut Table) {
+    table.title(&format!(
+        "{CROWD} runs at once, the provider takes {SLOW:?}"
+    ));
+    let files = open_files();
+    if files < 12_000 {
+        println!(
+            "  left out: this needs 12000 open files for each process and {files} are allowed; \
+             run `ulimit -n 65536` first"
+        );
+        return;
+    }
+    let provider = Process::provider(SLOW);
+
+    let bare = Process::bare(&provider);
+    let crowd = at_once(&request(&bare.address, "/run", SINGLE), CROWD).await;
+    let bare_peak = bare.peak_kib();
+    table.note(&format!(
+        "bare handler: {:.2} s, {} errors, peak {} KiB",
+        crowd.wall.as_secs_f64(),
+        crowd.errors,
+        bare_peak
+    ));
+    drop(bare);
+
+    let axed = Process::axed(&provider);
+    let crowd = at_once(&request(&axed.address, RUN, SINGLE), CROWD).await;
+    let peak = axed.peak_kib();
+    let wall = crowd.wall.as_secs_f64();
+    table.most("axed, clients wait: seconds until all are done", wall, 5.0);
+    table.most("axed, clients wait: errors", crowd.errors as f64, 0.0);
+    let ratio = peak as f64 / bare_peak as f64;
+    table.most(
+        "axed, clients wait: peak memory to bare handler's",
+        ratio,
+        1.3,
+    );
+    drop(axed);
+
+    let axed = Process::axed(&provider);
+    let idle = axed.resident_kib();
+    let begin = Instant::now();
+    let mut accepted = 0;
+    let ask = request(&axed.address, "/agents/solo/runs", SINGLE);
+    accepted += load::each(&ask, 64, CROWD).await;
+    load::until_none(&axed.address, &["queued", "running"]).await;
+    let wall = begin.elapsed().as_secs_f64();
+    let failed = load::count(&axed.address, "failed").await;
+    table.most("axed, nobody waits: seconds until all are done", wall, 5.0);
+    let errors = (CROWD - accepted + failed) as f64;
+    table.most("axed, nobody waits: errors", errors, 0.0);
+    let each = axed.peak_kib().saturating_sub(idle) as f64 / CROWD as f64;
+    table.most("axed, nobody waits: KiB a run above idle", each, 40.0);
+}
+
+/// Starting, and doing nothing.
+async fn start(table: &mut Table) {
+    table.title("start and rest");
+    let provider = Process::provider(Duration::ZERO);
+    let mut times = Vec::new();
+    let mut idle = 0;
+    for _ in 0..7 {
+        let begin = Instant::now();
+        let axed = Process::axed(&provider);
+        load::get(&axed.address, "/livez").await;
+        times.push(begin.elapsed());
+        idle = idle.max(axed.resident_kib());
+    }
+    times.sort();
+    let median = times[times.len() / 2].as_secs_f64() * 1000.0;
+    table.most("cold start to first answer, ms (median of 7)", median, 50.0);
+    table.most("idle, MiB", idle as f64 / 1024.0, 20.0);
+}

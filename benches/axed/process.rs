@@ -1,0 +1,144 @@
+//! Processes under measurement: started, asked for their address and their memory, killed at the end.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+/// A server that listens.
+pub struct Process {
+    /// `host:port`.
+    pub address: String,
+    child: Child,
+    // Removed when the process is gone.
+    _home: TempDir,
+}
+
+impl Process {
+    /// This binary as a provider.
+    pub fn provider(delay: Duration) -> Self {
+        let delay = delay.as_millis().to_string();
+        Self::own(&["--role", "provider", "--delay-ms", &delay])
+    }
+
+    /// This binary as the bare handler.
+    pub fn bare(provider: &Self) -> Self {
+        Self::own(&["--role", "bare", "--provider", &provider.address])
+    }
+
+    /// The daemon, with the agents of the measurements.
+    pub fn axed(provider: &Self) -> Self {
+        let home = tempfile::tempdir().expect("a directory");
+        let write = |path: &str, text: &str| write(&home.path().join(path), text);
+        write(
+            "axed.toml",
+            &format!(
+                "[providers.bench]\nkind = \"openai\"\nbase_url = \"http://{}\"\n",
+                provider.address
+            ),
+        );
+        write(
+            "agents/solo.toml",
+            "name = \"solo\"\nmodel = \"bench/solo\"\n",
+        );
+        write(
+            "agents/leaf.toml",
+            "name = \"leaf\"\nmodel = \"bench/leaf\"\n",
+        );
+        write(
+            "agents/root.toml",
+            "name = \"root\"\nmodel = \"bench/root\"\nsub_agents = [\"leaf\"]\n",
+        );
+        let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
+        command
+            .args(["serve", "--config", "axed.toml", "--agents", "agents"])
+            .args(["--data", "data", "--listen", "127.0.0.1:0"])
+            .current_dir(home.path())
+            .env_clear()
+            .env("HOME", home.path());
+        Self::start(command, home)
+    }
+
+    fn own(arguments: &[&str]) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command.args(arguments);
+        Self::start(command, tempfile::tempdir().expect("a directory"))
+    }
+
+    fn start(mut command: Command, home: TempDir) -> Self {
+        // To a file: a log that nobody reads must not stop its writer, and the reason of a failure must be found.
+        let log = home.path().join("stderr.log");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).expect("a log"))
+            .spawn()
+            .expect("start a process");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("stdout"))
+            .read_line(&mut line)
+            .expect("read stdout");
+        let Some((_, address)) = line.trim().split_once("listening on http://") else {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            panic!("{command:?} did not start: {line}{said}");
+        };
+        Self {
+            address: address.to_owned(),
+            child,
+            _home: home,
+        }
+    }
+
+    /// Memory it holds now.
+    pub fn resident_kib(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// Most memory that it ever held.
+    pub fn peak_kib(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, field: &str) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = fs::read_to_string(path).expect("a Linux machine");
+        let value = status.lines().find_map(|line| line.strip_prefix(field));
+        let digits = value.and_then(|value| value.trim().strip_suffix(" kB"));
+        digits.and_then(|text| text.parse().ok()).expect("a number")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Tells the process that started this one where it listens.
+pub fn say_address(listener: &TcpListener) {
+    let address = listener.local_addr().expect("an address");
+    println!("listening on http://{address}");
+    std::io::stdout().flush().expect("write stdout");
+}
+
+/// Files and sockets that this process, and what it starts, may have open.
+pub fn open_files() -> u64 {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"));
+    let soft = line
+        .and_then(|line| line.split_whitespace().next())
+        .unwrap_or("0");
+    soft.parse().unwrap_or(u64::MAX)
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+    fs::write(path, text).expect("write a file");
+}

@@ -1,0 +1,268 @@
+//! How many single-turn runs a second the store takes, and how long reads last on a full one.
+//! `cargo bench --bench store -- [directory]`; the directory is where the database is put, the system's own otherwise.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axed::config::{Data, Durability};
+use axed::domain::event::{Event, EventKind};
+use axed::domain::message::AssistantMessage;
+use axed::domain::run::{Depth, Outcome, Run, RunId, Status, now};
+use axed::domain::usage::{TokenUsage, TreeUsage, Usage};
+use axed::store::open::open;
+use axed::store::{
+    Change, Closing, EventQuery, Progress, RunFilter, RunStore, Step, StoreError, Write,
+};
+
+const SPAN: Duration = Duration::from_secs(3);
+const FULL: u64 = 100_000;
+
+fn main() -> Result<(), StoreError> {
+    let place = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    let place = place.unwrap_or_else(|| std::env::temp_dir().display().to_string());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .build()
+        .map_err(|error| StoreError::Engine(error.to_string()))?;
+    for durability in [Durability::Process, Durability::Power] {
+        for callers in [1, 16, 64, 256] {
+            let dir = fresh(&place);
+            let store = open_in(dir.path(), durability)?;
+            let (runs, span) = runtime.block_on(load(&store, callers, u64::MAX));
+            let rate = runs as f64 / span.as_secs_f64();
+            println!(
+                "{durability:?} {callers:>4} callers {rate:>8.0} runs/s {:>8.0} writes/s",
+                rate * 3.0
+            );
+            runtime.block_on(store.close());
+        }
+    }
+    let dir = fresh(&place);
+    let store = open_in(dir.path(), Durability::Process)?;
+    runtime.block_on(async {
+        let (runs, span) = load(&store, 64, FULL).await;
+        println!("filled with {runs} runs in {span:?}");
+        read(&store).await
+    })
+}
+
+fn fresh(place: &str) -> tempfile::TempDir {
+    tempfile::tempdir_in(place).expect("a directory to measure in")
+}
+
+fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunStore>, StoreError> {
+    let data = Data {
+        dir: dir.to_owned(),
+        durability,
+    };
+    open(&data, Box::new(|_, _| {}), Box::new(|_| false))
+}
+
+/// Runs one after another in each of the callers, until the time or the number is reached.
+async fn load(store: &Arc<dyn RunStore>, callers: usize, most: u64) -> (u64, Duration) {
+    let done = Arc::new(AtomicU64::new(0));
+    let begun = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for caller in 0..callers {
+        let (store, done) = (Arc::clone(store), Arc::clone(&done));
+        tasks.spawn(async move {
+            let agent: Arc<str> = format!("agent-{}", caller % 10).into();
+            while (most < u64::MAX || begun.elapsed() < SPAN)
+                && done.fetch_add(1, Ordering::Relaxed) < most
+            {
+                single_turn(store.as_ref(), &agent)
+                    .await
+                    .expect("the store takes a run");
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("a caller ends");
+    }
+    (done.load(Ordering::Relaxed).min(most), begun.elapsed())
+}
+
+/// The three writes of a run of one turn, as the journal makes them.
+async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, StoreError> {
+    let id = RunId::new();
+    let event = |kind| Event {
+        run_id: id,
+        root_id: id,
+        depth: 0,
+        agent: Arc::clone(agent),
+        time: now(),
+        kind,
+    };
+    let write = |change, steps, events| Write {
+        run: id,
+        root: id,
+        change,
+        steps,
+        events,
+    };
+    let version = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    let open = Run {
+        id,
+        root_id: id,
+        parent_id: None,
+        depth: Depth(0),
+        tool_call_id: None,
+        agent: agent.to_string(),
+        agent_version: version.to_owned(),
+        status: Status::Queued,
+        input: "Summarise the attached report in three sentences.".to_owned(),
+        task: None,
+        label: None,
+        completion_status: None,
+        labels: Default::default(),
+        content: None,
+        partial_content: None,
+        model: "model-large".to_owned(),
+        stop_reason: None,
+        turns: 0,
+        usage: Usage::default(),
+        tree: TreeUsage::default(),
+        error: None,
+        cancel_reason: None,
+        attempt: 1,
+        created_at: now(),
+        started_at: None,
+        finished_at: None,
+        last_event: 0,
+    };
+    let queued = event(EventKind::RunQueued {
+        parent_id: None,
+        tool_call_id: None,
+    });
+    store
+        .write(write(Change::Open(Box::new(open)), vec![], vec![queued]))
+        .await?;
+    let prompt = Step::Prompt {
+        system: "You are a careful assistant. ".repeat(10),
+        message: "Summarise the attached report in three sentences.".to_owned(),
+    };
+    let started = event(EventKind::RunStarted {
+        model: "model-large".to_owned(),
+        agent_version: version.to_owned(),
+    });
+    let turn = event(EventKind::TurnStarted {
+        turn: 1,
+        messages: 1,
+        results: 0,
+    });
+    store
+        .post(write(
+            Change::Start { at: now() },
+            vec![prompt],
+            vec![started, turn],
+        ))
+        .await?;
+    let content = "The report says that all is well. ".repeat(8);
+    let usage = Usage {
+        tokens: TokenUsage {
+            input: 120,
+            output: 80,
+            ..TokenUsage::default()
+        },
+        model_calls: 1,
+        ..Usage::default()
+    };
+    let closing = Closing {
+        outcome: Outcome::Completed {
+            content: content.clone(),
+        },
+        at: now(),
+        progress: Progress {
+            turns: 1,
+            model: "model-large".to_owned(),
+            stop_reason: Some("end_turn".to_owned()),
+            usage,
+        },
+        tree: TreeUsage { runs: 1, usage },
+    };
+    let heard = event(EventKind::TurnCompleted {
+        turn: 1,
+        model: "model-large".to_owned(),
+        stop_reason: Some("end_turn".to_owned()),
+        input_tokens: 120,
+        output_tokens: 80,
+        cache_read_tokens: 0,
+        cache_write_tokens: 0,
+        tool_calls: vec![],
+    });
+    let completed = event(EventKind::RunCompleted {
+        turns: 1,
+        characters: content.len(),
+    });
+    let reply = Step::Reply {
+        turn: 1,
+        message: AssistantMessage {
+            content,
+            ..AssistantMessage::default()
+        },
+    };
+    store
+        .write(write(
+            Change::Close(Box::new(closing)),
+            vec![reply],
+            vec![heard, completed],
+        ))
+        .await
+}
+
+/// Times of reads on the full store.
+async fn read(store: &Arc<dyn RunStore>) -> Result<(), StoreError> {
+    let newest = RunFilter {
+        limit: 50,
+        ..RunFilter::default()
+    };
+    let by_agent = RunFilter {
+        agent: Some("agent-3".to_owned()),
+        status: Some(Status::Completed),
+        ..newest.clone()
+    };
+    let none = RunFilter {
+        status: Some(Status::Failed),
+        ..newest.clone()
+    };
+    let last = store.list(newest.clone()).await?;
+    let id = last.last().map(|run| run.id).unwrap_or_default();
+    for (what, filter) in [
+        ("newest 50", newest),
+        ("newest 50 of an agent that completed", by_agent),
+        ("newest 50 that failed (none)", none),
+    ] {
+        let mut times = Vec::new();
+        for _ in 0..200 {
+            let begun = Instant::now();
+            store.list(filter.clone()).await?;
+            times.push(begun.elapsed());
+        }
+        print(what, times);
+    }
+    let (mut runs, mut logs) = (Vec::new(), Vec::new());
+    for _ in 0..200 {
+        let begun = Instant::now();
+        store.run(id).await?;
+        runs.push(begun.elapsed());
+        let begun = Instant::now();
+        let query = EventQuery {
+            root: id,
+            of: id,
+            only: false,
+            after: 0,
+            limit: 200,
+        };
+        store.events(query).await?;
+        logs.push(begun.elapsed());
+    }
+    print("one run", runs);
+    print("its events", logs);
+    Ok(())
+}
+
+fn print(what: &str, mut times: Vec<Duration>) {
+    times.sort_unstable();
+    println!("{what}: median {:?}", times[times.len() / 2]);
+}
