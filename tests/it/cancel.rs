@@ -1,11 +1,11 @@
 //! Stopping a run stops everything below it, hangs up on its providers, and settles only then.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{TestApp, send};
 use crate::support::events::kinds;
-use crate::support::provider::answer::{asks, hangs, says};
-use reqwest::Method;
+use crate::support::provider::answer::{asks, fails, hangs, says};
 
 #[tokio::test]
 async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections() {
@@ -155,5 +155,64 @@ async fn nobody_cancels_a_run_that_is_not_there() {
         app.post(&format!("/runs/{id}/cancel"), &json!({}))
             .await
             .problem(404);
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_waits_for_its_next_try_can_be_cancelled() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.will(
+        "solo",
+        [fails(429, "slow down").header("retry-after", "60")],
+    );
+    let run = app.start("solo", "go").await;
+    app.events(&run).await.until("retry.scheduled").await;
+
+    assert_eq!(run.cancel("no time").await.status(), "cancelled");
+    assert_eq!(app.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_cancel_that_races_with_the_end_leaves_one_ending() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .always("planner", |seen| match seen.results().len() {
+            0 => asks([("reader", "x")]),
+            _ => says("done"),
+        });
+    app.provider.always("reader", |_| says("read"));
+
+    for asked_first in 0..40 {
+        let run = app.start("planner", "go").await;
+        // Each time the cancel comes a little later in the run's life.
+        app.provider.asked("planner", asked_first * 2 / 3 + 1).await;
+        let ended = run.cancel("race").await;
+        assert!(
+            ["completed", "cancelled"].contains(&ended.status()),
+            "{ended:?}"
+        );
+        assert_eq!(ended.now().await.status(), ended.status());
+        let events = run.events().await;
+        let own = events.iter().filter(|event| event["run_id"] == run["id"]);
+        let endings: Vec<_> = own
+            .map(|event| event.kind())
+            .filter(|kind| ["run.completed", "run.failed", "run.cancelled"].contains(kind))
+            .collect();
+        assert_eq!(endings, [format!("run.{}", ended.status())]);
+        assert_eq!(
+            kinds(&events).last(),
+            endings.last(),
+            "nothing happens after the end"
+        );
+        for child in run.children().await {
+            assert!(
+                ["completed", "cancelled"].contains(&child.status()),
+                "{child:?}"
+            );
+        }
     }
 }

@@ -10,6 +10,7 @@ mod cli;
 mod config;
 mod delegation;
 mod depth;
+mod echo;
 mod events;
 mod http_errors;
 mod loop_;

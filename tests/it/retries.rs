@@ -203,3 +203,23 @@ async fn redirects_are_not_followed() {
     assert_eq!(run.failure().0, "provider_server");
     assert_eq!(app.provider.seen().len(), 1);
 }
+
+#[tokio::test]
+async fn no_wait_is_longer_than_what_is_left_of_the_deadline() {
+    let app = TestApp::with()
+        .agent("solo", &format!("timeout = 1\n{QUICK}"))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| {
+        fails(429, "slow down").header("retry-after", "3600")
+    });
+
+    let run = app.run("solo", "go").await;
+
+    let (code, _) = run.failure();
+    assert!(
+        ["timeout", "provider_rate_limit"].contains(&code),
+        "{run:?}"
+    );
+    assert!(run["duration_ms"].as_u64() < Some(10_000), "{run:?}");
+}

@@ -121,6 +121,20 @@ async fn a_client_can_wait_in_three_ways() {
 }
 
 #[tokio::test]
+async fn no_wait_is_longer_than_the_server_allows() {
+    let app = TestApp::with()
+        .server("max_wait = 1")
+        .agent("slow", "")
+        .spawn()
+        .await;
+    app.provider.will("slow", [hangs()]);
+
+    let got = app.post("/agents/slow/runs?wait=40", &json!({})).await;
+
+    assert_eq!(got.status, 202, "{}", got.text);
+}
+
+#[tokio::test]
 async fn a_client_that_goes_away_does_not_stop_the_run() {
     let app = TestApp::with().agent("solo", "").spawn().await;
     let gate = Gate::shut();

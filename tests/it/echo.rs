@@ -1,0 +1,182 @@
+//! What goes back to a provider is what it sent: ids, thinking, arguments; and what is sent beside it.
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::provider::answer::{Answer, asks, raw, says};
+
+const PLANNER: &str = "system_prompt = \"Plan.\"\nsub_agents = [\"reader\"]";
+
+fn anthropic(content: Value) -> Answer {
+    let body = json!({
+        "id": "m", "type": "message", "role": "assistant", "model": "planner", "content": content,
+        "stop_reason": "tool_use", "stop_sequence": null,
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    });
+    raw(200, "application/json", body.to_string())
+}
+
+fn ask(id: &str, task: &str) -> Value {
+    json!({
+        "type": "tool_use", "id": id, "name": "call_agent",
+        "input": {"task": task, "agent": "reader"},
+    })
+}
+
+#[tokio::test]
+async fn thinking_goes_back_unchanged() {
+    let app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let said = json!([
+        {"type": "thinking", "thinking": "Who could read?", "signature": "c2lnbmVk"},
+        {"type": "redacted_thinking", "data": "aGlkZGVu"},
+        {"type": "text", "text": "I ask the reader."},
+        ask("toolu_1", "x"),
+    ]);
+    app.provider
+        .will("planner", [anthropic(said.clone()), says("done")]);
+    app.provider.will("reader", [says("read")]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let echoed = app.provider.asked("planner", 2).await.body["messages"][1].clone();
+    assert_eq!(echoed, json!({"role": "assistant", "content": said}));
+    let text = run.messages().await.to_string();
+    assert!(text.contains("I ask the reader."), "{text}");
+}
+
+#[tokio::test]
+async fn streamed_thinking_goes_back_too() {
+    let app = TestApp::with()
+        .agent("planner", &format!("stream = true\n{PLANNER}"))
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let events = [
+        json!({"type": "message_start", "message": {
+            "id": "m", "type": "message", "role": "assistant", "model": "planner", "content": [],
+            "stop_reason": null, "stop_sequence": null, "usage": {"input_tokens": 1, "output_tokens": 0}}}),
+        json!({"type": "content_block_start", "index": 0, "content_block":
+            {"type": "thinking", "thinking": "", "signature": ""}}),
+        json!({"type": "content_block_delta", "index": 0, "delta":
+            {"type": "thinking_delta", "thinking": "Who could "}}),
+        json!({"type": "content_block_delta", "index": 0, "delta":
+            {"type": "thinking_delta", "thinking": "read?"}}),
+        json!({"type": "content_block_delta", "index": 0, "delta":
+            {"type": "signature_delta", "signature": "c2lnbmVk"}}),
+        json!({"type": "content_block_stop", "index": 0}),
+        // As a real server sends it: without `input`.
+        json!({"type": "content_block_start", "index": 1, "content_block":
+            {"type": "tool_use", "id": "toolu_1", "name": "call_agent"}}),
+        json!({"type": "content_block_delta", "index": 1, "delta":
+            {"type": "input_json_delta", "partial_json": "{\"agent\": \"reader\", \"task\": \"x\"}"}}),
+        json!({"type": "content_block_stop", "index": 1}),
+        json!({"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": null},
+            "usage": {"output_tokens": 4}}),
+        json!({"type": "message_stop"}),
+    ];
+    let stream: String = events
+        .iter()
+        .map(|event| {
+            format!(
+                "event: {}\ndata: {event}\n\n",
+                event["type"].as_str().expect("a type")
+            )
+        })
+        .collect();
+    app.provider.will(
+        "planner",
+        [raw(200, "text/event-stream", stream), says("done")],
+    );
+    app.provider.will("reader", [says("read")]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let echoed = &app.provider.asked("planner", 2).await.body["messages"][1]["content"];
+    assert_eq!(
+        echoed[0],
+        json!({"type": "thinking", "thinking": "Who could read?", "signature": "c2lnbmVk"})
+    );
+    assert_eq!(echoed[1]["input"], json!({"agent": "reader", "task": "x"}));
+}
+
+#[tokio::test]
+async fn equal_ids_are_told_apart_and_echoed_as_they_came() {
+    let app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            anthropic(json!([ask("same", "one"), ask("same", "two")])),
+            says("done"),
+        ],
+    );
+    app.provider
+        .always("reader", |seen| says(seen.user()[0].clone()));
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let told = app.provider.asked("planner", 2).await;
+    assert_eq!(told.results(), ["Task: one", "Task: two"]);
+    let results = &told.body["messages"][2]["content"];
+    assert_eq!(
+        (&results[0]["tool_use_id"], &results[1]["tool_use_id"]),
+        (&json!("same"), &json!("same"))
+    );
+    let children = run.children().await;
+    assert_ne!(children[0]["tool_call_id"], children[1]["tool_call_id"]);
+}
+
+#[tokio::test]
+async fn prompts_of_more_than_one_turn_are_marked_for_the_cache() {
+    let app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "system_prompt = \"Read.\"")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [says("read")]);
+
+    app.run("planner", "go").await;
+
+    let mark = json!({"type": "ephemeral"});
+    let planner = &app.provider.asked("planner", 1).await.body;
+    assert_eq!(planner["system"][0]["cache_control"], mark, "{planner}");
+    assert_eq!(planner["tools"][0]["cache_control"], mark, "{planner}");
+    let reader = app.provider.asked("reader", 1).await.body.to_string();
+    assert!(
+        !reader.contains("cache_control"),
+        "one turn is all it has: {reader}"
+    );
+}
+
+#[tokio::test]
+async fn a_wanted_shape_is_asked_for_in_each_wires_words() {
+    let shape = "[params.response_format]\ntype = \"json_schema\"\n\
+                 schema = { type = \"object\", properties = { n = { type = \"integer\" } } }";
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let app = TestApp::with()
+        .agent("open", &format!("model = \"openai/open\"\n{shape}"))
+        .agent("local", &format!("model = \"ollama/local\"\n{shape}"))
+        .spawn()
+        .await;
+    for agent in ["open", "local"] {
+        app.provider.will(agent, [says("{\"n\": 1}")]);
+        assert_eq!(app.run(agent, "go").await.output(), "{\"n\": 1}");
+    }
+
+    let open = &app.provider.asked("open", 1).await.body["response_format"];
+    assert_eq!(open["type"], "json_schema");
+    assert_eq!(open["json_schema"]["schema"], schema);
+    assert_eq!(app.provider.asked("local", 1).await.body["format"], schema);
+}
