@@ -207,7 +207,8 @@ async fn tool_calls_are_bounded() {
         ("budget_exceeded", "budget exceeded: used 2 of 2 tool calls")
     );
     assert_eq!(run["partial_content"], "so far");
-    assert_eq!(app.provider.seen_by("reader").len(), 2);
+    // Those at work when the limit is passed stop at their next check, as their caller does.
+    assert!(app.provider.seen_by("reader").len() <= 2);
 }
 
 #[tokio::test]
@@ -228,7 +229,8 @@ async fn runs_are_bounded() {
         ("budget_exceeded", "budget exceeded: used 3 of 3 runs")
     );
     assert_eq!(run["tree"]["runs"], 3);
-    assert_eq!(app.provider.seen_by("reader").len(), 2);
+    // Those at work when the limit is passed stop at their next check, as their caller does.
+    assert!(app.provider.seen_by("reader").len() <= 2);
 }
 
 const PRICES: &str = r#"

@@ -129,12 +129,12 @@ async fn cancelled_descendants_are_counted_and_the_tree_is_true_while_it_runs() 
     app.provider.asked("middle", 2).await;
     let live = run.now().await;
     assert_eq!(live.status(), "running");
-    let tokens = |run: &Run<'_>| (run.tree_usage().0, run.tree_usage().1);
-    assert_eq!(tokens(&live), (60, 6));
+    assert_eq!(live.usage(), (10, 1, 1));
+    assert_eq!(live.tree_usage(), (60, 6, 2));
     assert_eq!(live["tree"]["runs"], 3);
     let cancelled = run.cancel("enough").await;
 
-    assert_eq!(tokens(&cancelled), (60, 6));
+    assert_eq!(cancelled.tree_usage(), (60, 6, 2));
     settled(&app, &cancelled).await;
 }
 
