@@ -5,9 +5,8 @@ use axum::routing::post;
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
 
-use crate::process::say_address;
+use crate::process::listen;
 
 #[derive(Clone)]
 struct Provider {
@@ -87,8 +86,7 @@ pub fn serve(provider: String) {
             client: reqwest::Client::new(),
             url: format!("http://{provider}/v1/chat/completions"),
         };
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        say_address(&listener);
+        let listener = listen();
         let routes = Router::new()
             .route("/run", post(one_call))
             .route("/tree", post(five_calls))

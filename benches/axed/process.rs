@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// A server that listens.
 pub struct Process {
@@ -119,11 +120,17 @@ impl Drop for Process {
     }
 }
 
-/// Tells the process that started this one where it listens.
-pub fn say_address(listener: &TcpListener) {
+/// A listener on a free port, whose address is told to the process that started this one.
+pub fn listen() -> TcpListener {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any).expect("a free port");
+    // A crowd connects at once: whom the backlog does not take tries again after a second, and that is not measured here.
+    let listener = socket.listen(8192).expect("listen");
     let address = listener.local_addr().expect("an address");
     println!("listening on http://{address}");
     std::io::stdout().flush().expect("write stdout");
+    listener
 }
 
 /// Files and sockets that this process, and what it starts, may have open.

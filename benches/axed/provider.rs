@@ -9,11 +9,10 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 use crate::load::request;
-use crate::process::say_address;
+use crate::process::listen;
 
 const TEXT: &[u8] = br#"{"id":"c","object":"chat.completion","created":0,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"Hello to everybody in the house."},"finish_reason":"stop"}],"usage":{"prompt_tokens":20,"completion_tokens":10,"total_tokens":30}}"#;
 
@@ -26,8 +25,7 @@ pub fn serve(delay: Duration) {
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        say_address(&listener);
+        let listener = listen();
         let connections = TaskTracker::new();
         loop {
             let Ok((stream, _)) = listener.accept().await else {
