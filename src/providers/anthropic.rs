@@ -549,8 +549,8 @@ impl Heard {
                 "response contains no content",
             ));
         }
-        let settled = calls::settle_ids(&mut tool_calls);
-        let echo = match is_plain || settled {
+        let filled = calls::fill_ids(&mut tool_calls);
+        let echo = match is_plain || filled {
             true => None,
             false => self.echo(mark),
         };

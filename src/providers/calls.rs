@@ -33,20 +33,23 @@ pub fn arguments_from_json(json: Option<&RawValue>) -> Arc<RawValue> {
     }
 }
 
-/// Gives an id to calls that came without one or with one that another call of the reply has. Says whether it had to.
-pub fn settle_ids(calls: &mut [ToolCall]) -> bool {
-    let mut seen = HashSet::with_capacity(calls.len());
-    let mut settled = false;
-    for (index, call) in calls.iter_mut().enumerate() {
-        while call.id.is_empty() || !seen.insert(call.id.clone()) {
-            call.id = match call.id.as_str() {
-                "" => format!("call_{index}"),
-                taken => format!("{taken}_{index}"),
-            };
-            settled = true;
+/// Gives an id to calls that came without one. Says whether it had to. Equal ids stay as they came: the conversation
+/// makes its own unique, and the provider's go back to it.
+pub fn fill_ids(calls: &mut [ToolCall]) -> bool {
+    let given: HashSet<String> = calls.iter().map(|call| call.id.clone()).collect();
+    let mut filled = false;
+    for (index, call) in calls
+        .iter_mut()
+        .enumerate()
+        .filter(|(_, call)| call.id.is_empty())
+    {
+        call.id = format!("call_{index}");
+        while given.contains(&call.id) {
+            call.id.push('_');
         }
+        filled = true;
     }
-    settled
+    filled
 }
 
 /// A call's name in letters that OpenAI and Anthropic take back (`[A-Za-z0-9_-]{1,64}`). A model that made up another
@@ -108,7 +111,7 @@ pub fn check_count(count: usize) -> Result<(), ProviderError> {
 mod tests {
     use serde_json::value::RawValue;
 
-    use super::{arguments_from_json, arguments_from_text, plain_name, settle_ids};
+    use super::{arguments_from_json, arguments_from_text, fill_ids, plain_name};
     use crate::domain::message::{ToolCall, no_arguments};
 
     #[test]
@@ -148,17 +151,17 @@ mod tests {
     }
 
     #[test]
-    fn every_call_of_a_reply_has_its_own_id() {
-        let mut calls = ["a", "", "a", "a_2", ""].map(|id| ToolCall {
+    fn a_call_without_an_id_gets_one_and_the_others_keep_theirs() {
+        let mut calls = ["a", "", "a", "call_1", ""].map(|id| ToolCall {
             id: id.to_owned(),
             provider_id: String::new(),
             name: "t".to_owned(),
             arguments: no_arguments(),
         });
-        assert!(settle_ids(&mut calls));
+        assert!(fill_ids(&mut calls));
         let ids: Vec<_> = calls.iter().map(|call| call.id.as_str()).collect();
-        assert_eq!(ids, ["a", "call_1", "a_2", "a_2_3", "call_4"]);
-        assert!(!settle_ids(&mut calls));
+        assert_eq!(ids, ["a", "call_1_", "a", "call_1", "call_4"]);
+        assert!(!fill_ids(&mut calls));
     }
 
     #[test]

@@ -595,7 +595,7 @@ impl Heard {
                 arguments: calls::arguments_from_text(&call.arguments),
             })
             .collect();
-        calls::settle_ids(&mut tool_calls);
+        calls::fill_ids(&mut tool_calls);
         Ok(Reply {
             message: AssistantMessage {
                 content: self.text,
