@@ -1,10 +1,11 @@
 //! The loop: drives one run, root or child, from its prompt to its end, and lends its tools the way to start children.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Either, select};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
@@ -187,11 +188,12 @@ async fn turns(
                 results: talk.results_pending(),
             });
         }
-        if let Err(error) = entry.write(engine, live).await {
-            return error.into();
-        }
+        let written = entry.write(engine, live);
         if let Err(error) = may_go_on {
-            return failed_turn(live, error);
+            return match written.await {
+                Ok(()) => failed_turn(live, error),
+                Err(error) => error.into(),
+            };
         }
         let question = Question {
             turn,
@@ -199,10 +201,11 @@ async fn turns(
             messages: talk.messages(),
             tools: toolbox.offered(),
         };
-        let Answer { reply, asked } = match turn::take(engine, live, question).await {
-            Ok(answer) => answer,
-            Err(error) => return failed_turn(live, error),
-        };
+        let Answer { reply, asked } =
+            match beside(written, turn::take(engine, live, question)).await {
+                Ok(answer) => answer,
+                Err(error) => return failed_turn(live, error),
+            };
         let tokens = reply.usage.unwrap_or_default();
         state.progress = Progress {
             turns: turn,
@@ -264,6 +267,25 @@ async fn turns(
         {
             Ok(()) => {}
             Err(ending) => return ending,
+        }
+    }
+}
+
+/// Asks the model while the entry before it is being committed: what is asked for depends on nothing in it, and a
+/// failed commit drops the request. The reply is not heard before the entry stands.
+async fn beside(
+    written: impl Future<Output = Result<(), StoreError>>,
+    asked: impl Future<Output = Result<Answer, TurnError>>,
+) -> Result<Answer, TurnError> {
+    let (written, asked) = (pin!(written), pin!(asked));
+    match select(written, asked).await {
+        Either::Left((written, asked)) => {
+            written?;
+            asked.await
+        }
+        Either::Right((answer, written)) => {
+            written.await?;
+            answer
         }
     }
 }
