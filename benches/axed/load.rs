@@ -18,6 +18,10 @@ pub struct Load {
     pub p99: Duration,
     /// Bad answers.
     pub errors: usize,
+    /// Answers in all, those of the warm-up too.
+    pub answered: usize,
+    /// Processor time of the server for each answer; zero where nobody measured it.
+    pub cpu: Duration,
 }
 
 /// What a crowd got.
@@ -47,27 +51,29 @@ pub async fn hammer(request: &[u8], clients: usize, time: Duration) -> Load {
     let asking = (0..clients).map(|_| async {
         let mut client = Client::connect(address_of(request)).await;
         let mut times = Vec::new();
-        let mut errors = 0;
+        let (mut errors, mut answered) = (0, 0);
         loop {
             let asked = Instant::now();
             if asked >= end {
-                return (times, errors);
+                return (times, errors, answered);
             }
             let good = client.ask(request).await;
-            let answered = Instant::now();
-            if (begin..end).contains(&answered) {
+            answered += 1;
+            let now = Instant::now();
+            if (begin..end).contains(&now) {
                 match good {
-                    true => times.push(answered - asked),
+                    true => times.push(now - asked),
                     false => errors += 1,
                 }
             }
         }
     });
     let mut times = Vec::new();
-    let mut errors = 0;
-    for (client_times, client_errors) in join_all(asking).await {
+    let (mut errors, mut answered) = (0, 0);
+    for (client_times, client_errors, client_answered) in join_all(asking).await {
         times.extend(client_times);
         errors += client_errors;
+        answered += client_answered;
     }
     times.sort();
     let quantile = |part: f64| {
@@ -79,6 +85,8 @@ pub async fn hammer(request: &[u8], clients: usize, time: Duration) -> Load {
         median: quantile(0.5),
         p99: quantile(0.99),
         errors,
+        answered,
+        cpu: Duration::ZERO,
     }
 }
 

@@ -104,6 +104,18 @@ impl Process {
         self.status("VmHWM:")
     }
 
+    /// Processor time that it has used, in seconds, to a hundredth.
+    pub fn cpu(&self) -> f64 {
+        let stat =
+            fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a Linux machine");
+        let (_, after_name) = stat.rsplit_once(')').expect("a name");
+        let ticks = after_name.split_whitespace().skip(11).take(2);
+        ticks
+            .map(|ticks| ticks.parse::<f64>().expect("a number"))
+            .sum::<f64>()
+            / 100.0
+    }
+
     fn status(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
         let status = fs::read_to_string(path).expect("a Linux machine");

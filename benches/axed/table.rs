@@ -63,8 +63,12 @@ fn row(name: &str, load: &Load) -> String {
         0 => String::new(),
         errors => format!("  {errors} ERRORS"),
     };
+    let cpu = match load.cpu.is_zero() {
+        true => String::new(),
+        false => format!("  cpu {:>7.1?} each", load.cpu),
+    };
     format!(
-        "  {name:<36} {:>8.0}/s  median {:>9.3?}  p99 {:>9.3?}{errors}",
+        "  {name:<36} {:>8.0}/s  median {:>9.3?}  p99 {:>9.3?}{cpu}{errors}",
         load.rate, load.median, load.p99
     )
 }
