@@ -9,10 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Durability;
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
+use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Job, Parcel, Task};
 use crate::store::{Bell, EventQuery, Listening, RunFilter, RunStore, Step, StoreError, Write};
 
+mod checkpoint;
 mod lock;
 mod queries;
 mod readers;
@@ -43,10 +45,13 @@ impl Sqlite {
         let file = dir.join(FILE);
         lock::private_file(&file)?;
         let connection = schema::open_writer(&file, durability)?;
+        let checkpointer = Checkpointer::start(&file)?;
         let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || writer::serve(connection, lock, waiting, &bell, &listening))
+            .spawn(move || {
+                writer::serve(connection, checkpointer, lock, waiting, &bell, &listening)
+            })
             .map_err(|error| StoreError::Engine(format!("no thread to write with: {error}")))?;
         Ok(Self {
             jobs,

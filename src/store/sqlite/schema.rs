@@ -14,8 +14,6 @@ const MIGRATIONS: &[&str] = &[FIRST];
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
 
-/// Pages of the log (4 KiB each) after which the writer copies them into the database.
-const CHECKPOINT_PAGES: i32 = 4_000;
 /// The log's file is cut back to this many bytes after a peak.
 const KEPT_LOG_BYTES: i64 = 64 << 20;
 /// Page caches in KiB. They are filled on use only; more buys nothing, as the system caches the file anyway.
@@ -111,6 +109,11 @@ pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, St
     Ok(connection)
 }
 
+/// Opens the file for copying the log, beside the writer that brought it to the present version.
+pub fn open_beside_writer(file: &Path) -> Result<Connection, StoreError> {
+    connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)
+}
+
 /// Opens the file for a reader.
 pub fn open_reader(file: &Path) -> Result<Connection, StoreError> {
     let connection = connect(file, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
@@ -141,7 +144,8 @@ fn prepare_writer(connection: &mut Connection, durability: Durability) -> rusqli
     connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
     connection.pragma_update(None, "temp_store", "memory")?;
     connection.pragma_update(None, "foreign_keys", false)?;
-    connection.pragma_update_and_check(None, "wal_autocheckpoint", CHECKPOINT_PAGES, |_| Ok(()))?;
+    // A thread of its own copies the log: see `checkpoint`.
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
     connection.pragma_update_and_check(None, "journal_size_limit", KEPT_LOG_BYTES, |_| Ok(()))
 }
 

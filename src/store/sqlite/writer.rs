@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
 
 use crate::domain::run::{Outcome, Run, RunId};
+use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
@@ -110,13 +111,14 @@ impl From<rusqlite::Error> for Fault {
 /// Serves until it is told to close or nobody is left to ask, then closes the database and lets go of the lock.
 pub fn serve(
     connection: Connection,
+    checkpointer: Checkpointer,
     lock: Lock,
     mut jobs: mpsc::Receiver<Job>,
     bell: &Bell,
     listening: &Listening,
 ) {
     let ended = match Writer::new(&connection) {
-        Ok(mut writer) => writer.work(&mut jobs, bell, listening),
+        Ok(mut writer) => writer.work(checkpointer, &mut jobs, bell, listening),
         Err(error) => {
             error!(error = %error, "The store's writer could not start: {error}");
             None
@@ -166,6 +168,7 @@ impl<'c> Writer<'c> {
 
     fn work(
         &mut self,
+        mut checkpointer: Checkpointer,
         jobs: &mut mpsc::Receiver<Job>,
         bell: &Bell,
         listening: &Listening,
@@ -189,6 +192,7 @@ impl<'c> Writer<'c> {
             for (job, result) in batch.iter().zip(&results) {
                 ring(job, result, bell, listening);
             }
+            let writes = batch.len();
             for (job, result) in batch.drain(..).zip(results) {
                 match job.answer {
                     // The caller may have gone: the write stands all the same.
@@ -196,6 +200,7 @@ impl<'c> Writer<'c> {
                     None => report(&job.task, result),
                 }
             }
+            checkpointer.committed(writes, self.connection);
         }
         ending
     }

@@ -1,0 +1,94 @@
+//! Copies the log into the database beside the writer, so that nobody waits for the disk. Knows no runs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rusqlite::Connection;
+use tracing::warn;
+
+use crate::store::StoreError;
+use crate::store::sqlite::schema;
+
+/// Writes after which the log is copied.
+const WRITES: usize = 2_000;
+/// Pages of the log (4 KiB each) above which the writer pauses, so that the log can begin anew: as long as it writes
+/// while the copy is made, the log only grows.
+const LONG_LOG_PAGES: i64 = 32_000;
+
+/// The thread that copies, as the writer sees it.
+pub struct Checkpointer {
+    wake: Option<SyncSender<()>>,
+    is_long: Arc<AtomicBool>,
+    written: usize,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Checkpointer {
+    /// Opens its own connection and starts.
+    pub fn start(file: &Path) -> Result<Self, StoreError> {
+        let connection = schema::open_beside_writer(file)?;
+        let (wake, woken) = sync_channel(1);
+        let is_long = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&is_long);
+        let thread = std::thread::Builder::new()
+            .name("store-checkpoint".to_owned())
+            .spawn(move || copy(&connection, &woken, &told))
+            .map_err(|error| {
+                StoreError::Engine(format!("no thread to copy the log with: {error}"))
+            })?;
+        Ok(Self {
+            wake: Some(wake),
+            is_long,
+            written: 0,
+            thread: Some(thread),
+        })
+    }
+
+    /// Counts what the writer has committed. Where the log has become long, the writer copies the little that is left
+    /// of it, and its next write begins the log anew.
+    pub fn committed(&mut self, writes: usize, connection: &Connection) {
+        self.written += writes;
+        if self.written < WRITES {
+            return;
+        }
+        self.written = 0;
+        if self.is_long.swap(false, Ordering::AcqRel) {
+            note(checkpoint(connection));
+        } else if let Some(wake) = &self.wake {
+            // Full means that it is at it already.
+            let _ = wake.try_send(());
+        }
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        drop(self.wake.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn copy(connection: &Connection, woken: &Receiver<()>, is_long: &AtomicBool) {
+    while woken.recv().is_ok() {
+        if note(checkpoint(connection)).is_some_and(|pages| pages > LONG_LOG_PAGES) {
+            is_long.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Copies what can be copied without waiting for anybody; returns the log's length in pages.
+fn checkpoint(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("PRAGMA wal_checkpoint(passive)", [], |row| row.get(1))
+}
+
+fn note(done: rusqlite::Result<i64>) -> Option<i64> {
+    done.inspect_err(
+        |error| warn!(error = %error, "The store's log could not be copied, trying again: {error}"),
+    )
+    .ok()
+}
