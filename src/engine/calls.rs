@@ -46,20 +46,30 @@ pub async fn perform(batch: Batch, calls: Vec<ToolCall>) -> Result<Vec<ToolResul
     }
     // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
     let mut at_work = JoinSet::new();
+    let stop = batch.live.stop.clone();
     for (position, call) in calls.into_iter().enumerate() {
         let batch = Arc::clone(&batch);
         at_work.spawn(async move { (position, one(&batch, position, &call).await) });
     }
     let mut results: Vec<Option<ToolResult>> = Vec::new();
     results.resize_with(count, || None);
+    let mut unrecorded = None;
     while let Some(joined) = at_work.join_next().await {
         match joined {
-            Ok((position, result)) => results[position] = Some(result?),
+            Ok((position, Ok(result))) => results[position] = Some(result),
+            Ok((_, Err(error))) => {
+                // The run is over, and nobody will read what the others find: they end in order, with their record.
+                stop.cancel();
+                unrecorded = Some(error);
+            }
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => return Err(StoreError::Closed),
         }
     }
-    Ok(results.into_iter().flatten().collect())
+    match unrecorded {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
 }
 
 async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResult, StoreError> {

@@ -18,7 +18,7 @@ pub struct Child {
     /// The run at work.
     pub live: Arc<LiveRun>,
     /// Its record.
-    pub run: Run,
+    pub run: Box<Run>,
     /// Its user message.
     pub message: String,
 }
@@ -69,12 +69,12 @@ pub fn prepare(
     if let Some(deadline) = deadline {
         live.set_deadline(deadline);
     }
-    let run = Run {
+    let run = Box::new(Run {
         tool_call_id: Some(ask.tool_call_id.to_owned()),
         input: message.clone(),
         task: Some(ask.task.to_owned()),
         ..record::new(&live)
-    };
+    });
     Ok(Child { live, run, message })
 }
 

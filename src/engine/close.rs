@@ -78,7 +78,7 @@ impl From<StoreError> for Ending {
 pub async fn close(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
-    mut run: Run,
+    mut run: Box<Run>,
     mut state: State,
     ending: Ending,
 ) -> Result<Arc<Run>, StoreError> {
@@ -160,7 +160,7 @@ pub async fn close(
         usage,
         tree,
         finished_at: Some(at),
-        ..run
+        ..*run
     }))
 }
 
@@ -205,23 +205,19 @@ pub fn leave(
     if live.parent.is_none() {
         engine.journal.bells().silence(live.scope.root);
     }
-    match closed {
-        Ok(run) => {
-            live.announce(Arc::clone(&run));
-            Some(run)
-        }
-        Err(error) => {
-            tracing::error!(
-                run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-                depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run
-            );
-            None
-        }
+    if let Err(error) = &closed {
+        tracing::error!(
+            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+            depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run
+        );
     }
+    let run = closed.ok();
+    live.announce(run.clone());
+    run
 }
 
 /// Ends a run that was cancelled before its time started.
-pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Run) {
+pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Box<Run>) {
     let state = State {
         progress: Progress {
             model: run.model.clone(),

@@ -40,7 +40,7 @@ pub enum Entry {
 pub async fn drive(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
-    mut run: Run,
+    mut run: Box<Run>,
     message: String,
     entry: Entry,
 ) -> Option<Arc<Run>> {

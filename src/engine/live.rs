@@ -33,7 +33,7 @@ pub struct LiveRun {
     name: Arc<str>,
     phase: Mutex<Phase>,
     meter: Mutex<Meter>,
-    ended: watch::Sender<Option<Arc<Run>>>,
+    ended: watch::Sender<Ended>,
 }
 
 /// What all runs of one tree share.
@@ -79,6 +79,15 @@ enum Phase {
     Ending,
 }
 
+/// What those who wait for a run are told.
+#[derive(Clone, Debug)]
+enum Ended {
+    NotYet,
+    Recorded(Arc<Run>),
+    /// Nobody drives it any more, and its end could not be recorded.
+    Lost,
+}
+
 /// What a run and its descendants have used so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meter {
@@ -110,7 +119,7 @@ impl LiveRun {
             name,
             phase: Mutex::new(Phase::Open),
             meter: Mutex::new(Meter::default()),
-            ended: watch::Sender::new(None),
+            ended: watch::Sender::new(Ended::NotYet),
         });
         live.with_ancestors(|meter| meter.tree.runs += 1);
         live
@@ -188,19 +197,22 @@ impl LiveRun {
         "stopped".to_owned()
     }
 
-    /// Tells everybody who waits that it has ended.
-    pub fn announce(&self, run: Arc<Run>) {
-        self.ended.send_replace(Some(run));
+    /// Tells everybody who waits that it has ended: its record, or none where that could not be written.
+    pub fn announce(&self, run: Option<Arc<Run>>) {
+        self.ended
+            .send_replace(run.map_or(Ended::Lost, Ended::Recorded));
     }
 
-    /// The record at its end, once there is one.
+    /// The record at its end, once it has ended; none where that could not be written.
     pub async fn ended(&self) -> Option<Arc<Run>> {
         let mut ended = self.ended.subscribe();
-        ended
-            .wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|run| run.clone())
+        let ended = ended
+            .wait_for(|ended| !matches!(ended, Ended::NotYet))
+            .await;
+        match ended.as_deref() {
+            Ok(Ended::Recorded(run)) => Some(Arc::clone(run)),
+            Ok(Ended::NotYet | Ended::Lost) | Err(_) => None,
+        }
     }
 }
 

@@ -80,11 +80,11 @@ impl Runner {
         // A root's own run counts; it is never refused, whatever its budget says.
         let _ = tree.budgets.take_run(&accounts);
         let live = LiveRun::new(scope, agent, tree, None, accounts);
-        let run = Run {
+        let run = Box::new(Run {
             input: ask.input.unwrap_or_default(),
             labels: ask.labels,
             ..record::new(&live)
-        };
+        });
         engine.live.add(&live);
         let (accepted, told) = oneshot::channel();
         let root = Root {
@@ -256,7 +256,8 @@ impl Drop for QueueTicket {
 /// A root run that has been checked.
 struct Root {
     live: Arc<LiveRun>,
-    run: Run,
+    /// Boxed, because a future keeps a copy wherever it is handed on, and thousands of runs wait at once.
+    run: Box<Run>,
     message: String,
     timeout: Duration,
 }

@@ -12,6 +12,7 @@ mod delegation;
 mod depth;
 mod echo;
 mod events;
+mod failing_store;
 mod http_errors;
 mod loop_;
 mod memory;
