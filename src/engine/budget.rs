@@ -184,7 +184,7 @@ impl Reservation<'_> {
     pub fn settle(self, used: Amount) {
         let mut accounts = self.budgets.lock();
         for &(at, _) in &self.parts {
-            accounts[at].used.tokens += used.tokens;
+            accounts[at].used.tokens = accounts[at].used.tokens.saturating_add(used.tokens);
             accounts[at].used.cost.0 = accounts[at].used.cost.0.saturating_add(used.cost.0);
         }
     }

@@ -67,6 +67,14 @@ pub async fn take(
     let agent = &live.agent;
     let mut failed = None;
     for model in std::iter::once(&agent.model).chain(&agent.fallback_models) {
+        let served = match engine.providers.get(&model.provider) {
+            Ok(served) => served,
+            Err(unavailable) if failed.is_none() => {
+                return Err(TurnError::Unavailable(unavailable));
+            }
+            // A fallback that is not there is passed over, and does not hide why the model before it failed.
+            Err(_) => continue,
+        };
         if let Some(TurnError::Provider(error)) = &failed {
             let scheduled = EventKind::RetryScheduled {
                 turn: question.turn,
@@ -80,11 +88,6 @@ pub async fn take(
                 .note(live, Change::Nothing, Vec::new(), vec![scheduled])
                 .await?;
         }
-        let served = match engine.providers.get(&model.provider) {
-            Ok(served) => served,
-            // A fallback that is not there does not hide why the model before it failed.
-            Err(unavailable) => return Err(failed.unwrap_or(TurnError::Unavailable(unavailable))),
-        };
         match ask(engine, live, &question, model, served).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 failed = Some(TurnError::Provider(error));
@@ -207,7 +210,7 @@ async fn ask_once(
                 unreported: u64::from(reply.usage.is_none()),
             };
             live.spend(&spent);
-            let tokens = spent.tokens.input + spent.tokens.output;
+            let tokens = spent.tokens.input.saturating_add(spent.tokens.output);
             reservation.settle(Amount {
                 tokens,
                 cost: spent.cost.unwrap_or_default(),
@@ -296,7 +299,7 @@ fn estimate(
 }
 
 /// A number in 0..1, good enough to spread retries: the hasher's keys are random.
-fn random() -> f64 {
+pub fn random() -> f64 {
     let bits = RandomState::new().hash_one(Instant::now()) >> 11;
     bits as f64 / (1_u64 << 53) as f64
 }

@@ -109,6 +109,31 @@ async fn another_model_answers_when_the_first_is_down() {
 }
 
 #[tokio::test]
+async fn a_fallback_without_a_provider_is_passed_over() {
+    let app = TestApp::with()
+        .agent(
+            "solo",
+            &format!("fallback_models = [\"nowhere/second\", \"openai/third\"]\n{QUICK}"),
+        )
+        .agent(
+            "alone",
+            &format!("fallback_models = [\"nowhere/second\"]\n{QUICK}"),
+        )
+        .spawn()
+        .await;
+    for model in ["solo", "alone"] {
+        app.provider.always(model, |_| fails(529, "busy"));
+    }
+    app.provider.will("third", [says("here I am")]);
+
+    assert_eq!(app.run("solo", "go").await.output(), "here I am");
+    assert_eq!(
+        app.run("alone", "go").await.failure(),
+        ("provider_overloaded", "overloaded: busy")
+    );
+}
+
+#[tokio::test]
 async fn a_refusal_does_not_fall_back() {
     let app = TestApp::with()
         .agent(
