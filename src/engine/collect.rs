@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::domain::agent::Agent;
+use crate::domain::agent::{Agent, Params, ResponseFormat};
 use crate::domain::message::Message;
 use crate::engine::ask::StartError;
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::Engine;
+use crate::engine::turn;
 use crate::providers::{Category, ChatRequest, ProviderError, Reply, retry};
 
 const PROMPT: &str = "You look after the memory of an agent. You are given its entries, oldest first: each has a time, \
@@ -85,12 +86,17 @@ async fn analyse(
     let messages = [Message::User {
         content: said.join("\n\n"),
     }];
+    // The shape of the agent's own replies is none for an analysis.
+    let params = Params {
+        response_format: ResponseFormat::Text,
+        ..agent.params.clone()
+    };
     let request = ChatRequest {
         model: &agent.model.model,
         system: PROMPT,
         messages: &messages,
         tools: &[],
-        params: &agent.params,
+        params: &params,
         stream: false,
         multi_turn: false,
     };
@@ -111,7 +117,8 @@ async fn analyse(
             if !error.category.is_retryable() || attempt > agent.retry.max_retries {
                 return Err(error);
             }
-            tokio::time::sleep(retry::wait(&agent.retry, attempt, error.retry_after, 0.5)).await;
+            let wait = retry::wait(&agent.retry, attempt, error.retry_after, turn::random());
+            tokio::time::sleep(wait).await;
         }
     };
     let late = || {

@@ -171,6 +171,24 @@ async fn garbage_collection_analyses_and_trims() {
 }
 
 #[tokio::test]
+async fn an_analysis_is_free_text_whatever_shape_the_agents_replies_have() {
+    let shape = "[params.response_format]\ntype = \"json_schema\"\nschema = { type = \"object\" }";
+    let app = TestApp::with()
+        .agent("solo", &format!("{REMEMBERS}\n{shape}"))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("{}"), says("You count.")]);
+    app.run("solo", "go").await;
+
+    let got = app.post("/agents/solo/gc", &json!({"dry_run": true})).await;
+
+    assert_eq!(got.status, 200, "{}", got.text);
+    let asked = |nth| app.provider.asked("solo", nth);
+    assert!(asked(1).await.body.get("output_config").is_some());
+    assert!(asked(2).await.body.get("output_config").is_none());
+}
+
+#[tokio::test]
 async fn an_agent_without_memory_has_none() {
     let app = TestApp::with().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
