@@ -1,5 +1,6 @@
 //! `/runs` and what lies below it, but for the events: read, list, cancel, delete.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -118,10 +119,11 @@ pub async fn tree(
 ) -> Result<Response, Problem> {
     let runs = state.runner.store().tree(id).await?;
     let mut order = CallOrder::new();
-    for run in &runs {
-        let children = runs.iter().filter(|child| child.parent_id == Some(run.id));
-        if children.take(2).count() == 2 {
-            order.insert(run.id, calls_of(&state.runner.store().steps(run.id).await?));
+    let mut only_children = HashSet::new();
+    for parent in runs.iter().filter_map(|run| run.parent_id) {
+        // An only child needs no order.
+        if !only_children.insert(parent) && !order.contains_key(&parent) {
+            order.insert(parent, calls_of(&state.runner.store().steps(parent).await?));
         }
     }
     let summary = Summary::of(id, &runs, &order, now()).ok_or_else(|| Problem::no_such_run(id))?;
