@@ -19,8 +19,6 @@ const BUILT_IN: [&str; 3] = ["anthropic", "openai", "ollama"];
 pub struct Served {
     /// Its configured name.
     pub name: String,
-    /// The wire it speaks.
-    pub kind: ProviderKind,
     /// The client.
     pub provider: Box<dyn Provider>,
     /// Held around one request; none means no limit.
@@ -75,7 +73,6 @@ impl Registry {
                 }),
                 false => Ok(Arc::new(Served {
                     name: name.clone(),
-                    kind: config.kind,
                     provider: client(name, config).map_err(|why| RegistryError {
                         name: name.clone(),
                         why,
