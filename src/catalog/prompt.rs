@@ -85,17 +85,13 @@ pub fn system_prompt(parts: &Parts<'_>) -> Result<String, PromptError> {
     Ok(sections.join(RULE))
 }
 
-/// The directory that `asked` (a request's), else `own` (the file's), else the daemon's own names, made absolute.
-pub fn workdir(
-    agent: &str,
-    asked: Option<&Path>,
-    own: Option<&Path>,
-) -> Result<PathBuf, PromptError> {
+/// The directory that `own` (the definition's), else the daemon's own names, made absolute.
+pub fn workdir(agent: &str, own: Option<&Path>) -> Result<PathBuf, PromptError> {
     let invalid = |why: String| PromptError::Workdir {
         agent: agent.to_owned(),
         why,
     };
-    let named = asked.or(own).unwrap_or(Path::new("."));
+    let named = own.unwrap_or(Path::new("."));
     let shown = named.display();
     match fs::metadata(named) {
         Ok(found) if found.is_dir() => {}
@@ -270,17 +266,14 @@ mod tests {
     #[test]
     fn a_workdir_is_a_directory_and_absolute() {
         let dir = tempfile::tempdir().expect("a directory");
-        assert_eq!(
-            workdir("x", Some(dir.path()), Some(Path::new("/nowhere"))),
-            Ok(dir.path().to_owned())
-        );
-        assert!(workdir("x", None, None).expect("a directory").is_absolute());
-        let why = workdir("x", None, Some(Path::new("/nowhere"))).expect_err("none");
+        assert_eq!(workdir("x", Some(dir.path())), Ok(dir.path().to_owned()));
+        assert!(workdir("x", None).expect("a directory").is_absolute());
+        let why = workdir("x", Some(Path::new("/nowhere"))).expect_err("none");
         assert_eq!(
             why.to_string(),
             "invalid workdir for agent \"x\": /nowhere does not exist"
         );
-        let why = workdir("x", Some(Path::new("/dev/null")), None).expect_err("none");
+        let why = workdir("x", Some(Path::new("/dev/null"))).expect_err("none");
         assert_eq!(
             why.to_string(),
             "invalid workdir for agent \"x\": /dev/null is not a directory"

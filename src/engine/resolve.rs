@@ -25,7 +25,7 @@ pub struct Prompt {
 }
 
 /// The definition that a root run will use: the catalogue's with the request's overrides.
-pub fn agent(engine: &Engine, ask: &RunAsk) -> Result<Arc<Agent>, StartError> {
+pub async fn agent(engine: &Arc<Engine>, ask: &RunAsk) -> Result<Arc<Agent>, StartError> {
     let agents = engine.catalog.current();
     let agent = agents.get(&ask.agent)?;
     let overrides = &ask.overrides;
@@ -39,13 +39,14 @@ pub fn agent(engine: &Engine, ask: &RunAsk) -> Result<Arc<Agent>, StartError> {
     if let Some(skill) = &overrides.skill {
         let path = prompt::skill_path(skill, &engine.settings.config_dir);
         changed.skill = Some(
-            within_roots("skill", &path, &engine.settings)?
+            within_roots("skill", path, engine)
+                .await?
                 .to_string_lossy()
                 .into_owned(),
         );
     }
     if let Some(workdir) = &overrides.workdir {
-        changed.workdir = Some(within_roots("workdir", workdir, &engine.settings)?);
+        changed.workdir = Some(within_roots("workdir", workdir.clone(), engine).await?);
     }
     patch(&mut changed.params, &overrides.params);
     tighten(&mut changed.budget, &overrides.budget);
@@ -101,14 +102,19 @@ pub async fn assemble(
         return assemble_now(engine, agent, message);
     }
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
-    let work = tokio::task::spawn_blocking(move || assemble_now(&engine, &agent, message));
-    work.await
+    blocking(move || assemble_now(&engine, &agent, message)).await
+}
+
+/// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work)
+        .await
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Prompt, PromptError> {
     let workdir = match agent.workdir.is_some() || !agent.files.is_empty() {
-        true => prompt::workdir(&agent.name, None, agent.workdir.as_deref())?,
+        true => prompt::workdir(&agent.name, agent.workdir.as_deref())?,
         false => PathBuf::new(),
     };
     let (memory, memory_warning) = match agent
@@ -139,14 +145,15 @@ fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Promp
 
 /// What a run of this wish would be.
 pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartError> {
-    let agent = agent(engine, &ask)?;
+    let agent = agent(engine, &ask).await?;
     let scope = Scope::root(RunId::new(), max_depth(&agent));
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
     let prompt = assemble(engine, &agent, message).await?;
     if let Some(warning) = prompt.memory_warning {
         return Err(StartError::Memory(warning));
     }
-    let workdir = prompt::workdir(&agent.name, None, agent.workdir.as_deref())?;
+    let of = Arc::clone(&agent);
+    let workdir = blocking(move || prompt::workdir(&of.name, of.workdir.as_deref())).await?;
     Ok(DryRun {
         agent: agent.name.clone(),
         agent_version: agent.version.clone(),
@@ -228,17 +235,26 @@ fn tighten(budget: &mut Budget, asked: &Budget) {
 }
 
 /// The real path of an override, where it lies within a configured root.
-fn within_roots(
+async fn within_roots(
+    field: &'static str,
+    path: PathBuf,
+    engine: &Arc<Engine>,
+) -> Result<PathBuf, StartError> {
+    if engine.settings.roots.is_empty() {
+        let why =
+            format!("{field} cannot be overridden: the server has no [tools] roots configured");
+        return Err(StartError::Override { field, why });
+    }
+    let engine = Arc::clone(engine);
+    blocking(move || within_roots_now(field, &path, &engine.settings)).await
+}
+
+fn within_roots_now(
     field: &'static str,
     path: &Path,
     settings: &Settings,
 ) -> Result<PathBuf, StartError> {
     let refused = |why: String| StartError::Override { field, why };
-    if settings.roots.is_empty() {
-        return Err(refused(format!(
-            "{field} cannot be overridden: the server has no [tools] roots configured"
-        )));
-    }
     let real = path
         .canonicalize()
         .map_err(|error| refused(format!("{field} {}: {error}", path.display())))?;

@@ -66,7 +66,7 @@ impl Runner {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
-        let agent = resolve::agent(engine, &ask)?;
+        let agent = resolve::agent(engine, &ask).await?;
         resolve::check_provider(engine, &agent)?;
         let timeout = resolve::timeout(&engine.settings, &ask, &agent);
         let place = self.place()?;
