@@ -35,8 +35,16 @@ struct Account {
     reserved: Amount,
     tool_calls: u64,
     runs: u64,
-    /// A tool call or a run was refused: the run stops at its next check.
-    refused: Option<Exceeded>,
+}
+
+/// A tool call or a run that was refused. The run that wished for it stops at its next check, and with it those above
+/// it that draw on the same account; who was let in before goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refused {
+    /// The account that is full.
+    pub account: usize,
+    /// Its limit.
+    pub exceeded: Exceeded,
 }
 
 /// Tokens and money, the two things that are known only after a request.
@@ -68,7 +76,6 @@ impl Budgets {
                 reserved: Amount::default(),
                 tool_calls: 0,
                 runs: 0,
-                refused: None,
             });
         }
         drawn
@@ -111,7 +118,7 @@ impl Budgets {
     }
 
     /// Counts a tool call, or refuses it.
-    pub fn take_tool_call(&self, drawn: &[usize]) -> Result<(), Exceeded> {
+    pub fn take_tool_call(&self, drawn: &[usize]) -> Result<(), Refused> {
         self.take(drawn, |account| {
             (
                 &mut account.tool_calls,
@@ -122,7 +129,7 @@ impl Budgets {
     }
 
     /// Counts a run, or refuses it.
-    pub fn take_run(&self, drawn: &[usize]) -> Result<(), Exceeded> {
+    pub fn take_run(&self, drawn: &[usize]) -> Result<(), Refused> {
         self.take(drawn, |account| {
             (&mut account.runs, account.limits.max_runs, "runs")
         })
@@ -132,20 +139,17 @@ impl Budgets {
         &self,
         drawn: &[usize],
         counter: impl for<'c> Fn(&'c mut Account) -> (&'c mut u64, Option<u64>, &'static str),
-    ) -> Result<(), Exceeded> {
+    ) -> Result<(), Refused> {
         if drawn.is_empty() {
             return Ok(());
         }
         let mut accounts = self.lock();
-        let full = drawn.iter().find_map(|&at| {
-            let (used, limit, unit) = counter(&mut accounts[at]);
-            limit
-                .filter(|limit| *used >= *limit)
-                .map(|limit| (at, exceeded(*used, limit, unit)))
-        });
-        if let Some((at, exceeded)) = full {
-            accounts[at].refused = Some(exceeded.clone());
-            return Err(exceeded);
+        for &account in drawn {
+            let (used, limit, unit) = counter(&mut accounts[account]);
+            if let Some(limit) = limit.filter(|limit| *used >= *limit) {
+                let exceeded = exceeded(*used, limit, unit);
+                return Err(Refused { account, exceeded });
+            }
         }
         for &at in drawn {
             *counter(&mut accounts[at]).0 += 1;
@@ -207,9 +211,6 @@ impl Drop for Reservation<'_> {
 
 impl Account {
     fn check(&self) -> Result<(), Exceeded> {
-        if let Some(refused) = &self.refused {
-            return Err(refused.clone());
-        }
         if let Some(limit) = self
             .limits
             .max_tokens
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_things_are_refused_past_the_limit_and_end_the_run_at_its_next_check() {
+    fn counted_things_are_refused_past_the_limit() {
         let budgets = Budgets::default();
         let root = budgets.open(
             &Budget {
@@ -319,17 +320,19 @@ mod tests {
             &root,
         );
         assert!(budgets.take_tool_call(&child).is_ok());
-        let error = budgets
+        let refused = budgets
             .take_tool_call(&child)
             .expect_err("the child's own limit");
-        assert_eq!(error.to_string(), "budget exceeded: used 1 of 1 tool calls");
-        assert!(budgets.check(&child).is_err());
+        assert_eq!(
+            refused.exceeded.to_string(),
+            "budget exceeded: used 1 of 1 tool calls"
+        );
         assert!(
-            budgets.check(&root).is_ok(),
+            !root.contains(&refused.account),
             "a child's budget bounds only its subtree"
         );
         assert!(budgets.take_tool_call(&root).is_ok());
-        assert!(budgets.check(&root).is_ok());
-        assert!(budgets.take_tool_call(&root).is_err());
+        let refused = budgets.take_tool_call(&root).expect_err("the root's limit");
+        assert_eq!(vec![refused.account], root);
     }
 }

@@ -84,12 +84,13 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
     };
     let clock = Instant::now();
     let taken = live.tree.budgets.take_tool_call(&live.accounts);
-    if taken.is_ok() {
+    match &taken {
         // Counted when it starts: a call at work is part of what the tree uses.
-        live.spend(&Usage {
+        Ok(()) => live.spend(&Usage {
             tool_calls: 1,
             ..Usage::default()
-        });
+        }),
+        Err(refused) => live.refuse(refused),
     }
     let progress = || {
         Change::Progress(Progress {
@@ -111,7 +112,7 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
             work.await
                 .unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked")))
         }
-        Err(exceeded) => Err(exceeded.to_string()),
+        Err(refused) => Err(refused.exceeded.to_string()),
     };
     let is_error = performed.is_err();
     let content = performed.unwrap_or_else(|error| error);

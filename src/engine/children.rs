@@ -48,9 +48,10 @@ pub fn prepare(
     })?;
     let budgets = &caller.tree.budgets;
     let accounts = budgets.open(&agent.budget, &caller.accounts);
-    budgets
-        .take_run(&accounts)
-        .map_err(|exceeded| exceeded.to_string())?;
+    budgets.take_run(&accounts).map_err(|refused| {
+        caller.refuse(&refused);
+        refused.exceeded.to_string()
+    })?;
     let deadline = earliest(
         [agent.timeout, caller.agent.delegation.timeout].map(|bound| bound.map(Deadline::within)),
     );

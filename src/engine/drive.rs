@@ -366,10 +366,7 @@ fn check(live: &LiveRun) -> Result<(), TurnError> {
     {
         return Err(TurnError::Overdue);
     }
-    live.tree
-        .budgets
-        .check(&live.accounts)
-        .map_err(TurnError::Budget)
+    live.check_budgets().map_err(TurnError::Budget)
 }
 
 fn failed_turn(live: &LiveRun, error: TurnError) -> Ending {

@@ -1,7 +1,7 @@
 //! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -12,7 +12,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::engine::budget::{Accounts, Budgets};
+use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
 
 /// One run at work.
 pub struct LiveRun {
@@ -33,6 +33,8 @@ pub struct LiveRun {
     name: Arc<str>,
     phase: Mutex<Phase>,
     meter: Mutex<Meter>,
+    /// A call of this run, or of one below it, was past this limit.
+    refused: OnceLock<Box<Exceeded>>,
     ended: watch::Sender<Ended>,
 }
 
@@ -119,6 +121,7 @@ impl LiveRun {
             name,
             phase: Mutex::new(Phase::Open),
             meter: Mutex::new(Meter::default()),
+            refused: OnceLock::new(),
             ended: watch::Sender::new(Ended::NotYet),
         });
         live.with_ancestors(|meter| meter.tree.runs += 1);
@@ -145,6 +148,24 @@ impl LiveRun {
     /// Starts its clock.
     pub fn set_deadline(&self, deadline: Deadline) {
         *lock(&self.deadline) = Some(deadline);
+    }
+
+    /// Remembers that a call of this run was refused, here and above as far as the limit reaches.
+    pub fn refuse(&self, refused: &Refused) {
+        let mut next = Some(self);
+        while let Some(live) = next.filter(|live| live.accounts.contains(&refused.account)) {
+            // The first limit that was reached is the one that is told.
+            let _ = live.refused.set(Box::new(refused.exceeded.clone()));
+            next = live.parent.as_deref();
+        }
+    }
+
+    /// Whether its budgets let it go on.
+    pub fn check_budgets(&self) -> Result<(), Exceeded> {
+        match self.refused.get() {
+            Some(exceeded) => Err(Exceeded::clone(exceeded)),
+            None => self.tree.budgets.check(&self.accounts),
+        }
     }
 
     /// Books usage for this run and all its ancestors.

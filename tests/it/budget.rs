@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, says};
+use crate::support::provider::answer::{asks, calls, fails, says};
 
 const PLANNER: &str = "sub_agents = [\"reader\"]";
 
@@ -209,6 +209,38 @@ async fn tool_calls_are_bounded() {
     assert_eq!(run["partial_content"], "so far");
     // Those at work when the limit is passed stop at their next check, as their caller does.
     assert!(app.provider.seen_by("reader").len() <= 2);
+}
+
+#[tokio::test]
+async fn who_was_let_in_before_the_limit_goes_on() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("{PLANNER}\n[budget]\nmax_tool_calls = 2"),
+        )
+        .agent("reader", "[retry]\ninitial_delay_ms = 1")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
+    app.provider.will("planner", [asks(tasks)]);
+    let busy = || fails(500, "oops").after(&gate);
+    app.provider
+        .will("reader", [busy(), busy(), says("read"), says("read")]);
+
+    let run = app.start("planner", "go").await;
+    let mut events = app.events(&run).await;
+    let refused = events.until("tool.completed").await;
+    gate.open();
+
+    assert_eq!(
+        refused.last().map(|event| event["is_error"] == true),
+        Some(true)
+    );
+    assert_eq!(run.ended().await.failure().0, "budget_exceeded");
+    for child in run.children().await {
+        assert_eq!(child.output(), "read");
+    }
 }
 
 #[tokio::test]
