@@ -1,9 +1,11 @@
 //! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::maybe_done;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -282,16 +284,21 @@ impl Root {
         let (_slot, entry) = match place {
             Place::Slot(slot) => (slot, Entry::New(Some(accepted))),
             Place::Queue(ticket) => {
+                let mut slot = pin!(maybe_done(Arc::clone(&engine.slots).acquire_owned()));
+                // It stands in line before its caller is told, so that who comes after that stays behind it.
+                let _ = futures_util::poll!(slot.as_mut());
                 if !open_queued(engine, &live, &run, accepted).await {
                     engine.live.remove(live.scope.run);
                     return;
                 }
-                let slot = tokio::select! {
-                    slot = Arc::clone(&engine.slots).acquire_owned() => slot,
+                tokio::select! {
+                    () = slot.as_mut() => {}
                     () = live.stop.cancelled() => return close::cancel_queued(engine, &live, run).await,
-                };
+                }
                 drop(ticket);
-                let Ok(slot) = slot else { return };
+                let Some(Ok(slot)) = slot.take_output() else {
+                    return;
+                };
                 (slot, Entry::Queued)
             }
         };
