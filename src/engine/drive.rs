@@ -232,7 +232,7 @@ async fn turns(
             Heard::Final(said) => {
                 let how = How::Completed {
                     content: said.content.clone(),
-                    task: first_message(&mut talk),
+                    task: first_message(&talk),
                 };
                 return Ending::of(how).with(
                     vec![Step::Reply {
@@ -380,7 +380,7 @@ fn failed_turn(live: &LiveRun, error: TurnError) -> Ending {
     })
 }
 
-fn first_message(talk: &mut Conversation) -> String {
+fn first_message(talk: &Conversation) -> String {
     match talk.messages().first() {
         Some(Message::User { content }) => content.clone(),
         _ => String::new(),
