@@ -12,17 +12,20 @@ use tracing::warn;
 use crate::store::StoreError;
 use crate::store::sqlite::schema;
 
-/// Writes after which the log is copied.
-const WRITES: usize = 2_000;
+/// Writes, and bytes of steps and events in them, after which the log is copied. Seldom is better: a copy ends with
+/// the disk having everything, and so does each new beginning of the log.
+const WRITES: usize = 16_000;
+const BYTES: usize = 32 << 20;
 /// Pages of the log (4 KiB each) above which the writer pauses, so that the log can begin anew: as long as it writes
 /// while the copy is made, the log only grows.
-const LONG_LOG_PAGES: i64 = 32_000;
+const LONG_LOG_PAGES: i64 = 64_000;
 
 /// The thread that copies, as the writer sees it.
 pub struct Checkpointer {
     wake: Option<SyncSender<()>>,
     is_long: Arc<AtomicBool>,
-    written: usize,
+    writes: usize,
+    bytes: usize,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,19 +45,21 @@ impl Checkpointer {
         Ok(Self {
             wake: Some(wake),
             is_long,
-            written: 0,
+            writes: 0,
+            bytes: 0,
             thread: Some(thread),
         })
     }
 
     /// Counts what the writer has committed. Where the log has become long, the writer copies the little that is left
     /// of it, and its next write begins the log anew.
-    pub fn committed(&mut self, writes: usize, connection: &Connection) {
-        self.written += writes;
-        if self.written < WRITES {
+    pub fn committed(&mut self, writes: usize, bytes: usize, connection: &Connection) {
+        self.writes += writes;
+        self.bytes += bytes;
+        if self.writes < WRITES && self.bytes < BYTES {
             return;
         }
-        self.written = 0;
+        (self.writes, self.bytes) = (0, 0);
         if self.is_long.swap(false, Ordering::AcqRel) {
             note(checkpoint(connection));
         } else if let Some(wake) = &self.wake {

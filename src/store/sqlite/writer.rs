@@ -45,6 +45,16 @@ pub enum Task {
     Close(Vec<JoinHandle<()>>),
 }
 
+impl Task {
+    /// About how many bytes it writes.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Write(parcel) => parcel.bytes(),
+            _ => 0,
+        }
+    }
+}
+
 /// A write whose steps and events are text already: callers do that on their own time.
 pub struct Parcel {
     run: RunId,
@@ -70,14 +80,18 @@ impl Parcel {
             events: rows::events_value(&write.events)?,
             count: write.events.len() as u64,
         };
-        let bytes = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-        if bytes(&parcel.steps) + bytes(&parcel.events) + parcel.change_bytes() > MOST_BYTES {
+        if parcel.bytes() > MOST_BYTES {
             return Err(StoreError::Engine(format!(
                 "a write of {} is larger than {MOST_BYTES} bytes",
                 parcel.run
             )));
         }
         Ok(parcel)
+    }
+
+    fn bytes(&self) -> usize {
+        let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        of(&self.steps) + of(&self.events) + self.change_bytes()
     }
 
     fn change_bytes(&self) -> usize {
@@ -193,6 +207,7 @@ impl<'c> Writer<'c> {
                 ring(job, result, bell, listening);
             }
             let writes = batch.len();
+            let bytes = batch.iter().map(|job| job.task.bytes()).sum();
             for (job, result) in batch.drain(..).zip(results) {
                 match job.answer {
                     // The caller may have gone: the write stands all the same.
@@ -200,7 +215,7 @@ impl<'c> Writer<'c> {
                     None => report(&job.task, result),
                 }
             }
-            checkpointer.committed(writes, self.connection);
+            checkpointer.committed(writes, bytes, self.connection);
         }
         ending
     }
