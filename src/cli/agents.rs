@@ -11,7 +11,7 @@ use crate::catalog::reload::Catalog;
 use crate::catalog::template::template;
 use crate::catalog::{Entry, read};
 use crate::cli::exit::Invalid;
-use crate::cli::{Sources, definition, quiet_config};
+use crate::cli::{Sources, definition, output, quiet_config};
 use crate::domain::agent::is_agent_name;
 
 #[derive(Debug, clap::Subcommand)]
@@ -79,7 +79,7 @@ fn list(sources: Sources) -> anyhow::Result<ExitCode> {
         };
         table.add_row([entry.name.clone(), model, description]);
     }
-    anstream::println!("{table}");
+    output::line(format_args!("{table}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -90,7 +90,11 @@ fn show(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
         .get(name)
         .map_err(|error| Invalid(error.to_string()))?;
     if let Some(Entry { path, .. }) = agents.entries.get(name) {
-        anstream::println!("# {}\n# version {}", path.display(), agent.version);
+        output::line(format_args!(
+            "# {}\n# version {}",
+            path.display(),
+            agent.version
+        ))?;
     }
     anstream::print!("{}", definition::to_toml(agent));
     Ok(ExitCode::SUCCESS)
@@ -122,7 +126,7 @@ fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
     };
     file.write_all(template(name).as_bytes())
         .with_context(|| format!("could not write {}", path.display()))?;
-    anstream::println!("{}", path.display());
+    output::line(format_args!("{}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -139,14 +143,14 @@ fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
             checked += 1;
             match verdict {
                 Ok(warnings) => {
-                    anstream::println!("{}: ok", file.display());
+                    output::line(format_args!("{}: ok", file.display()))?;
                     for warning in warnings {
-                        anstream::println!("{}: warning: {warning}", file.display());
+                        output::line(format_args!("{}: warning: {warning}", file.display()))?;
                     }
                 }
                 Err(why) => {
                     invalid += 1;
-                    anstream::println!("{}: error: {why}", file.display());
+                    output::line(format_args!("{}: error: {why}", file.display()))?;
                 }
             }
         }

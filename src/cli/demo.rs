@@ -9,7 +9,7 @@ use crate::cli::client::{Client, RunView};
 use crate::cli::exit::Invalid;
 use crate::cli::scratch::Scratch;
 use crate::cli::signals::Signals;
-use crate::cli::{local, tree};
+use crate::cli::{local, output, tree};
 use crate::config::Config;
 use crate::config::load::{self, Environment, Flags};
 use crate::domain::run::Status;
@@ -81,7 +81,7 @@ pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
             () = signals.stop() => bail!("stopped before the demo had ended"),
         };
         if args.serve {
-            print_requests(client.base(), &run);
+            print_requests(client.base(), &run)?;
             signals.stop().await;
         }
         Ok(())
@@ -116,33 +116,36 @@ fn furnish(scratch: &Scratch) -> anyhow::Result<Config> {
 
 /// Runs the planner, prints its tree and its text, and returns the run's id.
 async fn show(client: &Client) -> anyhow::Result<String> {
-    anstream::println!(
+    output::line(format_args!(
         "A planner is asked: \"{INPUT}\". It delegates to three agents at once, and one of them asks a fourth.\n\
          The models are scripts and need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
          POST {}agents/{AGENT}/runs\n",
         client.base()
-    );
+    ))?;
     let accepted = client.create(AGENT, &json!({ "input": INPUT })).await?;
     let id = accepted["id"].as_str().context("the run has no id")?;
     let run: RunView = serde_json::from_value(client.run(id, 60).await?)?;
-    anstream::println!("{}\n", tree::table(&client.tree(id).await?));
+    output::line(format_args!("{}\n", tree::table(&client.tree(id).await?)))?;
     if run.status != Status::Completed {
         let why = run
             .error
             .map_or_else(String::new, |failure| failure.message);
         bail!("the planner's run is {}: {why}", run.status.as_str());
     }
-    anstream::println!("{}\n", run.content.unwrap_or_default().trim_end());
+    output::line(format_args!(
+        "{}\n",
+        run.content.unwrap_or_default().trim_end()
+    ))?;
     Ok(run.id)
 }
 
-fn print_requests(base: &str, run: &str) {
-    anstream::println!(
+fn print_requests(base: &str, run: &str) -> anyhow::Result<()> {
+    output::line(format_args!(
         "The daemon stays up until you press Ctrl-C. Try:\n\n\
          \x20 curl {base}agents\n\
          \x20 curl -d '{{\"input\": \"{INPUT}\"}}' -H 'content-type: application/json' '{base}agents/{AGENT}/runs?wait=30'\n\
          \x20 curl {base}runs\n\
          \x20 curl {base}runs/{run}/tree\n\
          \x20 curl -N -H 'accept: text/event-stream' {base}runs/{run}/events\n"
-    );
+    ))
 }

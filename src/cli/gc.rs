@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::client::{Client, ClientError};
-use crate::cli::{Sources, local, quiet_config};
+use crate::cli::{Sources, local, output, quiet_config};
 use crate::config::load::Flags;
 
 #[derive(Debug, clap::Args)]
@@ -76,20 +76,20 @@ async fn collect(client: &Client, args: &Args) -> anyhow::Result<()> {
 
 fn print(report: Value, json: bool) -> anyhow::Result<()> {
     if json {
-        anstream::println!("{report}");
+        output::line(format_args!("{report}"))?;
         return Ok(());
     }
     let report: Report = serde_json::from_value(report)?;
-    anstream::println!(
+    output::line(format_args!(
         "{}: {} entries before, {} after ({} tokens in, {} out)",
         report.agent,
         report.entries_before,
         report.entries_after,
         report.input_tokens,
         report.output_tokens,
-    );
+    ))?;
     if !report.analysis.is_empty() {
-        anstream::println!("\n{}\n", report.analysis.trim_end());
+        output::line(format_args!("\n{}\n", report.analysis.trim_end()))?;
     }
     Ok(())
 }

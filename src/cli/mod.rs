@@ -19,6 +19,7 @@ mod exit;
 mod gc;
 mod health;
 mod local;
+mod output;
 mod progress;
 mod run;
 mod scratch;

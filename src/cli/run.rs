@@ -12,7 +12,7 @@ use crate::cli::exit::{self, Invalid};
 use crate::cli::progress::{Progress, Totals};
 use crate::cli::scratch::Scratch;
 use crate::cli::signals::Signals;
-use crate::cli::{Sources, local, quiet_config};
+use crate::cli::{Sources, local, output, quiet_config};
 use crate::config::Config;
 use crate::config::load::Flags;
 use crate::domain::run::Status;
@@ -148,9 +148,9 @@ async fn settle(client: &Client, id: &str) -> anyhow::Result<Value> {
 
 fn print(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
     if json {
-        anstream::println!("{}", serde_json::to_string_pretty(run)?);
+        output::line(format_args!("{}", serde_json::to_string_pretty(run)?))?;
     } else if let Some(content) = &view.content {
-        anstream::println!("{content}");
+        output::line(format_args!("{content}"))?;
     }
     if view.status != Status::Completed {
         let why = match (&view.error, &view.cancel_reason) {
@@ -170,16 +170,16 @@ fn print(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
 
 fn print_dry_run(dry: &Value, json: bool) -> anyhow::Result<()> {
     if json {
-        anstream::println!("{}", serde_json::to_string_pretty(dry)?);
+        output::line(format_args!("{}", serde_json::to_string_pretty(dry)?))?;
         return Ok(());
     }
     for (key, value) in dry.as_object().into_iter().flatten() {
         match value {
             Value::String(text) if text.contains('\n') || key == "message" => {
-                anstream::println!("{key}:\n{}\n", text.trim_end());
+                output::line(format_args!("{key}:\n{}\n", text.trim_end()))?;
             }
-            Value::String(text) => anstream::println!("{key}: {text}"),
-            other => anstream::println!("{key}: {other}"),
+            Value::String(text) => output::line(format_args!("{key}: {text}"))?,
+            other => output::line(format_args!("{key}: {other}"))?,
         }
     }
     Ok(())

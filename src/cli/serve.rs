@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::app::Daemon;
-use crate::cli::Sources;
 use crate::cli::exit::Invalid;
 use crate::cli::signals::{Signals, Wish};
+use crate::cli::{Sources, output};
 use crate::config::load::{self, Flags};
 use crate::telemetry;
 
@@ -44,7 +44,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     telemetry::init(&config.telemetry).map_err(Invalid)?;
     let mut signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;
-    anstream::println!("axed listening on http://{}", daemon.address);
+    output::line(format_args!("axed listening on http://{}", daemon.address))?;
 
     let catalog = daemon.catalog().clone();
     let stop = CancellationToken::new();
