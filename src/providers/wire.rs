@@ -288,7 +288,11 @@ impl Wire {
         if let Some(refused) = self.refused.as_ref().filter(|_| is_refused(why)) {
             return ProviderError::new(Category::Server, refused.clone());
         }
-        let place = self.url.host_str().unwrap_or_default();
+        let host = self.url.host_str().unwrap_or_default();
+        let place = match self.url.port() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        };
         let cause = root_cause(why);
         if why.is_connect() {
             let message = format!("could not connect to {place}: {cause}");
