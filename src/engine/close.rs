@@ -205,11 +205,19 @@ pub fn leave(
     if live.parent.is_none() {
         engine.journal.bells().silence(live.scope.root);
     }
-    if let Err(error) = &closed {
-        tracing::error!(
+    match &closed {
+        Ok(run) => {
+            if let Some(error) = &run.error {
+                tracing::warn!(
+                    run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+                    "{} of agent {} failed: {}", run.id, run.agent, error.message
+                );
+            }
+        }
+        Err(error) => tracing::error!(
             run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
             depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run
-        );
+        ),
     }
     let run = closed.ok();
     live.announce(run.clone());
