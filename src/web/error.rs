@@ -291,7 +291,7 @@ pub fn did_you_mean<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -
         .into_iter()
         .map(|known| (strsim::damerau_levenshtein(typed, known), known))
         .min()
-        .filter(|(distance, known)| *distance <= known.chars().count().div_ceil(3))
+        .filter(|(distance, known)| *distance > 0 && *distance <= known.chars().count().div_ceil(3))
         .map(|(_, known)| format!("; did you mean {known:?}?"))
         .unwrap_or_default()
 }

@@ -174,7 +174,7 @@ mod tests {
                 "statsu=a",
                 r#"unknown query parameter \"statsu\"; did you mean \"status\"?"#,
             ),
-            ("label.=a", r#"unknown query parameter \"label.\""#),
+            ("label.=a", r#"unknown query parameter \"label.\"","#),
             ("limit=1&limit=2", r#"\"limit\": is given twice"#),
             ("status=%ff", "not percent-encoded UTF-8"),
         ] {

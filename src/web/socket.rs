@@ -11,8 +11,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, timeout};
 
-/// How HTTP/2 begins with prior knowledge; no HTTP/1 method does.
-const H2: &[u8; 4] = b"PRI ";
+/// How HTTP/2 begins with prior knowledge (RFC 9113, 3.4); no HTTP/1 request does. Read whole before hyper has the
+/// connection, because hyper would wait for the rest without end.
+const H2: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Most bytes and longest time that a closing connection still reads what its client had under way.
 const LINGER_BYTES: u64 = 8 << 20;
