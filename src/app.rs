@@ -131,6 +131,7 @@ impl Daemon {
         })?;
         let address = listener.local_addr()?;
         let web = web::state::Settings {
+            loopback_port: wanted.ip().is_loopback().then_some(address.port()),
             path_prefix: config.server.path_prefix.clone(),
             max_body: config.server.max_body,
             max_wait: config.server.max_wait,

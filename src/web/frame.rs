@@ -1,5 +1,5 @@
-//! What surrounds every route: the request's id, the net under a panic, the body of a problem, one log line. One layer,
-//! because each layer costs every request a box.
+//! What surrounds every route: the request's id, the guard against web pages, the net under a panic, the body of a
+//! problem, one log line. One layer, because each layer costs every request a box.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use tracing::{debug, error, warn};
 
 use crate::domain::run::RunId;
+use crate::web::browser;
 use crate::web::error::Problem;
 
 /// The header of a request's id, in both directions.
@@ -22,18 +23,22 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
 const MAX_INSTANCE: usize = 512;
 
-/// Runs the route and finishes its answer.
-pub async fn frame(request: Request, next: Next) -> Response {
+/// Runs the route and finishes its answer. `loopback_port` is the daemon's port where it listens on loopback.
+pub async fn frame(loopback_port: Option<u16>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
     // A copy: the request's own path is a slice of the connection's read buffer, which a waiting request must let go.
     let path: Box<str> = instance(request.uri().path()).into();
 
-    let mut response = AssertUnwindSafe(next.run(request))
-        .catch_unwind()
-        .await
-        .unwrap_or_else(|_| Problem::internal("a handler panicked").into_response());
+    let refusal = browser::refusal(&method, request.uri(), request.headers(), loopback_port);
+    let mut response = match refusal {
+        Some(problem) => problem.into_response(),
+        None => AssertUnwindSafe(next.run(request))
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|_| Problem::internal("a handler panicked").into_response()),
+    };
 
     let name = id.to_str().unwrap_or_default();
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
@@ -114,7 +119,7 @@ mod tests {
             .route("/broken", get(async || -> String { panic!("a secret") }))
             .fallback(no_route)
             .method_not_allowed_fallback(wrong_method)
-            .layer(from_fn(frame));
+            .layer(from_fn(|request, next| frame(None, request, next)));
         let request: Request = request.body(Body::empty()).expect("a request");
         let response = router.oneshot(request).await.expect("an answer");
         let (parts, body) = response.into_parts();

@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod body;
+pub mod browser;
 pub mod create;
 pub mod error;
 pub mod frame;

@@ -11,6 +11,7 @@ use crate::web::{agents, create, error, health, runs, sse};
 /// All routes with what surrounds them. Each carries the path prefix; only the probes answer without it too.
 pub fn router(state: AppState) -> Router {
     let prefix = state.settings.path_prefix.clone();
+    let loopback_port = state.settings.loopback_port;
     let at = |path: &str| format!("{prefix}{path}");
     let mut routes = Router::new()
         .route(&at("/agents"), get(agents::list))
@@ -37,6 +38,8 @@ pub fn router(state: AppState) -> Router {
     routes
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
-        .layer(from_fn(frame))
+        .layer(from_fn(move |request, next| {
+            frame(loopback_port, request, next)
+        }))
         .with_state(state)
 }

@@ -296,7 +296,7 @@ mod tests {
                     "held"
                 }),
             )
-            .layer(from_fn(frame));
+            .layer(from_fn(|request, next| frame(None, request, next)));
         let patience = Patience { client, closing };
         let mut serving = JoinSet::new();
         serving.spawn(serve(listener, router, patience, stop.clone()));
@@ -371,7 +371,9 @@ mod tests {
         let open = open(SHORT, LONG).await;
         let answer = rest(send(open.address, b"GET / HTTP/1.1\r\nhos").await).await;
         is_problem(&answer, 408, "request_timeout");
-        assert_eq!(rest(send(open.address, b"PR").await).await, "");
+        for half in [&b"PR"[..], b"PRI * HTTP/2.0\r\n\r\nSM"] {
+            assert_eq!(rest(send(open.address, half).await).await, "");
+        }
     }
 
     #[tokio::test]

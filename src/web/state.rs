@@ -21,6 +21,8 @@ pub struct AppState {
 /// What the configuration says of HTTP.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// The daemon's port where it listens on loopback, and so is asked for by a name of this machine.
+    pub loopback_port: Option<u16>,
     /// Empty, or `/something`.
     pub path_prefix: String,
     /// Most bytes of a request body.

@@ -284,3 +284,29 @@ async fn children_tree_and_pages_fit_together() {
     let page = send(again).await.json();
     assert_eq!(page["data"].as_array().map(Vec::len), Some(1));
 }
+
+#[tokio::test]
+async fn web_pages_of_others_are_kept_out() {
+    let app = solo().await;
+    for (header, value) in [
+        ("origin", "https://evil.example"),
+        ("sec-fetch-site", "cross-site"),
+    ] {
+        let page = app
+            .request(Method::POST, "/agents/solo/runs")
+            .header(header, value)
+            .header("content-type", "text/plain")
+            .body("spend their money");
+        let got = send(page).await;
+        assert_eq!((got.status, code(&got)), (403, "cross_site".to_owned()));
+    }
+    let port = app.daemon.url.rsplit(':').next().expect("a port");
+    let rebound = app
+        .request(Method::GET, "/runs")
+        .header("host", format!("evil.example:{port}"));
+    let got = send(rebound).await;
+    assert_eq!((got.status, code(&got)), (403, "foreign_host".to_owned()));
+
+    let runs = app.get("/runs").await.json();
+    assert_eq!(runs["data"].as_array().map(Vec::len), Some(0), "{runs}");
+}
