@@ -330,6 +330,13 @@ pub struct Run {
 }
 
 impl Run {
+    /// Bytes of the texts that callers and models chose: what makes a run large.
+    pub fn text_bytes(&self) -> usize {
+        let texts = [&self.content, &self.partial_content, &self.task];
+        let texts = texts.into_iter().flatten().map(String::len);
+        self.input.len() + texts.sum::<usize>()
+    }
+
     /// Milliseconds from start to end, or to `now` while it runs; 0 before it starts.
     pub fn duration_ms(&self, now: Timestamp) -> u64 {
         let Some(started) = self.started_at else {

@@ -25,7 +25,7 @@ pub trait RunStore: Send + Sync + 'static {
     /// One run, as committed. `tree` of a run that is not terminal is summed over what is committed below it.
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
 
-    /// A page of runs, newest first.
+    /// A page of runs, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
     /// The run and all its descendants, in the order in which they were made.
@@ -153,6 +153,9 @@ pub enum Step {
         result: ToolResult,
     },
 }
+
+/// Where a page of runs ends, in bytes of their texts: two hundred runs may each have megabytes, and many may ask.
+pub const PAGE_BYTES: usize = 8 << 20;
 
 /// Which runs a page shows.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::store::RunFilter;
+use crate::store::{PAGE_BYTES, RunFilter};
 use crate::web::body;
 use crate::web::error::Problem;
 use crate::web::query::{Query, RunPath, count, flag};
@@ -25,6 +25,8 @@ use crate::web::wait;
 
 const PAGE: usize = 50;
 const MAX_PAGE: usize = 200;
+/// Labels that one list may ask for.
+const MAX_LABELS: usize = 64;
 /// Most characters of a cancel's reason.
 const MAX_REASON: usize = 1000;
 
@@ -99,7 +101,8 @@ pub async fn list(State(state): State<AppState>, uri: Uri) -> Result<Response, P
             ..filter
         })
         .await?;
-    let more = runs.len() > limit;
+    // A page that ended early because its runs are large may have a next one, too.
+    let more = runs.len() > limit || runs.iter().map(Run::text_bytes).sum::<usize>() >= PAGE_BYTES;
     runs.truncate(limit);
     let now = now();
     let page = Page {
@@ -239,6 +242,11 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
 fn filter(query: &Query) -> Result<RunFilter, Problem> {
     let run_id = |text: &str| text.parse::<RunId>().ok();
     let statuses = Status::ALL.map(Status::as_str).join(", ");
+    let labels = query.starting("label.");
+    if labels.len() > MAX_LABELS {
+        let why = format_args!("{} of them are more than {MAX_LABELS}", labels.len());
+        return Err(Problem::parameter("label.", why));
+    }
     Ok(RunFilter {
         agent: query.get("agent").map(str::to_owned),
         status: query.parse("status", &format!("one of {statuses}"), |text| {
@@ -248,7 +256,7 @@ fn filter(query: &Query) -> Result<RunFilter, Problem> {
         all: query
             .parse("all", "true or false", flag)?
             .unwrap_or_default(),
-        labels: query.starting("label."),
+        labels,
         since: query.parse("since", "an RFC 3339 time", time)?,
         until: query.parse("until", "an RFC 3339 time", time)?,
         before: query.parse("cursor", "a cursor of this list", run_id)?,
@@ -307,6 +315,15 @@ mod tests {
         assert_eq!((all.status, all.root), (Some(Status::Failed), Some(id)));
         assert_eq!(all.until, "2026-01-02T00:00:00Z".parse().ok());
         assert_eq!(all.labels, [("team".to_owned(), "x".to_owned())]);
+    }
+
+    #[test]
+    fn too_many_labels_are_refused() {
+        let labels =
+            |many: usize| -> String { (0..many).map(|n| format!("label.{n}=&")).collect() };
+        assert!(read(&labels(64)).is_ok());
+        let error = read(&labels(65)).expect_err("too many");
+        assert!(error.contains("65 of them are more than 64"), "{error}");
     }
 
     #[test]

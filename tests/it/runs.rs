@@ -380,6 +380,25 @@ async fn runs_are_listed_newest_first_page_by_page() {
 }
 
 #[tokio::test]
+async fn a_page_of_large_runs_ends_early() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let large = "x".repeat(3 << 20);
+    let mut expected = Vec::new();
+    for _ in 0..4 {
+        expected.insert(0, app.run("solo", &large).await.id().to_owned());
+    }
+
+    let first = app.get("/runs").await;
+    assert_eq!(ids(&first), expected[..3]);
+    let first = first.json();
+    let cursor = first["next_cursor"].as_str().expect("a next page");
+    let second = app.get(&format!("/runs?cursor={cursor}")).await;
+    assert_eq!(ids(&second), expected[3..]);
+    assert_eq!(second.json()["next_cursor"], Value::Null);
+}
+
+#[tokio::test]
 async fn lists_are_filtered() {
     let app = TestApp::with()
         .agent("planner", "sub_agents = [\"reader\"]")

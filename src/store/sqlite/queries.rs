@@ -9,7 +9,7 @@ use crate::domain::run::{Run, RunId, Status};
 use crate::domain::usage::TreeUsage;
 use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::rows::{self, RUN_COLUMNS, USAGE_COLUMNS};
-use crate::store::{EventQuery, RunFilter, Step, StoreError};
+use crate::store::{EventQuery, PAGE_BYTES, RunFilter, Step, StoreError};
 
 /// The ids of the run `?1` and all its descendants, as `tree`.
 const TREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
@@ -58,8 +58,14 @@ pub fn list(db: &Connection, filter: &RunFilter) -> Found<Vec<Run>> {
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.truncate(filter.limit);
     let mut page = Vec::with_capacity(ids.len());
+    let mut bytes = 0;
     for id in ids {
-        page.extend(run(db, id)?);
+        let Some(run) = run(db, id)? else { continue };
+        bytes += run.text_bytes();
+        page.push(run);
+        if bytes >= PAGE_BYTES {
+            break;
+        }
     }
     Ok(page)
 }
