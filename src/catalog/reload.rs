@@ -304,7 +304,7 @@ fn entry(name: &str, path: &Path, bytes: Result<Vec<u8>, String>, before: Option
 }
 
 /// The `.toml` files of a directory, sorted. Hidden ones are editors' and Kubernetes' own.
-fn list(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+pub fn list(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use comfy_table::{Table, presets};
 
-use crate::catalog::reload::Catalog;
+use crate::catalog::reload::{self, Catalog};
 use crate::catalog::template::template;
 use crate::catalog::{Entry, read};
 use crate::cli::exit::Invalid;
@@ -161,32 +161,43 @@ fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if invalid > 0 { 2 } else { 0 }))
 }
 
+const NO_NAME: &str = "the file's name is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a \
+                       letter or a digit";
+
 type Verdict = (PathBuf, Result<Vec<String>, String>);
 
 fn verdicts(path: &Path) -> anyhow::Result<Vec<Verdict>> {
     if path.is_dir() {
         let agents = Catalog::open(vec![path.to_owned()]).current();
-        let entries = agents.entries.values();
-        return Ok(entries
-            .map(|entry| {
-                let verdict = match &entry.error {
-                    Some(error) => Err(error.to_string()),
-                    None => Ok(entry.warnings.clone()),
-                };
-                (entry.path.clone(), verdict)
-            })
-            .collect());
+        let entries = agents.entries.values().map(|entry| {
+            let verdict = match &entry.error {
+                Some(error) => Err(error.to_string()),
+                None => Ok(entry.warnings.clone()),
+            };
+            (entry.path.clone(), verdict)
+        });
+        // The catalogue passes over these; who checks wants to know why an agent is missing.
+        let files = reload::list(path)
+            .map_err(|error| Invalid(format!("could not read {}: {error}", path.display())))?;
+        let nameless = files.into_iter().filter(|file| agent_name(file).is_none());
+        let nameless = nameless.map(|file| (file, Err(NO_NAME.to_owned())));
+        return Ok(entries.chain(nameless).collect());
     }
     let bytes = std::fs::read(path)
         .map_err(|error| Invalid(format!("could not read {}: {error}", path.display())))?;
-    let stem = path.file_stem().and_then(|stem| stem.to_str());
-    let verdict = match stem.filter(|stem| is_agent_name(stem)) {
+    let verdict = match agent_name(path) {
         Some(name) => read::read(name, path, &bytes)
             .map(|(_, warnings)| warnings)
             .map_err(|error| error.to_string()),
-        None => Err("the file's name is no agent's name".to_owned()),
+        None => Err(NO_NAME.to_owned()),
     };
     Ok(vec![(path.to_owned(), verdict)])
+}
+
+/// The name that a file gives its agent, where it is one.
+fn agent_name(file: &Path) -> Option<&str> {
+    let stem = file.file_stem()?.to_str()?;
+    is_agent_name(stem).then_some(stem)
 }
 
 fn listed(dirs: &[PathBuf]) -> String {

@@ -496,6 +496,7 @@ async fn invalid_files_are_listed_with_their_mistakes() {
     let home = Home::new();
     home.agent("good", "description = \"is fine\"\n", ECHO);
     home.write("agents/bad.toml", "name = \"bad\"\n");
+    home.write("agents/two words.toml", "name = \"two words\"\n");
     let list = home.axed(&["agents", "list"]).await;
     for word in ["good", "is fine", "bad", "missing required field: model"] {
         assert!(
@@ -512,6 +513,8 @@ async fn invalid_files_are_listed_with_their_mistakes() {
         let said = check.with(2);
         assert!(said.contains("agents/bad.toml: error: "), "{said}");
     }
+    let all = home.axed(&["agents", "check"]).await;
+    assert!(all.with(2).contains("agents/two words.toml: error: "));
     assert_eq!(
         home.axed(&["agents", "check", "agents/good.toml"])
             .await
