@@ -12,13 +12,13 @@ use tracing::warn;
 use crate::store::StoreError;
 use crate::store::sqlite::schema;
 
-/// Writes, and bytes of steps and events in them, after which the log is copied. Seldom is better: a copy ends with
-/// the disk having everything, and so does each new beginning of the log.
-const WRITES: usize = 16_000;
-const BYTES: usize = 32 << 20;
+/// Writes, and bytes of steps and events in them, after which the log is copied. A short log is written over its old
+/// blocks; a long one takes new blocks from the file system all the time, which costs more than any copy.
+const WRITES: usize = 256;
+const BYTES: usize = 4 << 20;
 /// Pages of the log (4 KiB each) above which the writer pauses, so that the log can begin anew: as long as it writes
 /// while the copy is made, the log only grows.
-const LONG_LOG_PAGES: i64 = 64_000;
+const LONG_LOG_PAGES: i64 = 2_000;
 
 /// The thread that copies, as the writer sees it.
 pub struct Checkpointer {
