@@ -136,7 +136,11 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         tool_call_id: None,
     });
     store
-        .write(write(Change::Open(Box::new(open)), vec![], vec![queued]))
+        .write(write(
+            Change::Open(std::sync::Arc::new(open)),
+            vec![],
+            vec![queued],
+        ))
         .await?;
     let prompt = Step::Prompt {
         system: "You are a careful assistant. ".repeat(10),

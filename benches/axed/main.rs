@@ -84,14 +84,15 @@ async fn single(table: &mut Table) {
     table.line("provider asked directly, 64 clients", &most);
     let bare = Process::bare(&provider);
     let ask = request(&bare.address, "/run", SINGLE);
-    let mut best = Load::default();
+    let mut best = Vec::new();
     for clients in CLIENTS {
-        best = measured(&bare, &ask, clients).await;
-        table.line(&format!("bare handler, {clients} clients"), &best);
+        let load = measured(&bare, &ask, clients).await;
+        table.line(&format!("bare handler, {clients} clients"), &load);
+        best.push(load);
     }
     let axed = Process::axed(&provider);
     let ask = request(&axed.address, RUN, SINGLE);
-    for clients in CLIENTS {
+    for (clients, best) in CLIENTS.into_iter().zip(best) {
         let load = measured(&axed, &ask, clients).await;
         table.ratio(&format!("axed, {clients} clients"), &load, &best, 0.30);
     }

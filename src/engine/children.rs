@@ -18,7 +18,7 @@ pub struct Child {
     /// The run at work.
     pub live: Arc<LiveRun>,
     /// Its record.
-    pub run: Box<Run>,
+    pub run: Arc<Run>,
     /// Its user message.
     pub message: String,
 }
@@ -70,7 +70,7 @@ pub fn prepare(
     if let Some(deadline) = deadline {
         live.set_deadline(deadline);
     }
-    let run = Box::new(Run {
+    let run = Arc::new(Run {
         tool_call_id: Some(ask.tool_call_id.to_owned()),
         input: message.clone(),
         task: Some(ask.task.to_owned()),

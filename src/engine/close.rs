@@ -78,7 +78,7 @@ impl From<StoreError> for Ending {
 pub async fn close(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
-    mut run: Box<Run>,
+    run: Arc<Run>,
     mut state: State,
     ending: Ending,
 ) -> Result<Arc<Run>, StoreError> {
@@ -131,10 +131,12 @@ pub async fn close(
         progress: state.progress.clone(),
         tree,
     };
-    run.last_event = engine
+    let last_event = engine
         .journal
         .record(live, Change::Close(Box::new(closing)), steps, events)
         .await?;
+    let mut run = Arc::unwrap_or_clone(run);
+    run.last_event = last_event;
     run.status = outcome.status();
     match outcome {
         Outcome::Completed { content } => run.content = Some(content),
@@ -160,7 +162,7 @@ pub async fn close(
         usage,
         tree,
         finished_at: Some(at),
-        ..*run
+        ..run
     }))
 }
 
@@ -225,7 +227,7 @@ pub fn leave(
 }
 
 /// Ends a run that was cancelled before its time started.
-pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Box<Run>) {
+pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Arc<Run>) {
     let state = State {
         progress: Progress {
             model: run.model.clone(),

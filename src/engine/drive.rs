@@ -40,7 +40,7 @@ pub enum Entry {
 pub async fn drive(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
-    mut run: Box<Run>,
+    mut run: Arc<Run>,
     message: String,
     entry: Entry,
 ) -> Option<Arc<Run>> {
@@ -104,7 +104,7 @@ impl Draft {
 async fn attempt(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
-    run: &mut Run,
+    run: &mut Arc<Run>,
     state: &mut State,
     message: String,
     entry: Entry,
@@ -131,10 +131,11 @@ async fn attempt(
 }
 
 /// The entry that starts the run.
-fn begin(live: &LiveRun, run: &mut Run, entry: Entry) -> Draft {
+fn begin(live: &LiveRun, run: &mut Arc<Run>, entry: Entry) -> Draft {
     let at = now();
-    run.status = Status::Running;
-    run.started_at = Some(at);
+    let record = Arc::make_mut(run);
+    record.status = Status::Running;
+    record.started_at = Some(at);
     let started = EventKind::RunStarted {
         model: live.agent.model.to_string(),
         agent_version: live.agent.version.clone(),
@@ -151,8 +152,8 @@ fn begin(live: &LiveRun, run: &mut Run, entry: Entry) -> Draft {
             };
             Draft {
                 events: vec![queued, started],
-                accepted: accepted.map(|accepted| (accepted, Arc::new(run.clone()))),
-                ..Draft::of(Change::Open(Box::new(run.clone())))
+                accepted: accepted.map(|accepted| (accepted, Arc::clone(run))),
+                ..Draft::of(Change::Open(Arc::clone(run)))
             }
         }
     }

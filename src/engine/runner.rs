@@ -82,7 +82,7 @@ impl Runner {
         // A root's own run counts; it is never refused, whatever its budget says.
         let _ = tree.budgets.take_run(&accounts);
         let live = LiveRun::new(scope, agent, tree, None, accounts);
-        let run = Box::new(Run {
+        let run = Arc::new(Run {
             input: ask.input.unwrap_or_default(),
             labels: ask.labels,
             ..record::new(&live)
@@ -258,8 +258,8 @@ impl Drop for QueueTicket {
 /// A root run that has been checked.
 struct Root {
     live: Arc<LiveRun>,
-    /// Boxed, because a future keeps a copy wherever it is handed on, and thousands of runs wait at once.
-    run: Box<Run>,
+    /// One record for the store, the caller and the run itself: thousands wait at once.
+    run: Arc<Run>,
     message: String,
     timeout: Duration,
 }
@@ -309,18 +309,18 @@ impl Root {
 }
 
 /// Commits a run that waits for a slot; false where that failed.
-async fn open_queued(engine: &Engine, live: &LiveRun, run: &Run, accepted: Accepted) -> bool {
+async fn open_queued(engine: &Engine, live: &LiveRun, run: &Arc<Run>, accepted: Accepted) -> bool {
     let queued = vec![EventKind::RunQueued {
         parent_id: None,
         tool_call_id: None,
     }];
-    let change = Change::Open(Box::new(run.clone()));
+    let change = Change::Open(Arc::clone(run));
     let committed = engine
         .journal
         .record(live, change, Vec::new(), queued)
         .await;
     let is_committed = committed.is_ok();
     // A caller that went away does not stop the run.
-    let _ = accepted.send(committed.map(|_| Arc::new(run.clone())));
+    let _ = accepted.send(committed.map(|_| Arc::clone(run)));
     is_committed
 }

@@ -1,5 +1,7 @@
 //! The store contract: runs, their steps and their events. Knows no engine, no agent and no HTTP.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -79,7 +81,7 @@ pub struct Write {
 #[derive(Debug)]
 pub enum Change {
     /// A new record.
-    Open(Box<Run>),
+    Open(Arc<Run>),
     /// It left the queue.
     Start {
         /// When.

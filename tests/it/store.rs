@@ -116,7 +116,11 @@ fn write(scope: &Scope, change: Change, events: u32) -> Write {
 }
 
 fn opening(scope: &Scope, agent: &str) -> Write {
-    write(scope, Change::Open(Box::new(record(scope, agent))), 1)
+    write(
+        scope,
+        Change::Open(std::sync::Arc::new(record(scope, agent))),
+        1,
+    )
 }
 
 fn starting(scope: &Scope) -> Write {
@@ -302,7 +306,7 @@ async fn a_record_reads_back(opened: &Opened) {
         labels: BTreeMap::from([("team".to_owned(), "x y".to_owned())]),
         ..record(&child, "child")
     };
-    let open = write(&child, Change::Open(Box::new(run.clone())), 0);
+    let open = write(&child, Change::Open(std::sync::Arc::new(run.clone())), 0);
     assert_eq!(store.write(open).await.expect("opened"), 0);
     run.tree.runs = 1;
     assert_eq!(stored(store, &child).await, run);
@@ -427,7 +431,7 @@ async fn runs_are_listed(opened: &Opened) {
             run.labels.insert("team".to_owned(), "x".to_owned());
             run.labels.insert("n".to_owned(), n.to_string());
         }
-        let open = write(&scope, Change::Open(Box::new(run)), 1);
+        let open = write(&scope, Change::Open(std::sync::Arc::new(run)), 1);
         store.write(open).await.expect("opened");
         match n {
             0..4 => drop(
@@ -575,7 +579,7 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
     for (scope, events) in [(&root, 2), (&left, 1), (&right, 1), (&below, 3), (&left, 2)] {
         let change = match store.run(scope.run).await.expect("a read") {
             Some(_) => Change::Nothing,
-            None => Change::Open(Box::new(record(scope, "a"))),
+            None => Change::Open(std::sync::Arc::new(record(scope, "a"))),
         };
         store
             .write(write(scope, change, events))
@@ -668,7 +672,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
         let mut run = record(scope, "a");
         run.labels.insert("k".to_owned(), "v".to_owned());
         run.input = "long ".repeat(1000);
-        let mut open = write(scope, Change::Open(Box::new(run)), 1);
+        let mut open = write(scope, Change::Open(std::sync::Arc::new(run)), 1);
         open.steps.push(Step::Prompt {
             system: String::new(),
             message: "m".to_owned(),
