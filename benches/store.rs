@@ -1,8 +1,8 @@
 //! How many single-turn runs a second the store takes, and how long reads last on a full one.
 //! `cargo bench --bench store -- [directory]`; the directory is where the database is put, the system's own otherwise.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axed::config::{Data, Durability};
@@ -12,11 +12,15 @@ use axed::domain::run::{Depth, Outcome, Run, RunId, Status, now};
 use axed::domain::usage::{TokenUsage, TreeUsage, Usage};
 use axed::store::open::open;
 use axed::store::{
-    Change, Closing, EventQuery, Progress, RunFilter, RunStore, Step, StoreError, Write,
+    Change, Closing, Continuation, EventQuery, Opening, Progress, RunFilter, RunStore, Step,
+    StoreError, Write,
 };
 
 const SPAN: Duration = Duration::from_secs(3);
 const FULL: u64 = 100_000;
+/// What every run of the bench runs by, about as long as a real one.
+static DEFINITION: LazyLock<Arc<str>> =
+    LazyLock::new(|| format!("{{\"instructions\":\"{}\"}}", "Be careful. ".repeat(200)).into());
 
 fn main() -> Result<(), StoreError> {
     let place = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
@@ -106,6 +110,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         id,
         root_id: id,
         parent_id: None,
+        owner: None,
         depth: Depth(0),
         tool_call_id: None,
         agent: agent.to_string(),
@@ -137,7 +142,16 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     });
     store
         .write(write(
-            Change::Open(std::sync::Arc::new(open)),
+            Change::Open(Box::new(Opening {
+                run: Arc::new(open),
+                continuation: Continuation {
+                    definition: Arc::clone(&DEFINITION),
+                    deadline: None,
+                    timeout: 60,
+                    stream: false,
+                },
+                claim: None,
+            })),
             vec![],
             vec![queued],
         ))
@@ -157,7 +171,10 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     });
     store
         .post(write(
-            Change::Start { at: now() },
+            Change::Start {
+                at: now(),
+                deadline: (now(), 60),
+            },
             vec![prompt],
             vec![started, turn],
         ))

@@ -56,7 +56,7 @@ impl House {
             memories,
             settings(config),
         );
-        runner.settle().await?;
+        runner.recover().await?;
         let watch =
             match config.agents.watch {
                 true => Some(catalog.watch().context(
@@ -177,7 +177,9 @@ impl Daemon {
             );
             tokio::select! {
                 () = house.runner.idle() => {}
-                () = tokio::time::sleep(drain_timeout) => tracing::warn!("Not every run ended within {drain_timeout:?}"),
+                () = tokio::time::sleep(drain_timeout) => tracing::warn!(
+                    "{} runs did not end within {drain_timeout:?}; the next start goes on with them", house.runner.load().0
+                ),
                 () = now.cancelled() => tracing::warn!("Told again to stop: not waiting for runs"),
             }
             // It listens until every run has ended: then waiting answers are written and open streams end.

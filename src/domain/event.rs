@@ -47,6 +47,8 @@ pub enum EventKind {
         model: String,
         agent_version: String,
     },
+    #[serde(rename = "run.resumed")]
+    RunResumed { attempt: u32 },
     #[serde(rename = "run.cancelling")]
     RunCancelling { reason: String },
     #[serde(rename = "run.completed")]
@@ -156,6 +158,7 @@ impl EventKind {
         match self {
             Self::RunQueued { .. } => "run.queued",
             Self::RunStarted { .. } => "run.started",
+            Self::RunResumed { .. } => "run.resumed",
             Self::RunCancelling { .. } => "run.cancelling",
             Self::RunCompleted { .. } => "run.completed",
             Self::RunFailed { .. } => "run.failed",

@@ -279,6 +279,8 @@ pub struct Run {
     pub root_id: RunId,
     /// The run that started it.
     pub parent_id: Option<RunId>,
+    /// The name of the key that its root was accepted with; none without keys. Clients do not see it.
+    pub owner: Option<String>,
     /// Levels below the root.
     pub depth: Depth,
     /// The parent's tool call that started it.

@@ -10,7 +10,7 @@ use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, ModelRef, ModelRefError, Params, ResponseFormat};
 use crate::domain::message::ToolSpec;
 use crate::providers::registry::Unavailable;
-use crate::store::StoreError;
+use crate::store::{Claim, StoreError};
 
 /// A wish for a root run.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +25,10 @@ pub struct RunAsk {
     pub overrides: Overrides,
     /// The client's labels, already within bounds.
     pub labels: BTreeMap<String, String>,
+    /// The name of the key that asks; none without keys.
+    pub owner: Option<String>,
+    /// The idempotency key that accepts it, once. A repetition is [`StoreError::Claimed`].
+    pub claim: Option<Claim>,
     /// Whether the tree streams from its providers; none leaves it to the file.
     pub stream: Option<bool>,
 }

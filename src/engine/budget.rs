@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use crate::domain::agent::Budget;
-use crate::domain::usage::Cost;
+use crate::domain::usage::{Cost, TreeUsage};
 
 /// All accounts of one tree.
 #[derive(Debug, Default)]
@@ -64,18 +64,22 @@ pub struct Reservation<'a> {
 }
 
 impl Budgets {
-    /// Opens an account for a run whose limits are these, beside those that its caller draws on.
-    pub fn open(&self, limits: &Budget, callers: &[usize]) -> Accounts {
+    /// Opens an account for a run whose limits are these, beside those that its caller draws on. `used` is what its
+    /// subtree has used before, in another process.
+    pub fn open(&self, limits: &Budget, callers: &[usize], used: &TreeUsage) -> Accounts {
         let mut drawn = callers.to_vec();
         if *limits != Budget::default() {
             let mut accounts = self.lock();
             drawn.push(accounts.len());
             accounts.push(Account {
                 limits: *limits,
-                used: Amount::default(),
+                used: Amount {
+                    tokens: used.usage.tokens.input + used.usage.tokens.output,
+                    cost: used.usage.cost.unwrap_or_default(),
+                },
                 reserved: Amount::default(),
-                tool_calls: 0,
-                runs: 0,
+                tool_calls: used.usage.tool_calls,
+                runs: used.runs,
             });
         }
         drawn
@@ -268,7 +272,7 @@ mod tests {
 
     use super::{Amount, Budgets};
     use crate::domain::agent::Budget;
-    use crate::domain::usage::Cost;
+    use crate::domain::usage::{Cost, TreeUsage};
 
     fn tokens(tokens: u64) -> Amount {
         Amount {
@@ -286,6 +290,7 @@ mod tests {
                 ..Budget::default()
             },
             &[],
+            &TreeUsage::default(),
         );
         // A request larger than the whole budget is let through.
         let first = budgets
@@ -311,6 +316,7 @@ mod tests {
                 ..Budget::default()
             },
             &[],
+            &TreeUsage::default(),
         );
         let child = budgets.open(
             &Budget {
@@ -318,6 +324,7 @@ mod tests {
                 ..Budget::default()
             },
             &root,
+            &TreeUsage::default(),
         );
         assert!(budgets.take_tool_call(&child).is_ok());
         let refused = budgets

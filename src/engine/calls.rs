@@ -13,6 +13,7 @@ use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::Usage;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::remains::Begun;
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Context, Delegate};
@@ -31,28 +32,38 @@ pub struct Batch {
     pub turn: u32,
     /// How far the run was when it made them.
     pub progress: Progress,
+    /// Those of them that an earlier process had begun.
+    pub begun: Arc<Begun>,
 }
 
-/// The results in the order of the calls. One failure never touches the others.
-pub async fn perform(batch: Batch, calls: Vec<ToolCall>) -> Result<Vec<ToolResult>, StoreError> {
-    let count = calls.len();
+/// The results in the order of the calls; `results` has those that an earlier process recorded, and is as long as the
+/// calls are many. One failure never touches the others.
+pub async fn perform(
+    batch: Batch,
+    calls: Vec<ToolCall>,
+    mut results: Vec<Option<ToolResult>>,
+) -> Result<Vec<ToolResult>, StoreError> {
     let batch = Arc::new(batch);
-    if count == 1 || !batch.live.agent.delegation.parallel {
-        let mut results = Vec::with_capacity(count);
+    let missing = results.iter().filter(|result| result.is_none()).count();
+    if missing <= 1 || !batch.live.agent.delegation.parallel {
         for (position, call) in calls.iter().enumerate() {
-            results.push(one(&batch, position, call).await?);
+            if results[position].is_none() {
+                results[position] = Some(one(&batch, position, call).await?);
+            }
         }
-        return Ok(results);
+        return Ok(results.into_iter().flatten().collect());
     }
     // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
     let mut at_work = JoinSet::new();
     let stop = batch.live.stop.clone();
-    for (position, call) in calls.into_iter().enumerate() {
+    for (position, call) in calls
+        .into_iter()
+        .enumerate()
+        .filter(|(at, _)| results[*at].is_none())
+    {
         let batch = Arc::clone(&batch);
         at_work.spawn(async move { (position, one(&batch, position, &call).await) });
     }
-    let mut results: Vec<Option<ToolResult>> = Vec::new();
-    results.resize_with(count, || None);
     let mut unrecorded = None;
     while let Some(joined) = at_work.join_next().await {
         match joined {
@@ -83,13 +94,19 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
         tool: tool.clone(),
     };
     let clock = Instant::now();
-    let taken = live.tree.budgets.take_tool_call(&live.accounts);
+    // What an earlier process began is counted and told already.
+    let is_begun = batch.begun.started.contains(&call.id);
+    let taken = match is_begun {
+        true => Ok(()),
+        false => live.tree.budgets.take_tool_call(&live.accounts),
+    };
     match &taken {
         // Counted when it starts: a call at work is part of what the tree uses.
-        Ok(()) => live.spend(&Usage {
+        Ok(()) if !is_begun => live.spend(&Usage {
             tool_calls: 1,
             ..Usage::default()
         }),
+        Ok(()) => {}
         Err(refused) => live.refuse(refused),
     }
     let progress = || {
@@ -98,10 +115,12 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
             ..batch.progress.clone()
         })
     };
-    engine
-        .journal
-        .note(live, progress(), Vec::new(), vec![started])
-        .await?;
+    if !is_begun {
+        engine
+            .journal
+            .note(live, progress(), Vec::new(), vec![started])
+            .await?;
+    }
     let performed = match taken {
         Ok(()) => {
             let context = Context {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::catalog::{LoadError, prompt};
 use crate::domain::event::{EventKind, returned_usage};
 use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
+use crate::domain::usage::TreeUsage;
 use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
@@ -23,11 +24,12 @@ pub struct Child {
     pub message: String,
 }
 
-/// Makes a child of `caller`, or says why there can be none.
+/// Makes a child of `caller` under this id, or says why there can be none.
 pub fn prepare(
     engine: &Engine,
     caller: &Arc<LiveRun>,
     ask: &ChildAsk<'_>,
+    id: RunId,
 ) -> Result<Child, String> {
     let name = ask.agent;
     let agents = engine.catalog.current();
@@ -39,7 +41,7 @@ pub fn prepare(
         .providers
         .get(&agent.model.provider)
         .map_err(|unavailable| unavailable.to_string())?;
-    let place: Option<Scope> = caller.scope.child(RunId::new(), agent.delegation.max_depth);
+    let place: Option<Scope> = caller.scope.child(id, agent.delegation.max_depth);
     let scope = place.ok_or_else(|| {
         format!(
             "maximum sub-agent depth ({}) reached",
@@ -47,7 +49,7 @@ pub fn prepare(
         )
     })?;
     let budgets = &caller.tree.budgets;
-    let accounts = budgets.open(&agent.budget, &caller.accounts);
+    let accounts = budgets.open(&agent.budget, &caller.accounts, &TreeUsage::default());
     budgets.take_run(&accounts).map_err(|refused| {
         caller.refuse(&refused);
         refused.exceeded.to_string()
@@ -60,12 +62,15 @@ pub fn prepare(
         None => caller.deadline(),
     };
     let message = prompt::child_message(ask.task, ask.context);
+    let definition = engine.definitions.text(&agent);
+    let tree = Arc::clone(&caller.tree);
     let live = LiveRun::new(
         scope,
         agent,
-        Arc::clone(&caller.tree),
+        tree,
         Some(Arc::clone(caller)),
         accounts,
+        definition,
     );
     if let Some(deadline) = deadline {
         live.set_deadline(deadline);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use crate::domain::event::EventKind;
 use crate::domain::run::{Failure, Outcome, Run, now};
 use crate::engine::live::LiveRun;
@@ -105,7 +107,9 @@ pub async fn close(
         },
         (None, How::Completed { content, task }) => {
             if live.agent.memory.enabled {
-                events.extend(remember(engine, live, task, content.clone()).await);
+                // Another process may have written it before it ended.
+                let since = run.started_at.filter(|_| run.attempt > 1);
+                events.extend(remember(engine, live, task, content.clone(), since).await);
             }
             Outcome::Completed { content }
         }
@@ -172,11 +176,13 @@ async fn remember(
     live: &Arc<LiveRun>,
     task: String,
     content: String,
+    since: Option<Timestamp>,
 ) -> Option<EventKind> {
     let (at_work, of) = (Arc::clone(engine), Arc::clone(&live.agent));
-    let written =
-        tokio::task::spawn_blocking(move || at_work.memories.append(&of, now(), &task, &content))
-            .await;
+    let written = tokio::task::spawn_blocking(move || {
+        at_work.memories.append(&of, now(), &task, &content, since)
+    })
+    .await;
     let max = live.agent.memory.max_entries as usize;
     let message = match written {
         Ok(Ok(count)) if max > 0 && count >= max => format!(

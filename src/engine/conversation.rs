@@ -55,6 +55,14 @@ impl Conversation {
         }
     }
 
+    /// Takes a recorded reply that asked for tools in again; its results are due.
+    pub fn hear_again(&mut self, turn: u32, message: AssistantMessage) {
+        self.turn = turn;
+        self.call_ids
+            .extend(message.tool_calls.iter().map(|call| call.id.clone()));
+        self.messages.push(Message::Assistant(message));
+    }
+
     /// What to send, oldest first.
     pub fn messages(&self) -> &[Message] {
         &self.messages

@@ -6,34 +6,28 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::domain::event::{CalledTool, EventKind};
-use crate::domain::message::{AssistantMessage, Message, shorten};
-use crate::domain::run::{Run, Status, now};
+use crate::domain::message::{Message, ToolCall, ToolResult, shorten};
+use crate::domain::run::Run;
+use crate::domain::usage::Usage;
 use crate::engine::calls::{self, Batch};
 use crate::engine::children::{self, Child};
 use crate::engine::close::{self, Ending, How, State};
 use crate::engine::conversation::{Conversation, Heard, Repeats};
 use crate::engine::endings;
+use crate::engine::entry::{Draft, Entry, begin};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::recovery;
+use crate::engine::remains::{self, Begun, Remains, Replied};
 use crate::engine::resolve::{self, Prompt};
 use crate::engine::turn::{self, Answer, Question, TurnError};
 use crate::store::{Change, Progress, Step, StoreError};
+use crate::tools::toolbox::Toolbox;
 use crate::tools::{ChildAsk, Delegate};
-
-/// Who is told that a root run has been committed.
-pub type Accepted = oneshot::Sender<Result<Arc<Run>, StoreError>>;
-
-/// How a run enters the record.
-pub enum Entry {
-    /// It stands there already, queued.
-    Queued,
-    /// Accepted and started in one transaction; a root's caller waits for it.
-    New(Option<Accepted>),
-}
 
 /// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
 /// written, and then the run stays as it was last committed.
@@ -46,8 +40,10 @@ pub async fn drive(
 ) -> Option<Arc<Run>> {
     let mut state = State {
         progress: Progress {
+            turns: run.turns,
             model: run.model.clone(),
-            ..Progress::default()
+            stop_reason: run.stop_reason.clone(),
+            usage: run.usage,
         },
         partial: None,
     };
@@ -60,103 +56,56 @@ pub async fn drive(
     close::leave(engine, live, closed)
 }
 
-/// What waits to be written with the next entry.
-struct Draft {
-    change: Change,
-    steps: Vec<Step>,
-    events: Vec<EventKind>,
-    accepted: Option<(Accepted, Arc<Run>)>,
-}
-
-impl Draft {
-    fn of(change: Change) -> Self {
-        Self {
-            change,
-            steps: Vec::new(),
-            events: Vec::new(),
-            accepted: None,
-        }
-    }
-
-    async fn write(self, engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
-        let Self {
-            change,
-            steps,
-            events,
-            accepted,
-        } = self;
-        match accepted {
-            None => engine.journal.note(live, change, steps, events).await,
-            Some((accepted, run)) => {
-                let committed = engine
-                    .journal
-                    .record(live, change, steps, events)
-                    .await
-                    .map(drop);
-                // A caller that went away does not stop the run.
-                let _ = accepted.send(committed.clone().map(|()| run));
-                committed
-            }
-        }
-    }
-}
-
 async fn attempt(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
     run: &mut Arc<Run>,
     state: &mut State,
     message: String,
-    entry: Entry,
+    mut entry: Entry,
 ) -> Ending {
-    let assembled = resolve::assemble(engine, &live.agent, message).await;
-    let mut draft = begin(live, run, entry);
-    let prompt = match assembled {
-        Ok(prompt) => prompt,
-        Err(error) => {
-            return match draft.write(engine, live).await {
-                Ok(()) => Ending::failed(endings::config(&error.to_string())),
-                Err(error) => error.into(),
-            };
-        }
+    let left = match &mut entry {
+        Entry::Resumed(remains) => std::mem::take(&mut **remains),
+        Entry::Queued | Entry::New { .. } => Remains::default(),
     };
-    draft.steps.push(Step::Prompt {
-        system: prompt.system.clone(),
-        message: prompt.message.clone(),
-    });
-    if let Some(message) = prompt.memory_warning.clone() {
-        draft.events.push(EventKind::MemoryWarning { message });
-    }
-    turns(engine, live, state, prompt, draft).await
-}
-
-/// The entry that starts the run.
-fn begin(live: &LiveRun, run: &mut Arc<Run>, entry: Entry) -> Draft {
-    let at = now();
-    let record = Arc::make_mut(run);
-    record.status = Status::Running;
-    record.started_at = Some(at);
-    let started = EventKind::RunStarted {
-        model: live.agent.model.to_string(),
-        agent_version: live.agent.version.clone(),
-    };
-    match entry {
-        Entry::Queued => Draft {
-            events: vec![started],
-            ..Draft::of(Change::Start { at })
-        },
-        Entry::New(accepted) => {
-            let queued = EventKind::RunQueued {
-                parent_id: run.parent_id,
-                tool_call_id: run.tool_call_id.clone(),
+    let Remains {
+        prompt,
+        replies,
+        calls,
+    } = left;
+    let (prompt, draft) = match prompt {
+        // A recorded prompt stays as it was, whatever the files say now.
+        Some((system, message)) => (
+            Prompt {
+                system,
+                message,
+                memory_warning: None,
+            },
+            begin(live, run, entry),
+        ),
+        None => {
+            let assembled = resolve::assemble(engine, &live.agent, message).await;
+            let mut draft = begin(live, run, entry);
+            let prompt = match assembled {
+                Ok(prompt) => prompt,
+                Err(error) => {
+                    return match draft.write(engine, live).await {
+                        Ok(()) => Ending::failed(endings::config(&error.to_string())),
+                        Err(error) => error.into(),
+                    };
+                }
             };
-            Draft {
-                events: vec![queued, started],
-                accepted: accepted.map(|accepted| (accepted, Arc::clone(run))),
-                ..Draft::of(Change::Open(Arc::clone(run)))
+            draft.steps.push(Step::Prompt {
+                system: prompt.system.clone(),
+                message: prompt.message.clone(),
+            });
+            if let Some(message) = prompt.memory_warning.clone() {
+                draft.events.push(EventKind::MemoryWarning { message });
             }
+            (prompt, draft)
         }
-    }
+    };
+    turns(engine, live, state, prompt, draft, replies, calls).await
 }
 
 async fn turns(
@@ -164,7 +113,9 @@ async fn turns(
     live: &Arc<LiveRun>,
     state: &mut State,
     prompt: Prompt,
-    draft: Draft,
+    mut draft: Draft,
+    replies: Vec<Replied>,
+    begun: Begun,
 ) -> Ending {
     let limits = &engine.settings;
     let max_turns = live.agent.max_turns;
@@ -174,6 +125,52 @@ async fn turns(
         system, message, ..
     } = prompt;
     let mut talk = Conversation::new(message, max_turns, limits.loop_warn, limits.loop_stop);
+    if begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
+        // The request that was under way is asked again; what the first one cost nobody will tell.
+        live.spend(&Usage {
+            unreported: 1,
+            ..Usage::default()
+        });
+    }
+    if !replies.is_empty() {
+        // Told at once: what comes next may take long. Children that an earlier process began are driven to their end
+        // even where this run is not to go on: it ends after them.
+        let told = std::mem::replace(&mut draft, Draft::of(Change::Nothing));
+        if let Err(error) = told.write(engine, live).await {
+            return error.into();
+        }
+        let begun = Arc::new(begun);
+        for Replied {
+            turn,
+            message,
+            results,
+        } in replies
+        {
+            if !message.content.is_empty() {
+                state.partial = Some(message.content.clone());
+            }
+            if message.tool_calls.is_empty() {
+                let how = How::Completed {
+                    content: message.content,
+                    task: first_message(&talk),
+                };
+                return Ending::of(how);
+            }
+            let calls = message.tool_calls.clone();
+            talk.hear_again(turn, message);
+            let asked = Asked {
+                turn,
+                calls,
+                results,
+                begun: Arc::clone(&begun),
+            };
+            if let Err(ending) =
+                answer(engine, live, &toolbox, asked, &mut talk, &state.progress).await
+            {
+                return ending;
+            }
+        }
+    }
     let mut draft = Some(draft);
     loop {
         let may_go_on = check(live);
@@ -235,6 +232,23 @@ async fn turns(
                     content: said.content.clone(),
                     task: first_message(&talk),
                 };
+                if live.agent.memory.enabled {
+                    // Its memory is written between the reply and the end: a process that goes on there must find the
+                    // reply, and not ask for another one.
+                    let reply = vec![Step::Reply {
+                        turn,
+                        message: said,
+                    }];
+                    let change = Change::Progress(state.progress.clone());
+                    return match engine
+                        .journal
+                        .record(live, change, reply, vec![completed])
+                        .await
+                    {
+                        Ok(_) => Ending::of(how),
+                        Err(error) => error.into(),
+                    };
+                }
                 return Ending::of(how).with(
                     vec![Step::Reply {
                         turn,
@@ -254,20 +268,32 @@ async fn turns(
             }
             Heard::Calls(said) => said,
         };
-        match perform(
-            engine,
-            live,
-            &toolbox,
+        let calls = said.tool_calls.clone();
+        let reply = vec![Step::Reply {
             turn,
-            said,
-            completed,
-            &mut talk,
-            &state.progress,
-        )
-        .await
+            message: said,
+        }];
+        let change = Change::Progress(state.progress.clone());
+        if let Err(error) = engine
+            .journal
+            .record(live, change, reply, vec![completed])
+            .await
         {
-            Ok(()) => {}
-            Err(ending) => return ending,
+            return error.into();
+        }
+        if let Err(error) = check(live) {
+            return failed_turn(live, error);
+        }
+        let results = calls.iter().map(|_| None).collect();
+        let asked = Asked {
+            turn,
+            calls,
+            results,
+            begun: Arc::default(),
+        };
+        if let Err(ending) = answer(engine, live, &toolbox, asked, &mut talk, &state.progress).await
+        {
+            return ending;
         }
     }
 }
@@ -291,41 +317,38 @@ async fn beside(
     }
 }
 
-/// Records a reply that asks for tools, performs its calls and takes their results in.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one turn's whole context, used once"
-)]
-async fn perform(
+/// The calls of one reply.
+struct Asked {
+    turn: u32,
+    calls: Vec<ToolCall>,
+    /// What an earlier process recorded.
+    results: Vec<Option<ToolResult>>,
+    /// What it had begun.
+    begun: Arc<Begun>,
+}
+
+/// Performs the calls that have no result yet, and takes all results in.
+async fn answer(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
-    toolbox: &Arc<crate::tools::toolbox::Toolbox>,
-    turn: u32,
-    said: AssistantMessage,
-    completed: EventKind,
+    toolbox: &Arc<Toolbox>,
+    asked: Asked,
     talk: &mut Conversation,
     progress: &Progress,
 ) -> Result<(), Ending> {
-    let calls = said.tool_calls.clone();
-    let reply = vec![Step::Reply {
+    let Asked {
         turn,
-        message: said,
-    }];
-    engine
-        .journal
-        .record(
-            live,
-            Change::Progress(progress.clone()),
-            reply,
-            vec![completed],
-        )
-        .await?;
-    check(live).map_err(|error| failed_turn(live, error))?;
+        calls,
+        results,
+        begun,
+    } = asked;
+    let is_new = results.iter().any(Option::is_none);
     let at_once = live.agent.delegation.max_concurrent.map(Semaphore::new);
     let delegate = Arc::new(Caller {
         engine: Arc::clone(engine),
         live: Arc::clone(live),
         at_once,
+        begun: Arc::clone(&begun),
     });
     let batch = Batch {
         engine: Arc::clone(engine),
@@ -334,10 +357,13 @@ async fn perform(
         delegate,
         turn,
         progress: progress.clone(),
+        begun,
     };
-    let results = calls::perform(batch, calls).await?;
+    let results = calls::perform(batch, calls, results).await?;
     match talk.answer(results) {
         Repeats::Fine => Ok(()),
+        // Told by the process that took the last of the results in.
+        Repeats::Hinted(_) if !is_new => Ok(()),
         Repeats::Hinted(repeats) => {
             let message =
                 format!("the same tool calls gave the same results {repeats} times in a row");
@@ -393,54 +419,112 @@ struct Caller {
     engine: Arc<Engine>,
     live: Arc<LiveRun>,
     at_once: Option<Semaphore>,
+    begun: Arc<Begun>,
 }
 
 impl Delegate for Caller {
     fn run_child<'a>(&'a self, ask: ChildAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
-            let Self {
-                engine,
-                live,
-                at_once,
-            } = self;
-            let _turn = match at_once {
-                Some(at_once) => {
-                    let waited = turn::bounded(live, at_once.acquire()).await;
-                    waited
-                        .map_err(|error| children::why_not_started(live, &error))?
-                        .ok()
-                }
-                None => None,
+            let call = ask.tool_call_id;
+            let ended = match self.begun.children.get(call) {
+                Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
+                Some(child) => self.go_on(child).await?,
+                None => self.start(&ask).await?,
             };
-            let Child {
-                live: child,
-                run,
-                message,
-            } = children::prepare(engine, live, &ask)?;
-            let called = EventKind::AgentCalled {
-                tool_call_id: ask.tool_call_id.to_owned(),
-                child_id: child.scope.run,
-                child_agent: child.agent.name.clone(),
-                child_depth: child.scope.depth.0,
-                task: shorten(ask.task, 80),
-            };
-            let unrecorded = |error: StoreError| format!("its run could not be recorded: {error}");
-            engine
-                .journal
-                .note(live, Change::Nothing, Vec::new(), vec![called])
-                .await
-                .map_err(unrecorded)?;
-            engine.live.add(&child);
-            let ended = drive(engine, &child, run, message, Entry::New(None)).await;
-            let ended = ended.ok_or_else(|| "its run could not be recorded".to_owned())?;
             let outcome = children::result(&ended);
-            let returned = children::returned(ask.tool_call_id, &ended, &outcome);
-            engine
-                .journal
-                .note(live, Change::Nothing, Vec::new(), vec![returned])
-                .await
-                .map_err(unrecorded)?;
+            if !self.begun.returned.contains(call) {
+                self.tell(children::returned(call, &ended, &outcome))
+                    .await?;
+            }
             outcome
         })
     }
+}
+
+impl Caller {
+    /// Starts a child and drives it to its end.
+    async fn start(&self, ask: &ChildAsk<'_>) -> Result<Arc<Run>, String> {
+        let Self {
+            engine,
+            live,
+            at_once,
+            begun,
+        } = self;
+        let waited = async {
+            match at_once {
+                Some(at_once) => at_once.acquire().await.ok(),
+                None => None,
+            }
+        };
+        let _turn = turn::bounded(live, waited)
+            .await
+            .map_err(|error| children::why_not_started(live, &error))?;
+        // An earlier process may have told of the child and ended before it opened it.
+        let told = begun.called.get(ask.tool_call_id).copied();
+        let Child {
+            live: child,
+            run,
+            message,
+        } = children::prepare(engine, live, ask, told.unwrap_or_default())?;
+        let called = EventKind::AgentCalled {
+            tool_call_id: ask.tool_call_id.to_owned(),
+            child_id: child.scope.run,
+            child_agent: child.agent.name.clone(),
+            child_depth: child.scope.depth.0,
+            task: shorten(ask.task, 80),
+        };
+        if told.is_none() {
+            self.tell(called).await?;
+        }
+        engine.live.add(&child);
+        let entry = Entry::New {
+            accepted: None,
+            claim: None,
+        };
+        drive(engine, &child, run, message, entry)
+            .await
+            .ok_or_else(unrecorded)
+    }
+
+    /// Goes on with a child that an earlier process left unfinished.
+    async fn go_on(&self, child: &Run) -> Result<Arc<Run>, String> {
+        let Self { engine, live, .. } = self;
+        let found = engine.left.take(child.id);
+        let revived =
+            found.and_then(|found| Some((recovery::revive(&found, Some(live))?, found.run)));
+        let Some((child, run)) = revived else {
+            recovery::interrupt(engine, child.id)
+                .await
+                .map_err(|error| error.to_string())?;
+            let ended = engine
+                .journal
+                .store()
+                .run(child.id)
+                .await
+                .map_err(|error| error.to_string())?;
+            return ended.map(Arc::new).ok_or_else(unrecorded);
+        };
+        engine.live.add(&child);
+        let remains = remains::load(engine, &run)
+            .await
+            .map_err(|error| error.to_string())?;
+        let message = run.input.clone();
+        let entry = Entry::Resumed(Box::new(remains));
+        drive(engine, &child, Arc::new(run), message, entry)
+            .await
+            .ok_or_else(unrecorded)
+    }
+
+    async fn tell(&self, kind: EventKind) -> Result<(), String> {
+        let told = self
+            .engine
+            .journal
+            .note(&self.live, Change::Nothing, Vec::new(), vec![kind])
+            .await;
+        told.map_err(|error| format!("its run could not be recorded: {error}"))
+    }
+}
+
+fn unrecorded() -> String {
+    "its run could not be recorded".to_owned()
 }

@@ -28,6 +28,8 @@ pub struct LiveRun {
     pub deadline: Mutex<Option<Deadline>>,
     /// The accounts it draws on.
     pub accounts: Accounts,
+    /// Its definition as another process will read it.
+    pub definition: Arc<str>,
     /// Heard by everything that waits for this run's sake; cancelled with the parent's.
     pub stop: CancellationToken,
     name: Arc<str>,
@@ -44,6 +46,8 @@ pub struct Tree {
     pub budgets: Budgets,
     /// Whether the root wished for deltas.
     pub stream: bool,
+    /// The name of the key that the root was accepted with.
+    pub owner: Option<String>,
 }
 
 /// When a run must have ended.
@@ -105,27 +109,51 @@ impl LiveRun {
         tree: Arc<Tree>,
         parent: Option<Arc<LiveRun>>,
         accounts: Accounts,
+        definition: Arc<str>,
+    ) -> Arc<Self> {
+        let live = Self::again(
+            scope,
+            agent,
+            tree,
+            parent,
+            accounts,
+            definition,
+            Default::default(),
+        );
+        live.with_ancestors(|meter| meter.tree.runs += 1);
+        live
+    }
+
+    /// A run that an earlier process opened, with its own usage and its subtree's, which count for its ancestors
+    /// already.
+    pub fn again(
+        scope: Scope,
+        agent: Arc<Agent>,
+        tree: Arc<Tree>,
+        parent: Option<Arc<LiveRun>>,
+        accounts: Accounts,
+        definition: Arc<str>,
+        (own, below): (Usage, TreeUsage),
     ) -> Arc<Self> {
         let stop = parent
             .as_ref()
             .map_or_else(CancellationToken::new, |parent| parent.stop.child_token());
         let name = Arc::from(agent.name.as_str());
-        let live = Arc::new(Self {
+        Arc::new(Self {
             scope,
             agent,
             tree,
             parent,
             deadline: Mutex::new(None),
             accounts,
+            definition,
             stop,
             name,
             phase: Mutex::new(Phase::Open),
-            meter: Mutex::new(Meter::default()),
+            meter: Mutex::new(Meter { own, tree: below }),
             refused: OnceLock::new(),
             ended: watch::Sender::new(Ended::NotYet),
-        });
-        live.with_ancestors(|meter| meter.tree.runs += 1);
-        live
+        })
     }
 
     /// An event about this run, now.

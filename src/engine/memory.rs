@@ -109,18 +109,29 @@ impl Memories {
         Ok(text.trim_end().to_owned())
     }
 
-    /// Appends an entry and returns how many there are now. It is on disk when this returns. Blocking.
+    /// Appends an entry and returns how many there are now. It is on disk when this returns. With `since`, the same
+    /// entry is not written again where one of that time or later is there. Blocking.
     pub fn append(
         &self,
         agent: &Agent,
         at: Timestamp,
         task: &str,
         result: &str,
+        since: Option<Timestamp>,
     ) -> Result<usize, MemoryError> {
         let path = self.path(agent);
         let guard = self.guard(&path);
         let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
-        append(&path, &render(at, task, result)).map_err(|error| failure(agent, &error))
+        let entry = render(at, task, result);
+        if let Some(since) = since {
+            let entries = read(&path)
+                .map(|text| parse(&text))
+                .map_err(|error| failure(agent, &error))?;
+            if is_written(&entries, &entry, since) {
+                return Ok(entries.len());
+            }
+        }
+        append(&path, &entry).map_err(|error| failure(agent, &error))
     }
 
     /// Keeps the newest `keep` entries, by an atomic replace, and returns how many there are now. Blocking.
@@ -236,6 +247,25 @@ fn render(at: Timestamp, task: &str, result: &str) -> String {
         "## {at}\n**Task:** {task}\n**Result:** {}\n\n",
         escaped.join("\n")
     )
+}
+
+/// Whether an entry of that time or later says the same.
+fn is_written(entries: &[MemoryEntry], entry: &str, since: Timestamp) -> bool {
+    let said = |text: &str| {
+        text.split_once('\n')
+            .map(|(_, said)| said.trim_end().to_owned())
+    };
+    let is_late = |found: &&MemoryEntry| {
+        found
+            .time
+            .parse::<Timestamp>()
+            .is_ok_and(|time| time >= since)
+    };
+    entries
+        .iter()
+        .rev()
+        .take_while(is_late)
+        .any(|found| said(&found.text) == said(entry))
 }
 
 fn parse(text: &str) -> Vec<MemoryEntry> {

@@ -12,9 +12,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
 use crate::domain::usage::Price;
+use crate::engine::definitions::Definitions;
 use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
 use crate::engine::memory::Memories;
+use crate::engine::recovery::Left;
 use crate::providers::registry::Registry;
 
 /// The engine's parts, shared by all runs.
@@ -27,6 +29,10 @@ pub struct Engine {
     pub journal: Journal,
     /// What the agents remember.
     pub memories: Memories,
+    /// The definitions as the record keeps them.
+    pub definitions: Definitions,
+    /// Children that an earlier process left unfinished.
+    pub left: Left,
     /// Runs at work.
     pub live: LiveRuns,
     /// What the configuration says of runs.

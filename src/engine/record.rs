@@ -1,10 +1,15 @@
-//! A fresh run's record. Pure.
+//! A fresh run's record, and what goes with it for another process. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
 
 use crate::domain::run::{Run, Status, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::live::LiveRun;
+use crate::store::Continuation;
 
 /// The record of a run that has just been accepted; what only a root or only a child has is left empty.
 pub fn new(live: &LiveRun) -> Run {
@@ -13,6 +18,7 @@ pub fn new(live: &LiveRun) -> Run {
         id: scope.run,
         root_id: scope.root,
         parent_id: scope.parent,
+        owner: live.tree.owner.clone(),
         depth: scope.depth,
         tool_call_id: None,
         agent: live.agent.name.clone(),
@@ -41,4 +47,26 @@ pub fn new(live: &LiveRun) -> Run {
         finished_at: None,
         last_event: 0,
     }
+}
+
+/// What another process needs to go on with it, as far as it is known now.
+pub fn continuation(live: &LiveRun) -> Continuation {
+    let deadline = deadline(live);
+    Continuation {
+        definition: Arc::clone(&live.definition),
+        deadline,
+        timeout: deadline.map_or(0, |(_, seconds)| seconds),
+        stream: live.tree.stream,
+    }
+}
+
+/// Its deadline on the calendar's clock, which outlives the process, with the bound that set it.
+pub fn deadline(live: &LiveRun) -> Option<(Timestamp, u64)> {
+    let deadline = live.deadline()?;
+    let left = deadline.at.saturating_duration_since(Instant::now());
+    let left = SignedDuration::try_from(left).unwrap_or(SignedDuration::MAX);
+    Some((
+        now().checked_add(left).unwrap_or(Timestamp::MAX),
+        deadline.seconds,
+    ))
 }

@@ -1,28 +1,163 @@
-//! Settles, at start, what an earlier process left unfinished: no run is ever left `running` without an owner.
+//! Finds, at start, the runs that an earlier process left unfinished, and brings them back to life where they stood:
+//! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::domain::run::{Run, RunId, Scope, Status};
+use crate::engine::budget::Budgets;
+use crate::engine::definitions;
 use crate::engine::endings;
+use crate::engine::live::{Deadline, LiveRun, Tree};
 use crate::engine::parts::Engine;
-use crate::store::StoreError;
+use crate::engine::resolve;
+use crate::store::{StoreError, Unfinished};
 
-/// Marks every unfinished run as failed with `interrupted`, children before their parents, and returns how many.
-pub async fn settle(engine: &Engine) -> Result<usize, StoreError> {
+/// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
+#[derive(Default)]
+pub struct Left {
+    children: Mutex<HashMap<RunId, Unfinished>>,
+}
+
+impl Left {
+    /// Takes a child out, once.
+    pub fn take(&self, child: RunId) -> Option<Unfinished> {
+        self.children
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&child)
+    }
+}
+
+/// A root run that can go on.
+pub struct Revived {
+    /// The run at work.
+    pub live: Arc<LiveRun>,
+    /// Its record.
+    pub run: Arc<Run>,
+    /// Whole seconds that it may take from its start, where it still waits for a slot.
+    pub timeout: u64,
+}
+
+/// Every root run that can go on, oldest first; their children wait in `engine.left`. What cannot go on is failed as
+/// `interrupted`, children before their parents.
+pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
     let unfinished = engine.journal.store().unfinished().await?;
-    let count = unfinished.len();
+    let mut revived = Vec::new();
+    let mut alive = HashSet::new();
+    let mut orphans = Vec::new();
     for found in unfinished {
-        // Read again: its children have just been closed and count for it.
-        let run = engine.journal.store().run(found.id).await?.unwrap_or(found);
-        let message = format!(
-            "the daemon stopped while this run was {}",
-            run.status.as_str()
-        );
-        engine
-            .journal
-            .close_orphan(&run, endings::interrupted(&message))
-            .await?;
-        tracing::warn!(
-            run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-            "{} was {} when the daemon stopped; it is failed as interrupted", run.id, run.status.as_str()
+        match found.run.parent_id {
+            None => match revive(&found, None) {
+                Some(live) => {
+                    alive.insert(found.run.id);
+                    let timeout = found
+                        .continuation
+                        .map_or(0, |continuation| continuation.timeout);
+                    revived.push(Revived {
+                        live,
+                        run: Arc::new(found.run),
+                        timeout,
+                    });
+                }
+                None => orphans.push(found.run),
+            },
+            Some(parent) if alive.contains(&parent) => {
+                alive.insert(found.run.id);
+                engine
+                    .left
+                    .children
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .insert(found.run.id, found);
+            }
+            Some(_) => orphans.push(found.run),
+        }
+    }
+    for orphan in orphans.into_iter().rev() {
+        interrupt(engine, orphan.id).await?;
+    }
+    if !revived.is_empty() {
+        tracing::info!(
+            "Going on with {} root runs that an earlier process left unfinished",
+            revived.len()
         );
     }
-    Ok(count)
+    Ok(revived)
+}
+
+/// Fails a run that cannot go on.
+pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
+    let Some(run) = engine.journal.store().run(id).await? else {
+        return Ok(());
+    };
+    let message = format!(
+        "the daemon stopped while this run was {}",
+        run.status.as_str()
+    );
+    engine
+        .journal
+        .close_orphan(&run, endings::interrupted(&message))
+        .await?;
+    tracing::warn!(
+        run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+        "{} was {} when the daemon stopped and cannot go on; it is failed as interrupted", run.id, run.status.as_str()
+    );
+    Ok(())
+}
+
+/// The run as it stood: its definition, place, accounts, meter, deadline and stop; none where the record lacks what
+/// that takes.
+pub fn revive(found: &Unfinished, parent: Option<&Arc<LiveRun>>) -> Option<Arc<LiveRun>> {
+    let Unfinished { run, continuation } = found;
+    let continuation = continuation.as_ref()?;
+    let agent = definitions::read(&continuation.definition)?;
+    let scope = match parent {
+        None => Scope::root(run.id, resolve::max_depth(&agent)),
+        Some(parent) => parent.scope.child(run.id, agent.delegation.max_depth)?,
+    };
+    let tree = match parent {
+        Some(parent) => Arc::clone(&parent.tree),
+        None => Arc::new(Tree {
+            budgets: Budgets::default(),
+            stream: continuation.stream,
+            owner: run.owner.clone(),
+        }),
+    };
+    let callers = parent.map_or(&[][..], |parent| &parent.accounts);
+    let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);
+    let definition = Arc::clone(&continuation.definition);
+    let live = LiveRun::again(
+        scope,
+        agent,
+        tree,
+        parent.cloned(),
+        accounts,
+        definition,
+        (run.usage, run.tree),
+    );
+    if let Some((at, seconds)) = continuation.deadline {
+        live.set_deadline(Deadline {
+            at: instant(at),
+            seconds,
+        });
+    }
+    if run.status == Status::Cancelling {
+        live.begin_cancel(
+            run.cancel_reason
+                .as_deref()
+                .unwrap_or("requested by client"),
+        );
+        live.stop.cancel();
+    }
+    Some(live)
+}
+
+/// A moment on the calendar's clock as one on the process's own: the past is now.
+fn instant(at: Timestamp) -> Instant {
+    let left = Timestamp::now().duration_until(at);
+    Instant::now() + std::time::Duration::try_from(left).unwrap_or_default()
 }

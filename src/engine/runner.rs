@@ -14,16 +14,20 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Scope};
+use crate::domain::usage::TreeUsage;
 use crate::engine::ask::{DryRun, RunAsk, StartError};
 use crate::engine::budget::Budgets;
-use crate::engine::drive::{self, Accepted, Entry};
+use crate::engine::definitions::Definitions;
+use crate::engine::drive;
+use crate::engine::entry::{Accepted, Entry};
 use crate::engine::journal::{Journal, Listener};
 use crate::engine::live::{Deadline, LiveRun, LiveRuns, Tree};
 use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Settings};
-use crate::engine::{close, collect, record, recovery, resolve};
+use crate::engine::recovery::{Left, Revived};
+use crate::engine::{close, collect, record, recovery, remains, resolve};
 use crate::providers::registry::Registry;
-use crate::store::{Change, RunStore, StoreError};
+use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
 
 /// The engine's front: cheap to clone.
 #[derive(Clone)]
@@ -48,6 +52,8 @@ impl Runner {
             providers,
             journal,
             memories,
+            definitions: Definitions::default(),
+            left: Left::default(),
             live: LiveRuns::default(),
             settings,
             slots,
@@ -77,11 +83,13 @@ impl Runner {
         let tree = Arc::new(Tree {
             budgets: Budgets::default(),
             stream: ask.stream.unwrap_or(agent.stream),
+            owner: ask.owner,
         });
-        let accounts = tree.budgets.open(&agent.budget, &[]);
+        let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.
         let _ = tree.budgets.take_run(&accounts);
-        let live = LiveRun::new(scope, agent, tree, None, accounts);
+        let definition = engine.definitions.text(&agent);
+        let live = LiveRun::new(scope, agent, tree, None, accounts, definition);
         let run = Arc::new(Run {
             input: ask.input.unwrap_or_default(),
             labels: ask.labels,
@@ -94,6 +102,7 @@ impl Runner {
             run,
             message,
             timeout,
+            claim: ask.claim,
         };
         engine
             .tasks
@@ -211,9 +220,30 @@ impl Runner {
         (running, self.engine.queued.load(Ordering::Acquire))
     }
 
-    /// Settles what an earlier process left unfinished, and returns how many runs that were.
-    pub async fn settle(&self) -> Result<usize, StoreError> {
-        recovery::settle(&self.engine).await
+    /// Goes on with what an earlier process left unfinished, each run from its last committed step, and returns how many
+    /// root runs that are. What cannot go on is failed as `interrupted`.
+    pub async fn recover(&self) -> Result<usize, StoreError> {
+        let engine = &self.engine;
+        let revived = recovery::revive_all(engine).await?;
+        let count = revived.len();
+        for Revived { live, run, timeout } in revived {
+            engine.live.add(&live);
+            let place = match Arc::clone(&engine.slots).try_acquire_owned() {
+                Ok(slot) => Place::Slot(slot),
+                Err(_) => {
+                    // It was accepted once, so a full queue does not refuse it.
+                    engine.queued.fetch_add(1, Ordering::AcqRel);
+                    Place::Queue(QueueTicket(Arc::clone(engine)))
+                }
+            };
+            let left = LeftRoot {
+                live,
+                run,
+                timeout: Duration::from_secs(timeout),
+            };
+            engine.tasks.spawn(left.work(Arc::clone(engine), place));
+        }
+        Ok(count)
     }
 
     /// Refuses new runs from now on.
@@ -262,6 +292,7 @@ struct Root {
     run: Arc<Run>,
     message: String,
     timeout: Duration,
+    claim: Option<Claim>,
 }
 
 impl Root {
@@ -270,7 +301,7 @@ impl Root {
         let id = self.live.scope.run;
         tokio::select! {
             () = self.run_to_its_end(&engine, place, accepted) => {}
-            () = halt.cancelled() => engine.live.remove(id),
+            () = halt.cancelled() => park(&engine, id),
         }
     }
 
@@ -280,14 +311,21 @@ impl Root {
             run,
             message,
             timeout,
+            claim,
         } = self;
         let (_slot, entry) = match place {
-            Place::Slot(slot) => (slot, Entry::New(Some(accepted))),
+            Place::Slot(slot) => (
+                slot,
+                Entry::New {
+                    accepted: Some(accepted),
+                    claim,
+                },
+            ),
             Place::Queue(ticket) => {
                 let mut slot = pin!(maybe_done(Arc::clone(&engine.slots).acquire_owned()));
                 // It stands in line before its caller is told, so that who comes after that stays behind it.
                 let _ = futures_util::poll!(slot.as_mut());
-                if !open_queued(engine, &live, &run, accepted).await {
+                if !open_queued(engine, &live, &run, &message, timeout, claim, accepted).await {
                     engine.live.remove(live.scope.run);
                     return;
                 }
@@ -308,16 +346,111 @@ impl Root {
     }
 }
 
+/// Lets go of a root run where it stands.
+fn park(engine: &Engine, id: RunId) {
+    tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
+    engine.live.remove(id);
+}
+
+/// A root run that an earlier process left.
+struct LeftRoot {
+    live: Arc<LiveRun>,
+    run: Arc<Run>,
+    timeout: Duration,
+}
+
+impl LeftRoot {
+    async fn work(self, engine: Arc<Engine>, place: Place) {
+        let halt = engine.halt.clone();
+        let id = self.live.scope.run;
+        tokio::select! {
+            () = self.run_to_its_end(&engine, place) => {}
+            () = halt.cancelled() => park(&engine, id),
+        }
+    }
+
+    async fn run_to_its_end(self, engine: &Arc<Engine>, place: Place) {
+        let Self { live, run, timeout } = self;
+        let is_queued = run.started_at.is_none();
+        let _slot = match place {
+            Place::Slot(slot) => Some(slot),
+            Place::Queue(ticket) => {
+                let slot = tokio::select! {
+                    slot = Arc::clone(&engine.slots).acquire_owned() => slot.ok(),
+                    // One that had started ends in order, its children first.
+                    () = live.stop.cancelled(), if !is_queued => None,
+                    () = live.stop.cancelled(), if is_queued => {
+                        return close::cancel_queued(engine, &live, run).await;
+                    }
+                };
+                drop(ticket);
+                slot
+            }
+        };
+        if is_queued && live.stop.is_cancelled() {
+            return close::cancel_queued(engine, &live, run).await;
+        }
+        let remains = match remains::load(engine, &run).await {
+            Ok(remains) => remains,
+            Err(error) => {
+                tracing::error!(
+                    run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+                    "{} cannot go on, its record cannot be read: {error}", run.id
+                );
+                return drop(close::leave(engine, &live, Err(error)));
+            }
+        };
+        // What a queued run was asked stands in its record; its prompt is assembled when it starts.
+        let message = match &remains.prompt {
+            Some((_, message)) => message.clone(),
+            None => run.input.clone(),
+        };
+        tracing::info!(
+            run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+            "Going on with {}, which an earlier process left after {} replies", run.id, remains.replies.len()
+        );
+        let entry = match is_queued {
+            true => {
+                live.set_deadline(Deadline::within(timeout));
+                Entry::Queued
+            }
+            false => Entry::Resumed(Box::new(remains)),
+        };
+        drive::drive(engine, &live, run, message, entry).await;
+    }
+}
+
 /// Commits a run that waits for a slot; false where that failed.
-async fn open_queued(engine: &Engine, live: &LiveRun, run: &Arc<Run>, accepted: Accepted) -> bool {
+async fn open_queued(
+    engine: &Engine,
+    live: &LiveRun,
+    run: &Arc<Run>,
+    message: &str,
+    timeout: Duration,
+    claim: Option<Claim>,
+    accepted: Accepted,
+) -> bool {
     let queued = vec![EventKind::RunQueued {
         parent_id: None,
         tool_call_id: None,
     }];
-    let change = Change::Open(Arc::clone(run));
+    // Its context is in no other place; the whole prompt takes this one's place when it starts.
+    let asked = Step::Prompt {
+        system: String::new(),
+        message: message.to_owned(),
+    };
+    let continuation = Continuation {
+        timeout: timeout.as_secs(),
+        ..record::continuation(live)
+    };
+    let change = Change::Open(Box::new(Opening {
+        run: Arc::clone(run),
+        continuation,
+        claim,
+    }));
     let committed = engine
         .journal
-        .record(live, change, Vec::new(), queued)
+        .record(live, change, vec![asked], queued)
         .await;
     let is_committed = committed.is_ok();
     // A caller that went away does not stop the run.

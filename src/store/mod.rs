@@ -42,8 +42,12 @@ pub trait RunStore: Send + Sync + 'static {
     /// Events after a number, in order.
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>>;
 
-    /// Runs that are not terminal, deepest first, and among equals newest first.
-    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+    /// Runs that are not terminal with what their continuation needs: parents before their children, oldest first.
+    /// Their `tree` is summed as [`RunStore::run`] does.
+    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Unfinished>, StoreError>>;
+
+    /// What an idempotency key has accepted, as long as the key is kept.
+    fn claimed(&self, key: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>>;
 
     /// Removes a root with its tree and its events; false where there is no such root.
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
@@ -61,6 +65,70 @@ pub type Bell = Box<dyn Fn(RunId, Vec<StoredEvent>) + Send + Sync>;
 
 /// Asked before events are rendered for the bell: whether anyone listens to this root.
 pub type Listening = Box<dyn Fn(RunId) -> bool + Send + Sync>;
+
+/// A new run as it is accepted.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// Its record.
+    pub run: Arc<Run>,
+    /// What another process needs to go on with it.
+    pub continuation: Continuation,
+    /// The idempotency key that accepts it, once.
+    pub claim: Option<Claim>,
+}
+
+/// What a run needs to be continued by another process; clients never see it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Continuation {
+    /// The definition that it runs by, overrides applied, as the engine's JSON. Stored once for each content.
+    pub definition: Arc<str>,
+    /// When it must have ended, and the bound in whole seconds that set it; none while it waits for a slot.
+    pub deadline: Option<(Timestamp, u64)>,
+    /// Whole seconds that it may take from its start.
+    pub timeout: u64,
+    /// Whether its tree asks its providers for deltas.
+    pub stream: bool,
+}
+
+/// A run that no process drives, with what its continuation needs.
+#[derive(Clone, Debug)]
+pub struct Unfinished {
+    /// Its record.
+    pub run: Run,
+    /// What else is known; none for a run that an older version accepted.
+    pub continuation: Option<Continuation>,
+}
+
+/// What an idempotency key is known by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ClaimKey {
+    /// The credential's name; empty without keys.
+    pub credential: String,
+    /// The route, such as `POST /agents/planner/runs`.
+    pub route: String,
+    /// The client's key.
+    pub key: String,
+}
+
+/// An idempotency key with the body that it stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The key.
+    pub key: ClaimKey,
+    /// SHA-256 of the request's content type and body.
+    pub body: [u8; 32],
+    /// Until when it is kept. Expired ones are removed as new ones come.
+    pub expires: Timestamp,
+}
+
+/// What a kept idempotency key has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The run.
+    pub run: RunId,
+    /// The body that it was accepted for.
+    pub body: [u8; 32],
+}
 
 /// One transaction's worth of change to one run.
 #[derive(Debug)]
@@ -80,13 +148,17 @@ pub struct Write {
 /// A change to a run's record.
 #[derive(Debug)]
 pub enum Change {
-    /// A new record.
-    Open(Arc<Run>),
+    /// A new record. Fails with [`StoreError::Claimed`] where its idempotency key has accepted a run before.
+    Open(Box<Opening>),
     /// It left the queue.
     Start {
         /// When.
         at: Timestamp,
+        /// When it must have ended, and the bound in whole seconds that set it.
+        deadline: (Timestamp, u64),
     },
+    /// Another process goes on with it: one attempt more.
+    Resume,
     /// Its record stays as it is; only steps and events are added.
     Nothing,
     /// It is one reply or some tool calls further. Calls at work at once may hand theirs over out of order, so the
@@ -164,6 +236,8 @@ pub const PAGE_BYTES: usize = 8 << 20;
 pub struct RunFilter {
     /// Only this agent's.
     pub agent: Option<String>,
+    /// Only those that this key has accepted; none for all.
+    pub owner: Option<String>,
     /// Only those that stand so.
     pub status: Option<Status>,
     /// Only this root's tree.
@@ -206,6 +280,9 @@ pub enum StoreError {
     /// The run had already ended.
     #[error("{0} has already ended")]
     AlreadyTerminal(RunId),
+    /// The idempotency key has accepted this run before.
+    #[error("the idempotency key has accepted {} before", .0.run)]
+    Claimed(Claimed),
     /// There is no such run to change.
     #[error("there is no {0} in the store")]
     NoSuchRun(RunId),

@@ -185,6 +185,8 @@ impl Create {
         }
         params.response_format = format.or(params.response_format);
         Ok(RunAsk {
+            owner: None,
+            claim: None,
             agent,
             input: self.input,
             context: self.context,

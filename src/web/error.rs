@@ -200,6 +200,11 @@ impl From<StoreError> for Problem {
             StoreError::AlreadyTerminal(_) => {
                 Self::new(StatusCode::CONFLICT, "run_terminal", error.to_string())
             }
+            StoreError::Claimed(_) => Self::new(
+                StatusCode::CONFLICT,
+                "idempotency_conflict",
+                error.to_string(),
+            ),
             StoreError::Closed | StoreError::Locked { .. } | StoreError::Engine(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "store_unavailable",

@@ -248,6 +248,7 @@ fn filter(query: &Query) -> Result<RunFilter, Problem> {
         return Err(Problem::parameter("label.", why));
     }
     Ok(RunFilter {
+        owner: None,
         agent: query.get("agent").map(str::to_owned),
         status: query.parse("status", &format!("one of {statuses}"), |text| {
             text.parse().ok()

@@ -405,7 +405,9 @@ mod tests {
     use crate::domain::run::{Depth, Run, RunId, Status, now};
     use crate::domain::usage::{TreeUsage, Usage};
     use crate::engine::journal::Notice;
-    use crate::store::{EventQuery, RunFilter, RunStore, Step, StoreError, Write};
+    use crate::store::{
+        ClaimKey, Claimed, EventQuery, RunFilter, RunStore, Step, StoreError, Unfinished, Write,
+    };
 
     /// A log in memory: enough of a store to be read while it grows.
     #[derive(Default)]
@@ -461,8 +463,12 @@ mod tests {
             unreachable!("a stream reads no steps")
         }
 
-        fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Unfinished>, StoreError>> {
             unreachable!("a stream does not list")
+        }
+
+        fn claimed(&self, _: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>> {
+            unreachable!("a stream accepts nothing")
         }
 
         fn delete(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
@@ -483,6 +489,7 @@ mod tests {
             id,
             root_id: id,
             parent_id: None,
+            owner: None,
             depth: Depth(0),
             tool_call_id: None,
             agent: "a".to_owned(),

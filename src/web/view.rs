@@ -335,6 +335,8 @@ impl<'a> Conversation<'a> {
                     message,
                 } => {
                     system = Some(prompt.as_str());
+                    // A run that had to wait stands there with its message alone, and again with its whole prompt.
+                    data.clear();
                     data.push(MessageView::User { content: message });
                 }
                 Step::Reply { turn, message } => {
@@ -381,6 +383,7 @@ mod tests {
             id: id(n),
             root_id: id(1),
             parent_id: parent.map(id),
+            owner: None,
             depth: Depth(u8::from(parent.is_some())),
             tool_call_id: call.map(str::to_owned),
             agent: "planner".to_owned(),

@@ -12,7 +12,8 @@ use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, Status
 use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use axed::store::open::open;
 use axed::store::{
-    Change, Closing, EventQuery, Progress, RunFilter, RunStore, Step, StoreError, Write,
+    Change, Claim, ClaimKey, Claimed, Closing, Continuation, EventQuery, Opening, Progress,
+    RunFilter, RunStore, Step, StoreError, Write,
 };
 use jiff::Timestamp;
 use serde_json::value::RawValue;
@@ -50,11 +51,26 @@ fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
 
 // What is written.
 
+fn fresh(run: Run) -> Opening {
+    let continuation = Continuation {
+        definition: "{}".into(),
+        deadline: None,
+        timeout: 60,
+        stream: false,
+    };
+    Opening {
+        run: Arc::new(run),
+        continuation,
+        claim: None,
+    }
+}
+
 fn record(scope: &Scope, agent: &str) -> Run {
     Run {
         id: scope.run,
         root_id: scope.root,
         parent_id: scope.parent,
+        owner: None,
         depth: scope.depth,
         tool_call_id: None,
         agent: agent.to_owned(),
@@ -118,13 +134,44 @@ fn write(scope: &Scope, change: Change, events: u32) -> Write {
 fn opening(scope: &Scope, agent: &str) -> Write {
     write(
         scope,
-        Change::Open(std::sync::Arc::new(record(scope, agent))),
+        Change::Open(Box::new(fresh(record(scope, agent)))),
         1,
     )
 }
 
+fn claim(key: &str, body: u8, expires: Timestamp) -> Claim {
+    Claim {
+        key: ClaimKey {
+            credential: "ci".to_owned(),
+            route: "POST /agents/writer/runs".to_owned(),
+            key: key.to_owned(),
+        },
+        body: [body; 32],
+        expires,
+    }
+}
+
+fn in_an_hour() -> Timestamp {
+    now() + Duration::from_secs(3600)
+}
+
+fn claiming(scope: &Scope, claim: Claim) -> Write {
+    let opening = Opening {
+        claim: Some(claim),
+        ..fresh(record(scope, "writer"))
+    };
+    write(scope, Change::Open(Box::new(opening)), 1)
+}
+
 fn starting(scope: &Scope) -> Write {
-    write(scope, Change::Start { at: now() }, 1)
+    write(
+        scope,
+        Change::Start {
+            at: now(),
+            deadline: (now(), 60),
+        },
+        1,
+    )
 }
 
 fn usage(tokens: u64) -> Usage {
@@ -279,7 +326,11 @@ async fn a_run_ends_once(opened: &Opened) {
     let late = store.write(write(&root, Change::Cancelling { reason }, 1));
     assert_eq!(late.await.expect("ignored"), 0);
     for change in [
-        Change::Start { at: now() },
+        Change::Start {
+            at: now(),
+            deadline: (now(), 60),
+        },
+        Change::Resume,
         Change::Nothing,
         Change::Progress(progress(99)),
     ] {
@@ -303,16 +354,17 @@ async fn a_record_reads_back(opened: &Opened) {
         input: "the message\n\"quoted\" ".repeat(500),
         label: Some("a label".to_owned()),
         completion_status: Some("complete".to_owned()),
+        owner: Some("a key".to_owned()),
         labels: BTreeMap::from([("team".to_owned(), "x y".to_owned())]),
         ..record(&child, "child")
     };
-    let open = write(&child, Change::Open(std::sync::Arc::new(run.clone())), 0);
+    let open = write(&child, Change::Open(Box::new(fresh(run.clone()))), 0);
     assert_eq!(store.write(open).await.expect("opened"), 0);
     run.tree.runs = 1;
     assert_eq!(stored(store, &child).await, run);
 
     let begun = starting(&child);
-    let Change::Start { at } = begun.change else {
+    let Change::Start { at, .. } = begun.change else {
         unreachable!()
     };
     assert_eq!(store.write(begun).await.expect("started"), 2);
@@ -431,7 +483,7 @@ async fn runs_are_listed(opened: &Opened) {
             run.labels.insert("team".to_owned(), "x".to_owned());
             run.labels.insert("n".to_owned(), n.to_string());
         }
-        let open = write(&scope, Change::Open(std::sync::Arc::new(run)), 1);
+        let open = write(&scope, Change::Open(Box::new(fresh(run))), 1);
         store.write(open).await.expect("opened");
         match n {
             0..4 => drop(
@@ -579,7 +631,7 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
     for (scope, events) in [(&root, 2), (&left, 1), (&right, 1), (&below, 3), (&left, 2)] {
         let change = match store.run(scope.run).await.expect("a read") {
             Some(_) => Change::Nothing,
-            None => Change::Open(std::sync::Arc::new(record(scope, "a"))),
+            None => Change::Open(Box::new(fresh(record(scope, "a")))),
         };
         store
             .write(write(scope, change, events))
@@ -634,8 +686,9 @@ async fn a_trees_usage_is_summed(opened: &Opened) {
     assert_eq!(page[0].tree.usage.tokens.input, 111);
 
     let open = store.unfinished().await.expect("unfinished");
-    let open: Vec<_> = open.iter().map(|run| run.id).collect();
-    assert_eq!(open, [below.run, child.run, root.run]);
+    assert_eq!(open[1].run.tree, stored(store, &child).await.tree);
+    let open: Vec<_> = open.iter().map(|found| found.run.id).collect();
+    assert_eq!(open, [root.run, child.run, below.run]);
     let whole = store.tree(root.run).await.expect("a tree");
     let whole: Vec<_> = whole.iter().map(|run| run.id).collect();
     assert_eq!(whole, [root.run, child.run, below.run]);
@@ -672,7 +725,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
         let mut run = record(scope, "a");
         run.labels.insert("k".to_owned(), "v".to_owned());
         run.input = "long ".repeat(1000);
-        let mut open = write(scope, Change::Open(std::sync::Arc::new(run)), 1);
+        let mut open = write(scope, Change::Open(Box::new(fresh(run))), 1);
         open.steps.push(Step::Prompt {
             system: String::new(),
             message: "m".to_owned(),
@@ -705,6 +758,232 @@ async fn a_tree_is_deleted(opened: &Opened) {
     assert_eq!(listed(store, marked).await, [other.run]);
     assert_eq!(store.steps(other.run).await.expect("steps").len(), 1);
     assert_eq!(stored(store, &other).await.input.len(), 5000);
+}
+
+/// What a run needs to be continued comes back, a queued run's and a started one's, and only those that have not ended.
+async fn a_continuation_reads_back(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let child = child(&root);
+    let deadline =
+        |millis: i64| Timestamp::from_millisecond(1_900_000_000_000 + millis).expect("a time");
+    let kept = |definition: &str, deadline| Continuation {
+        definition: definition.into(),
+        deadline,
+        timeout: 300,
+        stream: deadline.is_none(),
+    };
+    let of_child = kept("{\"name\":\"child\"}", Some((deadline(1), 40)));
+    let of_root = kept("{\"name\":\"é\"}", None);
+    for (scope, continuation) in [(&root, &of_root), (&child, &of_child)] {
+        let opening = Opening {
+            continuation: continuation.clone(),
+            ..fresh(record(scope, "a"))
+        };
+        let open = write(scope, Change::Open(Box::new(opening)), 1);
+        store.write(open).await.expect("opened");
+    }
+    let found = store.unfinished().await.expect("unfinished");
+    assert_eq!(found[0].run, stored(store, &root).await);
+    assert_eq!(found[0].continuation, Some(of_root.clone()));
+    assert_eq!(found[1].run, stored(store, &child).await);
+    assert_eq!(found[1].continuation, Some(of_child));
+
+    let start = Change::Start {
+        at: now(),
+        deadline: (deadline(2), 50),
+    };
+    store.write(write(&root, start, 1)).await.expect("started");
+    store.write(completing(&child, "x")).await.expect("closed");
+    let found = store.unfinished().await.expect("unfinished");
+    assert_eq!(found.len(), 1);
+    let started = Continuation {
+        deadline: Some((deadline(2), 50)),
+        ..of_root
+    };
+    assert_eq!(found[0].continuation, Some(started));
+}
+
+/// Every process that goes on with a run counts; where the run stands is not changed by it.
+async fn going_on_counts_as_an_attempt(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let resume = |events| store.write(write(&root, Change::Resume, events));
+    resume(0).await.expect("resumed");
+    let now = stored(store, &root).await;
+    assert_eq!((now.attempt, now.status), (2, Status::Queued));
+    store.write(starting(&root)).await.expect("started");
+    assert_eq!(resume(1).await.expect("resumed"), 3);
+    let now = stored(store, &root).await;
+    assert_eq!((now.attempt, now.status), (3, Status::Running));
+    let reason = String::new();
+    let stop = write(&root, Change::Cancelling { reason }, 1);
+    store.write(stop).await.expect("asked to stop");
+    resume(0).await.expect("resumed");
+    let now = stored(store, &root).await;
+    assert_eq!((now.attempt, now.status), (4, Status::Cancelling));
+    store.write(completing(&root, "x")).await.expect("closed");
+    let late = resume(1).await;
+    assert!(matches!(late, Err(StoreError::AlreadyTerminal(id)) if id == root.run));
+    let nobody = store.write(write(&self::root(), Change::Resume, 1)).await;
+    assert!(matches!(nobody, Err(StoreError::NoSuchRun(_))));
+}
+
+/// Fifty clients say the same at once: one run is made, and the others are told of it.
+async fn a_key_accepts_one_run(opened: &Opened) {
+    let store = &*opened.store;
+    let scopes: Vec<_> = (0..50).map(|_| root()).collect();
+    let results = futures_util::future::join_all(scopes.iter().enumerate().map(|(n, scope)| {
+        let claim = claim("k", n as u8, in_an_hour());
+        store.write(claiming(scope, claim))
+    }))
+    .await;
+    let won: Vec<_> = (0..50).filter(|n| results[*n].is_ok()).collect();
+    let [won] = won[..] else { panic!("{won:?}") };
+    let wanted = Claimed {
+        run: scopes[won].run,
+        body: [won as u8; 32],
+    };
+    for (n, result) in results.iter().enumerate() {
+        let refused = matches!(result, Err(StoreError::Claimed(by)) if *by == wanted);
+        assert_eq!(refused, n != won, "{result:?}");
+    }
+    assert_eq!(listed(store, page()).await, [wanted.run]);
+    let key = |key: &str| store.claimed(claim(key, 0, in_an_hour()).key);
+    assert_eq!(key("k").await.expect("a read"), Some(wanted));
+    assert_eq!(key("other").await.expect("a read"), None);
+
+    // The refused run never was: neither broken, nor in the way of its own id, nor with a log.
+    let refused = &scopes[(won + 1) % 50];
+    let again = claiming(refused, claim("k", 0, in_an_hour()));
+    store.post(again).await.expect("posted");
+    let late = store.write(write(refused, Change::Nothing, 1)).await;
+    assert!(matches!(late, Err(StoreError::NoSuchRun(_))), "{late:?}");
+    let open = claiming(refused, claim("other", 7, in_an_hour()));
+    assert_eq!(store.write(open).await.expect("opened"), 1);
+
+    // Everything of a key tells it from others.
+    for change in [
+        |key: &mut ClaimKey| key.credential.push('x'),
+        |key: &mut ClaimKey| key.route.push('x'),
+        |key: &mut ClaimKey| key.key.push('x'),
+    ] {
+        let mut other = claim("k", 0, in_an_hour());
+        change(&mut other.key);
+        store.write(claiming(&root(), other)).await.expect("opened");
+    }
+    assert!(store.delete(wanted.run).await.expect("deleted"));
+    assert_eq!(key("k").await.expect("a read"), None);
+    let anew = claiming(&root(), claim("k", 1, in_an_hour()));
+    store.write(anew).await.expect("opened");
+}
+
+/// A key that has expired accepts once more.
+async fn a_key_expires(opened: &Opened) {
+    let store = &*opened.store;
+    for n in 0..20 {
+        let old = claim(&n.to_string(), n, now());
+        store.write(claiming(&root(), old)).await.expect("opened");
+    }
+    let expired = claim("7", 1, in_an_hour());
+    let found = store.claimed(expired.key.clone()).await;
+    assert_eq!(found.expect("a read"), None);
+    let (first, second) = (root(), root());
+    let open = claiming(&first, expired.clone());
+    store.write(open).await.expect("opened");
+    let refused = store.write(claiming(&second, expired)).await;
+    assert!(matches!(refused, Err(StoreError::Claimed(by)) if by.run == first.run));
+    assert_eq!(listed(store, page()).await.len(), 21);
+}
+
+/// A key's holder sees his own runs, ended or not, and pages through them like anybody.
+async fn runs_are_listed_by_owner(opened: &Opened) {
+    let store = &*opened.store;
+    let mut mine = Vec::new();
+    for n in 0..12 {
+        let scope = root();
+        let mut run = record(&scope, if n % 4 == 0 { "a" } else { "b" });
+        run.owner = [None, Some("me"), Some("me too")][n % 3].map(str::to_owned);
+        run.labels.insert("k".to_owned(), "v".to_owned());
+        let open = write(&scope, Change::Open(Box::new(fresh(run))), 1);
+        store.write(open).await.expect("opened");
+        if n < 8 {
+            store.write(completing(&scope, "x")).await.expect("closed");
+        }
+        if n % 3 == 1 {
+            mine.insert(0, scope.run);
+        }
+    }
+    let owner = Some("me".to_owned());
+    let by = RunFilter { owner, ..page() };
+    assert_eq!(listed(store, by.clone()).await, mine);
+    let limit = 2;
+    assert_eq!(
+        listed(
+            store,
+            RunFilter {
+                limit,
+                ..by.clone()
+            }
+        )
+        .await,
+        mine[..2]
+    );
+    let before = Some(mine[1]);
+    assert_eq!(
+        listed(
+            store,
+            RunFilter {
+                before,
+                ..by.clone()
+            }
+        )
+        .await,
+        mine[2..]
+    );
+    let agent = Some("a".to_owned());
+    assert_eq!(
+        listed(
+            store,
+            RunFilter {
+                agent,
+                ..by.clone()
+            }
+        )
+        .await,
+        [mine[2]]
+    );
+    let status = Some(Status::Completed);
+    assert_eq!(
+        listed(
+            store,
+            RunFilter {
+                status,
+                ..by.clone()
+            }
+        )
+        .await,
+        mine[1..]
+    );
+    let labels = vec![("k".to_owned(), "v".to_owned())];
+    assert_eq!(
+        listed(
+            store,
+            RunFilter {
+                labels,
+                ..by.clone()
+            }
+        )
+        .await,
+        mine
+    );
+    for (root, wanted) in [(mine[3], &mine[3..]), (RunId::new(), &[])] {
+        let root = Some(root);
+        assert_eq!(
+            listed(store, RunFilter { root, ..by.clone() }).await,
+            wanted
+        );
+    }
+    assert_eq!(listed(store, page()).await.len(), 12);
 }
 
 /// Writes that are wrong fail alone, whoever they are committed with.
@@ -797,6 +1076,11 @@ shared_stories!(sqlite:
     a_log_is_read_in_parts,
     a_trees_usage_is_summed,
     a_tree_is_deleted,
+    a_continuation_reads_back,
+    going_on_counts_as_an_attempt,
+    a_key_accepts_one_run,
+    a_key_expires,
+    runs_are_listed_by_owner,
     a_wrong_write_spoils_no_other,
     a_failed_post_stops_its_run,
     a_closed_store_refuses,
@@ -808,9 +1092,11 @@ shared_stories!(sqlite:
 async fn a_file_opened_again_has_everything() {
     let Opened { store, place, .. } = sqlite();
     let (ended, at_work) = (root(), root());
-    for scope in [&ended, &at_work] {
-        store.write(opening(scope, "a")).await.expect("opened");
-    }
+    let key = claim("k", 1, in_an_hour());
+    let open = claiming(&ended, key.clone());
+    store.write(open).await.expect("opened");
+    store.write(opening(&at_work, "a")).await.expect("opened");
+    let unfinished = store.unfinished().await.expect("unfinished");
     store
         .write(completing(&ended, "done"))
         .await
@@ -832,6 +1118,18 @@ async fn a_file_opened_again_has_everything() {
         stored(&*again, &at_work).await,
     );
     assert_eq!(before, after);
+    let left = again.unfinished().await.expect("unfinished");
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].continuation, unfinished[1].continuation);
+    assert!(left[0].continuation.is_some());
+    let claimed = Claimed {
+        run: ended.run,
+        body: [1; 32],
+    };
+    let found = again.claimed(key.key.clone()).await;
+    assert_eq!(found.expect("a read"), Some(claimed));
+    let refused = again.write(claiming(&root(), key)).await;
+    assert!(matches!(refused, Err(StoreError::Claimed(by)) if by == claimed));
     let next = again.write(completing(&at_work, "done")).await;
     assert_eq!(next.expect("closed"), 2, "the tree's log counts on");
 }
@@ -977,6 +1275,73 @@ async fn a_failing_engine_leaves_nothing_half_done() {
     assert_eq!(store.write(starting(&root)).await.expect("started"), 2);
     let gap = store.write(starting(&posted)).await.expect_err("a gap");
     assert!(gap.to_string().contains("an earlier write"), "{gap}");
+}
+
+/// A definition lies once for each content, whoever hands it over, and no rollback makes the writer believe otherwise.
+#[tokio::test]
+async fn a_definition_is_stored_once() {
+    let opened = sqlite();
+    let (store, dir) = (&*opened.store, opened.place.path());
+    let text: Arc<str> = "{\"name\":\"shared\"}".into();
+    let running_by = |definition: &Arc<str>| {
+        let scope = root();
+        let mut opening = fresh(record(&scope, "a"));
+        opening.continuation.definition = Arc::clone(definition);
+        write(&scope, Change::Open(Box::new(opening)), 1)
+    };
+    sql(
+        dir,
+        "CREATE TRIGGER full BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, 'disk full'); END",
+    );
+    let full = store.write(running_by(&text)).await;
+    assert!(full.is_err());
+    sql(dir, "DROP TRIGGER full");
+    store.write(running_by(&text)).await.expect("opened");
+    assert_eq!(count(dir, "definitions"), 1);
+    let again: Arc<str> = Arc::from(&*text);
+    for text in [&text, &again, &Arc::from("{}")] {
+        store.write(running_by(text)).await.expect("opened");
+    }
+    assert_eq!(count(dir, "definitions"), 2);
+    let unfinished = store.unfinished().await.expect("unfinished");
+    let texts: Vec<_> = unfinished
+        .iter()
+        .map(|found| &*found.continuation.as_ref().expect("known").definition)
+        .collect();
+    assert_eq!(texts, [&*text, &*text, &*text, "{}"]);
+
+    sql(dir, "DELETE FROM definitions WHERE body = '{}'");
+    let unfinished = store.unfinished().await.expect("unfinished");
+    assert!(unfinished[3].continuation.is_none());
+}
+
+/// Expired keys go as new ones come, and a deleted run takes its keys along.
+#[tokio::test]
+async fn expired_keys_are_removed() {
+    let opened = sqlite();
+    let (store, dir) = (&*opened.store, opened.place.path());
+    let kept = root();
+    let open = claiming(&kept, claim("kept", 0, in_an_hour()));
+    store.write(open).await.expect("opened");
+    sql(
+        dir,
+        "WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < 20) \
+         INSERT INTO claims (credential, route, key, run, body, expires) \
+         SELECT '', '', n, zeroblob(16), zeroblob(32), 1000 FROM n",
+    );
+    for (n, left) in (0..7).zip([18, 15, 12, 9, 6, 7, 8]) {
+        let new = claim(&n.to_string(), 0, in_an_hour());
+        store.write(claiming(&root(), new)).await.expect("opened");
+        assert_eq!(count(dir, "claims"), left, "after {n}");
+    }
+    assert!(store.delete(kept.run).await.expect("deleted"));
+    assert_eq!(count(dir, "claims"), 7);
+}
+
+fn count(dir: &Path, table: &str) -> u32 {
+    let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
+    let sql = format!("SELECT count(*) FROM {table}");
+    file.query_row(&sql, [], |row| row.get(0)).expect("a count")
 }
 
 /// Another hand on the file.

@@ -12,9 +12,14 @@ use crate::domain::run::{Run, RunId};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Job, Parcel, Task};
-use crate::store::{Bell, EventQuery, Listening, RunFilter, RunStore, Step, StoreError, Write};
+use crate::store::{
+    Bell, ClaimKey, Claimed, EventQuery, Listening, RunFilter, RunStore, Step, StoreError,
+    Unfinished, Write,
+};
 
+mod broken;
 mod checkpoint;
+mod definitions;
 mod lock;
 mod queries;
 mod readers;
@@ -112,8 +117,12 @@ impl RunStore for Sqlite {
         Box::pin(self.readers.read(move |db| queries::events(db, query)))
     }
 
-    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Unfinished>, StoreError>> {
         Box::pin(self.readers.read(queries::unfinished))
+    }
+
+    fn claimed(&self, key: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::claimed(db, &key)))
     }
 
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {

@@ -1,15 +1,19 @@
-//! What is read: runs, pages of them, trees, steps and events. Knows connections, but neither threads nor writes.
+//! What is read: runs, pages of them, trees, steps, events and idempotency keys. Knows connections, but neither threads nor writes.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use rusqlite::{Connection, Row, ToSql, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
 
 use crate::domain::event::StoredEvent;
-use crate::domain::run::{Run, RunId, Status};
+use crate::domain::run::{Run, RunId, Status, now};
 use crate::domain::usage::TreeUsage;
 use crate::store::sqlite::readers::failed;
-use crate::store::sqlite::rows::{self, RUN_COLUMNS, USAGE_COLUMNS};
-use crate::store::{EventQuery, PAGE_BYTES, RunFilter, Step, StoreError};
+use crate::store::sqlite::rows::{self, CONTINUATION_COLUMNS, Hash, RUN_COLUMNS, USAGE_COLUMNS};
+use crate::store::sqlite::statements::CLAIMED;
+use crate::store::{
+    ClaimKey, Claimed, EventQuery, PAGE_BYTES, RunFilter, Step, StoreError, Unfinished,
+};
 
 /// The ids of the run `?1` and all its descendants, as `tree`.
 const TREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
@@ -37,13 +41,43 @@ pub fn children(db: &Connection, id: RunId) -> Found<Vec<Run>> {
     runs(db, &sql, &[rows::bytes(&id)])
 }
 
-/// Runs that have not ended, deepest first, among equals newest first.
-pub fn unfinished(db: &Connection) -> Found<Vec<Run>> {
+/// Runs that have not ended, parents before their children, among equals oldest first.
+pub fn unfinished(db: &Connection) -> Found<Vec<Unfinished>> {
     let sql = format!(
-        "SELECT {RUN_COLUMNS} FROM runs r INDEXED BY runs_unfinished WHERE r.finished_at IS NULL \
-         ORDER BY r.depth DESC, r.id DESC"
+        "SELECT {RUN_COLUMNS}, {CONTINUATION_COLUMNS} FROM runs r INDEXED BY runs_unfinished \
+         WHERE r.finished_at IS NULL ORDER BY r.depth, r.id"
     );
-    runs(db, &sql, &[])
+    let mut sql = db.prepare_cached(&sql).map_err(failed)?;
+    let mut rows = sql.query([]).map_err(failed)?;
+    let mut definitions = HashMap::new();
+    let mut found = Vec::new();
+    while let Some(row) = rows.next().map_err(failed)? {
+        let mut run = rows::run(row).map_err(failed)?;
+        sum_tree(db, &mut run)?;
+        let continuation = match rows::definition(row).map_err(failed)? {
+            Some(hash) => definition(db, hash, &mut definitions)?
+                .map(|definition| rows::continuation(row, definition))
+                .transpose()
+                .map_err(failed)?,
+            None => None,
+        };
+        found.push(Unfinished { run, continuation });
+    }
+    Ok(found)
+}
+
+/// What an idempotency key has accepted, unless it has expired.
+pub fn claimed(db: &Connection, key: &ClaimKey) -> Found<Option<Claimed>> {
+    let now = now().as_millisecond();
+    db.prepare_cached(CLAIMED)
+        .and_then(|mut sql| {
+            sql.query_row(
+                params![key.credential, key.route, key.key, now],
+                rows::claimed,
+            )
+            .optional()
+        })
+        .map_err(failed)
 }
 
 /// A page of runs, newest first.
@@ -141,9 +175,10 @@ fn subtree(db: &Connection, query: EventQuery) -> Found<Option<HashSet<RunId>>> 
 /// Ids of ended runs that fit, at most a page for each status and for roots and children each: the indexes are sorted
 /// so, and the newest of all are among them.
 fn ended(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
-    let index = match filter.agent {
-        Some(_) => "runs_finished_by_agent",
-        None => "runs_finished",
+    let index = match (&filter.owner, &filter.agent) {
+        (Some(_), _) => "runs_finished_by_owner",
+        (None, Some(_)) => "runs_finished_by_agent",
+        (None, None) => "runs_finished",
     };
     let mut found = Vec::new();
     for status in Status::ALL {
@@ -240,6 +275,9 @@ impl Select {
     }
 
     fn common(&mut self, filter: &RunFilter) {
+        if let Some(owner) = &filter.owner {
+            self.and("r.owner =", owner.clone());
+        }
         if let Some(agent) = &filter.agent {
             self.and("r.agent =", agent.clone());
         }
@@ -286,11 +324,36 @@ fn runs(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> Found<Vec<Run>> {
         .collect::<rusqlite::Result<Vec<Run>>>()
         .map_err(failed)?;
     for run in &mut runs {
-        if !run.status.is_terminal() {
-            run.tree = tree_usage(db, run.id)?;
-        }
+        sum_tree(db, run)?;
     }
     Ok(runs)
+}
+
+/// A definition's text. Many runs share one: it is read once and kept in `known`.
+fn definition(
+    db: &Connection,
+    hash: Hash,
+    known: &mut HashMap<Hash, Arc<str>>,
+) -> Found<Option<Arc<str>>> {
+    if let Some(text) = known.get(&hash) {
+        return Ok(Some(Arc::clone(text)));
+    }
+    let text: Option<Arc<str>> = db
+        .prepare_cached("SELECT body FROM definitions WHERE hash = ?1")
+        .and_then(|mut sql| sql.query_row(params![hash], |row| row.get(0)).optional())
+        .map_err(failed)?;
+    if let Some(text) = &text {
+        known.insert(hash, Arc::clone(text));
+    }
+    Ok(text)
+}
+
+/// The record of a run that has ended knows what its tree has used; another's is summed.
+fn sum_tree(db: &Connection, run: &mut Run) -> Found<()> {
+    if !run.status.is_terminal() {
+        run.tree = tree_usage(db, run.id)?;
+    }
+    Ok(())
 }
 
 /// What a run and its descendants have used until now.

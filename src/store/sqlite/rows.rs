@@ -1,6 +1,7 @@
 //! How runs, steps and events lie in their tables: values to columns and back. Knows no transaction and no thread.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use rusqlite::Row;
@@ -9,7 +10,7 @@ use rusqlite::types::Type;
 use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
-use crate::store::{Step, StoreError};
+use crate::store::{Claimed, Continuation, Step, StoreError};
 
 /// Inputs up to so many bytes (a child's task included) lie in the run's own row.
 pub const SMALL_INPUT: usize = 1024;
@@ -26,12 +27,22 @@ pub const RUN_COLUMNS: &str = "r.id, r.root, r.parent, r.depth, r.tool_call_id, 
      r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
      r.cost, r.unreported, \
      r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, r.tree_cache_write_tokens, \
-     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported";
+     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner";
 
 /// Where a run's own usage begins in [`RUN_COLUMNS`].
 const OWN_USAGE: usize = 25;
 /// Where the count of its tree's runs stands; the tree's usage follows.
 const TREE_RUNS: usize = 33;
+/// Where its owner stands, the last of them.
+const OWNER: usize = 42;
+
+/// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
+pub const CONTINUATION_COLUMNS: &str =
+    "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream";
+const CONTINUATION: usize = OWNER + 1;
+
+/// What a definition is known by in the tables: the SHA-256 of its text.
+pub type Hash = [u8; 32];
 
 /// What [`usage`] reads, in its order, from `runs AS r`.
 pub const USAGE_COLUMNS: &str = "r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, \
@@ -50,6 +61,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         id: id(row, 0)?,
         root_id: id(row, 1)?,
         parent_id: row.get::<_, Option<[u8; 16]>>(2)?.map(from_bytes),
+        owner: row.get(OWNER)?,
         depth: Depth(row.get(3)?),
         tool_call_id: row.get(4)?,
         agent: row.get(5)?,
@@ -78,6 +90,34 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         started_at: time(row, 22)?,
         finished_at: time(row, 23)?,
         last_event: unsigned(row.get(24)?),
+    })
+}
+
+/// Reads what the run's definition is known by; none where the run was accepted without.
+pub fn definition(row: &Row<'_>) -> rusqlite::Result<Option<Hash>> {
+    row.get(CONTINUATION)
+}
+
+/// Reads what else the continuation of a run needs.
+pub fn continuation(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Continuation> {
+    let count = |place: usize| {
+        let count = row.get::<_, Option<i64>>(CONTINUATION + place)?;
+        Ok::<_, rusqlite::Error>(count.map_or(0, unsigned))
+    };
+    let seconds = count(2)?;
+    Ok(Continuation {
+        definition,
+        deadline: time(row, CONTINUATION + 1)?.map(|at| (at, seconds)),
+        timeout: count(3)?,
+        stream: count(4)? != 0,
+    })
+}
+
+/// Reads what an idempotency key has accepted.
+pub fn claimed(row: &Row<'_>) -> rusqlite::Result<Claimed> {
+    Ok(Claimed {
+        run: id(row, 0)?,
+        body: row.get(1)?,
     })
 }
 

@@ -21,9 +21,13 @@ const WRITER_CACHE_KIB: i32 = 4 << 10;
 const READER_CACHE_KIB: i32 = 2 << 10;
 
 // `runs` has a row a run, and its indexes are built so that a run's life touches each of them once:
-// `unfinished` holds few rows and is left at the end, the two `finished` ones are entered at the end, when the status
+// `unfinished` holds few rows and is left at the end, the `finished` ones are entered at the end, when the status
 // they sort by is the last. `child` is 0 for a root and 1 for others: a list shows the roots only or everything.
+// The one by owner holds nothing where there are no keys; `finished_at` is in it because SQLite looks a partial index's
+// own condition up in the row otherwise, for every run that a filter by agent or time skips.
 // Inputs that are not small live in `texts`, because an update writes the whole row again.
+// `definitions` has a row for each content, named by its SHA-256, that any run was ever accepted with.
+// `claims` has a row for each idempotency key, found by the key, by its end and by the run that goes.
 // `entries` has a row a write: the events that it added to its tree's log, a line each, and the steps that it added to
 // its run, a JSON array. `last_seq` is the number of the last event that the tree had after it. The table is appended
 // to and has an index, because SQLite keeps rows of this size badly in a tree sorted by them: a third more runs a second.
@@ -32,6 +36,7 @@ CREATE TABLE runs (
   id BLOB NOT NULL PRIMARY KEY,
   root BLOB NOT NULL,
   parent BLOB,
+  owner TEXT,
   child INTEGER NOT NULL,
   depth INTEGER NOT NULL,
   status TEXT NOT NULL,
@@ -66,6 +71,11 @@ CREATE TABLE runs (
   label TEXT,
   completion_status TEXT,
   labels TEXT,
+  definition BLOB,
+  deadline_at INTEGER,
+  deadline_seconds INTEGER,
+  timeout INTEGER,
+  stream INTEGER,
   error TEXT,
   cancel_reason TEXT,
   input TEXT,
@@ -77,6 +87,24 @@ CREATE INDEX runs_children ON runs (parent, id) WHERE parent IS NOT NULL;
 CREATE INDEX runs_unfinished ON runs (id) WHERE finished_at IS NULL;
 CREATE INDEX runs_finished ON runs (status, child, id, created_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX runs_finished_by_owner ON runs (owner, status, child, id, created_at, agent, finished_at)
+  WHERE finished_at IS NOT NULL AND owner IS NOT NULL;
+CREATE TABLE definitions (
+  hash BLOB NOT NULL PRIMARY KEY,
+  body TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE claims (
+  id INTEGER PRIMARY KEY,
+  credential TEXT NOT NULL,
+  route TEXT NOT NULL,
+  key TEXT NOT NULL,
+  run BLOB NOT NULL,
+  body BLOB NOT NULL,
+  expires INTEGER NOT NULL,
+  UNIQUE (credential, route, key)
+);
+CREATE INDEX claims_expiry ON claims (expires);
+CREATE INDEX claims_run ON claims (run);
 CREATE TABLE texts (
   run BLOB NOT NULL PRIMARY KEY,
   input TEXT NOT NULL,

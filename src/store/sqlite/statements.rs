@@ -2,6 +2,10 @@
 
 use rusqlite::{Connection, Statement};
 
+/// The run and the body of the idempotency key `?1`, `?2`, `?3` as of the time `?4`.
+pub const CLAIMED: &str = "SELECT run, body FROM claims \
+     WHERE credential = ?1 AND route = ?2 AND key = ?3 AND expires > ?4";
+
 /// The writer's statements; their parameters stand in the order of their columns.
 pub struct Statements<'c> {
     /// Begins a batch.
@@ -12,12 +16,22 @@ pub struct Statements<'c> {
     pub check: Statement<'c>,
     /// A new record.
     pub open: Statement<'c>,
+    /// What an idempotency key has accepted, unless it has expired.
+    pub claimed: Statement<'c>,
+    /// A new idempotency key, or an expired one anew.
+    pub claim: Statement<'c>,
+    /// Removes a few expired idempotency keys.
+    pub expire: Statement<'c>,
+    /// A definition, unless it is there.
+    pub definition: Statement<'c>,
     /// A large input.
     pub text: Statement<'c>,
     /// A label of a new record.
     pub label: Statement<'c>,
     /// It left the queue.
     pub start: Statement<'c>,
+    /// Another process goes on with it.
+    pub resume: Statement<'c>,
     /// Only its last number changes.
     pub nothing: Statement<'c>,
     /// It is further.
@@ -38,6 +52,8 @@ pub struct Statements<'c> {
     pub tree: Statement<'c>,
     /// Removes a label.
     pub delete_label: Statement<'c>,
+    /// Removes a run's idempotency keys.
+    pub delete_claims: Statement<'c>,
     /// Removes a large input.
     pub delete_text: Statement<'c>,
     /// Removes a record.
@@ -58,15 +74,30 @@ impl<'c> Statements<'c> {
                 "INSERT INTO runs (id, root, parent, child, depth, status, agent, created_at, started_at, \
                  last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
                  model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
-                 completion_status, labels, cancel_reason, input, task) \
+                 completion_status, labels, cancel_reason, input, task, owner, definition, deadline_at, \
+                 deadline_seconds, timeout, stream) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, \
-                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30)",
+                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)",
             )?,
+            claimed: sql(CLAIMED)?,
+            claim: sql(
+                "INSERT OR REPLACE INTO claims (credential, route, key, run, body, expires) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?,
+            // More than one, so that a heap of them gets smaller as new ones come.
+            expire: sql("DELETE FROM claims WHERE id IN \
+                 (SELECT id FROM claims WHERE expires <= ?1 ORDER BY expires LIMIT 4)")?,
+            definition: sql("INSERT OR IGNORE INTO definitions (hash, body) VALUES (?1, ?2)")?,
             text: sql("INSERT INTO texts (run, input, task) VALUES (?1, ?2, ?3)")?,
             label: sql("INSERT INTO labels (key, value, run) VALUES (?1, ?2, ?3)")?,
             start: sql(
                 "UPDATE runs SET last_event = max(last_event, ?2), started_at = coalesce(started_at, ?3), \
+                 deadline_at = ?4, deadline_seconds = ?5, \
                  status = CASE status WHEN 'queued' THEN 'running' ELSE status END \
+                 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            resume: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), attempt = attempt + 1 \
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             nothing: sql(
@@ -106,6 +137,7 @@ impl<'c> Statements<'c> {
                  SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) \
                  SELECT r.id, r.labels FROM tree CROSS JOIN runs r ON r.id = tree.id")?,
             delete_label: sql("DELETE FROM labels WHERE key = ?1 AND value = ?2 AND run = ?3")?,
+            delete_claims: sql("DELETE FROM claims WHERE run = ?1")?,
             delete_text: sql("DELETE FROM texts WHERE run = ?1")?,
             delete_run: sql("DELETE FROM runs WHERE id = ?1")?,
             delete_entries: sql("DELETE FROM entries WHERE root = ?1")?,

@@ -1,18 +1,21 @@
 //! The writer: one thread that takes whatever waits, commits it together, rings the bell and answers. Knows no reads.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use rusqlite::{Connection, ErrorCode, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
 
-use crate::domain::run::{Outcome, Run, RunId};
+use crate::domain::run::{Outcome, RunId, now};
+use crate::store::sqlite::broken::Broken;
 use crate::store::sqlite::checkpoint::Checkpointer;
+use crate::store::sqlite::definitions::{self, Known};
 use crate::store::sqlite::lock::Lock;
-use crate::store::sqlite::rows;
+use crate::store::sqlite::rows::{self, Hash};
 use crate::store::sqlite::statements::Statements;
-use crate::store::{Bell, Change, Closing, Listening, Progress, StoreError, Write};
+use crate::store::{Bell, Change, Claim, Closing, Listening, Opening, Progress, StoreError, Write};
 
 /// Writes that may wait for the writer; whoever has one more waits himself.
 pub const WAITING_WRITES: usize = 4096;
@@ -22,8 +25,6 @@ const BATCH: usize = 256;
 const MOST_BYTES: usize = 500_000_000;
 /// Trees whose last number is kept at hand; the others' are looked up in the log.
 const NUMBERS_AT_HAND: usize = 16_384;
-/// Broken runs that are known one by one; beyond it every run up to the newest of them counts as broken.
-const KNOWN_BROKEN: usize = 4_096;
 
 /// What the writer is asked for, and who waits for it.
 pub struct Job {
@@ -96,7 +97,10 @@ impl Parcel {
 
     fn change_bytes(&self) -> usize {
         match &self.change {
-            Change::Open(run) => run.input.len() + run.task.as_ref().map_or(0, String::len),
+            Change::Open(opening) => {
+                let run = &opening.run;
+                run.input.len() + run.task.as_ref().map_or(0, String::len)
+            }
             Change::Close(closing) => match &closing.outcome {
                 Outcome::Completed { content } => content.len(),
                 Outcome::Failed { partial, .. } | Outcome::Cancelled { partial, .. } => {
@@ -167,6 +171,7 @@ struct Writer<'c> {
     sql: Statements<'c>,
     /// The last number of trees at work.
     numbers: HashMap<RunId, u64>,
+    definitions: Known,
     broken: Broken,
 }
 
@@ -176,6 +181,7 @@ impl<'c> Writer<'c> {
             connection,
             sql: Statements::new(connection)?,
             numbers: HashMap::new(),
+            definitions: Known::default(),
             broken: Broken::default(),
         })
     }
@@ -232,8 +238,9 @@ impl<'c> Writer<'c> {
                     error!(error = %error, "The store could not roll back: {error}");
                 }
                 self.numbers.clear();
+                self.definitions.clear();
                 for job in batch {
-                    self.broken.note(job);
+                    self.note_gap(job);
                 }
                 batch
                     .iter()
@@ -256,7 +263,10 @@ impl<'c> Writer<'c> {
             match self.perform(&job.task) {
                 Ok(number) => results.push(Ok(number)),
                 Err(Fault::Own(error)) => {
-                    self.broken.note(job);
+                    // A refused key leaves no gap: the run never was.
+                    if !matches!(error, StoreError::Claimed(_)) {
+                        self.note_gap(job);
+                    }
                     results.push(Err(error));
                 }
                 Err(Fault::Engine(error)) => return Err(error),
@@ -264,6 +274,13 @@ impl<'c> Writer<'c> {
         }
         self.sql.commit.execute([])?;
         Ok(())
+    }
+
+    /// Remembers the run of a posted write that failed.
+    fn note_gap(&mut self, job: &Job) {
+        if let (Task::Write(parcel), None) = (&job.task, &job.answer) {
+            self.broken.note(parcel.run);
+        }
     }
 
     fn perform(&mut self, task: &Task) -> Result<u64, Fault> {
@@ -317,15 +334,18 @@ impl<'c> Writer<'c> {
         let id = rows::bytes(&parcel.run);
         let last = rows::signed(last);
         let changed = match &parcel.change {
-            Change::Open(run) => {
-                self.open(run, last)?;
+            Change::Open(opening) => {
+                self.open(opening, last)?;
                 1
             }
-            Change::Start { at } => {
-                self.sql
-                    .start
-                    .execute(params![id, last, at.as_millisecond()])?
-            }
+            Change::Start { at, deadline } => self.sql.start.execute(params![
+                id,
+                last,
+                at.as_millisecond(),
+                deadline.0.as_millisecond(),
+                rows::signed(deadline.1),
+            ])?,
+            Change::Resume => self.sql.resume.execute(params![id, last])?,
             Change::Nothing => self.sql.nothing.execute(params![id, last])?,
             Change::Progress(progress) => self.progress(id, last, progress)?,
             Change::Cancelling { reason } => {
@@ -345,7 +365,13 @@ impl<'c> Writer<'c> {
         Err(Fault::Own(StoreError::AlreadyTerminal(parcel.run)))
     }
 
-    fn open(&mut self, run: &Run, last: i64) -> Result<(), Fault> {
+    fn open(&mut self, opening: &Opening, last: i64) -> Result<(), Fault> {
+        if let Some(claim) = &opening.claim {
+            self.refuse_claimed(claim)?;
+        }
+        let run = &opening.run;
+        let continuation = &opening.continuation;
+        let definition = self.definition(&continuation.definition)?;
         let small = run.input.len() + run.task.as_ref().map_or(0, String::len) <= rows::SMALL_INPUT;
         let usage = rows::usage_values(&run.usage);
         let labels = rows::labels_value(&run.labels);
@@ -380,6 +406,12 @@ impl<'c> Writer<'c> {
             run.cancel_reason,
             small.then_some(&run.input),
             run.task.as_ref().filter(|_| small),
+            run.owner,
+            definition,
+            continuation.deadline.map(|(at, _)| at.as_millisecond()),
+            continuation.deadline.map(|(_, bound)| rows::signed(bound)),
+            rows::signed(continuation.timeout),
+            continuation.stream,
         ]);
         match inserted {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
@@ -400,7 +432,48 @@ impl<'c> Writer<'c> {
                 .label
                 .execute(params![key, value, rows::bytes(&run.id)])?;
         }
+        if let Some(claim) = &opening.claim {
+            self.claim(claim, run.id)?;
+        }
         Ok(())
+    }
+
+    /// Fails where the key has accepted a run that it still stands for.
+    fn refuse_claimed(&mut self, claim: &Claim) -> Result<(), Fault> {
+        let key = &claim.key;
+        let now = now().as_millisecond();
+        let of = params![key.credential, key.route, key.key, now];
+        let claimed = self.sql.claimed.query_row(of, rows::claimed).optional()?;
+        claimed.map_or(Ok(()), |claimed| {
+            Err(Fault::Own(StoreError::Claimed(claimed)))
+        })
+    }
+
+    fn claim(&mut self, claim: &Claim, run: RunId) -> rusqlite::Result<()> {
+        self.sql.expire.execute([now().as_millisecond()])?;
+        let key = &claim.key;
+        self.sql
+            .claim
+            .execute(params![
+                key.credential,
+                key.route,
+                key.key,
+                rows::bytes(&run),
+                claim.body,
+                claim.expires.as_millisecond(),
+            ])
+            .map(drop)
+    }
+
+    /// What the definition is known by in the table, where it is from now on.
+    fn definition(&mut self, text: &Arc<str>) -> rusqlite::Result<Hash> {
+        if let Some(hash) = self.definitions.hash(text) {
+            return Ok(hash);
+        }
+        let hash = definitions::hash(text);
+        self.sql.definition.execute(params![hash, text])?;
+        self.definitions.add(text, hash);
+        Ok(hash)
     }
 
     fn progress(
@@ -484,6 +557,7 @@ impl<'c> Writer<'c> {
             for (key, value) in rows::labels(labels.as_deref()) {
                 self.sql.delete_label.execute(params![key, value, run])?;
             }
+            self.sql.delete_claims.execute(params![run])?;
             self.sql.delete_text.execute(params![run])?;
             self.sql.delete_run.execute(params![run])?;
         }
@@ -542,63 +616,5 @@ fn ring(job: &Job, result: &Result<u64, StoreError>, bell: &Bell, listening: &Li
 fn report(task: &Task, result: Result<u64, StoreError>) {
     if let (Task::Write(parcel), Err(error)) = (task, result) {
         warn!(run.id = %parcel.run, root.id = %parcel.root, error = %error, "A step of {} was not recorded, nothing more of it will be: {error}", parcel.run);
-    }
-}
-
-/// Runs that a posted write failed of: their record has a gap, and no later write may hide it.
-#[derive(Default)]
-struct Broken {
-    runs: HashSet<RunId>,
-    up_to: Option<RunId>,
-}
-
-impl Broken {
-    fn note(&mut self, job: &Job) {
-        let (Task::Write(parcel), None) = (&job.task, &job.answer) else {
-            return;
-        };
-        self.runs.insert(parcel.run);
-        if self.runs.len() > KNOWN_BROKEN {
-            // Ids sort by time, so this breaks older runs that are whole too; but the memory for it has a bound.
-            self.up_to = self.runs.drain().max().max(self.up_to);
-        }
-    }
-
-    fn contains(&self, run: RunId) -> bool {
-        self.up_to.is_some_and(|newest| run <= newest) || self.runs.contains(&run)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Broken, Job, KNOWN_BROKEN, Parcel, Task};
-    use crate::domain::run::RunId;
-    use crate::store::Change;
-
-    fn posted(run: RunId) -> Job {
-        let parcel = Parcel {
-            run,
-            root: run,
-            change: Change::Nothing,
-            steps: None,
-            events: None,
-            count: 0,
-        };
-        Job {
-            task: Task::Write(parcel),
-            answer: None,
-        }
-    }
-
-    #[test]
-    fn broken_runs_stay_broken_in_bounded_memory() {
-        let mut broken = Broken::default();
-        let ids: Vec<_> = (0..3 * KNOWN_BROKEN).map(|_| RunId::new()).collect();
-        for id in &ids {
-            broken.note(&posted(*id));
-            assert!(broken.runs.len() <= KNOWN_BROKEN);
-        }
-        assert!(ids.iter().all(|id| broken.contains(*id)));
-        assert!(!broken.contains(RunId::new()));
     }
 }

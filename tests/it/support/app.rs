@@ -237,8 +237,7 @@ impl TestApp {
 
     /// Kills the daemon as a crash does, and starts another on the same directory.
     pub async fn crash_and_restart(&mut self) {
-        self.daemon.signal("KILL");
-        self.daemon.ended().await;
+        self.daemon.kill().await;
         self.restart_after_end().await;
     }
 

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::process::{Command as Blocking, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::support::soon;
@@ -24,23 +25,21 @@ pub struct Daemon {
 
 /// Everything that a process wrote to stderr, and to stdout after its first line.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
+struct Log(Arc<watch::Sender<String>>);
 
 impl Log {
     async fn keep(self, output: impl AsyncRead + Unpin) {
         let mut lines = BufReader::new(output).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            let mut log = self.0.lock().expect("nobody fails with the log open");
-            log.push_str(&line);
-            log.push('\n');
+            self.0.send_modify(|log| {
+                log.push_str(&line);
+                log.push('\n');
+            });
         }
     }
 
     fn text(&self) -> String {
-        self.0
-            .lock()
-            .expect("nobody fails with the log open")
-            .clone()
+        self.0.borrow().clone()
     }
 }
 
@@ -101,6 +100,24 @@ impl Daemon {
     /// Sends it a signal by name.
     pub fn signal(&self, name: &str) {
         signal(self.pid(), name);
+    }
+
+    /// Kills it where it stands, with the least delay, and waits until it is gone.
+    pub async fn kill(&mut self) {
+        soon("the daemon's death", self.child.kill())
+            .await
+            .expect("kill axed");
+    }
+
+    /// Waits until it has logged `words`.
+    pub async fn logged(&self, words: &str) {
+        let mut log = self.log.0.subscribe();
+        soon(
+            &format!("{words:?} in the log"),
+            log.wait_for(|log| log.contains(words)),
+        )
+        .await
+        .expect("the log is kept");
     }
 
     /// Waits for its end.

@@ -89,6 +89,18 @@ impl Events {
         panic!("the stream ended without {kind}: {events:#?}");
     }
 
+    /// Reads on until what was read is as wished.
+    pub async fn until_all(&mut self, wish: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+        let mut events = Vec::new();
+        while !wish(&events) {
+            match self.next().await {
+                Some(event) => events.push(event),
+                None => panic!("the stream ended too early: {events:#?}"),
+            }
+        }
+        events
+    }
+
     /// Reads to the stream's end.
     pub async fn rest(mut self) -> Vec<Event> {
         let mut events = Vec::new();
@@ -112,6 +124,17 @@ fn event(block: &str) -> Option<Event> {
     let number = (event.seq() > 0).then(|| event.seq().to_string());
     assert_eq!(field("id"), number.as_deref(), "{block}");
     Some(event)
+}
+
+/// How many events are of this type.
+pub fn count(events: &[Event], kind: &str) -> usize {
+    events.iter().filter(|event| event.kind() == kind).count()
+}
+
+/// Checks that the events are a whole log: every number once, in order, from 1.
+pub fn is_whole(events: &[Event]) {
+    let numbers: Vec<_> = events.iter().map(Event::seq).collect();
+    assert_eq!(numbers, (1..=events.len() as u64).collect::<Vec<_>>());
 }
 
 /// The types of events, without those that are live only.

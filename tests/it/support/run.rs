@@ -105,6 +105,18 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Its whole tree, itself first: every record as the list shows it.
+    pub async fn family(&self) -> Vec<Value> {
+        let path = format!("/runs?all=true&limit=200&root={}", self.id());
+        let got = self.app.get(&path).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        let page = got.json();
+        assert_eq!(page["next_cursor"], Value::Null, "more than a page");
+        let mut runs = page["data"].as_array().expect("data").clone();
+        runs.reverse();
+        runs
+    }
+
     /// Its recorded conversation: the body of `/messages`.
     pub async fn messages(&self) -> Value {
         let got = self.get("/messages").await;

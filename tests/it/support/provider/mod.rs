@@ -106,6 +106,12 @@ impl FakeProvider {
             .await
     }
 
+    /// Waits until there have been `count` requests, whatever the model.
+    pub async fn asked_in_all(&self, count: usize) {
+        let enough = |pages: &Pages| (pages.seen.len() >= count).then_some(());
+        self.until(&format!("request {count}"), enough).await;
+    }
+
     /// Waits until `count` requests for `model` are being answered at once.
     pub async fn busy(&self, model: &str, count: usize) {
         let enough = |pages: &Pages| (pages.busy(model).now >= count).then_some(());

@@ -82,6 +82,14 @@ impl Seen {
             .collect()
     }
 
+    /// Which of its run's turns it is, counted from 1.
+    pub fn turn(&self) -> usize {
+        let replies = self.messages().iter();
+        1 + replies
+            .filter(|message| message["role"] == "assistant")
+            .count()
+    }
+
     /// The texts of all tool results, in their order.
     pub fn results(&self) -> Vec<String> {
         let blocks = self.messages().iter().flat_map(|message| {

@@ -1,0 +1,123 @@
+//! The entries of a run's record that the loop writes on its way: the one that starts it, or goes on with it, first.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Run, Status, now};
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::engine::record;
+use crate::engine::remains::Remains;
+use crate::store::{Change, Claim, Opening, Step, StoreError};
+
+/// Who is told that a root run has been committed.
+pub type Accepted = oneshot::Sender<Result<Arc<Run>, StoreError>>;
+
+/// How a run enters the record.
+pub enum Entry {
+    /// It stands there already, queued.
+    Queued,
+    /// An earlier process left it at work; this is what it left.
+    Resumed(Box<Remains>),
+    /// Accepted and started in one transaction.
+    New {
+        /// A root's caller, who waits for it.
+        accepted: Option<Accepted>,
+        /// The idempotency key that accepts it.
+        claim: Option<Claim>,
+    },
+}
+
+/// What waits to be written with the next entry.
+pub struct Draft {
+    /// What changes in the run's record.
+    pub change: Change,
+    /// Steps that go with it.
+    pub steps: Vec<Step>,
+    /// Events that go with it.
+    pub events: Vec<EventKind>,
+    accepted: Option<(Accepted, Arc<Run>)>,
+}
+
+impl Draft {
+    /// Nothing but a change.
+    pub fn of(change: Change) -> Self {
+        Self {
+            change,
+            steps: Vec::new(),
+            events: Vec::new(),
+            accepted: None,
+        }
+    }
+
+    /// Writes it: waits for the commit where a caller does, else hands it over.
+    pub async fn write(self, engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
+        let Self {
+            change,
+            steps,
+            events,
+            accepted,
+        } = self;
+        match accepted {
+            None => engine.journal.note(live, change, steps, events).await,
+            Some((accepted, run)) => {
+                let committed = engine
+                    .journal
+                    .record(live, change, steps, events)
+                    .await
+                    .map(drop);
+                // A caller that went away does not stop the run.
+                let _ = accepted.send(committed.clone().map(|()| run));
+                committed
+            }
+        }
+    }
+}
+
+/// The entry that starts the run.
+pub fn begin(live: &LiveRun, run: &mut Arc<Run>, entry: Entry) -> Draft {
+    let at = now();
+    let record = Arc::make_mut(run);
+    if let Entry::Resumed(_) = entry {
+        record.attempt += 1;
+        let resumed = EventKind::RunResumed {
+            attempt: record.attempt,
+        };
+        return Draft {
+            events: vec![resumed],
+            ..Draft::of(Change::Resume)
+        };
+    }
+    record.status = Status::Running;
+    record.started_at = Some(at);
+    let started = EventKind::RunStarted {
+        model: live.agent.model.to_string(),
+        agent_version: live.agent.version.clone(),
+    };
+    match entry {
+        Entry::Queued | Entry::Resumed(_) => Draft {
+            events: vec![started],
+            ..Draft::of(Change::Start {
+                at,
+                deadline: record::deadline(live).unwrap_or((at, 0)),
+            })
+        },
+        Entry::New { accepted, claim } => {
+            let queued = EventKind::RunQueued {
+                parent_id: run.parent_id,
+                tool_call_id: run.tool_call_id.clone(),
+            };
+            Draft {
+                events: vec![queued, started],
+                accepted: accepted.map(|accepted| (accepted, Arc::clone(run))),
+                ..Draft::of(Change::Open(Box::new(Opening {
+                    run: Arc::clone(run),
+                    continuation: record::continuation(live),
+                    claim,
+                })))
+            }
+        }
+    }
+}

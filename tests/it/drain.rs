@@ -1,0 +1,347 @@
+//! A daemon that is told to stop: who is at work ends or is parked, who waits is answered, and the next one goes on.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::support::app::{Got, TestApp, send};
+use crate::support::events::{Events, count, is_whole, kinds};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::soon;
+
+const PLANNER: &str = "sub_agents = [\"reader\"]";
+/// Longer than any story: only a signal or the last run's end is left to stop the daemon.
+const LONG: &str = "drain_timeout = 3600";
+
+/// Tells the daemon to stop and waits until it says that it does.
+async fn told_to_stop(app: &TestApp) {
+    assert_eq!(app.get("/readyz").await.status, 200);
+    app.daemon.signal("TERM");
+    let got = app.get_until("/readyz", |got| got.status == 503).await;
+    assert_eq!(
+        got.json()["checks"]["accepting"]["ok"],
+        false,
+        "{}",
+        got.text
+    );
+}
+
+/// Waits for the daemon's end, which is a good one.
+async fn stopped(app: &mut TestApp) {
+    let status = app.daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", app.daemon.log());
+}
+
+async fn refuses_new_runs(app: &TestApp, agent: &str) {
+    let refused = app.post(&format!("/agents/{agent}/runs"), &json!({})).await;
+    refused.problem(503);
+    let wait = refused.header("retry-after").parse::<u64>();
+    assert!(wait.is_ok_and(|wait| wait >= 1), "{:?}", refused.headers);
+}
+
+/// Clients that each start a run and wait for its end.
+fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<Got> {
+    let path = format!("/agents/{agent}/runs?wait=40");
+    let mut waiting = JoinSet::new();
+    for _ in 0..clients {
+        let request = app.request(Method::POST, &path);
+        waiting.spawn(send(request.json(&json!({"input": "go"}))));
+    }
+    waiting
+}
+
+#[tokio::test]
+async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon() {
+    let mut app = TestApp::with()
+        .server("drain_timeout = 6")
+        .agent("quick", "")
+        .agent("slow", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .always("quick", move |_| says("quick").after(&door));
+    app.provider.always("slow", |_| hangs());
+    let quick_waiting = waiting(&app, "quick", 20);
+    let slow_waiting = waiting(&app, "slow", 10);
+    let mut detached = Vec::new();
+    for agent in ["quick", "slow"] {
+        for _ in 0..20 {
+            let run = app.start(agent, "go").await;
+            detached.push((agent, run.id().to_owned()));
+        }
+    }
+    let (mut quick_streams, mut slow_streams) = (Vec::new(), Vec::new());
+    for (agent, id) in &detached {
+        let streams = match *agent {
+            "quick" => &mut quick_streams,
+            _ => &mut slow_streams,
+        };
+        streams.push(app.events(&app.find(id).await).await);
+    }
+    app.provider.asked("quick", 40).await;
+    app.provider.asked("slow", 30).await;
+
+    told_to_stop(&app).await;
+    refuses_new_runs(&app, "quick").await;
+    assert_eq!(app.get("/livez").await.status, 200);
+    gate.open();
+
+    for got in quick_waiting.join_all().await {
+        assert_eq!(got.status, 200, "{}", got.text);
+        assert_eq!(got.json()["content"], "quick");
+    }
+    for stream in quick_streams {
+        assert_eq!(kinds(&stream.rest().await).last(), Some(&"run.completed"));
+    }
+    // Who waits for a run that is parked is told how it stands, and who listens sees the stream's end.
+    let mut parked = Vec::new();
+    for got in slow_waiting.join_all().await {
+        assert_eq!(got.status, 202, "{}", got.text);
+        assert_eq!(got.json()["status"], "running");
+        parked.push(got.json()["id"].as_str().expect("an id").to_owned());
+    }
+    for stream in slow_streams {
+        let events = stream.rest().await;
+        assert_eq!(kinds(&events).last(), Some(&"turn.started"));
+    }
+    stopped(&mut app).await;
+    assert_eq!(app.provider.seen_by("slow").len(), 30);
+
+    app.provider.always("slow", |_| says("slow"));
+    app.restart_after_end().await;
+    let slow = detached.iter().filter(|run| run.0 == "slow");
+    parked.extend(slow.map(|run| run.1.clone()));
+    for id in &parked {
+        let run = app.find(id).await.ended().await;
+        assert_eq!(run.output(), "slow");
+        assert_eq!(run["attempt"], 2);
+        is_whole(&run.events().await);
+    }
+    for (_, id) in detached.iter().filter(|run| run.0 == "quick") {
+        let run = app.find(id).await;
+        assert_eq!(run.output(), "quick");
+        assert_eq!(run["attempt"], 1);
+    }
+    assert_eq!(app.provider.seen_by("quick").len(), 40);
+    let page = app.get("/runs?limit=200").await.json();
+    assert_eq!(page["data"].as_array().map(Vec::len), Some(70));
+}
+
+#[tokio::test]
+async fn a_second_signal_parks_at_once() {
+    for (first, second) in [("TERM", "TERM"), ("INT", "INT"), ("TERM", "INT")] {
+        let mut app = TestApp::with().server(LONG).agent("slow", "").spawn().await;
+        app.provider.will("slow", [hangs(), says("done")]);
+        let id = app.start("slow", "go").await.id().to_owned();
+        app.provider.asked("slow", 1).await;
+
+        app.daemon.signal(first);
+        app.get_until("/readyz", |got| got.status == 503).await;
+        app.daemon.signal(second);
+
+        stopped(&mut app).await;
+        app.provider.hung_up(1).await;
+        app.restart_after_end().await;
+        let run = app.find(&id).await.ended().await;
+        assert_eq!(run.output(), "done");
+        assert_eq!(run["attempt"], 2);
+        assert_eq!(app.provider.seen().len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_run_may_still_delegate_while_the_daemon_waits_for_it() {
+    let mut app = TestApp::with()
+        .server(LONG)
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.will(
+        "planner",
+        [asks([("reader", "x")]).after(&gate), says("planned")],
+    );
+    app.provider.will("reader", [says("read")]);
+    let mut client = waiting(&app, "planner", 1);
+    app.provider.asked("planner", 1).await;
+
+    told_to_stop(&app).await;
+    gate.open();
+
+    let got = client
+        .join_next()
+        .await
+        .expect("a client")
+        .expect("no panic");
+    assert_eq!(got.status, 200, "{}", got.text);
+    assert_eq!(got.json()["content"], "planned");
+    stopped(&mut app).await;
+    app.restart_after_end().await;
+    let id = got.json()["id"].as_str().expect("an id").to_owned();
+    assert_eq!(app.find(&id).await.family().await.len(), 2);
+    assert_eq!(app.provider.seen().len(), 3);
+}
+
+#[tokio::test]
+async fn the_last_cancel_lets_the_daemon_go() {
+    let mut app = TestApp::with()
+        .server(LONG)
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will("planner", [asks([("reader", "x")])]);
+    app.provider.will("reader", [hangs()]);
+    let run = app.start("planner", "go").await;
+    app.provider.asked("reader", 1).await;
+
+    told_to_stop(&app).await;
+    let cancelled = run.cancel("no time").await;
+
+    assert_eq!(cancelled.status(), "cancelled");
+    let id = cancelled.id().to_owned();
+    stopped(&mut app).await;
+    app.restart_after_end().await;
+    let family = app.find(&id).await.family().await;
+    let stands: Vec<_> = family.iter().map(|run| run["status"].clone()).collect();
+    assert_eq!(stands, ["cancelled", "cancelled"]);
+    assert_eq!(app.provider.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() {
+    let mut app = TestApp::with()
+        .server("drain_timeout = 1")
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = [("reader", "1"), ("reader", "2")];
+    app.provider.will("planner", [asks(tasks), says("done")]);
+    app.provider
+        .will("reader", [says("read"), hangs(), says("read")]);
+    let run = app.start("planner", "go").await;
+    let id = run.id().to_owned();
+    let mut stream = app.events(&run).await;
+    let mut heard = stream
+        .until_all(|events| {
+            count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
+        })
+        .await;
+    let ids =
+        |family: &[Value]| -> Vec<Value> { family.iter().map(|run| run["id"].clone()).collect() };
+    let before = ids(&run.family().await);
+
+    app.daemon.signal("TERM");
+    heard.extend(stream.rest().await);
+    stopped(&mut app).await;
+    // Both processes say what they did: this one which run it parked, the next one that it goes on.
+    app.daemon.logged(&id).await;
+    app.restart_after_end().await;
+
+    let last = heard.last().expect("events").seq();
+    let request = app
+        .request(Method::GET, &format!("/runs/{id}/events"))
+        .header("accept", "text/event-stream")
+        .header("last-event-id", last.to_string());
+    let response = soon("the stream's head", request.send()).await;
+    heard.extend(Events::new(response.expect("listen")).rest().await);
+    is_whole(&heard);
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["attempt"], 2);
+    assert_eq!(heard, run.events().await);
+    assert_eq!(count(&heard, "run.queued"), 3);
+    assert_eq!(count(&heard, "tool.completed"), 2);
+    assert_eq!(ids(&run.family().await), before);
+    let attempts: u64 = run
+        .children()
+        .await
+        .iter()
+        .filter_map(|child| child["attempt"].as_u64())
+        .sum();
+    assert_eq!(attempts, 3, "one child had ended, one was parked");
+    assert_eq!(app.provider.seen_by("planner").len(), 2);
+    assert_eq!(app.provider.seen_by("reader").len(), 3);
+    let (input, output, _) = run.tree_usage();
+    let ledger = app.provider.ledger();
+    assert_eq!((input, output), (ledger.input, ledger.output));
+    app.daemon.logged(&id).await;
+}
+
+#[tokio::test]
+async fn a_queued_run_outlives_the_stop() {
+    let mut app = TestApp::with()
+        .server(LONG)
+        .config("[runs]\nmax_running = 1")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.will("solo", [hangs()]);
+    app.provider
+        .always("solo", |seen| says(format!("did {}", seen.user()[0])));
+    let mut ids = Vec::new();
+    for input in ["1", "2", "3"] {
+        ids.push(app.start("solo", input).await.id().to_owned());
+    }
+    app.provider.asked("solo", 1).await;
+
+    told_to_stop(&app).await;
+    app.daemon.signal("TERM");
+    stopped(&mut app).await;
+    app.restart_after_end().await;
+
+    for (at, id) in ids.iter().enumerate() {
+        let run = app.find(id).await.ended().await;
+        assert_eq!(run.output(), format!("did {}", at + 1));
+        let events = run.events().await;
+        is_whole(&events);
+        assert_eq!(count(&events, "run.queued"), 1);
+    }
+    assert_eq!(app.provider.seen().len(), 4);
+}
+
+#[tokio::test]
+async fn a_stop_in_the_middle_of_a_streamed_reply_takes_nothing_half_said() {
+    let mut app = TestApp::with()
+        .server(LONG)
+        .agent("solo", "stream = true")
+        .spawn()
+        .await;
+    let never = Gate::shut();
+    app.provider.will(
+        "solo",
+        [says("half a thought").pausing(&never), says("all of it")],
+    );
+    let run = app.start("solo", "go").await;
+    let id = run.id().to_owned();
+    let stream = app.events(&run).await;
+    app.provider.asked("solo", 1).await;
+
+    told_to_stop(&app).await;
+    app.daemon.signal("TERM");
+    stream.rest().await;
+    stopped(&mut app).await;
+    app.restart_after_end().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "all of it");
+    let asked = app.provider.seen();
+    assert_eq!(asked[0].body, asked[1].body);
+    assert!(asked[1].streams());
+}
+
+#[tokio::test]
+async fn an_idle_daemon_stops_at_once() {
+    let mut app = TestApp::with().server(LONG).agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("done")]);
+    app.run("solo", "go").await;
+
+    app.daemon.signal("TERM");
+
+    stopped(&mut app).await;
+}

@@ -1,0 +1,691 @@
+//! A daemon that is killed, and the next one that goes on where it stood: nothing asked twice, nothing lost.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::events::{Event, count, is_whole, kinds};
+use crate::support::provider::answer::{Answer, asks, hangs, says};
+use crate::support::run::Run;
+
+const PLANNER: &str = "sub_agents = [\"reader\"]";
+
+/// Waits until so many turns of the run's tree have begun, on the record.
+async fn begun(app: &TestApp, id: &str, turns: usize) -> Vec<Event> {
+    let mut events = app.events(&app.find(id).await).await;
+    events
+        .until_all(|events| count(events, "turn.started") == turns)
+        .await
+}
+
+/// Starts a run and waits until so many turns of its tree have begun.
+async fn started(app: &TestApp, agent: &str, turns: usize) -> String {
+    let id = app.start(agent, "go").await.id().to_owned();
+    begun(app, &id, turns).await;
+    id
+}
+
+/// A tree's usage is what its provider has charged for.
+fn is_as_charged(app: &TestApp, run: &Run<'_>) {
+    let (input, output, _) = run.tree_usage();
+    let ledger = app.provider.ledger();
+    assert_eq!((input, output), (ledger.input, ledger.output), "{run:?}");
+}
+
+/// Every run of the tree was started by a call of its own.
+async fn each_call_has_one_child(run: &Run<'_>) {
+    let family = run.family().await;
+    let calls: BTreeSet<_> = family
+        .iter()
+        .map(|run| {
+            (
+                run["parent_id"].to_string(),
+                run["tool_call_id"].to_string(),
+            )
+        })
+        .collect();
+    assert_eq!(calls.len(), family.len(), "{family:#?}");
+    assert_eq!(run["tree"]["runs"], family.len());
+}
+
+#[tokio::test]
+async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
+    for stream in [false, true] {
+        let mut app = TestApp::with()
+            .agent("solo", "system_prompt = \"Work.\"")
+            .spawn()
+            .await;
+        app.provider.will("solo", [hangs(), says("done")]);
+        let body = json!({"input": "go", "context": "soon", "stream": stream});
+        let id = app.start_with("solo", body).await.id().to_owned();
+        app.provider.asked("solo", 1).await;
+        let before = begun(&app, &id, 1).await;
+
+        app.crash_and_restart().await;
+
+        let run = app.find(&id).await.ended().await;
+        assert_eq!(run.output(), "done");
+        assert_eq!(run["attempt"], 2);
+        assert_eq!(run["turns"], 1);
+        let events = run.events().await;
+        is_whole(&events);
+        assert_eq!(
+            events[..before.len()],
+            before,
+            "what was told stays as it was"
+        );
+        assert_eq!(count(&events, "run.queued"), 1);
+        assert_eq!(count(&events, "run.started"), 1);
+        assert_eq!(count(&events, "run.resumed"), 1);
+        let resumed = events.iter().find(|event| event.kind() == "run.resumed");
+        assert_eq!(
+            resumed.map(|event| event["attempt"].clone()),
+            Some(2.into())
+        );
+        let asked = app.provider.seen();
+        assert_eq!(asked.len(), 2);
+        assert_eq!(asked[0].body, asked[1].body);
+        assert_eq!(asked[1].streams(), stream);
+        is_as_charged(&app, &run);
+        app.daemon.logged(&id).await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_killed_again_and_again_goes_on_each_time() {
+    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [hangs(), hangs(), hangs(), says("done")]);
+    let id = started(&app, "solo", 1).await;
+    for attempt in 2..=4 {
+        app.crash_and_restart().await;
+        if attempt < 4 {
+            app.provider.asked("solo", attempt).await;
+            let run = app.find(&id).await;
+            let mut events = app.events(&run).await;
+            events
+                .until_all(|events| count(events, "run.resumed") == attempt - 1)
+                .await;
+        }
+    }
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["attempt"], 4);
+    is_whole(&run.events().await);
+    assert_eq!(app.provider.seen().len(), 4);
+}
+
+#[tokio::test]
+async fn children_done_under_way_and_not_yet_begun_each_count_once() {
+    let mut app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("{PLANNER}\n[sub_agents_config]\nmax_concurrent = 1"),
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
+    app.provider.will("planner", [asks(tasks), says("done")]);
+    let asked = AtomicUsize::new(0);
+    app.provider.always("reader", move |seen| {
+        match asked.fetch_add(1, Ordering::SeqCst) {
+            1 => hangs(),
+            _ => says(format!("read {}", seen.user()[0])),
+        }
+    });
+    let run = app.start("planner", "go").await;
+    let id = run.id().to_owned();
+    // The first child's result is on the record, and the second child has begun.
+    app.events(&run)
+        .await
+        .until_all(|events| {
+            count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
+        })
+        .await;
+    let before = run.children().await;
+    let known = |children: &[Run<'_>], status: &str| {
+        let mut found = children.iter().filter(|child| child.status() == status);
+        let child = found.next().expect("a child");
+        assert!(found.next().is_none(), "one child is {status}");
+        (child.id().to_owned(), child["tool_call_id"].clone())
+    };
+    let finished = known(&before, "completed");
+    let under_way = known(&before, "running");
+    drop(before);
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["attempt"], 2);
+    assert_eq!(
+        app.provider.asked("planner", 2).await.results(),
+        ["read Task: 1", "read Task: 2", "read Task: 3"]
+    );
+    assert_eq!(app.provider.seen_by("planner").len(), 2);
+    assert_eq!(app.provider.seen_by("reader").len(), 4);
+    let children = run.children().await;
+    assert_eq!(children.len(), 3);
+    for child in &children {
+        let key = (child.id().to_owned(), child["tool_call_id"].clone());
+        let attempt = if key == under_way { 2 } else { 1 };
+        assert_eq!(child["attempt"], attempt, "{child:?}");
+        assert_eq!(child.status(), "completed");
+    }
+    for (id, call) in [finished, under_way] {
+        let child = children.iter().find(|child| child.id() == id);
+        assert_eq!(child.expect("the same child")["tool_call_id"], call);
+    }
+    each_call_has_one_child(&run).await;
+    is_as_charged(&app, &run);
+    assert_eq!(app.provider.ledger().replies, 5);
+    assert_eq!(run.tree_usage().2, 3);
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "tool.completed"), 3);
+    assert_eq!(count(&events, "run.queued"), 4);
+    assert_eq!(kinds(&events).last(), Some(&"run.completed"));
+}
+
+#[tokio::test]
+async fn a_tree_of_three_levels_goes_on_at_its_leaf() {
+    let mut app = TestApp::with()
+        .agent("a", "sub_agents = [\"b\"]")
+        .agent("b", "sub_agents = [\"c\"]")
+        .agent("c", "sub_agents = [\"d\"]")
+        .agent("d", "")
+        .spawn()
+        .await;
+    app.provider.will("a", [asks([("b", "x")]), says("a done")]);
+    app.provider.will("b", [asks([("c", "y")]), says("b done")]);
+    app.provider.will("c", [asks([("d", "z")]), says("c done")]);
+    app.provider.will("d", [hangs(), says("d done")]);
+    let id = started(&app, "a", 4).await;
+    app.provider.asked("d", 1).await;
+    let ids = |family: Vec<Value>| -> BTreeSet<String> {
+        family.iter().map(|run| run["id"].to_string()).collect()
+    };
+    let before = ids(app.find(&id).await.family().await);
+    assert_eq!(before.len(), 4);
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "a done");
+    let family = run.family().await;
+    for run in &family {
+        assert_eq!(run["attempt"], 2, "{run}");
+        assert_eq!(run["status"], "completed", "{run}");
+    }
+    assert_eq!(ids(family), before);
+    for model in ["a", "b", "c", "d"] {
+        assert_eq!(app.provider.seen_by(model).len(), 2, "{model}");
+    }
+    assert_eq!(app.provider.asked("b", 2).await.results(), ["c done"]);
+    is_as_charged(&app, &run);
+    assert_eq!(run.tree_usage().2, 3);
+    is_whole(&run.events().await);
+}
+
+#[tokio::test]
+async fn recorded_results_are_sent_again_as_they_were() {
+    let mut app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = [("reader", "1"), ("reader", "2")];
+    app.provider.will(
+        "planner",
+        [
+            asks(tasks).saying("let me see"),
+            hangs(),
+            says("done").using(50, 7),
+        ],
+    );
+    app.provider
+        .always("reader", |seen| says(format!("read {}", seen.user()[0])));
+    let id = started(&app, "planner", 4).await;
+    app.provider.asked("planner", 2).await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["turns"], 2);
+    let asked = app.provider.seen_by("planner");
+    assert_eq!(asked.len(), 3);
+    assert_eq!(asked[1].body, asked[2].body);
+    assert_eq!(app.provider.seen_by("reader").len(), 2);
+    each_call_has_one_child(&run).await;
+    is_as_charged(&app, &run);
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "run.resumed"), 1, "its children had ended");
+}
+
+#[tokio::test]
+async fn a_run_that_was_being_cancelled_ends_as_cancelled() {
+    let mut app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = ["1", "2", "3", "4", "5", "6", "7", "8"].map(|task| ("reader", task));
+    app.provider
+        .will("planner", [asks(tasks).saying("so far"), says("never")]);
+    app.provider.always("reader", |_| hangs());
+    let id = started(&app, "planner", 9).await;
+    app.provider.asked("reader", 8).await;
+    let path = format!("/runs/{id}/cancel");
+    let got = app.post(&path, &json!({"reason": "changed my mind"})).await;
+    assert!([200, 202].contains(&got.status), "{}", got.text);
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.status(), "cancelled");
+    assert_eq!(run["cancel_reason"], "changed my mind");
+    assert_eq!(run["partial_content"], "so far");
+    for run in run.family().await {
+        assert_eq!(run["status"], "cancelled", "{run}");
+    }
+    assert_eq!(app.provider.seen().len(), 9, "nobody is asked again");
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "run.cancelling"), 1);
+    assert_eq!(count(&events, "run.cancelled"), 9);
+}
+
+#[tokio::test]
+async fn a_child_that_was_cancelled_alone_is_an_error_to_its_parent() {
+    let mut app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.always("reader", |_| hangs());
+    let id = started(&app, "planner", 2).await;
+    let child = app.find(&id).await.children().await[0].id().to_owned();
+    let path = format!("/runs/{child}/cancel");
+    app.post(&path, &json!({"reason": "not needed"})).await;
+
+    app.crash_and_restart().await;
+
+    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    let child = app.find(&child).await;
+    assert_eq!(child.status(), "cancelled");
+    assert_eq!(child["cancel_reason"], "not needed");
+    // The parent may have asked, and have been answered, before the kill; it asks with the same result then.
+    for asked in &app.provider.seen_by("planner")[1..] {
+        assert!(
+            asked.results()[0].contains("failed - cancelled: not needed"),
+            "{:?}",
+            asked.results()
+        );
+    }
+    assert_eq!(app.provider.seen_by("reader").len(), 1);
+}
+
+#[tokio::test]
+async fn time_goes_on_while_nobody_runs() {
+    let mut app = TestApp::with()
+        .agent("planner", &format!("timeout = 1\n{PLANNER}"))
+        .agent("reader", "timeout = 60")
+        .spawn()
+        .await;
+    app.provider.will("planner", [asks([("reader", "x")])]);
+    app.provider.always("reader", |_| hangs());
+    let id = started(&app, "planner", 2).await;
+
+    app.daemon.kill().await;
+    // The deadline itself is what is waited for: it passes by the clock and by nothing else.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    app.restart_after_end().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.failure().0, "timeout", "{run:?}");
+    assert_eq!(run.failure().1, "timeout after 1s");
+    let child = &run.children().await[0];
+    assert_eq!(child.failure().0, "timeout", "{child:?}");
+    assert_eq!(app.provider.seen().len(), 2, "nobody is asked again");
+    is_whole(&run.events().await);
+}
+
+#[tokio::test]
+async fn queued_runs_survive_in_their_order() {
+    let mut app = TestApp::with()
+        .config("[runs]\nmax_running = 1")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.will("solo", [hangs()]);
+    app.provider
+        .always("solo", |seen| says(format!("did {}", seen.user()[0])));
+    let mut ids = Vec::new();
+    for input in ["1", "2", "3", "4", "5"] {
+        ids.push(app.start("solo", input).await.id().to_owned());
+    }
+    app.provider.asked("solo", 1).await;
+    begun(&app, &ids[0], 1).await;
+
+    app.crash_and_restart().await;
+
+    for (at, id) in ids.iter().enumerate() {
+        let run = app.find(id).await.ended().await;
+        assert_eq!(run.output(), format!("did {}", at + 1));
+        let events = run.events().await;
+        is_whole(&events);
+        assert_eq!(count(&events, "run.queued"), 1);
+        assert_eq!(count(&events, "run.started"), 1);
+    }
+    let order: Vec<_> = app
+        .provider
+        .seen()
+        .iter()
+        .map(|seen| seen.user()[0].clone())
+        .collect();
+    assert_eq!(order, ["1", "1", "2", "3", "4", "5"]);
+    assert_eq!(app.provider.most_busy("solo"), 1);
+}
+
+#[tokio::test]
+async fn a_queued_run_that_was_killed_can_be_cancelled() {
+    let mut app = TestApp::with()
+        .config("[runs]\nmax_running = 1")
+        .agent("slow", "")
+        .agent("late", "")
+        .spawn()
+        .await;
+    app.provider.always("slow", |_| hangs());
+    let slow = started(&app, "slow", 1).await;
+    let late = app.start("late", "go").await.id().to_owned();
+
+    app.crash_and_restart().await;
+
+    let cancelled = app.find(&late).await.cancel("never mind").await;
+    assert_eq!(cancelled.status(), "cancelled");
+    assert!(app.provider.seen_by("late").is_empty());
+    // The one before it, too, is like any other.
+    app.provider.asked("slow", 2).await;
+    let cancelled = app.find(&slow).await.cancel("nor this").await;
+    assert_eq!(cancelled.status(), "cancelled");
+    app.provider.hung_up(2).await;
+}
+
+/// An agent's file, the notes it reads and the memory it has are changed while nobody runs.
+#[tokio::test]
+async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
+    let file = "system_prompt = \"Old.\"\nfiles = [\"notes.md\"]\nsub_agents = [\"reader\"]\n\
+                [memory]\nenabled = true\n[params]\ntemperature = 0.5";
+    let mut app = TestApp::with()
+        .agent("planner", file)
+        .agent("reader", "system_prompt = \"Old reader.\"")
+        .file("notes.md", "old notes")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("reader", "x")]), hangs(), says("planned")],
+    );
+    app.provider
+        .will("reader", [says("read"), hangs(), says("read again")]);
+    let first = started(&app, "planner", 3).await;
+    app.provider.asked("planner", 2).await;
+    let second = started(&app, "reader", 1).await;
+    app.provider.asked("reader", 2).await;
+    let version = app.find(&first).await["agent_version"].clone();
+
+    app.daemon.kill().await;
+    app.write_agent(
+        "planner",
+        "model = \"anthropic/other\"\nsystem_prompt = \"New.\"",
+    );
+    app.write("notes.md", "new notes");
+    app.write(
+        "data/memory/planner.md",
+        "## 2026-01-01T00:00:00Z\n**Task:** forged\n**Result:** forged\n\n",
+    );
+    fs::remove_file(app.path("agents/reader.toml")).expect("a file");
+    app.restart_after_end().await;
+
+    assert_eq!(app.find(&first).await.ended().await.output(), "planned");
+    assert_eq!(app.find(&second).await.ended().await.output(), "read again");
+    let asked = app.provider.seen_by("planner");
+    assert!(
+        asked[1].system().starts_with("Old."),
+        "{}",
+        asked[1].system()
+    );
+    assert_eq!(asked[1].body, asked[2].body);
+    let asked = app.provider.seen_by("reader");
+    assert_eq!(asked[1].body, asked[2].body);
+    assert!(app.provider.seen_by("other").is_empty());
+    assert_eq!(app.find(&first).await["agent_version"], version);
+}
+
+#[tokio::test]
+async fn a_requests_own_words_survive() {
+    let mut app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [hangs(), asks([("reader", "x")]), says("never")]);
+    app.provider.always("reader", |_| says("read"));
+    let body = json!({
+        "input": "go", "labels": {"team": "x"}, "params": {"temperature": 0.25},
+        "budget": {"max_tokens": 20},
+    });
+    let id = app.start_with("planner", body).await.id().to_owned();
+    app.provider.asked("planner", 1).await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run["labels"], json!({"team": "x"}));
+    let asked = app.provider.seen_by("planner");
+    assert_eq!(asked[1].body["temperature"], 0.25);
+    assert_eq!(asked[0].body, asked[1].body);
+    // The planner's 15 and the reader's 15.
+    assert_eq!(run.failure().1, "budget exceeded: used 30 of 20 tokens");
+}
+
+#[tokio::test]
+async fn what_was_used_before_counts_against_the_budget_after() {
+    for (budget, used) in [
+        ("max_tokens = 100", "105 of 100 tokens"),
+        ("max_runs = 2", "2 of 2 runs"),
+        ("max_tool_calls = 1", "1 of 1 tool calls"),
+    ] {
+        let mut app = TestApp::with()
+            .agent("planner", &format!("{PLANNER}\n[budget]\n{budget}"))
+            .agent("reader", "")
+            .spawn()
+            .await;
+        let ask = || asks([("reader", "x")]).using(50, 10);
+        app.provider.will("planner", [ask(), ask(), says("never")]);
+        app.provider.will(
+            "reader",
+            [hangs(), says("read").using(30, 15), says("never")],
+        );
+        let id = started(&app, "planner", 2).await;
+        app.provider.asked("reader", 1).await;
+
+        app.crash_and_restart().await;
+
+        let run = app.find(&id).await.ended().await;
+        let message = format!("budget exceeded: used {used}");
+        assert_eq!(run.failure(), ("budget_exceeded", message.as_str()));
+        assert_eq!(run.children().await[0].output(), "read");
+        assert_eq!(app.provider.seen_by("reader").len(), 2, "{budget}");
+        is_as_charged(&app, &run);
+    }
+}
+
+#[tokio::test]
+async fn turns_and_repetitions_before_count_after() {
+    let mut app = TestApp::with()
+        .config("[limits]\nloop_warn = 2\nloop_stop = 3")
+        .agent("short", &format!("{PLANNER}\n[limits]\nmax_turns = 2"))
+        .agent("circling", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let ask = || asks([("reader", "x")]).saying("again");
+    app.provider.will("short", [ask(), hangs(), ask()]);
+    app.provider
+        .will("circling", [ask(), ask(), hangs(), ask(), says("never")]);
+    app.provider.always("reader", |_| says("the same"));
+    let short = started(&app, "short", 3).await;
+    let circling = started(&app, "circling", 5).await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&short).await.ended().await;
+    assert_eq!(run.failure().0, "max_turns", "{run:?}");
+    assert_eq!(run["partial_content"], "again");
+    let run = app.find(&circling).await.ended().await;
+    assert_eq!(run.failure().0, "loop_detected", "{run:?}");
+    assert_eq!(run["turns"], 3);
+    assert_eq!(run.children().await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_run_that_was_killed_is_remembered_once() {
+    let memory = "[memory]\nenabled = true";
+    let mut app = TestApp::with()
+        .agent("planner", &format!("{PLANNER}\n{memory}"))
+        .agent("reader", memory)
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("reader", "x")]), hangs(), says("planned")],
+    );
+    app.provider.will("reader", [says("read")]);
+    let id = started(&app, "planner", 3).await;
+
+    app.crash_and_restart().await;
+    assert_eq!(app.find(&id).await.ended().await.output(), "planned");
+    app.crash_and_restart().await;
+
+    for (agent, result) in [("planner", "planned"), ("reader", "read")] {
+        let entries = app.get(&format!("/agents/{agent}/memory")).await.json();
+        let entries = entries["data"].as_array().expect("data");
+        assert_eq!(entries.len(), 1, "{entries:?}");
+        assert_eq!(entries[0]["result"], result);
+    }
+    assert_eq!(app.provider.seen().len(), 4);
+}
+
+#[tokio::test]
+async fn a_crash_after_the_end_changes_nothing() {
+    let mut app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .agent("failing", "[retry]\nmax_retries = 0")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [says("read")]);
+    let done = app.run("planner", "go").await.id().to_owned();
+    let failed = app.run("failing", "go").await.id().to_owned();
+    let asked = app.provider.seen().len();
+    let look = async |app: &TestApp| {
+        let mut texts = Vec::new();
+        for id in [&done, &failed] {
+            for path in ["", "/events", "/tree", "/messages"] {
+                texts.push(app.get(&format!("/runs/{id}{path}")).await.text);
+            }
+        }
+        texts
+    };
+    let before = look(&app).await;
+
+    app.crash_and_restart().await;
+
+    assert_eq!(look(&app).await, before);
+    assert_eq!(app.provider.seen().len(), asked);
+}
+
+#[tokio::test]
+async fn a_provider_that_is_gone_after_the_crash_fails_the_run() {
+    let with = |extra: &str| {
+        let kind = "kind = \"anthropic\"\nbase_url = \"{provider}\"\napi_key = \"k\"";
+        format!("[providers.small]\n{kind}\n{extra}")
+    };
+    let mut app = TestApp::with()
+        .config(&with(""))
+        .agent("solo", "model = \"small/solo\"")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| hangs());
+    let id = started(&app, "solo", 1).await;
+
+    app.daemon.kill().await;
+    let config = fs::read_to_string(app.path("config/axed.toml")).expect("a file");
+    app.write(
+        "config/axed.toml",
+        &config.replace("[providers.small]", "[providers.large]"),
+    );
+    app.restart_after_end().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.failure().0, "config", "{run:?}");
+    assert!(run.failure().1.contains("small"), "{run:?}");
+    assert_eq!(app.provider.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_hundred_unfinished_runs_all_end() {
+    let mut app = TestApp::with()
+        .config("[runs]\nmax_running = 40")
+        .agent("planner", PLANNER)
+        .agent("reader", "stream = true")
+        .spawn()
+        .await;
+    app.provider
+        .always("planner", |seen| match seen.results().as_slice() {
+            [] => asks([("reader", "1"), ("reader", "2")]),
+            results => says(results.join(", ")),
+        });
+    let hang_or = |hang: bool| {
+        move |seen: &crate::support::provider::seen::Seen| -> Answer {
+            match hang {
+                true => hangs(),
+                false => says(format!("read {}", seen.user()[0])),
+            }
+        }
+    };
+    app.provider.always("reader", hang_or(true));
+    let mut ids = Vec::new();
+    for _ in 0..100 {
+        ids.push(app.start("planner", "go").await.id().to_owned());
+    }
+    app.provider.asked("reader", 80).await;
+
+    app.daemon.kill().await;
+    app.provider.always("reader", hang_or(false));
+    app.restart_after_end().await;
+
+    for id in &ids {
+        let run = app.find(id).await.ended().await;
+        assert_eq!(run.output(), "read Task: 1, read Task: 2");
+        assert_eq!(run["tree"]["runs"], 3);
+        each_call_has_one_child(&run).await;
+        is_whole(&run.events().await);
+    }
+    let page = app.get("/runs?limit=200").await.json();
+    assert_eq!(page["data"].as_array().map(Vec::len), Some(100));
+}
