@@ -97,6 +97,8 @@ pub struct Daemon {
     /// Where, with the real port.
     pub address: SocketAddr,
     listener: TcpListener,
+    /// The metrics' own listener, where one is configured.
+    metrics: Option<TcpListener>,
     house: House,
     web: web::state::Settings,
     drain_timeout: Duration,
@@ -107,7 +109,8 @@ impl Daemon {
     /// on and answered by [`Daemon::serve`].
     ///
     /// # Errors
-    /// What [`House::build`] refuses; an address that is not loopback while no keys exist; a port that is taken.
+    /// What [`House::build`] refuses; an address (the metrics' own too) that is not loopback while no keys exist; a port
+    /// that is taken.
     pub async fn start(config: Config, insecure_no_auth: bool) -> anyhow::Result<Self> {
         let wanted = config.server.listen;
         if wanted.ip().is_loopback() {
@@ -125,13 +128,35 @@ impl Daemon {
                 "Listening on {wanted} without keys (--insecure-no-auth): everybody who reaches it is served"
             );
         }
+        let apart = config.server.metrics_listen;
+        if let Some(wanted) = apart.filter(|wanted| !wanted.ip().is_loopback())
+            && !insecure_no_auth
+        {
+            return Err(ConfigError(format!(
+                "server.metrics_listen {wanted} is not a loopback address, and this version has no keys: everybody who \
+                 reaches the port could read the metrics. Listen on 127.0.0.1, or say --insecure-no-auth where the \
+                 network is private"
+            ))
+            .into());
+        }
         let house = House::build(&config).await?;
         let listener = TcpListener::bind(wanted).await.with_context(|| {
             format!("cannot listen on {wanted}; choose another address with --listen")
         })?;
         let address = listener.local_addr()?;
+        let metrics = match apart {
+            Some(wanted) => {
+                let listener = TcpListener::bind(wanted).await.with_context(|| {
+                    format!("cannot listen on {wanted}; choose another address with server.metrics_listen")
+                })?;
+                tracing::info!("Metrics are at http://{}/metrics", listener.local_addr()?);
+                Some(listener)
+            }
+            None => None,
+        };
         let web = web::state::Settings {
             loopback_port: wanted.ip().is_loopback().then_some(address.port()),
+            metrics: metrics.is_none(),
             path_prefix: config.server.path_prefix.clone(),
             max_body: config.server.max_body,
             max_wait: config.server.max_wait,
@@ -142,6 +167,7 @@ impl Daemon {
         Ok(Self {
             address,
             listener,
+            metrics,
             house,
             web,
             drain_timeout: config.server.drain_timeout,
@@ -157,6 +183,7 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let Self {
             listener,
+            metrics,
             house,
             web,
             drain_timeout,
@@ -189,13 +216,24 @@ impl Daemon {
             client: CLIENT_PATIENCE,
             closing: CLOSING_PATIENCE,
         };
+        let counting = async {
+            if let Some(listener) = metrics {
+                let port = listener
+                    .local_addr()
+                    .ok()
+                    .filter(|at| at.ip().is_loopback());
+                let port = port.map(|at| at.port());
+                let router = web::router::metrics_router(state.clone(), port);
+                web::serve::serve(listener, router, patience, closing.clone()).await;
+            }
+        };
         let serving = web::serve::serve(
             listener,
-            web::router::router(state),
+            web::router::router(state.clone()),
             patience,
             closing.clone(),
         );
-        tokio::join!(draining, serving);
+        tokio::join!(draining, serving, counting);
         house.close().await;
         tracing::info!("Stopped");
         Ok(())

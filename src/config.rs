@@ -45,6 +45,8 @@ pub struct Config {
 pub struct Server {
     /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// Where `/metrics` is served instead; none: beside the other routes.
+    pub metrics_listen: Option<SocketAddr>,
     /// Put before every route; empty or `/something` without a slash at its end.
     pub path_prefix: String,
     /// Most bytes of a request body.

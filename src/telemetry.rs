@@ -1,10 +1,13 @@
-//! Logs: where they go and how they look.
+//! Telemetry: here logs, where they go and how they look; below it the metrics.
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Telemetry};
+
+pub mod instruments;
+pub mod metrics;
 
 /// What is logged where nothing is said.
 const DEFAULT_FILTER: &str = "info";

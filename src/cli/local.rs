@@ -12,6 +12,7 @@ pub async fn with_daemon<T>(
     work: impl AsyncFnOnce(&Client) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     config.server.listen = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    config.server.metrics_listen = None;
     config.server.path_prefix = String::new();
     config.agents.watch = false;
     let daemon = Daemon::start(config, false).await?;

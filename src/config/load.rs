@@ -310,7 +310,6 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
 
 fn server(s: &mut Section<'_>) -> Server {
     s.unsupported("trusted_proxies");
-    s.unsupported("metrics_listen");
     let seconds = |s: &mut Section<'_>, key, min, usual| {
         s.seconds(key, min).unwrap_or(Duration::from_secs(usual))
     };
@@ -318,6 +317,7 @@ fn server(s: &mut Section<'_>) -> Server {
         listen: s
             .checked("listen", address)
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+        metrics_listen: s.checked("metrics_listen", address),
         path_prefix: s.checked("path_prefix", prefix).unwrap_or_default(),
         max_body: s.size("max_body").unwrap_or(4 << 20),
         max_wait: seconds(s, "max_wait", 0, 300),

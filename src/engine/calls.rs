@@ -121,6 +121,7 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
             .note(live, progress(), Vec::new(), vec![started])
             .await?;
     }
+    let is_performed = taken.is_ok();
     let performed = match taken {
         Ok(()) => {
             let context = Context {
@@ -133,6 +134,10 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
         }
         Err(refused) => Err(refused.exceeded.to_string()),
     };
+    let took = clock.elapsed();
+    if is_performed {
+        engine.metrics.tool_performed(took);
+    }
     let is_error = performed.is_err();
     let content = performed.unwrap_or_else(|error| error);
     let result = ToolResult {
@@ -144,7 +149,7 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
         turn: *turn,
         tool_call_id: call.id.clone(),
         tool,
-        duration_ms: u64::try_from(clock.elapsed().as_millis()).unwrap_or(u64::MAX),
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         is_error,
     };
     let step = Step::Result {

@@ -1,6 +1,7 @@
 //! A run's end: decides once between its own and a cancel, remembers, commits the terminal state. Knows no loop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -90,7 +91,7 @@ pub async fn close(
         mut events,
     } = ending;
     let reason_above = live.stop_reason();
-    let cancelled = live.begin_end();
+    let (cancelled, asked) = live.begin_end().unzip();
     let outcome = match (cancelled, how) {
         (_, How::Lost(error)) => return Err(error),
         (Some(reason), _) => Outcome::Cancelled {
@@ -139,6 +140,13 @@ pub async fn close(
         .journal
         .record(live, Change::Close(Box::new(closing)), steps, events)
         .await?;
+    let took = run
+        .started_at
+        .map(|_| Duration::from_millis(run.duration_ms(at)));
+    engine.metrics.run_ended(&run.agent, outcome.status(), took);
+    if let Some(asked) = asked {
+        engine.metrics.cancel_settled(asked.elapsed());
+    }
     let mut run = Arc::unwrap_or_clone(run);
     run.last_event = last_event;
     run.status = outcome.status();

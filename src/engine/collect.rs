@@ -109,7 +109,15 @@ async fn analyse(
                 None => None,
             };
             let error = match served.provider.complete(request, &mut |_| ()).await {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => {
+                    let asked = agent.model.to_string();
+                    let tokens = reply.usage.unwrap_or_default();
+                    let price = engine.settings.prices.get(&asked);
+                    let cost = price.filter(|_| reply.usage.is_some());
+                    let cost = cost.map(|price| price.of(&tokens));
+                    engine.metrics.spent(&asked, &tokens, cost);
+                    return Ok(reply);
+                }
                 Err(error) => error,
             };
             drop(permit);
@@ -118,6 +126,7 @@ async fn analyse(
                 return Err(error);
             }
             let wait = retry::wait(&agent.retry, attempt, error.retry_after, turn::random());
+            engine.metrics.retried(&served.name);
             tokio::time::sleep(wait).await;
         }
     };

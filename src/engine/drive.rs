@@ -81,11 +81,11 @@ async fn attempt(
                 message,
                 memory_warning: None,
             },
-            begin(live, run, entry),
+            begin(engine, live, run, entry),
         ),
         None => {
             let assembled = resolve::assemble(engine, &live.agent, message).await;
-            let mut draft = begin(live, run, entry);
+            let mut draft = begin(engine, live, run, entry);
             let prompt = match assembled {
                 Ok(prompt) => prompt,
                 Err(error) => {
@@ -477,6 +477,7 @@ impl Caller {
             self.tell(called).await?;
         }
         engine.live.add(&child);
+        engine.metrics.child_started(child.scope.depth.0);
         let entry = Entry::New {
             accepted: None,
             claim: None,

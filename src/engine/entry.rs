@@ -1,7 +1,9 @@
 //! The entries of a run's record that the loop writes on its way: the one that starts it, or goes on with it, first.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::SignedDuration;
 use tokio::sync::oneshot;
 
 use crate::domain::event::EventKind;
@@ -77,7 +79,7 @@ impl Draft {
 }
 
 /// The entry that starts the run.
-pub fn begin(live: &LiveRun, run: &mut Arc<Run>, entry: Entry) -> Draft {
+pub fn begin(engine: &Engine, live: &LiveRun, run: &mut Arc<Run>, entry: Entry) -> Draft {
     let at = now();
     let record = Arc::make_mut(run);
     if let Entry::Resumed(_) = entry {
@@ -92,6 +94,16 @@ pub fn begin(live: &LiveRun, run: &mut Arc<Run>, entry: Entry) -> Draft {
     }
     record.status = Status::Running;
     record.started_at = Some(at);
+    if live.parent.is_none() {
+        // On the calendar's clock, as the wait may have begun in another process.
+        let waited = match entry {
+            Entry::New { .. } => SignedDuration::ZERO,
+            Entry::Queued | Entry::Resumed(_) => at.duration_since(record.created_at),
+        };
+        engine
+            .metrics
+            .run_started(Duration::try_from(waited).unwrap_or_default());
+    }
     let started = EventKind::RunStarted {
         model: live.agent.model.to_string(),
         agent_version: live.agent.version.clone(),

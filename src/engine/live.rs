@@ -81,7 +81,7 @@ impl Deadline {
 #[derive(Debug)]
 enum Phase {
     Open,
-    Cancelling(String),
+    Cancelling { reason: String, asked: Instant },
     Ending,
 }
 
@@ -221,15 +221,19 @@ impl LiveRun {
         let mut phase = lock(&self.phase);
         let open = matches!(*phase, Phase::Open);
         if open {
-            *phase = Phase::Cancelling(reason.to_owned());
+            *phase = Phase::Cancelling {
+                reason: reason.to_owned(),
+                asked: Instant::now(),
+            };
         }
         open
     }
 
-    /// Takes the run's own end: from now on a cancel comes too late. The reason, where a cancel came first.
-    pub fn begin_end(&self) -> Option<String> {
+    /// Takes the run's own end: from now on a cancel comes too late. Its reason and when it was asked for, where a
+    /// cancel came first.
+    pub fn begin_end(&self) -> Option<(String, Instant)> {
         match std::mem::replace(&mut *lock(&self.phase), Phase::Ending) {
-            Phase::Cancelling(reason) => Some(reason),
+            Phase::Cancelling { reason, asked } => Some((reason, asked)),
             Phase::Open | Phase::Ending => None,
         }
     }
@@ -238,7 +242,7 @@ impl LiveRun {
     pub fn stop_reason(&self) -> String {
         let mut next = Some(self);
         while let Some(live) = next {
-            if let Phase::Cancelling(reason) = &*lock(&live.phase) {
+            if let Phase::Cancelling { reason, .. } = &*lock(&live.phase) {
                 return reason.clone();
             }
             next = live.parent.as_deref();
@@ -280,6 +284,11 @@ impl LiveRuns {
     /// Finds one.
     pub fn get(&self, id: RunId) -> Option<Arc<LiveRun>> {
         lock(&self.runs).get(&id).cloned()
+    }
+
+    /// How many there are, those that wait for a slot included.
+    pub fn count(&self) -> usize {
+        lock(&self.runs).len()
     }
 
     /// Removes one that has ended.

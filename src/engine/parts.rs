@@ -18,6 +18,7 @@ use crate::engine::live::LiveRuns;
 use crate::engine::memory::Memories;
 use crate::engine::recovery::Left;
 use crate::providers::registry::Registry;
+use crate::telemetry::metrics::Metrics;
 
 /// The engine's parts, shared by all runs.
 pub struct Engine {
@@ -35,6 +36,8 @@ pub struct Engine {
     pub left: Left,
     /// Runs at work.
     pub live: LiveRuns,
+    /// What is counted for whoever watches the daemon.
+    pub metrics: Arc<Metrics>,
     /// What the configuration says of runs.
     pub settings: Settings,
     /// Slots for root runs.

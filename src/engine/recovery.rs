@@ -102,6 +102,7 @@ pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
         .journal
         .close_orphan(&run, endings::interrupted(&message))
         .await?;
+    engine.metrics.run_ended(&run.agent, Status::Failed, None);
     tracing::warn!(
         run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
         "{} was {} when the daemon stopped and cannot go on; it is failed as interrupted", run.id, run.status.as_str()

@@ -28,6 +28,7 @@ use crate::engine::recovery::{Left, Revived};
 use crate::engine::{close, collect, record, recovery, remains, resolve};
 use crate::providers::registry::Registry;
 use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
+use crate::telemetry::metrics::{Metrics, Now};
 
 /// The engine's front: cheap to clone.
 #[derive(Clone)]
@@ -55,6 +56,7 @@ impl Runner {
             definitions: Definitions::default(),
             left: Left::default(),
             live: LiveRuns::default(),
+            metrics: Arc::default(),
             settings,
             slots,
             queued: AtomicUsize::new(0),
@@ -244,6 +246,22 @@ impl Runner {
             engine.tasks.spawn(left.work(Arc::clone(engine), place));
         }
         Ok(count)
+    }
+
+    /// What is counted for whoever watches the daemon.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.engine.metrics
+    }
+
+    /// What stands now, to be shown beside what is counted.
+    pub fn now(&self) -> Now {
+        let queued = self.engine.queued.load(Ordering::Acquire);
+        Now {
+            // Those that wait are among the live ones.
+            running: self.engine.live.count().saturating_sub(queued),
+            queued,
+            commits: self.store().commits(),
+        }
     }
 
     /// Refuses new runs from now on.

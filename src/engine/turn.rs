@@ -64,7 +64,7 @@ pub async fn take(
     live: &LiveRun,
     question: Question<'_>,
 ) -> Result<Answer, TurnError> {
-    let agent = &live.agent;
+    let (agent, clock) = (&live.agent, Instant::now());
     let mut failed = None;
     for model in std::iter::once(&agent.model).chain(&agent.fallback_models) {
         let served = match engine.providers.get(&model.provider) {
@@ -92,7 +92,12 @@ pub async fn take(
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 failed = Some(TurnError::Provider(error));
             }
-            ended => return ended,
+            ended => {
+                if ended.is_ok() {
+                    engine.metrics.turn_taken(clock.elapsed());
+                }
+                return ended;
+            }
         }
     }
     // At least one model was asked, so there is a failure to tell.
@@ -137,6 +142,7 @@ async fn ask(
             depth = live.scope.depth.0, provider = %served.name,
             "{} failed ({error}), trying again in {wait:?}", served.name
         );
+        engine.metrics.retried(&served.name);
         let scheduled = EventKind::RetryScheduled {
             turn: question.turn,
             model: model.to_string(),
@@ -160,7 +166,8 @@ async fn ask_once(
     model: &ModelRef,
     served: &Served,
 ) -> Result<Reply, TurnError> {
-    let price = engine.settings.prices.get(&model.to_string());
+    let asked = model.to_string();
+    let price = engine.settings.prices.get(&asked);
     let wanted = match live.accounts.is_empty() {
         true => Amount::default(),
         false => estimate(question, &live.agent.params, price),
@@ -210,6 +217,7 @@ async fn ask_once(
                 unreported: u64::from(reply.usage.is_none()),
             };
             live.spend(&spent);
+            engine.metrics.spent(&asked, &spent.tokens, spent.cost);
             let tokens = spent.tokens.input.saturating_add(spent.tokens.output);
             reservation.settle(Amount {
                 tokens,

@@ -55,6 +55,9 @@ pub trait RunStore: Send + Sync + 'static {
     /// Whether it can be written and read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
+    /// How many transactions it has committed since it was opened.
+    fn commits(&self) -> u64;
+
     /// Commits what was handed over and closes; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;
 }

@@ -344,6 +344,7 @@ mod tests {
     fn read(body: &Value) -> Result<RunAsk, Problem> {
         let settings = Settings {
             loopback_port: None,
+            metrics: true,
             path_prefix: String::new(),
             max_body: 4 << 20,
             max_wait: Duration::from_secs(300),

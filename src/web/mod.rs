@@ -7,6 +7,7 @@ pub mod create;
 pub mod error;
 pub mod frame;
 pub mod health;
+pub mod metrics;
 pub mod query;
 pub mod router;
 pub mod runs;

@@ -6,7 +6,7 @@ use axum::routing::{get, post};
 
 use crate::web::frame::frame;
 use crate::web::state::AppState;
-use crate::web::{agents, create, error, health, runs, sse};
+use crate::web::{agents, create, error, health, metrics, runs, sse};
 
 /// All routes with what surrounds them. Each carries the path prefix; only the probes answer without it too.
 pub fn router(state: AppState) -> Router {
@@ -30,11 +30,25 @@ pub fn router(state: AppState) -> Router {
         .route(&at("/livez"), get(health::livez))
         .route(&at("/readyz"), get(health::readyz))
         .route(&at("/version"), get(health::version));
+    if state.settings.metrics {
+        routes = routes.route(&at("/metrics"), get(metrics::metrics));
+    }
     if !prefix.is_empty() {
         routes = routes
             .route("/livez", get(health::livez))
             .route("/readyz", get(health::readyz));
     }
+    surrounded(routes, loopback_port, state)
+}
+
+/// What the metrics' own listener answers, whatever the path prefix: it is not meant to be reached through a proxy.
+/// `loopback_port` is its port where it listens on loopback.
+pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
+    let routes = Router::new().route("/metrics", get(metrics::metrics));
+    surrounded(routes, loopback_port, state)
+}
+
+fn surrounded(routes: Router<AppState>, loopback_port: Option<u16>, state: AppState) -> Router {
     routes
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)

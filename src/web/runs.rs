@@ -215,7 +215,10 @@ pub async fn delete(
     if !state.runner.store().delete(id).await? {
         return Err(Problem::no_such_run(id));
     }
-    info!(run.id = %id, "Deleted {id} with its tree");
+    info!(
+        run.id = %id, run.root = %id, agent = %run.agent, depth = run.depth.0,
+        "Deleted {id} with its tree"
+    );
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -25,6 +25,7 @@ use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
 use crate::engine::journal::{Listener, Notice};
 use crate::store::{EventQuery, RunStore, StoreError};
+use crate::telemetry::metrics::SseClient;
 use crate::web::error::{Problem, word};
 use crate::web::query::{Query, RunPath, count};
 use crate::web::runs;
@@ -162,6 +163,9 @@ fn stream(state: &AppState, run: &Run, wish: &Wish) -> Response {
         ended: false,
         phase: Phase::Opening,
         quiet_until: Instant::now() + HEARTBEAT,
+        agent: run.agent.clone(),
+        depth: run.depth.0,
+        _counted: state.runner.metrics().sse_client(),
     };
     let chunks = stream::unfold(follower, |mut follower| async move {
         let chunk = follower.next().await?;
@@ -221,6 +225,10 @@ struct Follower {
     ended: bool,
     phase: Phase,
     quiet_until: Instant,
+    /// For the log.
+    agent: String,
+    depth: u8,
+    _counted: SseClient,
 }
 
 impl Follower {
@@ -242,7 +250,7 @@ impl Follower {
                     Ok(chunk) => break chunk,
                     Err(error) => {
                         // The client comes back with the last number that it saw, and nothing is lost.
-                        warn!(run.id = %self.of, "Closing a stream of {}: {error}", self.of);
+                        self.tell(&error);
                         return None;
                     }
                 },
@@ -250,7 +258,7 @@ impl Follower {
                     Ok(chunk) if chunk.is_empty() => {}
                     Ok(chunk) => break chunk,
                     Err(error) => {
-                        warn!(run.id = %self.of, "Closing a stream of {}: {error}", self.of);
+                        self.tell(&error);
                         return None;
                     }
                 },
@@ -258,6 +266,13 @@ impl Follower {
         };
         self.quiet_until = Instant::now() + HEARTBEAT;
         Some(chunk)
+    }
+
+    fn tell(&self, error: &StoreError) {
+        warn!(
+            run.id = %self.of, run.root = %self.root, agent = self.agent, depth = self.depth,
+            "Closing a stream of {}: {error}", self.of
+        );
     }
 
     /// One page from the store. When there is no more, decides what comes next.
@@ -408,6 +423,7 @@ mod tests {
     use crate::store::{
         ClaimKey, Claimed, EventQuery, RunFilter, RunStore, Step, StoreError, Unfinished, Write,
     };
+    use crate::telemetry::metrics::Metrics;
 
     /// A log in memory: enough of a store to be read while it grows.
     #[derive(Default)]
@@ -477,6 +493,10 @@ mod tests {
 
         fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             unreachable!("a stream does not check")
+        }
+
+        fn commits(&self) -> u64 {
+            unreachable!("a stream does not count")
         }
 
         fn close(&self) -> BoxFuture<'_, ()> {
@@ -573,6 +593,9 @@ mod tests {
             ended: false,
             phase: Phase::Opening,
             quiet_until: Instant::now() + HEARTBEAT,
+            agent: asked.agent,
+            depth: 0,
+            _counted: Arc::<Metrics>::default().sse_client(),
         };
         let mut telling = JoinSet::new();
         let rest = story[told_before..].to_vec();

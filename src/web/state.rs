@@ -23,6 +23,8 @@ pub struct AppState {
 pub struct Settings {
     /// The daemon's port where it listens on loopback, and so is asked for by a name of this machine.
     pub loopback_port: Option<u16>,
+    /// Whether `/metrics` is answered here, and not by a listener of its own.
+    pub metrics: bool,
     /// Empty, or `/something`.
     pub path_prefix: String,
     /// Most bytes of a request body.

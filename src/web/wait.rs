@@ -44,7 +44,10 @@ pub async fn settled(state: &AppState, run: Arc<Run>, limit: Duration) -> Arc<Ru
     match found {
         Ok(found) => found.unwrap_or(run),
         Err(error) => {
-            warn!(run.id = %run.id, "Could not wait for {}, answering with the run as it was: {error}", run.id);
+            warn!(
+                run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+                "Could not wait for {}, answering with the run as it was: {error}", run.id
+            );
             run
         }
     }

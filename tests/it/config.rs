@@ -36,6 +36,7 @@ fn error(text: &str, variables: &[(&str, &str)]) -> String {
 fn without_a_word_everything_has_its_default() {
     let config = config("", &[]).expect("a config");
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.server.metrics_listen, None);
     assert_eq!(config.server.path_prefix, "");
     assert_eq!(config.server.max_body, 4 << 20);
     assert_eq!(config.server.max_wait, Duration::from_secs(300));

@@ -17,6 +17,7 @@ mod failing_store;
 mod http_errors;
 mod loop_;
 mod memory;
+mod metrics;
 mod overload;
 mod recordings;
 mod recovery;

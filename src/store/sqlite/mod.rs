@@ -1,6 +1,8 @@
 //! The store in one SQLite file: a thread that writes, a few that read. Knows no engine and no HTTP.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
@@ -35,6 +37,7 @@ const FILE: &str = "axed.db";
 pub struct Sqlite {
     jobs: mpsc::Sender<Job>,
     readers: Readers,
+    commits: Arc<AtomicU64>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -52,15 +55,26 @@ impl Sqlite {
         let connection = schema::open_writer(&file, durability)?;
         let checkpointer = Checkpointer::start(&file)?;
         let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
+        let commits = Arc::<AtomicU64>::default();
+        let counted = Arc::clone(&commits);
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || {
-                writer::serve(connection, checkpointer, lock, waiting, &bell, &listening)
+                writer::serve(
+                    connection,
+                    checkpointer,
+                    lock,
+                    waiting,
+                    &bell,
+                    &listening,
+                    &counted,
+                );
             })
             .map_err(|error| StoreError::Engine(format!("no thread to write with: {error}")))?;
         Ok(Self {
             jobs,
             readers: Readers::new(file),
+            commits,
             writer: Some(thread),
         })
     }
@@ -134,6 +148,10 @@ impl RunStore for Sqlite {
             self.ask(Task::Check).await?;
             self.readers.read(queries::check).await
         })
+    }
+
+    fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::Row;
 use rusqlite::types::Type;
+use serde::Deserialize;
 
 use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId};
@@ -222,6 +223,18 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
         .map_err(|error| StoreError::Engine(format!("an event could not be written: {error}")))
 }
 
+/// The agent and the depth of the run that these events are about.
+pub fn place(lines: &str) -> Option<(String, u8)> {
+    #[derive(Deserialize)]
+    struct Place {
+        agent: String,
+        depth: u8,
+    }
+    let (_, json) = lines.lines().next()?.split_once(' ')?;
+    let place: Place = serde_json::from_str(json).ok()?;
+    Some((place.agent, place.depth))
+}
+
 /// An entry's events with their numbers, of which `last_seq` is the last one's.
 pub fn events(
     run_id: RunId,
@@ -269,4 +282,28 @@ fn json<T: serde::de::DeserializeOwned>(
 
 fn unreadable(column: usize, why: &'static str) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::domain::event::{Event, EventKind};
+    use crate::domain::run::{RunId, now};
+
+    #[test]
+    fn stored_events_still_say_of_which_run_they_are() {
+        let id = RunId::new();
+        let event = Event {
+            run_id: id,
+            root_id: id,
+            depth: 2,
+            agent: "reader of \"files\"".into(),
+            time: now(),
+            kind: EventKind::RunCancelled {
+                reason: String::new(),
+            },
+        };
+        let lines = super::events_value(&[event]).expect("lines");
+        let place = lines.as_deref().and_then(super::place);
+        assert_eq!(place, Some(("reader of \"files\"".to_owned(), 2)));
+    }
 }

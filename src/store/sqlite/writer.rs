@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
@@ -134,8 +135,9 @@ pub fn serve(
     mut jobs: mpsc::Receiver<Job>,
     bell: &Bell,
     listening: &Listening,
+    commits: &AtomicU64,
 ) {
-    let ended = match Writer::new(&connection) {
+    let ended = match Writer::new(&connection, commits) {
         Ok(mut writer) => writer.work(checkpointer, &mut jobs, bell, listening),
         Err(error) => {
             error!(error = %error, "The store's writer could not start: {error}");
@@ -173,16 +175,19 @@ struct Writer<'c> {
     numbers: HashMap<RunId, u64>,
     definitions: Known,
     broken: Broken,
+    /// Transactions so far, for whoever asks.
+    commits: &'c AtomicU64,
 }
 
 impl<'c> Writer<'c> {
-    fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
+    fn new(connection: &'c Connection, commits: &'c AtomicU64) -> rusqlite::Result<Self> {
         Ok(Self {
             connection,
             sql: Statements::new(connection)?,
             numbers: HashMap::new(),
             definitions: Known::default(),
             broken: Broken::default(),
+            commits,
         })
     }
 
@@ -273,6 +278,7 @@ impl<'c> Writer<'c> {
             }
         }
         self.sql.commit.execute([])?;
+        self.commits.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -615,6 +621,7 @@ fn ring(job: &Job, result: &Result<u64, StoreError>, bell: &Bell, listening: &Li
 /// Tells the log of a posted write that failed: nobody else hears of it.
 fn report(task: &Task, result: Result<u64, StoreError>) {
     if let (Task::Write(parcel), Err(error)) = (task, result) {
-        warn!(run.id = %parcel.run, root.id = %parcel.root, error = %error, "A step of {} was not recorded, nothing more of it will be: {error}", parcel.run);
+        let (agent, depth) = parcel.events.as_deref().and_then(rows::place).unzip();
+        warn!(run.id = %parcel.run, run.root = %parcel.root, agent, depth, error = %error, "A step of {} was not recorded, nothing more of it will be: {error}", parcel.run);
     }
 }

@@ -1,0 +1,18 @@
+//! `/metrics`: what the daemon counts, in Prometheus' text format. Served on its own listener where one is configured.
+
+use axum::extract::State;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+
+use crate::web::state::AppState;
+
+/// `GET /metrics`
+pub async fn metrics(State(state): State<AppState>) -> Response {
+    let runner = &state.runner;
+    let text = runner.metrics().render(&runner.now());
+    let headers = [
+        (CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    (headers, text).into_response()
+}
