@@ -23,5 +23,6 @@ VOLUME /data
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["/usr/local/bin/axed", "health"]
 ENTRYPOINT ["/usr/local/bin/axed"]
-# Refused as it stands: beyond loopback the daemon wants --insecure-no-auth, and a network that deserves it.
+# Refused as it stands: beyond loopback the daemon wants keys of clients in its configuration, or --insecure-no-auth and a
+# network that deserves it.
 CMD ["serve"]

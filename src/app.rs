@@ -92,6 +92,40 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
+/// Whether the daemon may listen where it is told to: who has no keys serves this machine only, unless told otherwise.
+fn check_door(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError> {
+    let (wanted, keys) = (config.server.listen, config.auth.keys.len());
+    match (keys, wanted.ip().is_loopback(), insecure_no_auth) {
+        (0, true, _) => tracing::info!("No keys are configured: listening on loopback only"),
+        (0, false, true) => tracing::warn!(
+            "Listening on {wanted} without keys (--insecure-no-auth): everybody who reaches it is served"
+        ),
+        (0, false, false) => {
+            return Err(ConfigError(format!(
+                "server.listen {wanted} is not a loopback address, and no keys are configured: everybody who reaches \
+                 the port could run agents. Configure a key (axed keys new prints one), listen on 127.0.0.1, or say \
+                 --insecure-no-auth where the network is private"
+            )));
+        }
+        (_, _, true) => tracing::warn!(
+            "Keys are configured, so clients need one of them, whatever --insecure-no-auth says; remove either"
+        ),
+        (_, _, false) => tracing::info!("Clients need one of the {keys} configured keys"),
+    }
+    let apart = config
+        .server
+        .metrics_listen
+        .filter(|apart| !apart.ip().is_loopback());
+    if let (0, Some(apart), false) = (keys, apart, insecure_no_auth) {
+        return Err(ConfigError(format!(
+            "server.metrics_listen {apart} is not a loopback address, and no keys are configured: everybody who reaches \
+             the port could read the metrics. Configure a key with the scope metrics, listen on 127.0.0.1, or say \
+             --insecure-no-auth where the network is private"
+        )));
+    }
+    Ok(())
+}
+
 /// A daemon that listens.
 pub struct Daemon {
     /// Where, with the real port.
@@ -113,32 +147,8 @@ impl Daemon {
     /// that is taken.
     pub async fn start(config: Config, insecure_no_auth: bool) -> anyhow::Result<Self> {
         let wanted = config.server.listen;
-        if wanted.ip().is_loopback() {
-            tracing::info!("No keys are configured: listening on loopback only");
-        } else {
-            if !insecure_no_auth {
-                return Err(ConfigError(format!(
-                    "server.listen {wanted} is not a loopback address, and this version has no keys: everybody who \
-                     reaches the port could run agents. Listen on 127.0.0.1, or say --insecure-no-auth where the \
-                     network is private"
-                ))
-                .into());
-            }
-            tracing::warn!(
-                "Listening on {wanted} without keys (--insecure-no-auth): everybody who reaches it is served"
-            );
-        }
+        check_door(&config, insecure_no_auth)?;
         let apart = config.server.metrics_listen;
-        if let Some(wanted) = apart.filter(|wanted| !wanted.ip().is_loopback())
-            && !insecure_no_auth
-        {
-            return Err(ConfigError(format!(
-                "server.metrics_listen {wanted} is not a loopback address, and this version has no keys: everybody who \
-                 reaches the port could read the metrics. Listen on 127.0.0.1, or say --insecure-no-auth where the \
-                 network is private"
-            ))
-            .into());
-        }
         let house = House::build(&config).await?;
         let listener = TcpListener::bind(wanted).await.with_context(|| {
             format!("cannot listen on {wanted}; choose another address with --listen")
@@ -155,6 +165,7 @@ impl Daemon {
             None => None,
         };
         let web = web::state::Settings {
+            keys: config.auth.keys.clone(),
             loopback_port: wanted.ip().is_loopback().then_some(address.port()),
             metrics: metrics.is_none(),
             path_prefix: config.server.path_prefix.clone(),

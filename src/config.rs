@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use globset::GlobSet;
 use secrecy::SecretString;
 
+use crate::config::auth::KeyHash;
 use crate::domain::usage::Price;
 
+pub mod auth;
 pub mod document;
 pub mod load;
 mod providers;
@@ -19,6 +23,8 @@ pub mod section;
 pub struct Config {
     /// `[server]`
     pub server: Server,
+    /// `[auth]`
+    pub auth: Auth,
     /// `[agents]`
     pub agents: Agents,
     /// `[data]`
@@ -59,6 +65,41 @@ pub struct Server {
     pub max_timeout: Duration,
     /// How long a stop waits for running runs.
     pub drain_timeout: Duration,
+}
+
+/// `[auth]`
+#[derive(Clone, Debug, Default)]
+pub struct Auth {
+    /// `[auth.keys.<name>]`, in the order of their names; none asks nobody for a key.
+    pub keys: Vec<Arc<Key>>,
+}
+
+/// `[auth.keys.<name>]`: a key that clients come with. The key itself is nowhere in here.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// Its name, which owns the runs that it starts.
+    pub name: String,
+    /// What it is known by.
+    pub sha256: KeyHash,
+    /// What it may do.
+    pub scopes: Vec<KeyScope>,
+    /// The agents that exist for it; none means all.
+    pub agents: Option<GlobSet>,
+}
+
+/// What a key may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyScope {
+    /// Start runs, and ask what they would be.
+    Run,
+    /// Read agents and its own runs.
+    Read,
+    /// Stop its own runs.
+    Cancel,
+    /// Everything, with everybody's runs.
+    Admin,
+    /// Read the daemon's metrics.
+    Metrics,
 }
 
 /// `[agents]`

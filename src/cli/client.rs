@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use reqwest::header::ACCEPT;
+use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue};
 use reqwest::{Method, RequestBuilder, Response, Url};
+use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,6 +16,8 @@ use crate::domain::run::{Failure, Status};
 pub struct Client {
     http: reqwest::Client,
     base: Url,
+    /// What the daemon is told of who asks.
+    authorization: Option<HeaderValue>,
 }
 
 /// Why there is no answer to use.
@@ -28,6 +31,9 @@ pub enum ClientError {
         /// What is wrong with it.
         why: String,
     },
+    /// The key is none.
+    #[error("the key for the daemon holds characters that no key has; look at --key or AXED_KEY")]
+    Key,
     /// Nobody answers there.
     #[error("could not reach a daemon at {base}")]
     Unreachable {
@@ -130,7 +136,22 @@ impl Client {
             .connect_timeout(Duration::from_secs(5))
             .build()
             .map_err(|error| no_address(error.to_string()))?;
-        Ok(Self { http, base })
+        Ok(Self {
+            http,
+            base,
+            authorization: None,
+        })
+    }
+
+    /// The same client with a key for every request.
+    pub fn with_key(self, key: &SecretString) -> Result<Self, ClientError> {
+        let text = format!("Bearer {}", key.expose_secret().trim());
+        let mut value = HeaderValue::try_from(text).map_err(|_| ClientError::Key)?;
+        value.set_sensitive(true);
+        Ok(Self {
+            authorization: Some(value),
+            ..self
+        })
     }
 
     /// The daemon's address, with a slash at its end.
@@ -252,7 +273,10 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.unreadable(&error.to_string()))
     }
 
-    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+    async fn send(&self, mut request: RequestBuilder) -> Result<Response, ClientError> {
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
         let answer = request
             .send()
             .await

@@ -49,14 +49,14 @@ pub fn of_run(status: Status, failure: Option<FailureCode>) -> u8 {
 
 fn of_client_error(error: &ClientError) -> u8 {
     match error {
-        ClientError::Url { .. } => 2,
+        ClientError::Url { .. } | ClientError::Key => 2,
         ClientError::Unreachable { .. } => 3,
         ClientError::Unreadable { .. } => 1,
         // The contract's text for a missing key; like the provider's own refusal of a key it is code 3.
         ClientError::Refused { detail, .. } if detail.starts_with("API key for provider") => 3,
         ClientError::Refused { status, .. } => match status {
             400 | 404 | 405 | 409 | 413 | 415 | 422 => 2,
-            408 | 429 | 502 | 503 => 3,
+            401 | 403 | 408 | 429 | 502 | 503 => 3,
             _ => 1,
         },
     }
@@ -98,6 +98,7 @@ mod tests {
         let missing = "API key for provider \"openai\" is not configured (set OPENAI_API_KEY or add to config.toml)";
         assert_eq!(of_error(&refused(404, "agent config not found: x")), 2);
         assert_eq!(of_error(&refused(422, missing)), 3);
+        assert_eq!(of_error(&refused(401, "this needs a key")), 3);
         assert_eq!(of_error(&refused(503, "the daemon is stopping")), 3);
         let config = anyhow::Error::new(ConfigError("x".to_owned())).context("y");
         assert_eq!(of_error(&config), 2);

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::client::{Client, ClientError};
+use crate::cli::keys::Key;
 use crate::cli::{Sources, local, output, quiet_config};
 use crate::config::load::Flags;
 
@@ -28,6 +29,8 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
     server: Option<String>,
     #[command(flatten)]
+    key: Key,
+    #[command(flatten)]
     sources: Sources,
     /// The data directory with the memories [default: as configured]
     #[arg(long, value_name = "DIR")]
@@ -47,7 +50,7 @@ struct Report {
 /// Analyses and trims.
 pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
     match &args.server {
-        Some(server) => collect(&Client::new(server)?, &args).await?,
+        Some(server) => collect(&args.key.client(server)?, &args).await?,
         None => {
             let flags = Flags {
                 data: args.data.clone(),

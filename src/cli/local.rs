@@ -15,6 +15,8 @@ pub async fn with_daemon<T>(
     config.server.metrics_listen = None;
     config.server.path_prefix = String::new();
     config.agents.watch = false;
+    // Keys are for those who come from elsewhere.
+    config.auth.keys.clear();
     let daemon = Daemon::start(config, false).await?;
     let client = Client::new(&format!("http://{}", daemon.address))?;
     let stop = CancellationToken::new();

@@ -18,6 +18,7 @@ mod demo;
 mod exit;
 mod gc;
 mod health;
+mod keys;
 mod local;
 mod output;
 mod progress;
@@ -74,6 +75,9 @@ enum Command {
     Agents(agents::Command),
     /// Have agents' models analyse their memories, then trim them
     Gc(gc::Args),
+    /// Make keys for clients
+    #[command(subcommand)]
+    Keys(keys::Command),
     /// Ask a daemon whether it is alive: exit code 0 or 1
     Health(health::Args),
 }
@@ -86,6 +90,7 @@ impl Command {
             Self::Run(args) => run::run(args).await,
             Self::Agents(command) => agents::agents(command),
             Self::Gc(args) => gc::gc(args).await,
+            Self::Keys(command) => keys::keys(command),
             Self::Health(args) => health::health(args).await,
         }
     }

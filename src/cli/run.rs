@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::client::{Client, RunView};
 use crate::cli::exit::{self, Invalid};
+use crate::cli::keys::Key;
 use crate::cli::progress::{Progress, Totals};
 use crate::cli::scratch::Scratch;
 use crate::cli::signals::Signals;
@@ -57,6 +58,8 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
     server: Option<String>,
     #[command(flatten)]
+    key: Key,
+    #[command(flatten)]
     sources: Sources,
     /// Keep the run and its memory in this directory [default: a private one that is removed at the end]
     #[arg(long, value_name = "DIR")]
@@ -67,7 +70,7 @@ pub struct Args {
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let body = body(&args)?;
     if let Some(server) = &args.server {
-        return on(&Client::new(server)?, &args, &body).await;
+        return on(&args.key.client(server)?, &args, &body).await;
     }
     let (config, _scratch) = in_process(&args)?;
     local::with_daemon(config, async |client| on(client, &args, &body).await).await

@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use secrecy::SecretString;
+
 use crate::config::document::{self, Node, Origin, Table, Value};
-use crate::config::providers;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::{
-    Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools,
+    Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools, auth,
+    providers,
 };
 use crate::domain::agent::ModelRef;
 use crate::domain::usage::Price;
@@ -47,6 +49,12 @@ pub fn environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect()
+}
+
+/// The key that commands bring to a daemon: `AXED_KEY`.
+pub fn client_key() -> Option<SecretString> {
+    let environment = environment();
+    set(&environment, "AXED_KEY").map(SecretString::from)
 }
 
 /// The home directory of this process's user, for paths that begin with `~` in agent files.
@@ -149,6 +157,15 @@ pub(in crate::config) fn variable_name(name: &str) -> String {
         false => '_',
     });
     spelt.collect()
+}
+
+/// Whether a section may have this name of its writer's choice: two underscores part the steps of a variable's name.
+pub fn is_plain_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=64).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(is_plain)
+        && !name.contains("__")
 }
 
 /// The config file: a named one must exist.
@@ -293,6 +310,7 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
 fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
     let config = Config {
         server: top.section("server", server),
+        auth: top.section("auth", auth::read),
         agents: top.section("agents", |s| agents(s, place)),
         data: top.section("data", |s| data(s, place)),
         runs: top.section("runs", runs),
@@ -303,7 +321,6 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
         telemetry: top.section("telemetry", telemetry),
         config_dir: place.config_dir.clone(),
     };
-    top.unsupported("auth");
     top.unsupported("webhooks");
     config
 }

@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use secrecy::SecretString;
 
 use crate::config::document::{Node, Origin, Table, Value};
-use crate::config::load::{Place, set, variable_name};
+use crate::config::load::{Place, is_plain_name, set, variable_name};
 use crate::config::section::{MAX_COUNT, Section};
 use crate::config::{MAX_REPLY, Provider, ProviderKind};
 
@@ -63,13 +63,7 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
 }
 
 fn check_name(name: &str, s: &mut Section<'_>) {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    // Two underscores part the steps of a variable's name.
-    let is_name = (1..=64).contains(&name.len())
-        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.chars().all(is_plain)
-        && !name.contains("__");
-    if !is_name {
+    if !is_plain_name(name) {
         s.wrong_name(
             "is no provider's name: up to 64 letters, digits, - _ . without two _ in a row",
         );

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::catalog::{Entry, LoadError};
 use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat};
+use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
 use crate::web::query::AgentPath;
@@ -18,9 +19,13 @@ use crate::web::runs::{Listed, json};
 use crate::web::state::AppState;
 
 /// `GET /agents`
-pub async fn list(State(state): State<AppState>) -> Response {
+pub async fn list(State(state): State<AppState>, caller: Caller) -> Response {
     let agents = state.runner.catalog().current();
-    let data = agents.entries.values().map(Brief::of).collect();
+    let entries = agents.entries.values();
+    let data = entries
+        .filter(|entry| caller.touches(&entry.name))
+        .map(Brief::of)
+        .collect();
     json(StatusCode::OK, &Listed { data })
 }
 

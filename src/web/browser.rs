@@ -1,5 +1,5 @@
-//! Keeps web pages out: a browser sends what any page asks it to, also to daemons on its own machine, and this one asks
-//! for no key. Programs that are no browsers send none of the headers that are looked at here.
+//! Keeps web pages out: a browser sends what any page asks it to, also to daemons on its own machine, and this one may
+//! ask for no key. Programs that are no browsers send none of the headers that are looked at here.
 
 use std::net::Ipv4Addr;
 

@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use crate::domain::agent::{Budget, ResponseFormat};
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk};
+use crate::web::auth::Caller;
 use crate::web::body::{self, Later, MAX_DEPTH, Object, Sent};
 use crate::web::error::Problem;
 use crate::web::query::{AgentPath, Query};
@@ -32,9 +33,11 @@ const MAX_LABEL_VALUE: usize = 256;
 pub async fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
+    caller: Caller,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (ask, limit) = read(&state.settings, agent, request).await?;
+    let (mut ask, limit) = read(&state.settings, agent, request).await?;
+    ask.owner = caller.name().map(str::to_owned);
     let accepted = state.runner.start(ask).await?;
     let location = format!("{}/runs/{}", state.settings.path_prefix, accepted.id);
     let run = wait::settled(&state, accepted, limit).await;
@@ -343,6 +346,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<RunAsk, Problem> {
         let settings = Settings {
+            keys: Vec::new(),
             loopback_port: None,
             metrics: true,
             path_prefix: String::new(),

@@ -1,7 +1,7 @@
 //! What a caller is told when a request fails: one envelope (RFC 9457). The only place that turns a room's errors into
 //! status codes. The envelope's `instance` and `request_id` are filled in by `web::frame`, which renders it.
 
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -171,6 +171,9 @@ impl IntoResponse for Problem {
         );
         if let Some(seconds) = self.0.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response.extensions_mut().insert(self);
         response

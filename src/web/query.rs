@@ -1,4 +1,5 @@
-//! What stands in a request's path and query: names, ids, parameters, each checked and named where it is wrong.
+//! What stands in a request's path and query: names, ids, parameters, each checked and named where it is wrong. What the
+//! caller's key may not see does not exist.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path};
@@ -8,31 +9,43 @@ use axum::http::{StatusCode, Uri};
 use crate::catalog::LoadError;
 use crate::domain::agent::is_agent_name;
 use crate::domain::run::RunId;
+use crate::web::auth::Caller;
 use crate::web::error::{Problem, did_you_mean, word};
+use crate::web::state::AppState;
 
-/// `{id}` of a path. Anything that is no run's id is a run that does not exist.
+/// `{id}` of a path. Anything that is no run's id is a run that does not exist, and so is one of another key.
 pub struct RunPath(pub RunId);
 
-impl<S: Send + Sync> FromRequestParts<S> for RunPath {
+impl FromRequestParts<AppState> for RunPath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let text = segment(parts, state).await?;
-        text.parse()
-            .map(Self)
-            .map_err(|_| Problem::no_such_run(text))
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let caller = Caller::of(parts, state)?;
+        let text = segment(parts).await?;
+        let id: RunId = text.parse().map_err(|_| Problem::no_such_run(text))?;
+        if !caller.sees_all() {
+            let store = state.runner.store().as_ref();
+            let run = store.run(id).await?;
+            let run = run.ok_or_else(|| Problem::no_such_run(id))?;
+            if !caller.sees(&run, store).await? {
+                return Err(Problem::no_such_run(id));
+            }
+        }
+        Ok(Self(id))
     }
 }
 
-/// `{name}` of a path. Anything that is no agent's name is an agent that does not exist.
+/// `{name}` of a path. Anything that is no agent's name is an agent that does not exist, and so is one that the caller's
+/// key may not touch.
 pub struct AgentPath(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
+impl FromRequestParts<AppState> for AgentPath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let name = segment(parts, state).await?;
-        if is_agent_name(&name) {
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let caller = Caller::of(parts, state)?;
+        let name = segment(parts).await?;
+        if is_agent_name(&name) && caller.touches(&name) {
             Ok(Self(name))
         } else {
             Err(LoadError::NotFound(name).into())
@@ -40,8 +53,8 @@ impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
     }
 }
 
-async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Problem> {
-    Path::<String>::from_request_parts(parts, state)
+async fn segment(parts: &mut Parts) -> Result<String, Problem> {
+    Path::<String>::from_request_parts(parts, &())
         .await
         .map(|Path(text)| text)
         .map_err(|rejection: PathRejection| {

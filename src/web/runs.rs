@@ -14,6 +14,7 @@ use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::store::{PAGE_BYTES, RunFilter};
+use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
 use crate::web::query::{Query, RunPath, count, flag};
@@ -89,14 +90,18 @@ pub async fn get(
 }
 
 /// `GET /runs`
-pub async fn list(State(state): State<AppState>, uri: Uri) -> Result<Response, Problem> {
+pub async fn list(
+    State(state): State<AppState>,
+    caller: Caller,
+    uri: Uri,
+) -> Result<Response, Problem> {
     let filter = filter(&Query::read(&uri, &FILTERS)?)?;
     let limit = filter.limit;
+    let store = state.runner.store();
     // One more than asked for tells whether there is a next page.
-    let mut runs = state
-        .runner
-        .store()
+    let mut runs = store
         .list(RunFilter {
+            owner: caller.only_owner().map(str::to_owned),
             limit: limit + 1,
             ..filter
         })
@@ -104,13 +109,15 @@ pub async fn list(State(state): State<AppState>, uri: Uri) -> Result<Response, P
     // A page that ended early because its runs are large may have a next one, too.
     let more = runs.len() > limit || runs.iter().map(Run::text_bytes).sum::<usize>() >= PAGE_BYTES;
     runs.truncate(limit);
+    let next_cursor = runs.last().filter(|_| more).map(|run| run.id);
+    let runs = caller.seen(runs, store.as_ref()).await?;
     let now = now();
     let page = Page {
         data: runs
             .iter()
             .map(|run| RunView::new(run, &state.settings.path_prefix, now))
             .collect(),
-        next_cursor: runs.last().filter(|_| more).map(|run| run.id),
+        next_cursor,
     };
     Ok(json(StatusCode::OK, &page))
 }

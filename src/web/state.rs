@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::config::Key;
 use crate::engine::runner::Runner;
 
 /// Shared by all handlers; cheap to clone.
@@ -21,6 +22,8 @@ pub struct AppState {
 /// What the configuration says of HTTP.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// The keys that clients come with; none asks nobody for a key.
+    pub keys: Vec<Arc<Key>>,
     /// The daemon's port where it listens on loopback, and so is asked for by a name of this machine.
     pub loopback_port: Option<u16>,
     /// Whether `/metrics` is answered here, and not by a listener of its own.

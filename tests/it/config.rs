@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axed::config::load::{Environment, Flags, load};
-use axed::config::{Config, Durability, LogFormat, ProviderKind};
+use axed::config::{Config, Durability, KeyScope, LogFormat, ProviderKind};
 use secrecy::ExposeSecret;
 
 /// A configuration from a file of this text and these variables.
@@ -168,8 +168,8 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "DIR/axed.toml:2:1: agents.dirs must name at least one directory",
         ),
         (
-            "[auth.keys.a]\nsha256 = \"x\"",
-            "DIR/axed.toml:1:2: auth is not supported by this version of axed; remove it",
+            "[auth.keys.a]\nsha256 = \"x\"\nscopes = [\"run\"]",
+            "DIR/axed.toml:2:1: auth.keys.a.sha256 must be the SHA-256 of the key, 64 digits in hex, and not the key itself",
         ),
         (
             "[server]\ntrusted_proxies = [\"10.0.0.0/8\"]",
@@ -341,6 +341,76 @@ fn a_secret_is_never_shown() {
 }
 
 #[test]
+fn keys_of_clients_are_read_strictly() {
+    let hash = "0123456789abcdef".repeat(4);
+    let text = format!(
+        "[auth.keys.a]\nsha256 = \"{hash}\"\nscopes = [\"run\", \"read\"]\nagents = [\"team-*\"]\n\
+         [auth.keys.b]\nsha256 = \"{}\"\nscopes = [\"admin\"]",
+        hash.replace('0', "A")
+    );
+    let variables = [("AXED_AUTH__KEYS__A__AGENTS", "x, y-*")];
+    let keys = config(&text, &variables).expect("a config").auth.keys;
+    let [a, b] = keys.as_slice() else {
+        panic!("{keys:?}");
+    };
+    assert_eq!((a.name.as_str(), a.sha256.to_string()), ("a", hash.clone()));
+    assert!(a.may(KeyScope::Run) && a.may(KeyScope::Read));
+    assert!(!a.may(KeyScope::Cancel) && !a.may(KeyScope::Metrics) && !a.is_admin());
+    assert!(a.touches("x") && a.touches("y-1") && !a.touches("y") && !a.touches("team-x"));
+    assert!(b.may(KeyScope::Run) && b.may(KeyScope::Metrics) && b.is_admin());
+    assert!(b.touches("any"));
+    assert!(!format!("{keys:?}").contains(&hash), "{keys:?}");
+
+    let known = "run, read, cancel, admin, metrics";
+    let good = format!("sha256 = \"{hash}\"\nscopes = [\"run\"]\n");
+    for (text, told) in [
+        (
+            "[auth.keys.a]\nscopes = [\"run\"]".to_owned(),
+            "1:12: auth.keys.a.sha256 must be given: the SHA-256 of the key in hex, as axed keys new prints it".to_owned(),
+        ),
+        (
+            format!("[auth.keys.a]\nsha256 = \"{hash}\""),
+            format!("1:12: auth.keys.a.scopes must be given, some of: {known}"),
+        ),
+        (
+            format!("[auth.keys.a]\nscopes = []\nsha256 = \"{hash}\""),
+            format!("2:1: auth.keys.a.scopes must name some of: {known}"),
+        ),
+        (
+            format!("[auth.keys.a]\nscopes = [\"write\"]\nsha256 = \"{hash}\""),
+            format!("2:1: auth.keys.a.scopes has \"write\", which is none of: {known}"),
+        ),
+        (
+            format!("[auth.keys.a]\nagents = [\"a[\"]\n{good}"),
+            "2:1: auth.keys.a.agents has an invalid glob pattern \"a[\": unclosed character class; missing ']'".to_owned(),
+        ),
+        (
+            format!("[auth.keys.a]\nagents = [\"\"]\n{good}"),
+            "2:1: auth.keys.a.agents has a blank pattern; \"*\" means all agents".to_owned(),
+        ),
+        (
+            format!("[auth.keys.a]\nscope = 1\n{good}"),
+            "2:1: unknown key \"auth.keys.a.scope\"; did you mean \"auth.keys.a.scopes\"?".to_owned(),
+        ),
+        (
+            format!("[auth.keys.a]\n{good}[auth.keys.b]\n{good}"),
+            "5:1: auth.keys.b.sha256 is that of auth.keys.a too; a key has one name".to_owned(),
+        ),
+        (
+            format!("[auth.keys.\"a b\"]\n{good}"),
+            "1:12: auth.keys.\"a b\" is no key's name: up to 64 letters, digits, - _ . without two _ in a row".to_owned(),
+        ),
+    ] {
+        assert_eq!(error(&text, &[]), format!("DIR/axed.toml:{told}"));
+    }
+    let pasted = error(
+        "[auth.keys.a]\nsha256 = \"axed_hidden\"\nscopes = [\"run\"]",
+        &[],
+    );
+    assert!(!pasted.contains("axed_hidden"), "{pasted}");
+}
+
+#[test]
 fn prices_scripts_and_zeros() {
     let text = "[prices.\"openai/gpt\"]\ninput = 2\noutput = 8.5\ncache_read = 0\n\
                 [providers.scripted]\nscripts = [\"s.toml\", \"/abs\"]\nmax_concurrent = 0\ntimeout = 0\n";
@@ -398,7 +468,7 @@ fn uncommented(line: &str) -> &str {
         !key.is_empty()
             && key
                 .chars()
-                .all(|c| c.is_ascii_lowercase() || matches!(c, '_' | '-'))
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-'))
     };
     let is_table = rest.starts_with('[') && rest.trim_end().ends_with(']');
     match is_table

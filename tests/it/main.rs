@@ -1,6 +1,7 @@
 //! Stories about axed from outside: the real daemon as a process, a provider that speaks the real wires.
 
 mod architecture;
+mod auth;
 mod bad_input;
 mod bad_replies;
 mod budget;

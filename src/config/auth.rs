@@ -1,0 +1,218 @@
+//! The `[auth]` section: which keys clients may come with. Knows a key by its digest only, and nothing of HTTP.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use globset::{Glob, GlobSet, GlobSetBuilder};
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::config::load::is_plain_name;
+use crate::config::section::Section;
+use crate::config::{Auth, Key, KeyScope};
+
+const SCOPES: [(&str, KeyScope); 5] = [
+    ("run", KeyScope::Run),
+    ("read", KeyScope::Read),
+    ("cancel", KeyScope::Cancel),
+    ("admin", KeyScope::Admin),
+    ("metrics", KeyScope::Metrics),
+];
+
+impl KeyScope {
+    /// The word that the configuration has for it.
+    pub fn as_str(self) -> &'static str {
+        let found = SCOPES.iter().find(|(_, scope)| *scope == self);
+        found.map_or("", |(word, _)| word)
+    }
+}
+
+impl Key {
+    /// Whether it may do this: what its scopes name, and everything where they name `admin`.
+    pub fn may(&self, scope: KeyScope) -> bool {
+        self.is_admin() || self.scopes.contains(&scope)
+    }
+
+    /// Whether it may do everything, also with the runs of other keys.
+    pub fn is_admin(&self) -> bool {
+        self.scopes.contains(&KeyScope::Admin)
+    }
+
+    /// Whether this agent exists for it.
+    pub fn touches(&self, agent: &str) -> bool {
+        let agents = self.agents.as_ref();
+        agents.is_none_or(|agents| agents.is_match(agent))
+    }
+}
+
+/// The SHA-256 of a key. Shown in hex where it is asked for, and not by a debug print.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyHash([u8; 32]);
+
+impl KeyHash {
+    /// Of these bytes.
+    pub fn of(key: &[u8]) -> Self {
+        Self(Sha256::digest(key).into())
+    }
+
+    /// Whether both are the same, in a time that does not depend on where they differ.
+    pub fn matches(&self, other: &Self) -> Choice {
+        self.0.ct_eq(&other.0)
+    }
+
+    fn read(hex: &str) -> Option<Self> {
+        let mut hash = [0; 32];
+        let hex = hex.trim();
+        if hex.len() != 2 * hash.len() || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+        }
+        Some(Self(hash))
+    }
+}
+
+impl fmt::Display for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHash(…)")
+    }
+}
+
+/// The section.
+pub(in crate::config) fn read(s: &mut Section<'_>) -> Auth {
+    let mut owners = BTreeMap::new();
+    let keys = s.named("keys", |name, s| key(name, s, &mut owners));
+    Auth {
+        keys: keys.into_values().flatten().map(Arc::new).collect(),
+    }
+}
+
+/// One key; none where its section does not say enough to know it by.
+fn key(name: &str, s: &mut Section<'_>, owners: &mut BTreeMap<KeyHash, String>) -> Option<Key> {
+    if !is_plain_name(name) {
+        s.wrong_name("is no key's name: up to 64 letters, digits, - _ . without two _ in a row");
+    }
+    let sha256 = sha256(name, s, owners);
+    let scopes = scopes(s);
+    let agents = agents(s);
+    Some(Key {
+        name: name.to_owned(),
+        sha256: sha256?,
+        scopes: scopes?,
+        agents,
+    })
+}
+
+fn sha256(
+    name: &str,
+    s: &mut Section<'_>,
+    owners: &mut BTreeMap<KeyHash, String>,
+) -> Option<KeyHash> {
+    let Some(node) = s.peek("sha256") else {
+        let why = "must be given: the SHA-256 of the key in hex, as axed keys new prints it";
+        s.missing("sha256", why);
+        s.ignore("sha256");
+        return None;
+    };
+    // The text may be the key itself, pasted here by mistake, so the error does not repeat it.
+    let hash = s.checked("sha256", |hex| {
+        KeyHash::read(hex).ok_or_else(|| {
+            "must be the SHA-256 of the key, 64 digits in hex, and not the key itself".to_owned()
+        })
+    })?;
+    if let Some(other) = owners.insert(hash, name.to_owned()) {
+        let why = format!("is that of auth.keys.{other} too; a key has one name");
+        s.rule(&node, "sha256", &why);
+    }
+    Some(hash)
+}
+
+fn scopes(s: &mut Section<'_>) -> Option<Vec<KeyScope>> {
+    let words = || SCOPES.map(|(word, _)| word).join(", ");
+    let Some(node) = s.peek("scopes") else {
+        s.missing("scopes", &format!("must be given, some of: {}", words()));
+        s.ignore("scopes");
+        return None;
+    };
+    let texts = s.texts("scopes")?;
+    let mut scopes = Vec::new();
+    for text in &texts {
+        match SCOPES.iter().find(|(word, _)| word == text) {
+            Some((_, scope)) => scopes.push(*scope),
+            None => {
+                let why = format!("has {text:?}, which is none of: {}", words());
+                s.rule(&node, "scopes", &why);
+                return None;
+            }
+        }
+    }
+    if scopes.is_empty() {
+        s.rule(&node, "scopes", &format!("must name some of: {}", words()));
+        return None;
+    }
+    Some(scopes)
+}
+
+/// The agents that the key may touch; none for all.
+fn agents(s: &mut Section<'_>) -> Option<GlobSet> {
+    let node = s.peek("agents")?;
+    let patterns = s.texts("agents").filter(|texts| !texts.is_empty())?;
+    match globs(&patterns) {
+        Ok(globs) => Some(globs),
+        Err(why) => {
+            s.rule(&node, "agents", &why);
+            None
+        }
+    }
+}
+
+fn globs(patterns: &[String]) -> Result<GlobSet, String> {
+    let mut globs = GlobSetBuilder::new();
+    for pattern in patterns {
+        if pattern.trim().is_empty() {
+            return Err("has a blank pattern; \"*\" means all agents".to_owned());
+        }
+        let glob = Glob::new(pattern).map_err(|error| {
+            format!("has an invalid glob pattern {pattern:?}: {}", error.kind())
+        })?;
+        globs.add(glob);
+    }
+    globs.build().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KeyHash;
+
+    #[test]
+    fn a_digest_is_read_as_it_is_shown() {
+        let hash = KeyHash::of(b"abc");
+        let shown = hash.to_string();
+        assert_eq!(
+            shown,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(KeyHash::read(&shown), Some(hash));
+        assert_eq!(KeyHash::read(&shown.to_uppercase()), Some(hash));
+        assert!(bool::from(hash.matches(&KeyHash::of(b"abc"))));
+        assert!(!bool::from(hash.matches(&KeyHash::of(b"abd"))));
+        assert_eq!(format!("{hash:?}"), "KeyHash(…)");
+        for bad in [
+            "",
+            "axed_ab",
+            &shown[1..],
+            &format!("{shown}0"),
+            &"ä".repeat(32),
+        ] {
+            assert_eq!(KeyHash::read(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Keys: who is let in, what a key may do, and what does not exist for it.
+
+use axed::config::auth::KeyHash;
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::daemon::{Daemon, axed};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, says};
+use crate::support::soon;
+
+/// Every route that asks for a key, with the scope that it names.
+const ROUTES: [(Method, &str, &str); 15] = [
+    (Method::GET, "/agents", "read"),
+    (Method::GET, "/metrics", "metrics"),
+    (Method::GET, "/agents/solo", "read"),
+    (Method::POST, "/agents/solo/runs", "run"),
+    (Method::POST, "/agents/solo/dry-run", "run"),
+    (Method::GET, "/agents/solo/memory", "read"),
+    (Method::POST, "/agents/solo/gc", "admin"),
+    (Method::GET, "/runs", "read"),
+    (Method::GET, "/runs/RUN", "read"),
+    (Method::DELETE, "/runs/RUN", "admin"),
+    (Method::GET, "/runs/RUN/events", "read"),
+    (Method::GET, "/runs/RUN/tree", "read"),
+    (Method::GET, "/runs/RUN/children", "read"),
+    (Method::GET, "/runs/RUN/messages", "read"),
+    (Method::POST, "/runs/RUN/cancel", "cancel"),
+];
+/// An id that no run has.
+const NO_RUN: &str = "run_00000000-0000-7000-8000-000000000000";
+
+/// A key's section; the key itself is [`text_of`] its name.
+fn key(name: &str, rest: &str) -> String {
+    let sha256 = KeyHash::of(text_of(name).as_bytes());
+    format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\n{rest}\n")
+}
+
+fn text_of(name: &str) -> String {
+    format!("very-secret-key-of-{name}")
+}
+
+/// A daemon with keys, a planner that asks a reader, and an agent alone.
+fn with_keys(keys: &[(&str, &str)]) -> Setup {
+    let sections: String = keys.iter().map(|(name, rest)| key(name, rest)).collect();
+    TestApp::with()
+        .config(&sections)
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .agent("solo", "")
+}
+
+/// Somebody with a key.
+struct Client<'a> {
+    app: &'a TestApp,
+    key: String,
+}
+
+fn with_key<'a>(app: &'a TestApp, name: &str) -> Client<'a> {
+    Client {
+        app,
+        key: text_of(name),
+    }
+}
+
+impl Client<'_> {
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.app.request(method, path).bearer_auth(&self.key)
+    }
+
+    async fn get(&self, path: &str) -> Got {
+        send(self.request(Method::GET, path)).await
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Got {
+        send(self.request(Method::POST, path).json(body)).await
+    }
+
+    async fn delete(&self, path: &str) -> Got {
+        send(self.request(Method::DELETE, path)).await
+    }
+
+    /// Runs an agent to its end; the run.
+    async fn run(&self, agent: &str) -> Value {
+        let path = format!("/agents/{agent}/runs?wait=30");
+        let got = self.post(&path, &json!({"input": "go"})).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        got.json()
+    }
+
+    /// The ids that a list shows.
+    async fn listed(&self, path: &str) -> Vec<String> {
+        let got = self.get(path).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        ids(&got.json())
+    }
+}
+
+fn ids(page: &Value) -> Vec<String> {
+    let data = page["data"].as_array().expect("data");
+    data.iter().map(id).collect()
+}
+
+fn id(run: &Value) -> String {
+    run["id"].as_str().expect("an id").to_owned()
+}
+
+fn code(got: &Got) -> Value {
+    got.json()["code"].clone()
+}
+
+#[tokio::test]
+async fn without_a_key_only_what_is_open_answers() {
+    let app = with_keys(&[("ada", "scopes = [\"admin\"]")]).spawn().await;
+    for (method, path, _) in ROUTES {
+        let path = path.replace("RUN", NO_RUN);
+        let request = || app.request(method.clone(), &path);
+        for refused in [
+            request(),
+            request().bearer_auth("another"),
+            request().bearer_auth(""),
+            request().basic_auth("ada", Some(text_of("ada"))),
+            request().header("authorization", text_of("ada")),
+            request()
+                .bearer_auth(text_of("ada"))
+                .bearer_auth(text_of("ada")),
+        ] {
+            let got = send(refused).await;
+            got.problem(401);
+            assert_eq!(code(&got), "unauthorized", "{method} {path}");
+            assert_eq!(got.header("www-authenticate"), "Bearer");
+            assert!(!got.text.contains("very-secret"), "{}", got.text);
+        }
+    }
+    for path in ["/livez", "/readyz", "/version"] {
+        assert_eq!(app.get(path).await.status, 200, "{path}");
+    }
+    app.get("/nowhere").await.problem(404);
+    send(app.request(Method::PUT, "/runs")).await.problem(405);
+    let ada = with_key(&app, "ada");
+    assert_eq!(ada.listed("/runs").await, [""; 0]);
+}
+
+#[tokio::test]
+async fn every_route_asks_for_its_scope() {
+    let scopes = ["run", "read", "cancel", "metrics", "admin"];
+    let keys = scopes.map(|scope| (scope, format!("scopes = [\"{scope}\"]")));
+    let keys: Vec<(&str, &str)> = keys.iter().map(|(n, rest)| (*n, rest.as_str())).collect();
+    let app = with_keys(&keys).spawn().await;
+    app.provider.will("solo", [says("a"), says("b")]);
+
+    for (method, path, needed) in ROUTES {
+        let path = path.replace("RUN", NO_RUN);
+        for scope in scopes {
+            let request = with_key(&app, scope).request(method.clone(), &path);
+            let got = send(request).await;
+            if scope == needed || scope == "admin" {
+                let let_in = got.status != 401 && got.status != 403;
+                assert!(let_in, "{scope}: {method} {path}: {}", got.text);
+            } else {
+                let told = got.problem(403);
+                assert_eq!(code(&got), "insufficient_scope");
+                assert!(told.contains(&format!("scope {needed}")), "{told}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_outside_a_keys_globs_does_not_exist_for_it() {
+    let app = with_keys(&[
+        ("solist", "scopes = [\"admin\"]\nagents = [\"sol*\", \"x\"]"),
+        ("ada", "scopes = [\"admin\"]\nagents = []"),
+    ])
+    .spawn()
+    .await;
+    app.provider.will("solo", [says("done")]);
+    let (solist, ada) = (with_key(&app, "solist"), with_key(&app, "ada"));
+
+    for (method, path, _) in &ROUTES[2..7] {
+        let path = path.replace("solo", "reader");
+        let got = send(solist.request(method.clone(), &path)).await;
+        let told = got.problem(404);
+        assert_eq!(told, "agent config not found: reader", "{method} {path}");
+        assert_eq!(code(&got), "agent_not_found");
+    }
+    let names = |got: Got| -> Vec<Value> {
+        let data = got.json()["data"].as_array().expect("data").clone();
+        data.into_iter()
+            .map(|agent| agent["name"].clone())
+            .collect()
+    };
+    assert_eq!(names(solist.get("/agents").await), ["solo"]);
+    assert_eq!(
+        names(ada.get("/agents").await),
+        ["planner", "reader", "solo"]
+    );
+    assert_eq!(solist.get("/agents/solo").await.status, 200);
+    solist.run("solo").await;
+}
+
+#[tokio::test]
+async fn globs_hide_whole_trees_and_judge_them_by_their_root() {
+    let app = with_keys(&[
+        ("ada", "scopes = [\"admin\"]"),
+        ("planners", "scopes = [\"admin\"]\nagents = [\"planner\"]"),
+        ("readers", "scopes = [\"admin\"]\nagents = [\"reader\"]"),
+    ])
+    .spawn()
+    .await;
+    app.provider
+        .will("planner", [asks([("reader", "read")]), says("done")]);
+    app.provider.will("reader", [says("read"), says("read")]);
+    let ada = with_key(&app, "ada");
+    let root = id(&ada.run("planner").await);
+    let children = ada.listed(&format!("/runs/{root}/children")).await;
+    let [child] = children.as_slice() else {
+        panic!("{children:?}");
+    };
+    let other = id(&ada.run("reader").await);
+
+    let planners = with_key(&app, "planners");
+    for run in [&root, child] {
+        assert_eq!(planners.get(&format!("/runs/{run}")).await.status, 200);
+    }
+    planners.get(&format!("/runs/{other}")).await.problem(404);
+    assert_eq!(planners.listed("/runs").await, [root.as_str()]);
+    assert_eq!(
+        planners.listed("/runs?all=true").await,
+        [child.clone(), root.clone()]
+    );
+
+    // The child is of an agent within its globs, but a part of somebody else's tree.
+    let readers = with_key(&app, "readers");
+    for run in [&root, child] {
+        readers.get(&format!("/runs/{run}")).await.problem(404);
+    }
+    assert_eq!(readers.listed("/runs?all=true").await, [other.as_str()]);
+    let page = readers.get("/runs?all=true&limit=1").await.json();
+    assert_eq!(ids(&page), [other]);
+}
+
+#[tokio::test]
+async fn a_key_sees_its_own_runs_and_an_admin_all() {
+    let usual = "scopes = [\"run\", \"read\", \"cancel\"]";
+    let mut app = with_keys(&[
+        ("alice", usual),
+        ("bob", usual),
+        ("ada", "scopes = [\"admin\"]"),
+    ])
+    .spawn()
+    .await;
+    app.provider
+        .will("planner", [asks([("reader", "read")]), says("done")]);
+    app.provider.will("reader", [says("read")]);
+    app.provider.will("solo", [says("done")]);
+
+    let root = id(&with_key(&app, "alice").run("planner").await);
+    let bobs = id(&with_key(&app, "bob").run("solo").await);
+    // What is on disk says whose it is.
+    app.restart().await;
+    let (alice, bob, ada) = (
+        with_key(&app, "alice"),
+        with_key(&app, "bob"),
+        with_key(&app, "ada"),
+    );
+
+    let children = alice.listed(&format!("/runs/{root}/children")).await;
+    assert_eq!(children.len(), 1);
+    let tree = [&root, &children[0]];
+    for run in tree {
+        for below in ["", "/events", "/tree", "/children", "/messages"] {
+            let path = format!("/runs/{run}{below}");
+            assert_eq!(alice.get(&path).await.status, 200, "{path}");
+            assert_eq!(ada.get(&path).await.status, 200, "{path}");
+            let got = bob.get(&path).await;
+            assert_eq!(got.problem(404), format!("there is no run {run:?}"));
+            assert_eq!(code(&got), "run_not_found");
+        }
+        let stream = bob.request(Method::GET, &format!("/runs/{run}/events"));
+        let stream = stream.header("accept", "text/event-stream");
+        send(stream).await.problem(404);
+        let cancel = format!("/runs/{run}/cancel");
+        bob.post(&cancel, &json!({})).await.problem(404);
+        assert_eq!(alice.post(&cancel, &json!({})).await.status, 200);
+    }
+    assert_eq!(alice.listed("/runs").await, [root.as_str()]);
+    assert_eq!(alice.listed("/runs?all=true").await.len(), 2);
+    assert_eq!(bob.listed("/runs?all=true").await, [bobs.as_str()]);
+    let of_alice = format!("/runs?root={root}");
+    assert_eq!(bob.listed(&of_alice).await, [""; 0]);
+    assert_eq!(ada.listed(&of_alice).await.len(), 2);
+    assert_eq!(ada.listed("/runs").await, [bobs, root.clone()]);
+    assert_eq!(ada.delete(&format!("/runs/{root}")).await.status, 204);
+}
+
+#[tokio::test]
+async fn a_key_stops_its_own_run_and_no_other() {
+    let app = with_keys(&[
+        ("alice", "scopes = [\"run\", \"read\", \"cancel\"]"),
+        ("bob", "scopes = [\"cancel\"]"),
+    ])
+    .spawn()
+    .await;
+    let gate = Gate::shut();
+    app.provider.will("solo", [says("done").after(&gate)]);
+    let alice = with_key(&app, "alice");
+    let run = alice.post("/agents/solo/runs", &json!({})).await.json();
+    app.provider.busy("solo", 1).await;
+
+    let cancel = format!("/runs/{}/cancel?wait=30", id(&run));
+    let bob = with_key(&app, "bob");
+    bob.post(&cancel, &json!({})).await.problem(404);
+    let now = alice.get(&format!("/runs/{}", id(&run))).await.json();
+    assert_eq!(now["status"], "running");
+    let ended = alice.post(&cancel, &json!({})).await;
+    assert_eq!(ended.json()["status"], "cancelled", "{}", ended.text);
+}
+
+#[tokio::test]
+async fn keys_open_other_addresses_and_outweigh_the_flag() {
+    for flag in [None, Some("--insecure-no-auth")] {
+        let mut setup = with_keys(&[("ada", "scopes = [\"admin\"]")])
+            .argument("--listen")
+            .argument("0.0.0.0:0");
+        if let Some(flag) = flag {
+            setup = setup.argument(flag);
+        }
+        let app = setup.spawn().await;
+        let url = app.daemon.url.replace("0.0.0.0", "127.0.0.1");
+        let agents = app.client.get(format!("{url}/agents"));
+        let with_key = agents.try_clone().expect("a request");
+        send(agents).await.problem(401);
+        let got = send(with_key.bearer_auth(text_of("ada"))).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+    }
+}
+
+#[tokio::test]
+async fn a_key_can_come_from_the_environment() {
+    let sha256 = KeyHash::of(text_of("ci").as_bytes()).to_string();
+    let app = TestApp::with()
+        .prefix("/ai")
+        .environment("AXED_AUTH__KEYS__CI__SHA256", &sha256)
+        .environment("AXED_AUTH__KEYS__CI__SCOPES", "read,run")
+        .spawn()
+        .await;
+    app.get("/agents").await.problem(401);
+    assert_eq!(with_key(&app, "ci").get("/agents").await.status, 200);
+    let bare = app.client.get(format!("{}/agents", app.daemon.url));
+    send(bare).await.problem(404);
+}
+
+#[tokio::test]
+async fn no_key_is_told_to_the_log() {
+    let app = with_keys(&[("ada", "scopes = [\"admin\"]")])
+        .environment("AXED_TELEMETRY__LOG", "trace")
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let ada = with_key(&app, "ada");
+    ada.run("solo").await;
+    let run = with_key(&app, "nobody").get("/runs").await;
+    run.problem(401);
+    let log = app.daemon.log();
+    assert!(log.contains("/runs answered 401"), "{log}");
+    assert!(!log.contains("very-secret"), "{log}");
+}
+
+#[tokio::test]
+async fn a_new_key_and_its_lines_fit() {
+    let home = tempfile::tempdir().expect("a directory");
+    let made = async |name: &str| {
+        let output = soon("a key", axed(home.path(), &["keys", "new", name]).output());
+        let output = output.await.expect("run axed");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let (one, other) = (made("ci.one").await, made("other").await);
+    let key = one.lines().next().expect("a key");
+    assert!(key.starts_with("axed_") && key.len() == 69, "{key}");
+    assert_ne!(Some(key), other.lines().next());
+    assert!(one.lines().skip(1).all(|line| !line.contains(key)), "{one}");
+
+    // All but the key's own line is configuration.
+    let lines = |text: &str| text.split_once('\n').expect("lines").1.to_owned();
+    let config = format!("{}{}", lines(&one), lines(&other));
+    std::fs::write(home.path().join("axed.toml"), config).expect("a file");
+    let arguments = ["serve", "--config", "axed.toml", "--agents", "."];
+    let daemon = Daemon::start(axed(
+        home.path(),
+        &[&arguments[..], &["--listen", "127.0.0.1:0"]].concat(),
+    ))
+    .await;
+    let agents = reqwest::Client::new().get(format!("{}/agents", daemon.url));
+    let got = send(agents.bearer_auth(key)).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+
+    let bad = axed(home.path(), &["keys", "new", "two words"]);
+    let output = soon("a refusal", { bad }.output()).await.expect("run axed");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[tokio::test]
+async fn commands_bring_a_key_along() {
+    let app = with_keys(&[
+        ("ada", "scopes = [\"admin\"]"),
+        ("reader", "scopes = [\"read\"]"),
+    ])
+    .agent("keeper", "[memory]\nenabled = true")
+    .spawn()
+    .await;
+    app.provider
+        .will("solo", [says("first"), says("second"), says("in process")]);
+    let server = app.daemon.url.as_str();
+    let called = async |arguments: &[&str], variable: Option<&str>| {
+        let mut command = axed(&app.path(""), arguments);
+        if let Some(key) = variable {
+            command.env("AXED_KEY", key);
+        }
+        let output = soon("the command's end", command.output()).await;
+        let output = output.expect("run axed");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (said, told) = (text(&output.stdout), text(&output.stderr));
+        assert!(!told.contains("very-secret"), "{told}");
+        (output.status.code(), said.trim().to_owned(), told)
+    };
+    let (ada, reader) = (text_of("ada"), text_of("reader"));
+    let run = ["run", "solo", "hi", "--server", server];
+    let with_flag = [&run[..], &["--key", &ada]].concat();
+
+    assert_eq!(called(&with_flag, None).await.1, "first");
+    assert_eq!(called(&run, Some(&ada)).await.1, "second");
+    let (code, _, told) = called(&run, None).await;
+    assert_eq!(code, Some(3), "{told}");
+    assert!(told.contains("Authorization"), "{told}");
+    let (code, _, told) = called(&run, Some(&reader)).await;
+    assert_eq!(code, Some(3), "{told}");
+    assert!(told.contains("scope run"), "{told}");
+    let (code, _, told) = called(&run, Some("very-secret\u{7}")).await;
+    assert_eq!(code, Some(2), "{told}");
+    let gc = ["gc", "--all", "--server", server];
+    assert_eq!(called(&gc, Some(&ada)).await.0, Some(0));
+    assert_eq!(called(&gc, Some(&reader)).await.0, Some(3));
+    let health = ["health", "--server", server];
+    assert_eq!(called(&health, None).await.0, Some(0));
+
+    // In process nobody is asked, whatever the configuration says of clients.
+    let (_, said, told) = called(&["run", "solo", "hi"], None).await;
+    assert_eq!(said, "in process", "{told}");
+}
