@@ -232,6 +232,7 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
             count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
         })
         .await;
+    app.provider.asked("reader", 2).await;
     let ids =
         |family: &[Value]| -> Vec<Value> { family.iter().map(|run| run["id"].clone()).collect() };
     let before = ids(&run.family().await);
@@ -239,7 +240,7 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
     app.daemon.signal("TERM");
     heard.extend(stream.rest().await);
     stopped(&mut app).await;
-    // Both processes say what they did: this one which run it parked, the next one that it goes on.
+    // Both processes say what they did.
     app.daemon.logged(&id).await;
     app.restart_after_end().await;
 

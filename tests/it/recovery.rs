@@ -22,7 +22,7 @@ async fn begun(app: &TestApp, id: &str, turns: usize) -> Vec<Event> {
         .await
 }
 
-/// Starts a run and waits until so many turns of its tree have begun.
+/// Starts a run and waits until so many turns of its tree have begun. The last request may still be on its way then.
 async fn started(app: &TestApp, agent: &str, turns: usize) -> String {
     let id = app.start(agent, "go").await.id().to_owned();
     begun(app, &id, turns).await;
@@ -101,6 +101,7 @@ async fn a_run_that_is_killed_again_and_again_goes_on_each_time() {
     app.provider
         .will("solo", [hangs(), hangs(), hangs(), says("done")]);
     let id = started(&app, "solo", 1).await;
+    app.provider.asked("solo", 1).await;
     for attempt in 2..=4 {
         app.crash_and_restart().await;
         if attempt < 4 {
@@ -148,6 +149,7 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
             count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
         })
         .await;
+    app.provider.asked("reader", 2).await;
     let before = run.children().await;
     let known = |children: &[Run<'_>], status: &str| {
         let mut found = children.iter().filter(|child| child.status() == status);
@@ -178,9 +180,12 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
         assert_eq!(child["attempt"], attempt, "{child:?}");
         assert_eq!(child.status(), "completed");
     }
-    for (id, call) in [finished, under_way] {
-        let child = children.iter().find(|child| child.id() == id);
-        assert_eq!(child.expect("the same child")["tool_call_id"], call);
+    let known = [finished, under_way.clone()];
+    let is_new = |child: &&Run<'_>| known.iter().all(|(id, _)| id != child.id());
+    let last = children.iter().find(is_new).expect("a third child");
+    for (id, call) in &known {
+        let child = children.iter().find(|child| child.id() == id.as_str());
+        assert_eq!(child.expect("the same child")["tool_call_id"], *call);
     }
     each_call_has_one_child(&run).await;
     is_as_charged(&app, &run);
@@ -188,6 +193,17 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
     assert_eq!(run.tree_usage().2, 3);
     let events = run.events().await;
     is_whole(&events);
+    let at = |child: &str, kind: &str| {
+        let found = events
+            .iter()
+            .find(|event| event["run_id"] == child && event.kind() == kind);
+        found.expect("an event").seq()
+    };
+    let (second, third) = (&under_way.0, last.id());
+    assert!(
+        at(third, "run.queued") > at(second, "run.completed"),
+        "max_concurrent holds over the restart"
+    );
     assert_eq!(count(&events, "tool.completed"), 3);
     assert_eq!(count(&events, "run.queued"), 4);
     assert_eq!(kinds(&events).last(), Some(&"run.completed"));
@@ -314,6 +330,7 @@ async fn a_child_that_was_cancelled_alone_is_an_error_to_its_parent() {
         .will("planner", [asks([("reader", "x")]), says("done")]);
     app.provider.always("reader", |_| hangs());
     let id = started(&app, "planner", 2).await;
+    app.provider.asked("reader", 1).await;
     let child = app.find(&id).await.children().await[0].id().to_owned();
     let path = format!("/runs/{child}/cancel");
     app.post(&path, &json!({"reason": "not needed"})).await;
@@ -345,6 +362,7 @@ async fn time_goes_on_while_nobody_runs() {
     app.provider.will("planner", [asks([("reader", "x")])]);
     app.provider.always("reader", |_| hangs());
     let id = started(&app, "planner", 2).await;
+    app.provider.asked("reader", 1).await;
 
     app.daemon.kill().await;
     // The deadline itself is what is waited for: it passes by the clock and by nothing else.
@@ -398,6 +416,41 @@ async fn queued_runs_survive_in_their_order() {
 }
 
 #[tokio::test]
+async fn a_queued_run_keeps_what_it_was_asked() {
+    let mut app = TestApp::with()
+        .config("[runs]\nmax_running = 1")
+        .agent("slow", "")
+        .agent("solo", "system_prompt = \"Work.\"")
+        .spawn()
+        .await;
+    app.provider.will("slow", [hangs(), says("done")]);
+    app.provider.will("solo", [hangs(), says("done")]);
+    let slow = started(&app, "slow", 1).await;
+    app.provider.asked("slow", 1).await;
+    let body = json!({"input": "go", "context": "by noon", "params": {"temperature": 0.25}});
+    let id = app.start_with("solo", body).await.id().to_owned();
+
+    app.crash_and_restart().await;
+    assert_eq!(app.find(&slow).await.ended().await.output(), "done");
+    let asked = app.provider.asked("solo", 1).await;
+    assert_eq!(asked.user(), ["go\n\nContext:\nby noon"]);
+    assert_eq!(asked.system(), "Work.");
+    assert_eq!(asked.body["temperature"], 0.25);
+    begun(&app, &id, 1).await;
+    // Its first life ends here.
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(app.provider.asked("solo", 2).await.body, asked.body);
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "run.started"), 1);
+    let said = run.messages().await;
+    assert_eq!(said["data"].as_array().map(Vec::len), Some(2), "{said}");
+}
+
+#[tokio::test]
 async fn a_queued_run_that_was_killed_can_be_cancelled() {
     let mut app = TestApp::with()
         .config("[runs]\nmax_running = 1")
@@ -407,6 +460,7 @@ async fn a_queued_run_that_was_killed_can_be_cancelled() {
         .await;
     app.provider.always("slow", |_| hangs());
     let slow = started(&app, "slow", 1).await;
+    app.provider.asked("slow", 1).await;
     let late = app.start("late", "go").await.id().to_owned();
 
     app.crash_and_restart().await;
@@ -548,6 +602,8 @@ async fn turns_and_repetitions_before_count_after() {
     app.provider.always("reader", |_| says("the same"));
     let short = started(&app, "short", 3).await;
     let circling = started(&app, "circling", 5).await;
+    app.provider.asked("short", 2).await;
+    app.provider.asked("circling", 3).await;
 
     app.crash_and_restart().await;
 
@@ -574,6 +630,7 @@ async fn a_run_that_was_killed_is_remembered_once() {
     );
     app.provider.will("reader", [says("read")]);
     let id = started(&app, "planner", 3).await;
+    app.provider.asked("planner", 2).await;
 
     app.crash_and_restart().await;
     assert_eq!(app.find(&id).await.ended().await.output(), "planned");
@@ -632,6 +689,7 @@ async fn a_provider_that_is_gone_after_the_crash_fails_the_run() {
         .await;
     app.provider.always("solo", |_| hangs());
     let id = started(&app, "solo", 1).await;
+    app.provider.asked("solo", 1).await;
 
     app.daemon.kill().await;
     let config = fs::read_to_string(app.path("config/axed.toml")).expect("a file");
