@@ -1,12 +1,13 @@
 //! The loop: drives one run, root or child, from its prompt to its end, and lends its tools the way to start children.
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::domain::event::{CalledTool, EventKind};
@@ -155,6 +156,14 @@ async fn turns(
                     task: first_message(&talk),
                 };
                 return Ending::of(how);
+            }
+            let is_missing = results.iter().any(Option::is_none);
+            let is_begun = |call: &ToolCall| begun.started.contains(&call.id);
+            if is_missing && !message.tool_calls.iter().any(is_begun) {
+                // The other process had not come to look whether it may perform them.
+                if let Err(error) = check(live) {
+                    return failed_turn(live, error);
+                }
             }
             let calls = message.tool_calls.clone();
             talk.hear_again(turn, message);
@@ -343,13 +352,7 @@ async fn answer(
         begun,
     } = asked;
     let is_new = results.iter().any(Option::is_none);
-    let at_once = live.agent.delegation.max_concurrent.map(Semaphore::new);
-    let delegate = Arc::new(Caller {
-        engine: Arc::clone(engine),
-        live: Arc::clone(live),
-        at_once,
-        begun: Arc::clone(&begun),
-    });
+    let delegate = Arc::new(Caller::new(engine, live, &begun));
     let batch = Batch {
         engine: Arc::clone(engine),
         live: Arc::clone(live),
@@ -418,8 +421,10 @@ fn first_message(talk: &Conversation) -> String {
 struct Caller {
     engine: Arc<Engine>,
     live: Arc<LiveRun>,
-    at_once: Option<Semaphore>,
+    at_once: Option<Arc<Semaphore>>,
     begun: Arc<Begun>,
+    /// The turns of children that an earlier process began, by call: nobody new comes before them.
+    kept: Mutex<HashMap<String, OwnedSemaphorePermit>>,
 }
 
 impl Delegate for Caller {
@@ -442,6 +447,27 @@ impl Delegate for Caller {
 }
 
 impl Caller {
+    fn new(engine: &Arc<Engine>, live: &Arc<LiveRun>, begun: &Arc<Begun>) -> Self {
+        let at_once = live.agent.delegation.max_concurrent;
+        let at_once = at_once.map(|most| Arc::new(Semaphore::new(most)));
+        let under_way = begun
+            .children
+            .iter()
+            .filter(|(_, child)| !child.status.is_terminal());
+        let kept = under_way.filter_map(|(call, _)| {
+            let permit = Arc::clone(at_once.as_ref()?).try_acquire_owned().ok()?;
+            Some((call.clone(), permit))
+        });
+        let kept = Mutex::new(kept.collect());
+        Self {
+            engine: Arc::clone(engine),
+            live: Arc::clone(live),
+            at_once,
+            begun: Arc::clone(begun),
+            kept,
+        }
+    }
+
     /// Starts a child and drives it to its end.
     async fn start(&self, ask: &ChildAsk<'_>) -> Result<Arc<Run>, String> {
         let Self {
@@ -449,6 +475,7 @@ impl Caller {
             live,
             at_once,
             begun,
+            ..
         } = self;
         let waited = async {
             match at_once {
@@ -490,6 +517,12 @@ impl Caller {
     /// Goes on with a child that an earlier process left unfinished.
     async fn go_on(&self, child: &Run) -> Result<Arc<Run>, String> {
         let Self { engine, live, .. } = self;
+        let call = child.tool_call_id.as_deref().unwrap_or_default();
+        let _turn = self
+            .kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(call);
         let found = engine.left.take(child.id);
         let revived =
             found.and_then(|found| Some((recovery::revive(&found, Some(live))?, found.run)));

@@ -32,6 +32,32 @@ impl Left {
     }
 }
 
+/// Fails what no call came back to of a tree whose root has ended, deepest first: a child that could not be revived may
+/// have left children of its own.
+pub async fn sweep(engine: &Engine, root: RunId) -> Result<(), StoreError> {
+    let mut left = {
+        let mut children = engine
+            .left
+            .children
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let of_root: Vec<RunId> = children
+            .values()
+            .filter(|found| found.run.root_id == root)
+            .map(|found| found.run.id)
+            .collect();
+        of_root
+            .into_iter()
+            .filter_map(|id| children.remove(&id))
+            .collect::<Vec<_>>()
+    };
+    left.sort_by_key(|found| (found.run.depth, found.run.id));
+    for found in left.into_iter().rev() {
+        interrupt(engine, found.run.id).await?;
+    }
+    Ok(())
+}
+
 /// A root run that can go on.
 pub struct Revived {
     /// The run at work.

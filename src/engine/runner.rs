@@ -1,12 +1,13 @@
 //! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::future::maybe_done;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -25,7 +26,7 @@ use crate::engine::live::{Deadline, LiveRun, LiveRuns, Tree};
 use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Settings};
 use crate::engine::recovery::{Left, Revived};
-use crate::engine::{close, collect, record, recovery, remains, resolve};
+use crate::engine::{close, collect, record, recovery, remains, resolve, turn};
 use crate::providers::registry::Registry;
 use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
@@ -230,20 +231,20 @@ impl Runner {
         let count = revived.len();
         for Revived { live, run, timeout } in revived {
             engine.live.add(&live);
-            let place = match Arc::clone(&engine.slots).try_acquire_owned() {
-                Ok(slot) => Place::Slot(slot),
-                Err(_) => {
-                    // It was accepted once, so a full queue does not refuse it.
-                    engine.queued.fetch_add(1, Ordering::AcqRel);
-                    Place::Queue(QueueTicket(Arc::clone(engine)))
-                }
-            };
+            let slots = Arc::clone(&engine.slots);
+            let mut slot: InLine = Box::pin(maybe_done(slots.acquire_owned().boxed()));
+            // In line in their order, before anybody new.
+            let _ = futures_util::poll!(slot.as_mut());
+            // They were accepted once, so a full queue does not refuse them.
+            engine.queued.fetch_add(1, Ordering::AcqRel);
             let left = LeftRoot {
                 live,
                 run,
                 timeout: Duration::from_secs(timeout),
+                slot,
+                ticket: QueueTicket(Arc::clone(engine)),
             };
-            engine.tasks.spawn(left.work(Arc::clone(engine), place));
+            engine.tasks.spawn(left.work(Arc::clone(engine)));
         }
         Ok(count)
     }
@@ -370,41 +371,44 @@ fn park(engine: &Engine, id: RunId) {
     engine.live.remove(id);
 }
 
+/// A place in line for a slot.
+type InLine = Pin<Box<MaybeDone<BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>>>>;
+
 /// A root run that an earlier process left.
 struct LeftRoot {
     live: Arc<LiveRun>,
     run: Arc<Run>,
     timeout: Duration,
+    slot: InLine,
+    ticket: QueueTicket,
 }
 
 impl LeftRoot {
-    async fn work(self, engine: Arc<Engine>, place: Place) {
+    async fn work(self, engine: Arc<Engine>) {
         let halt = engine.halt.clone();
         let id = self.live.scope.run;
         tokio::select! {
-            () = self.run_to_its_end(&engine, place) => {}
-            () = halt.cancelled() => park(&engine, id),
+            () = self.run_to_its_end(&engine) => {}
+            () = halt.cancelled() => return park(&engine, id),
+        }
+        if let Err(error) = recovery::sweep(&engine, id).await {
+            tracing::error!(run.root = %id, "What is left of {id} could not be settled: {error}");
         }
     }
 
-    async fn run_to_its_end(self, engine: &Arc<Engine>, place: Place) {
-        let Self { live, run, timeout } = self;
+    async fn run_to_its_end(self, engine: &Arc<Engine>) {
+        let Self {
+            live,
+            run,
+            timeout,
+            mut slot,
+            ticket,
+        } = self;
         let is_queued = run.started_at.is_none();
-        let _slot = match place {
-            Place::Slot(slot) => Some(slot),
-            Place::Queue(ticket) => {
-                let slot = tokio::select! {
-                    slot = Arc::clone(&engine.slots).acquire_owned() => slot.ok(),
-                    // One that had started ends in order, its children first.
-                    () = live.stop.cancelled(), if !is_queued => None,
-                    () = live.stop.cancelled(), if is_queued => {
-                        return close::cancel_queued(engine, &live, run).await;
-                    }
-                };
-                drop(ticket);
-                slot
-            }
-        };
+        // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
+        let _ = turn::bounded(&live, slot.as_mut()).await;
+        drop(ticket);
+        let _slot = slot.as_mut().take_output();
         if is_queued && live.stop.is_cancelled() {
             return close::cancel_queued(engine, &live, run).await;
         }
