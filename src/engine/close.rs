@@ -230,6 +230,8 @@ pub fn leave(
                 );
             }
         }
+        // It never was: its caller is told which run stands in its place.
+        Err(StoreError::Claimed(_)) => {}
         Err(error) => tracing::error!(
             run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
             depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run

@@ -195,6 +195,7 @@ async fn turns(
                 results: talk.results_pending(),
             });
         }
+        let comes_first = entry.comes_first(live);
         let written = entry.write(engine, live);
         if let Err(error) = may_go_on {
             return match written.await {
@@ -208,11 +209,15 @@ async fn turns(
             messages: talk.messages(),
             tools: toolbox.offered(),
         };
-        let Answer { reply, asked } =
-            match beside(written, turn::take(engine, live, question)).await {
-                Ok(answer) => answer,
-                Err(error) => return failed_turn(live, error),
-            };
+        let asked = turn::take(engine, live, question);
+        let answered = match comes_first {
+            true => first(written, asked).await,
+            false => beside(written, asked).await,
+        };
+        let Answer { reply, asked } = match answered {
+            Ok(answer) => answer,
+            Err(error) => return failed_turn(live, error),
+        };
         let tokens = reply.usage.unwrap_or_default();
         state.progress = Progress {
             turns: turn,
@@ -324,6 +329,15 @@ async fn beside(
             answer
         }
     }
+}
+
+/// Asks the model when the entry before it stands.
+async fn first(
+    written: impl Future<Output = Result<(), StoreError>>,
+    asked: impl Future<Output = Result<Answer, TurnError>>,
+) -> Result<Answer, TurnError> {
+    written.await?;
+    asked.await
 }
 
 /// The calls of one reply.

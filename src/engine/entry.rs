@@ -54,7 +54,12 @@ impl Draft {
         }
     }
 
-    /// Writes it: waits for the commit where a caller does, else hands it over.
+    /// Whether the model is asked only when this stands: it may be refused, or is to be heard before any delta.
+    pub fn comes_first(&self, live: &LiveRun) -> bool {
+        live.streams() || matches!(&self.change, Change::Open(opening) if opening.claim.is_some())
+    }
+
+    /// Writes it: waits for the commit where somebody does, else hands it over.
     pub async fn write(self, engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
         let Self {
             change,
@@ -63,6 +68,12 @@ impl Draft {
             accepted,
         } = self;
         match accepted {
+            // Who streams hears of a turn before its first delta.
+            None if live.streams() => engine
+                .journal
+                .record(live, change, steps, events)
+                .await
+                .map(drop),
             None => engine.journal.note(live, change, steps, events).await,
             Some((accepted, run)) => {
                 let committed = engine

@@ -168,6 +168,11 @@ impl LiveRun {
         }
     }
 
+    /// Whether it asks its providers for deltas: where its root wished for them, or its own file says so.
+    pub fn streams(&self) -> bool {
+        self.tree.stream || self.agent.stream
+    }
+
     /// When it must have ended.
     pub fn deadline(&self) -> Option<Deadline> {
         *lock(&self.deadline)

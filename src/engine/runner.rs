@@ -73,6 +73,21 @@ impl Runner {
     /// Checks and accepts a root run, commits it, and sets it going. Returns its record as accepted.
     /// The run does not depend on the caller's future from then on.
     pub async fn start(&self, ask: RunAsk) -> Result<Arc<Run>, StartError> {
+        let (root, place) = self.check(ask).await?;
+        self.set_going(root, place).await
+    }
+
+    /// As [`Runner::start`], with a listener that stands before the run is set going: it hears the tree's first event
+    /// and everything after it.
+    pub async fn start_listening(&self, ask: RunAsk) -> Result<(Arc<Run>, Listener), StartError> {
+        let (root, place) = self.check(ask).await?;
+        let listener = self.engine.journal.bells().listen(root.live.scope.run);
+        let run = self.set_going(root, place).await?;
+        Ok((run, listener))
+    }
+
+    /// A root run for this wish, and where it begins.
+    async fn check(&self, ask: RunAsk) -> Result<(Root, Place), StartError> {
         let engine = &self.engine;
         if self.is_draining() {
             return Err(StartError::Draining);
@@ -98,8 +113,6 @@ impl Runner {
             labels: ask.labels,
             ..record::new(&live)
         });
-        engine.live.add(&live);
-        let (accepted, told) = oneshot::channel();
         let root = Root {
             live,
             run,
@@ -107,6 +120,14 @@ impl Runner {
             timeout,
             claim: ask.claim,
         };
+        Ok((root, place))
+    }
+
+    /// Hands the run to a task of its own, and waits for its commit.
+    async fn set_going(&self, root: Root, place: Place) -> Result<Arc<Run>, StartError> {
+        let engine = &self.engine;
+        engine.live.add(&root.live);
+        let (accepted, told) = oneshot::channel();
         engine
             .tasks
             .spawn(root.work(Arc::clone(engine), place, accepted));
@@ -345,7 +366,7 @@ impl Root {
                 // It stands in line before its caller is told, so that who comes after that stays behind it.
                 let _ = futures_util::poll!(slot.as_mut());
                 if !open_queued(engine, &live, &run, &message, timeout, claim, accepted).await {
-                    engine.live.remove(live.scope.run);
+                    forget(engine, live.scope.run);
                     return;
                 }
                 tokio::select! {
@@ -368,7 +389,13 @@ impl Root {
 /// Lets go of a root run where it stands.
 fn park(engine: &Engine, id: RunId) {
     tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
+    forget(engine, id);
+}
+
+/// Takes a root run off the list of those at work, and its bell down.
+fn forget(engine: &Engine, id: RunId) {
     engine.live.remove(id);
+    engine.journal.bells().silence(id);
 }
 
 /// A place in line for a slot.

@@ -186,7 +186,7 @@ async fn ask_once(
         messages: question.messages,
         tools: question.tools,
         params: &live.agent.params,
-        stream: live.tree.stream || live.agent.stream,
+        stream: live.streams(),
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
     };
     let mut told = false;
