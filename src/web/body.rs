@@ -32,6 +32,15 @@ pub enum Sent {
 }
 
 impl Sent {
+    /// The body's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Nothing => &[],
+            Self::Json(bytes) => bytes,
+            Self::Text(text) => text.as_bytes(),
+        }
+    }
+
     /// The JSON body as a `T`; no body is the default one. `text/plain` is refused.
     pub fn json<T: DeserializeOwned + Default>(&self) -> Result<T, Problem> {
         match self {

@@ -6,46 +6,71 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::header::{HeaderName, HeaderValue, LOCATION};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::{Budget, ResponseFormat};
+use crate::domain::run::Run;
 use crate::domain::usage::Cost;
-use crate::engine::ask::{Overrides, ParamsPatch, RunAsk};
+use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError};
+use crate::engine::journal::Listener;
+use crate::store::{Claim, Claimed, StoreError};
 use crate::web::auth::Caller;
 use crate::web::body::{self, Later, MAX_DEPTH, Object, Sent};
 use crate::web::error::Problem;
 use crate::web::query::{AgentPath, Query};
-use crate::web::runs;
 use crate::web::state::{AppState, Settings};
-use crate::web::wait;
-
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+use crate::web::{idempotency, runs, sse, wait};
 
 /// Most characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
 const MAX_LABEL_VALUE: usize = 256;
 
-/// Accepts a run: 202 with the run as it stands, 200 where it ended while the caller waited.
+/// Accepts a run: 202 with the run as it stands, 200 where it ended while the caller waited, or its events where the
+/// caller wants a stream. A repeated `Idempotency-Key` is answered in the same way with the run of the first time.
 pub async fn create(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
     caller: Caller,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (mut ask, limit) = read(&state.settings, agent, request).await?;
-    ask.owner = caller.name().map(str::to_owned);
-    let accepted = state.runner.start(ask).await?;
-    let location = format!("{}/runs/{}", state.settings.path_prefix, accepted.id);
-    let run = wait::settled(&state, accepted, limit).await;
-    let mut response = runs::settled_or_not(&state, &run);
-    let location = HeaderValue::try_from(location)
-        .map_err(|error| Problem::internal(format!("no Location: {error}")))?;
-    response.headers_mut().insert(LOCATION, location);
-    Ok(response)
+    let owner = caller.name().map(str::to_owned);
+    let Posted { sent, manner, key } = Posted::read(&state.settings, request).await?;
+    let claim = key.map(|(key, body)| {
+        let route = format!("POST /agents/{agent}/runs");
+        idempotency::claim(owner.as_deref(), route, key, body)
+    });
+    if let Some(claim) = &claim
+        // Before anything is checked: a repetition is answered also where a new run would be refused.
+        && let Some(claimed) = state.runner.store().claimed(claim.key.clone()).await?
+    {
+        drop(sent);
+        return replay(&state, &manner, claim, claimed).await;
+    }
+    let mut ask = RunAsk {
+        owner,
+        claim: claim.clone(),
+        ..ask(sent, agent, &state.settings)?
+    };
+    let started = match manner {
+        Manner::Stream => {
+            ask.stream = ask.stream.or(Some(true));
+            let started = state.runner.start_listening(ask).await;
+            started.map(|(run, listener)| (run, Some(listener)))
+        }
+        Manner::Run { .. } => state.runner.start(ask).await.map(|run| (run, None)),
+    };
+    match (started, claim) {
+        (Ok((run, listener)), _) => answer(&state, &manner, run, listener).await,
+        // Another request with the same key was quicker.
+        (Err(StartError::Store(StoreError::Claimed(claimed))), Some(claim)) => {
+            replay(&state, &manner, &claim, claimed).await
+        }
+        (Err(error), _) => Err(error.into()),
+    }
 }
 
 /// What that run would be. Calls no model.
@@ -54,56 +79,107 @@ pub async fn dry_run(
     AgentPath(agent): AgentPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (ask, _) = read(&state.settings, agent, request).await?;
+    let posted = Posted::read(&state.settings, request).await?;
+    let ask = ask(posted.sent, agent, &state.settings)?;
     Ok(runs::json(
         StatusCode::OK,
         &state.runner.dry_run(ask).await?,
     ))
 }
 
-/// The wish in a request, and how long its caller waits. Consumes the request: it holds on to the connection's read
-/// buffer, and thousands of callers may wait.
-async fn read(
-    settings: &Settings,
-    agent: String,
-    request: Request,
-) -> Result<(RunAsk, Duration), Problem> {
-    let (parts, body) = request.into_parts();
-    let query = Query::read(&parts.uri, &["wait"])?;
-    let limit = wait::asked(&query, &parts.headers, settings.max_wait)?;
-    no_idempotency_key(&parts.headers)?;
-    let sent = body::read(
-        &parts.headers,
-        body,
-        settings.max_body,
-        settings.client_timeout,
-    )
-    .await?;
-    let ask = match sent {
-        Sent::Nothing => RunAsk {
+/// How the caller wants to be answered.
+enum Manner {
+    /// With the run, when it has ended or after so long.
+    Run { wait: Duration },
+    /// With its events.
+    Stream,
+}
+
+/// A request that was read. It holds nothing of the connection's read buffer: thousands of callers may wait.
+struct Posted {
+    sent: Sent,
+    manner: Manner,
+    /// The idempotency key, with what tells this body from another's.
+    key: Option<(String, [u8; 32])>,
+}
+
+impl Posted {
+    async fn read(settings: &Settings, request: Request) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let query = Query::read(&parts.uri, &["wait"])?;
+        let wait = wait::asked(&query, &parts.headers, settings.max_wait)?;
+        let key = idempotency::key(&parts.headers)?;
+        let sent = body::read(
+            &parts.headers,
+            body,
+            settings.max_body,
+            settings.client_timeout,
+        )
+        .await?;
+        let manner = match sse::wants_stream(&parts.headers) {
+            true => Manner::Stream,
+            false => Manner::Run { wait },
+        };
+        let key = key.map(|key| {
+            let kind = parts.headers.get(CONTENT_TYPE);
+            let kind = kind.map_or(&b""[..], HeaderValue::as_bytes);
+            (key, idempotency::fingerprint(kind, sent.bytes()))
+        });
+        Ok(Self { sent, manner, key })
+    }
+}
+
+/// The run in the manner that the caller wants.
+async fn answer(
+    state: &AppState,
+    manner: &Manner,
+    run: Arc<Run>,
+    listener: Option<Listener>,
+) -> Result<Response, Problem> {
+    let location = format!("{}/runs/{}", state.settings.path_prefix, run.id);
+    let mut response = match manner {
+        Manner::Stream => sse::whole(state, &run, listener),
+        Manner::Run { wait } => {
+            let run = wait::settled(state, run, *wait).await;
+            runs::settled_or_not(state, &run)
+        }
+    };
+    let location = HeaderValue::try_from(location)
+        .map_err(|error| Problem::internal(format!("no Location: {error}")))?;
+    response.headers_mut().insert(LOCATION, location);
+    Ok(response)
+}
+
+/// The run that the key stands for.
+async fn replay(
+    state: &AppState,
+    manner: &Manner,
+    claim: &Claim,
+    claimed: Claimed,
+) -> Result<Response, Problem> {
+    idempotency::check(claim, &claimed)?;
+    let run = Arc::new(runs::found(state, claimed.run).await?);
+    let mut response = answer(state, manner, run, None).await?;
+    response
+        .headers_mut()
+        .insert(idempotency::REPLAYED, HeaderValue::from_static("true"));
+    Ok(response)
+}
+
+/// The wish that a body says.
+fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
+    match sent {
+        Sent::Nothing => Ok(RunAsk {
             agent,
             ..RunAsk::default()
-        },
-        Sent::Text(input) => RunAsk {
+        }),
+        Sent::Text(input) => Ok(RunAsk {
             agent,
             input: Some(input),
             ..RunAsk::default()
-        },
-        Sent::Json(bytes) => body::json::<Create>(&bytes)?.ask(agent, settings)?,
-    };
-    Ok((ask, limit))
-}
-
-/// Who sends a key relies on it. Ignoring it would start a run twice.
-fn no_idempotency_key(headers: &HeaderMap) -> Result<(), Problem> {
-    if headers.contains_key(IDEMPOTENCY_KEY) {
-        return Err(Problem::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "idempotency_unsupported",
-            "Idempotency-Key is not supported by this version of axed; send the request without it",
-        ));
+        }),
+        Sent::Json(bytes) => body::json::<Create>(&bytes)?.ask(agent, settings),
     }
-    Ok(())
 }
 
 /// The body as it is written.

@@ -8,6 +8,7 @@ pub mod create;
 pub mod error;
 pub mod frame;
 pub mod health;
+pub mod idempotency;
 pub mod metrics;
 pub mod query;
 pub mod router;

@@ -1,4 +1,5 @@
-//! `GET /runs/{id}/events`: a tree's log, as a page or as a stream (Server-Sent Events of the HTML standard).
+//! `GET /runs/{id}/events`: a tree's log, as a page or as a stream (Server-Sent Events of the HTML standard); and the
+//! stream that answers a `POST` which starts a run.
 //!
 //! A stream subscribes first, then reads the store, then follows what it hears. The store is the truth: a notice only
 //! says that there is something to read, and where notices may have been lost the store is read again.
@@ -34,6 +35,8 @@ use crate::web::state::AppState;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+const NO_STORE: (HeaderName, &str) = (CACHE_CONTROL, "no-store");
+
 /// The first bytes of a stream, and the last of one that the daemon closes: when to come back, in milliseconds.
 const RETRY: &str = "retry: 2000\n\n";
 /// A comment after so much silence, for proxies that drop quiet connections.
@@ -52,16 +55,34 @@ pub async fn events(
     let wish = Wish::read(&request)?;
     drop(request);
     let run = runs::found(&state, id).await?;
-    if streamed {
+    if streamed && wish.comes_back && run.status.is_terminal() && wish.after >= run.last_event {
+        // A browser's EventSource comes back after the end of a stream, until it is told that there is no content.
+        Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
+    } else if streamed {
         Ok(stream(&state, &run, &wish))
     } else {
         page(state.runner.store().as_ref(), &run, &wish).await
     }
 }
 
+/// Every event of a root run, from the first. `listener` is one that stood before the run was set going.
+pub fn whole(state: &AppState, run: &Run, listener: Option<Listener>) -> Response {
+    match listener {
+        Some(listener) => answer(Follower {
+            listener: Some(listener),
+            hears_all: true,
+            ..follower(state, run, &Wish::default())
+        }),
+        None => stream(state, run, &Wish::default()),
+    }
+}
+
 /// What the query and the headers ask for.
+#[derive(Default)]
 struct Wish {
     after: u64,
+    /// Whether `Last-Event-ID` says where to go on.
+    comes_back: bool,
     only: bool,
     limit: usize,
 }
@@ -92,6 +113,7 @@ impl Wish {
         let limit = query.parse("limit", "a number from 1 to 1000", count(MAX_PAGE))?;
         Ok(Self {
             after: last.or(after).unwrap_or(0),
+            comes_back: last.is_some(),
             only: only.unwrap_or(false),
             limit: limit.unwrap_or(PAGE),
         })
@@ -99,7 +121,7 @@ impl Wish {
 }
 
 /// Whether `Accept` names an event stream (and not only by a wildcard).
-fn wants_stream(headers: &HeaderMap) -> bool {
+pub fn wants_stream(headers: &HeaderMap) -> bool {
     headers
         .get_all(ACCEPT)
         .iter()
@@ -147,14 +169,23 @@ async fn page(store: &dyn RunStore, run: &Run, wish: &Wish) -> Result<Response, 
 }
 
 fn stream(state: &AppState, run: &Run, wish: &Wish) -> Response {
-    let follower = Follower {
-        store: Arc::clone(state.runner.store()),
+    answer(Follower {
         // Subscribed before the store is read. Where nobody is at work on the tree, the store has all there will be.
         listener: if run.status.is_terminal() {
             None
         } else {
             state.runner.listen(run.root_id)
         },
+        ..follower(state, run, wish)
+    })
+}
+
+/// One that reads the store and hears nobody.
+fn follower(state: &AppState, run: &Run, wish: &Wish) -> Follower {
+    Follower {
+        store: Arc::clone(state.runner.store()),
+        listener: None,
+        hears_all: false,
         closing: state.closing.clone(),
         root: run.root_id,
         of: run.id,
@@ -166,14 +197,17 @@ fn stream(state: &AppState, run: &Run, wish: &Wish) -> Response {
         agent: run.agent.clone(),
         depth: run.depth.0,
         _counted: state.runner.metrics().sse_client(),
-    };
+    }
+}
+
+fn answer(follower: Follower) -> Response {
     let chunks = stream::unfold(follower, |mut follower| async move {
         let chunk = follower.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(chunk)), follower))
     });
     let headers = [
         (CONTENT_TYPE, "text/event-stream"),
-        (CACHE_CONTROL, "no-store"),
+        NO_STORE,
         (ACCEL_BUFFERING, "no"),
     ];
     (StatusCode::OK, headers, Body::from_stream(chunks)).into_response()
@@ -215,6 +249,8 @@ enum Phase {
 struct Follower {
     store: Arc<dyn RunStore>,
     listener: Option<Listener>,
+    /// Whether the listener stood before the log's first event: then the store is read only where it fell behind.
+    hears_all: bool,
     closing: CancellationToken,
     root: RunId,
     of: RunId,
@@ -242,7 +278,10 @@ impl Follower {
                     break RETRY.to_owned();
                 }
                 Phase::Opening => {
-                    self.phase = Phase::Reading;
+                    self.phase = match self.hears_all {
+                        true => Phase::Following,
+                        false => Phase::Reading,
+                    };
                     break RETRY.to_owned();
                 }
                 Phase::Reading => match self.read().await {
@@ -328,7 +367,11 @@ impl Follower {
                     let _ = write!(chunk, "event: {name}\ndata: {data}\n\n");
                 }
             }
-            Err(RecvError::Lagged(_)) => self.phase = Phase::Reading,
+            Err(RecvError::Lagged(_)) => {
+                // Deltas that still wait there would come after events that the store has by now.
+                *listener = listener.resubscribe();
+                self.phase = Phase::Reading;
+            }
             Err(RecvError::Closed) => {
                 self.listener = None;
                 self.phase = Phase::Reading;
@@ -585,6 +628,7 @@ mod tests {
         let mut follower = Follower {
             store: Arc::clone(&log) as Arc<dyn RunStore>,
             listener: Some(listener),
+            hears_all: after == 0 && told_before == 0,
             closing: CancellationToken::new(),
             root: ids[0],
             of: ids[of],

@@ -450,3 +450,26 @@ async fn commands_bring_a_key_along() {
     let (_, said, told) = called(&["run", "solo", "hi"], None).await;
     assert_eq!(said, "in process", "{told}");
 }
+
+#[tokio::test]
+async fn an_idempotency_key_is_its_credentials_own() {
+    let rest = "scopes = [\"run\"]";
+    let app = with_keys(&[("ann", rest), ("bob", rest)]).spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let post = async |name: &str, input: &str| {
+        let client = with_key(&app, name);
+        let request = client.request(Method::POST, "/agents/solo/runs?wait=30");
+        let request = request.header("idempotency-key", "k");
+        send(request.json(&json!({"input": input}))).await
+    };
+
+    let anns = post("ann", "go").await;
+    let bobs = post("bob", "stop").await;
+    let again = post("ann", "go").await;
+
+    assert_eq!((anns.status, bobs.status), (200, 200), "{}", bobs.text);
+    assert_ne!(id(&anns.json()), id(&bobs.json()));
+    assert_eq!(again.json(), anns.json());
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    post("bob", "go").await.problem(422);
+}

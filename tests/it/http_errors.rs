@@ -130,18 +130,6 @@ async fn a_body_of_another_kind_is_told_how_to_send_it() {
 }
 
 #[tokio::test]
-async fn a_key_that_would_not_be_kept_is_refused() {
-    let app = solo().await;
-    let request = app
-        .request(Method::POST, "/agents/solo/runs")
-        .header("idempotency-key", "once");
-    let got = send(request).await;
-    assert!(got.problem(422).contains("Idempotency-Key"));
-    assert_eq!(code(&got), "idempotency_unsupported");
-    assert_eq!(app.get("/runs").await.json()["data"], json!([]));
-}
-
-#[tokio::test]
 async fn every_answer_bears_the_callers_id_or_one_of_ours() {
     let app = solo().await;
     let ask = |path: &str, id: &str| {

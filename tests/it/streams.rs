@@ -1,0 +1,280 @@
+//! Streams of events that clients rely on: the answer to a POST, and one that is cut and taken up again.
+
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, TestApp, send};
+use crate::support::events::{Event, Events, kinds};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::soon;
+
+/// Starts a run and listens to it, in one request.
+async fn post(app: &TestApp, agent: &str, body: Value) -> Events {
+    let request = app
+        .request(Method::POST, &format!("/agents/{agent}/runs"))
+        .header("accept", "text/event-stream")
+        .json(&body);
+    let response = soon("the stream's head", request.send()).await;
+    Events::new(response.expect("a head"))
+}
+
+/// The id of the run that a stream is of.
+fn id(stream: &Events) -> String {
+    let location = stream.headers()["location"].to_str().expect("text");
+    let id = location.rsplit('/').next().expect("an id");
+    id.to_owned()
+}
+
+/// Listens on after this event.
+async fn resume(app: &TestApp, path: &str, last: u64) -> Response {
+    let request = app
+        .request(Method::GET, path)
+        .header("accept", "text/event-stream")
+        .header("last-event-id", last.to_string());
+    soon("the stream's head", request.send())
+        .await
+        .expect("a head")
+}
+
+fn numbers(events: &[Event]) -> Vec<u64> {
+    let numbers = events.iter().map(Event::seq);
+    numbers.filter(|number| *number > 0).collect()
+}
+
+fn gapless(events: &[Event]) -> bool {
+    let numbers = numbers(events);
+    numbers == (1..=numbers.len() as u64).collect::<Vec<_>>()
+}
+
+#[tokio::test]
+async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let words: Vec<String> = (0..200).map(|n| format!("{n:0>999} ")).collect();
+    let text = words.concat();
+    app.provider.will("solo", [says(text.trim_end())]);
+
+    let stream = post(&app, "solo", json!({"input": "go"})).await;
+    let id = id(&stream);
+    assert_eq!(stream.headers()["cache-control"], "no-store");
+    assert_eq!(stream.headers()["location"], format!("/runs/{id}"));
+    let told = stream.rest().await;
+
+    assert!(gapless(&told), "{:?}", numbers(&told));
+    let all: Vec<_> = told.iter().map(Event::kind).collect();
+    let (before, rest) = all.split_at(3);
+    let (deltas, after) = rest.split_at(rest.len() - 2);
+    assert_eq!(before, ["run.queued", "run.started", "turn.started"]);
+    assert!(deltas.iter().all(|kind| *kind == "text.delta"), "{all:?}");
+    assert_eq!(after, ["turn.completed", "run.completed"]);
+    let deltas = told.iter().filter_map(|event| event["text"].as_str());
+    assert_eq!(deltas.collect::<String>(), text.trim_end());
+    assert_eq!(app.find(&id).await.output(), text.trim_end());
+}
+
+#[tokio::test]
+async fn a_streaming_post_tells_a_whole_tree() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let tasks = ["1", "2", "3", "4"].map(|task| ("reader", task));
+    app.provider.will(
+        "planner",
+        [asks(tasks).saying("let me see "), says("all is done")],
+    );
+    app.provider.always("reader", |_| says("what I have read"));
+
+    let told = post(&app, "planner", json!({})).await.rest().await;
+
+    assert!(gapless(&told), "{:?}", numbers(&told));
+    let run = app.find(told[0]["run_id"].as_str().expect("an id")).await;
+    let numbered: Vec<_> = told.iter().filter(|event| event.seq() > 0).collect();
+    assert_eq!(numbered, run.events().await.iter().collect::<Vec<_>>());
+    // A delta belongs to the turn of its run that has been told last, and that has not been told as completed.
+    for (at, delta) in told.iter().enumerate() {
+        if delta.kind() == "text.delta" {
+            let turn = told[..at].iter().rev().find(|event| {
+                event.seq() > 0
+                    && event["run_id"] == delta["run_id"]
+                    && event.kind().starts_with("turn.")
+            });
+            let turn = turn.expect("a turn");
+            assert_eq!(turn.kind(), "turn.started", "{delta:?}");
+            assert_eq!(turn["turn"], delta["turn"]);
+        }
+    }
+    let deltas = told.iter().filter(|event| event.kind() == "text.delta");
+    assert_eq!(deltas.count(), 3 + 4 * 4 + 3);
+}
+
+#[tokio::test]
+async fn a_streaming_post_that_is_refused_is_a_problem() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let ask = |agent: &str, body: &'static str| {
+        app.request(Method::POST, &format!("/agents/{agent}/runs"))
+            .header("accept", "text/event-stream")
+            .body(body)
+    };
+    send(ask("nobody", "")).await.problem(404);
+    send(ask("solo", "{\"inptu\": 1}")).await.problem(422);
+}
+
+#[tokio::test]
+async fn a_body_can_do_without_deltas() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("one two three"));
+
+    let told = post(&app, "solo", json!({"stream": false}))
+        .await
+        .rest()
+        .await;
+
+    assert_eq!(kinds(&told).len(), told.len(), "{told:?}");
+    assert!(!app.provider.seen()[0].streams());
+}
+
+#[tokio::test]
+async fn who_leaves_a_streaming_post_does_not_stop_the_run() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let gate = Gate::shut();
+    app.provider.will("solo", [says("done").after(&gate)]);
+
+    let mut stream = post(&app, "solo", json!({})).await;
+    let id = id(&stream);
+    stream.until("turn.started").await;
+    app.provider.busy("solo", 1).await;
+    drop(stream);
+    gate.open();
+
+    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_silence_is_broken_by_a_comment() {
+    let app = TestApp::with().agent("slow", "").spawn().await;
+    app.provider.will("slow", [hangs()]);
+    let run = app.start("slow", "go").await;
+    let path = format!("/runs/{}/events", run.id());
+    let mut stream = resume(&app, &path, 0).await;
+
+    soon("a heartbeat", async {
+        let mut told = String::new();
+        while !told.ends_with("\n\n:\n\n") {
+            let chunk = stream.chunk().await.expect("a whole stream");
+            told.push_str(&String::from_utf8_lossy(&chunk.expect("no end")));
+        }
+        assert!(told.starts_with("retry: 2000\n\n"), "{told}");
+        assert!(told.contains("event: turn.started"), "{told}");
+    })
+    .await;
+}
+
+/// A client that keeps what it was told, and the number of the last event that came whole.
+#[derive(Default)]
+struct Reader {
+    told: Vec<Event>,
+    cuts: usize,
+}
+
+impl Reader {
+    fn last(&self) -> u64 {
+        self.told.last().map_or(0, Event::seq)
+    }
+
+    /// Listens on, reads a few events, and hangs up.
+    async fn reads(&mut self, app: &TestApp, path: &str, few: usize) {
+        let mut stream = Events::new(resume(app, path, self.last()).await);
+        for _ in 0..few {
+            let event = stream.next().await.expect("another event");
+            if event.seq() > 0 {
+                self.told.push(event);
+            }
+        }
+        self.cuts += 1;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_twice() {
+    const CHILDREN: usize = 25;
+    let mut app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]\nstream = true")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let tasks: [(&str, &str); CHILDREN] = [("reader", "read"); CHILDREN];
+    app.provider.will(
+        "planner",
+        [asks(tasks).saying("let me see"), says("done").after(&gate)],
+    );
+    app.provider.always("reader", |_| says("read"));
+    let run = app.start("planner", "go").await;
+    let (path, id) = (format!("/runs/{}/events", run.id()), run.id().to_owned());
+    let mut reader = Reader::default();
+
+    // While the tree is at work.
+    for few in (0..50).map(|n| 1 + n % 3) {
+        reader.reads(&app, &path, few).await;
+    }
+    gate.open();
+    app.find(&id).await.ended().await;
+    // After its end, over five daemons, of which every other one is killed.
+    for n in 0..50 {
+        if n % 10 == 5 {
+            match n % 20 {
+                5 => app.crash_and_restart().await,
+                _ => app.restart().await,
+            }
+        }
+        reader.reads(&app, &path, 1 + n % 2).await;
+    }
+    assert_eq!(reader.cuts, 100);
+    let rest = Events::new(resume(&app, &path, reader.last()).await);
+    reader.told.extend(rest.rest().await);
+
+    assert!(gapless(&reader.told), "{:?}", numbers(&reader.told));
+    assert_eq!(reader.told, app.find(&id).await.events().await);
+    assert_eq!(reader.told.last().map(Event::kind), Some("run.completed"));
+    assert_eq!(resume(&app, &path, reader.last()).await.status(), 204);
+}
+
+#[tokio::test]
+async fn who_comes_back_after_the_end_is_told_to_stay_away() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [says("read")]);
+    let run = app.run("planner", "go").await;
+    let child = run.children().await.remove(0);
+    for (run, scope) in [
+        (&run, "tree"),
+        (&run, "self"),
+        (&child, "tree"),
+        (&child, "self"),
+    ] {
+        let last = run["last_event"].as_u64().expect("a number");
+        let path = format!("/runs/{}/events?scope={scope}", run.id());
+        let over = resume(&app, &path, last).await;
+        assert_eq!(over.status(), 204, "{path}");
+        assert_eq!(over.headers()["cache-control"], "no-store");
+        let asked = app.events_at(&format!("{path}&after={last}")).await;
+        assert_eq!(asked.rest().await, [], "{path}");
+        let nearly = Events::new(resume(&app, &path, last - 1).await)
+            .rest()
+            .await;
+        assert_eq!(numbers(&nearly), [last], "{path}");
+        // A page is a page.
+        let page: Got = app.get(&format!("{path}&after={last}")).await;
+        assert_eq!(
+            (page.status, page.json()["next_after"].is_null()),
+            (200, true)
+        );
+    }
+}
