@@ -20,6 +20,7 @@ mod idempotency;
 mod loop_;
 mod memory;
 mod metrics;
+mod nginx;
 mod overload;
 mod recordings;
 mod recovery;
