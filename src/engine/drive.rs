@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
@@ -65,16 +64,12 @@ async fn attempt(
     message: String,
     mut entry: Entry,
 ) -> Ending {
-    let left = match &mut entry {
-        Entry::Resumed(remains) => std::mem::take(&mut **remains),
-        Entry::Queued | Entry::New { .. } => Remains::default(),
+    let mut left = match &mut entry {
+        Entry::Resumed(remains) => Some(std::mem::take(remains)),
+        Entry::Queued | Entry::New { .. } => None,
     };
-    let Remains {
-        prompt,
-        replies,
-        calls,
-    } = left;
-    let (prompt, draft) = match prompt {
+    let recorded = left.as_mut().and_then(|left| left.prompt.take());
+    let (prompt, draft) = match recorded {
         // A recorded prompt stays as it was, whatever the files say now.
         Some((system, message)) => (
             Prompt {
@@ -82,11 +77,11 @@ async fn attempt(
                 message,
                 memory_warning: None,
             },
-            begin(engine, live, run, entry),
+            Box::new(begin(engine, live, run, entry)),
         ),
         None => {
             let assembled = resolve::assemble(engine, &live.agent, message).await;
-            let mut draft = begin(engine, live, run, entry);
+            let mut draft = Box::new(begin(engine, live, run, entry));
             let prompt = match assembled {
                 Ok(prompt) => prompt,
                 Err(error) => {
@@ -106,7 +101,7 @@ async fn attempt(
             (prompt, draft)
         }
     };
-    turns(engine, live, state, prompt, draft, replies, calls).await
+    Box::pin(turns(engine, live, state, prompt, draft, left)).await
 }
 
 async fn turns(
@@ -114,9 +109,8 @@ async fn turns(
     live: &Arc<LiveRun>,
     state: &mut State,
     prompt: Prompt,
-    mut draft: Draft,
-    replies: Vec<Replied>,
-    begun: Begun,
+    mut draft: Box<Draft>,
+    left: Option<Box<Remains>>,
 ) -> Ending {
     let limits = &engine.settings;
     let max_turns = live.agent.max_turns;
@@ -126,64 +120,23 @@ async fn turns(
         system, message, ..
     } = prompt;
     let mut talk = Conversation::new(message, max_turns, limits.loop_warn, limits.loop_stop);
-    if begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
-        // The request that was under way is asked again; what the first one cost nobody will tell.
-        live.spend(&Usage {
-            unreported: 1,
-            ..Usage::default()
-        });
-    }
-    if !replies.is_empty() {
-        // Told at once: what comes next may take long. Children that an earlier process began are driven to their end
-        // even where this run is not to go on: it ends after them.
-        let told = std::mem::replace(&mut draft, Draft::of(Change::Nothing));
-        if let Err(error) = told.write(engine, live).await {
-            return error.into();
-        }
-        let begun = Arc::new(begun);
-        for Replied {
-            turn,
-            message,
-            results,
-        } in replies
+    if let Some(left) = left {
+        // Told at once: what comes next may take long.
+        let told = std::mem::replace(&mut draft, Box::new(Draft::of(Change::Nothing)));
+        if let Err(ending) = Box::pin(replay(
+            engine, live, state, &toolbox, *left, *told, &mut talk,
+        ))
+        .await
         {
-            if !message.content.is_empty() {
-                state.partial = Some(message.content.clone());
-            }
-            if message.tool_calls.is_empty() {
-                let how = How::Completed {
-                    content: message.content,
-                    task: first_message(&talk),
-                };
-                return Ending::of(how);
-            }
-            let is_missing = results.iter().any(Option::is_none);
-            let is_begun = |call: &ToolCall| begun.started.contains(&call.id);
-            if is_missing && !message.tool_calls.iter().any(is_begun) {
-                // The other process had not come to look whether it may perform them.
-                if let Err(error) = check(live) {
-                    return failed_turn(live, error);
-                }
-            }
-            let calls = message.tool_calls.clone();
-            talk.hear_again(turn, message);
-            let asked = Asked {
-                turn,
-                calls,
-                results,
-                begun: Arc::clone(&begun),
-            };
-            if let Err(ending) =
-                answer(engine, live, &toolbox, asked, &mut talk, &state.progress).await
-            {
-                return ending;
-            }
+            return ending;
         }
     }
     let mut draft = Some(draft);
     loop {
         let may_go_on = check(live);
-        let mut entry = draft.take().unwrap_or_else(|| Draft::of(Change::Nothing));
+        let mut entry = draft
+            .take()
+            .unwrap_or_else(|| Box::new(Draft::of(Change::Nothing)));
         let turn = match &may_go_on {
             Ok(()) => talk.next_turn(),
             Err(_) => 0,
@@ -196,7 +149,8 @@ async fn turns(
             });
         }
         let comes_first = entry.comes_first(live);
-        let written = entry.write(engine, live);
+        // Boxed, as the next two are: a future keeps a place for each that it hands on, and thousands of runs wait here.
+        let written = Box::pin(entry.write(engine, live));
         if let Err(error) = may_go_on {
             return match written.await {
                 Ok(()) => failed_turn(live, error),
@@ -209,7 +163,7 @@ async fn turns(
             messages: talk.messages(),
             tools: toolbox.offered(),
         };
-        let asked = turn::take(engine, live, question);
+        let asked = Box::pin(turn::take(engine, live, question));
         let answered = match comes_first {
             true => first(written, asked).await,
             false => beside(written, asked).await,
@@ -305,20 +259,89 @@ async fn turns(
             results,
             begun: Arc::default(),
         };
-        if let Err(ending) = answer(engine, live, &toolbox, asked, &mut talk, &state.progress).await
+        if let Err(ending) = Box::pin(answer(
+            engine,
+            live,
+            &toolbox,
+            asked,
+            &mut talk,
+            &state.progress,
+        ))
+        .await
         {
             return ending;
         }
     }
 }
 
+/// Takes in what an earlier process recorded, and finishes what it had begun. Children that it began are driven to
+/// their end even where this run is not to go on: it ends after them.
+async fn replay(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    state: &mut State,
+    toolbox: &Arc<Toolbox>,
+    left: Remains,
+    told: Draft,
+    talk: &mut Conversation,
+) -> Result<(), Ending> {
+    let Remains {
+        replies,
+        calls: begun,
+        ..
+    } = left;
+    if begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
+        // The request that was under way is asked again; what the first one cost nobody will tell.
+        live.spend(&Usage {
+            unreported: 1,
+            ..Usage::default()
+        });
+    }
+    told.write(engine, live).await?;
+    let begun = Arc::new(begun);
+    for Replied {
+        turn,
+        message,
+        results,
+    } in replies
+    {
+        if !message.content.is_empty() {
+            state.partial = Some(message.content.clone());
+        }
+        if message.tool_calls.is_empty() {
+            let how = How::Completed {
+                content: message.content,
+                task: first_message(talk),
+            };
+            return Err(Ending::of(how));
+        }
+        let is_missing = results.iter().any(Option::is_none);
+        let is_begun = |call: &ToolCall| begun.started.contains(&call.id);
+        if is_missing && !message.tool_calls.iter().any(is_begun) {
+            // The other process had not come to look whether it may perform them.
+            if let Err(error) = check(live) {
+                return Err(failed_turn(live, error));
+            }
+        }
+        let calls = message.tool_calls.clone();
+        talk.hear_again(turn, message);
+        let asked = Asked {
+            turn,
+            calls,
+            results,
+            begun: Arc::clone(&begun),
+        };
+        answer(engine, live, toolbox, asked, talk, &state.progress).await?;
+    }
+    Ok(())
+}
+
 /// Asks the model while the entry before it is being committed: what is asked for depends on nothing in it, and a
 /// failed commit drops the request. The reply is not heard before the entry stands.
 async fn beside(
-    written: impl Future<Output = Result<(), StoreError>>,
-    asked: impl Future<Output = Result<Answer, TurnError>>,
+    written: impl Future<Output = Result<(), StoreError>> + Unpin,
+    asked: impl Future<Output = Result<Answer, TurnError>> + Unpin,
 ) -> Result<Answer, TurnError> {
-    let (written, asked) = (pin!(written), pin!(asked));
     match select(written, asked).await {
         Either::Left((written, asked)) => {
             written?;

@@ -38,7 +38,8 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Problem> {
     let owner = caller.name().map(str::to_owned);
-    let Posted { sent, manner, key } = Posted::read(&state.settings, request).await?;
+    // Boxed, like the start below: what is done with while a caller waits is not kept.
+    let Posted { sent, manner, key } = Box::pin(Posted::read(&state.settings, request)).await?;
     let claim = key.map(|(key, body)| {
         let route = format!("POST /agents/{agent}/runs");
         idempotency::claim(owner.as_deref(), route, key, body)
@@ -58,10 +59,12 @@ pub async fn create(
     let started = match manner {
         Manner::Stream => {
             ask.stream = ask.stream.or(Some(true));
-            let started = state.runner.start_listening(ask).await;
+            let started = Box::pin(state.runner.start_listening(ask)).await;
             started.map(|(run, listener)| (run, Some(listener)))
         }
-        Manner::Run { .. } => state.runner.start(ask).await.map(|run| (run, None)),
+        Manner::Run { .. } => Box::pin(state.runner.start(ask))
+            .await
+            .map(|run| (run, None)),
     };
     match (started, claim) {
         (Ok((run, listener)), _) => answer(&state, &manner, run, listener).await,
