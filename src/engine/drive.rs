@@ -52,7 +52,7 @@ pub async fn drive(
         Ok(ending) => ending,
         Err(_) => Ending::failed(endings::internal("panicked")),
     };
-    let closed = close::close(engine, live, run, state, ending).await;
+    let closed = Box::pin(close::close(engine, live, run, state, ending)).await;
     close::leave(engine, live, closed)
 }
 
@@ -80,12 +80,12 @@ async fn attempt(
             Box::new(begin(engine, live, run, entry)),
         ),
         None => {
-            let assembled = resolve::assemble(engine, &live.agent, message).await;
+            let assembled = Box::pin(resolve::assemble(engine, &live.agent, message)).await;
             let mut draft = Box::new(begin(engine, live, run, entry));
             let prompt = match assembled {
                 Ok(prompt) => prompt,
                 Err(error) => {
-                    return match draft.write(engine, live).await {
+                    return match Box::pin(draft.write(engine, live)).await {
                         Ok(()) => Ending::failed(endings::config(&error.to_string())),
                         Err(error) => error.into(),
                     };

@@ -49,7 +49,7 @@ pub async fn create(
         && let Some(claimed) = state.runner.store().claimed(claim.key.clone()).await?
     {
         drop(sent);
-        return replay(&state, &manner, claim, claimed).await;
+        return Box::pin(replay(&state, &manner, claim, claimed)).await;
     }
     let mut ask = RunAsk {
         owner,
@@ -70,7 +70,7 @@ pub async fn create(
         (Ok((run, listener)), _) => answer(&state, &manner, run, listener).await,
         // Another request with the same key was quicker.
         (Err(StartError::Store(StoreError::Claimed(claimed))), Some(claim)) => {
-            replay(&state, &manner, &claim, claimed).await
+            Box::pin(replay(&state, &manner, &claim, claimed)).await
         }
         (Err(error), _) => Err(error.into()),
     }
