@@ -575,10 +575,11 @@ impl Caller {
                 .map_err(|error| error.to_string())?;
             return ended.map(Arc::new).ok_or_else(unrecorded);
         };
-        engine.live.add(&child);
         let remains = remains::load(engine, &run)
             .await
             .map_err(|error| error.to_string())?;
+        // From here on it is driven to its end, which takes it off the list again.
+        engine.live.add(&child);
         let message = run.input.clone();
         let entry = Entry::Resumed(Box::new(remains));
         drive(engine, &child, Arc::new(run), message, entry)
