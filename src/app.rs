@@ -17,6 +17,7 @@ use crate::engine::parts::Settings;
 use crate::engine::runner::Runner;
 use crate::providers::registry::Registry;
 use crate::store::open;
+use crate::tools::shelf::Shelf;
 use crate::web;
 use crate::web::serve::Patience;
 
@@ -52,6 +53,7 @@ impl House {
         let runner = Runner::new(
             Arc::clone(&catalog),
             providers,
+            Shelf::new(&config.tools),
             journal,
             memories,
             settings(config),

@@ -13,13 +13,11 @@ use crate::config::document::{self, Node, Value};
 use crate::config::load::{expand_home, home};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::domain::agent::{
-    Agent, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory, ModelRef, Params,
-    ResponseFormat, Retry, is_agent_name,
+    Agent, BUILT_IN_TOOLS, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory,
+    ModelRef, Params, ResponseFormat, Retry, is_agent_name,
 };
 use crate::domain::usage::Cost;
 
-/// The built-in tools that an agent may list in `tools`. This version has none.
-const TOOLS: &[&str] = &[];
 /// Tools that the daemon offers by itself.
 const OFFERED: [&str; 2] = ["call_agent", "subagent"];
 /// Token and call limits above this are no limits.
@@ -275,7 +273,7 @@ fn check_tool(tool: &str) -> Result<(), LoadError> {
             "tool \"{tool}\" cannot be named in tools config: it is offered when sub_agents or [subagent] asks for it"
         )));
     }
-    if !TOOLS.contains(&tool) {
+    if !BUILT_IN_TOOLS.contains(&tool) {
         let text = format!("unknown tool \"{tool}\" in tools config");
         return Err(LoadError::Invalid(text));
     }

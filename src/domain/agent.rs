@@ -16,6 +16,9 @@ pub const DEFAULT_MAX_DEPTH: u8 = 3;
 /// The most turns a run may have, and what a file that says nothing gets.
 pub const MAX_TURNS: u32 = 50;
 
+/// The built-in tools that an agent may list in `tools`; the tools' shelf has them, where the server allows them.
+pub const BUILT_IN_TOOLS: &[&str] = &[];
+
 /// A definition: immutable, shared by every run that started with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Agent {

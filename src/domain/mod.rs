@@ -4,4 +4,5 @@ pub mod agent;
 pub mod event;
 pub mod message;
 pub mod run;
+pub mod schema;
 pub mod usage;

@@ -11,12 +11,14 @@ use tokio::task::JoinSet;
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::Usage;
+use crate::engine::endings;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
+use crate::engine::turn::{self, TurnError};
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{Context, Delegate};
+use crate::tools::{Delegate, Effect};
 
 /// What all calls of one reply share.
 pub struct Batch {
@@ -36,9 +38,56 @@ pub struct Batch {
     pub begun: Arc<Begun>,
 }
 
+/// Why a reply's calls have no results.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// The record could not be written.
+    Lost(StoreError),
+    /// An earlier process began this tool, and nobody can say whether it may be performed again.
+    Interrupted(String),
+}
+
+impl From<StoreError> for Unanswered {
+    fn from(error: StoreError) -> Self {
+        Self::Lost(error)
+    }
+}
+
 /// The results in the order of the calls; `results` has those that an earlier process recorded, and is as long as the
 /// calls are many. One failure never touches the others.
 pub async fn perform(
+    batch: Batch,
+    calls: Vec<ToolCall>,
+    mut results: Vec<Option<ToolResult>>,
+) -> Result<Vec<ToolResult>, Unanswered> {
+    let is_begun = |call: &ToolCall| batch.begun.started.contains(&call.id);
+    let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
+    let mut open = calls.iter().zip(&results).filter(|it| it.1.is_none());
+    let interrupted = open
+        .find(|(call, _)| is_begun(call) && effect(call) == Some(Effect::Changes))
+        .map(|(call, _)| shorten(&call.name, 200));
+    if interrupted.is_some() {
+        // The run is over. Children that were begun end in order before it; nothing else is begun, and nobody will
+        // read what stands in its place.
+        batch.live.stop.cancel();
+        for (call, result) in calls.iter().zip(&mut results) {
+            if !is_begun(call) || effect(call) != Some(Effect::Delegates) {
+                result.get_or_insert_with(|| ToolResult {
+                    call_id: call.id.clone(),
+                    content: String::new(),
+                    is_error: true,
+                });
+            }
+        }
+    }
+    let results = perform_all(batch, calls, results).await?;
+    match interrupted {
+        Some(tool) => Err(Unanswered::Interrupted(tool)),
+        None => Ok(results),
+    }
+}
+
+async fn perform_all(
     batch: Batch,
     calls: Vec<ToolCall>,
     mut results: Vec<Option<ToolResult>>,
@@ -124,13 +173,20 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
     let is_performed = taken.is_ok();
     let performed = match taken {
         Ok(()) => {
-            let context = Context {
-                scope: &live.scope,
-                delegate: batch.delegate.as_ref(),
+            let work = batch
+                .toolbox
+                .perform(call, &live.scope, batch.delegate.as_ref());
+            let work = AssertUnwindSafe(work).catch_unwind();
+            let done = match batch.toolbox.effect(&call.name) {
+                // It ends when its child has.
+                Some(Effect::Delegates) => Ok(work.await),
+                _ => turn::bounded(live, work).await,
             };
-            let work = AssertUnwindSafe(batch.toolbox.perform(call, context)).catch_unwind();
-            work.await
-                .unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked")))
+            match done {
+                Ok(done) => done.unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked"))),
+                Err(TurnError::Overdue) => Err(endings::overdue(live.deadline()).message),
+                Err(_) => Err(format!("cancelled: {}", live.stop_reason())),
+            }
         }
         Err(refused) => Err(refused.exceeded.to_string()),
     };

@@ -13,7 +13,7 @@ use crate::domain::event::{CalledTool, EventKind};
 use crate::domain::message::{Message, ToolCall, ToolResult, shorten};
 use crate::domain::run::Run;
 use crate::domain::usage::Usage;
-use crate::engine::calls::{self, Batch};
+use crate::engine::calls::{self, Batch, Unanswered};
 use crate::engine::children::{self, Child};
 use crate::engine::close::{self, Ending, How, State};
 use crate::engine::conversation::{Conversation, Heard, Repeats};
@@ -399,7 +399,17 @@ async fn answer(
         progress: progress.clone(),
         begun,
     };
-    let results = calls::perform(batch, calls, results).await?;
+    let results = match calls::perform(batch, calls, results).await {
+        Ok(results) => results,
+        Err(Unanswered::Lost(error)) => return Err(error.into()),
+        Err(Unanswered::Interrupted(tool)) => {
+            let message = format!(
+                "the daemon stopped while tool \"{tool}\" was at work; whether it did its work is not known, and it is \
+                 not safe to repeat"
+            );
+            return Err(Ending::failed(endings::interrupted(&message)));
+        }
+    };
     match talk.answer(results) {
         Repeats::Fine => Ok(()),
         // Told by the process that took the last of the results in.

@@ -19,6 +19,7 @@ use crate::engine::memory::Memories;
 use crate::engine::recovery::Left;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
+use crate::tools::shelf::Shelf;
 
 /// The engine's parts, shared by all runs.
 pub struct Engine {
@@ -26,6 +27,8 @@ pub struct Engine {
     pub catalog: Arc<Catalog>,
     /// Who answers turns.
     pub providers: Registry,
+    /// The built-in tools.
+    pub shelf: Shelf,
     /// Who writes the record.
     pub journal: Journal,
     /// What the agents remember.

@@ -80,7 +80,7 @@ pub fn max_depth(agent: &Agent) -> u8 {
 /// The tools of a run of that agent in that place.
 pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope) -> Toolbox {
     let agents = engine.catalog.current();
-    Toolbox::new(agent, scope, |name| {
+    Toolbox::new(agent, scope, &engine.shelf, |name| {
         agents
             .get(name)
             .ok()

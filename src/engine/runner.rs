@@ -30,6 +30,7 @@ use crate::engine::{close, collect, record, recovery, remains, resolve, turn};
 use crate::providers::registry::Registry;
 use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
+use crate::tools::shelf::Shelf;
 
 /// The engine's front: cheap to clone.
 #[derive(Clone)]
@@ -42,6 +43,7 @@ impl Runner {
     pub fn new(
         catalog: Arc<Catalog>,
         providers: Registry,
+        shelf: Shelf,
         journal: Journal,
         memories: Memories,
         settings: Settings,
@@ -52,6 +54,7 @@ impl Runner {
         let engine = Engine {
             catalog,
             providers,
+            shelf,
             journal,
             memories,
             definitions: Definitions::default(),

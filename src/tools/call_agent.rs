@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{ToolCall, ToolSpec};
-use crate::tools::{ChildAsk, Context, Tool};
+use crate::tools::{ChildAsk, Context, Effect, Tool};
 
 /// The name that models call it by.
 pub const NAME: &str = "call_agent";
@@ -73,6 +73,10 @@ impl Tool for CallAgent {
             description,
             parameters: parameters.into(),
         }
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Delegates
     }
 
     fn perform<'a>(

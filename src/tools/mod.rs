@@ -4,16 +4,30 @@ use futures_util::future::BoxFuture;
 
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
+use crate::domain::schema::Schema;
+use crate::tools::workdir::Workdir;
 
 pub mod call_agent;
+pub mod shelf;
 pub mod toolbox;
+pub mod workdir;
 
 /// Something a model may ask to be done.
 pub trait Tool: Send + Sync {
     /// How it is offered to the model.
     fn spec(&self) -> ToolSpec;
 
-    /// Performs one call. The text goes to the model; an error's text goes there too, marked as one.
+    /// What a call of it does beside its answer.
+    fn effect(&self) -> Effect;
+
+    /// What the arguments are checked against before it is performed; none where it checks them itself.
+    fn schema(&self) -> Option<&Schema> {
+        None
+    }
+
+    /// Performs one call, whose arguments fit the schema. The text goes to the model; an error's text goes there too,
+    /// marked as one. Dropped where the run is stopped or overdue, and then what it began must end at once: a process is
+    /// killed, a server is told. (One that delegates is not dropped: it ends when its child has.)
     fn perform<'a>(
         &'a self,
         call: &'a ToolCall,
@@ -21,11 +35,24 @@ pub trait Tool: Send + Sync {
     ) -> BoxFuture<'a, Result<String, String>>;
 }
 
+/// What a call does beside its answer: whether another process may perform it again, and who ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: it may be performed again.
+    Reads,
+    /// Something that may not be done twice.
+    Changes,
+    /// It has a child run, which is found again.
+    Delegates,
+}
+
 /// What a call is performed within.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The calling run's place in its tree.
     pub scope: &'a Scope,
+    /// The directory that its files are in.
+    pub workdir: &'a Workdir,
     /// The one way up: starts child runs of the calling run.
     pub delegate: &'a dyn Delegate,
 }

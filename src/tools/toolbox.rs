@@ -1,38 +1,54 @@
 //! Which tools a run may use: what is offered to the model, and who answers a call. Knows no loop.
 
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
 use crate::domain::agent::Agent;
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::run::Scope;
 use crate::tools::call_agent::{self, CallAgent};
-use crate::tools::{Context, Tool};
+use crate::tools::shelf::Shelf;
+use crate::tools::workdir::Workdir;
+use crate::tools::{Context, Delegate, Effect, Tool};
 
 /// The tools of one run.
 pub struct Toolbox {
     offered: Vec<ToolSpec>,
-    call_agent: Option<CallAgent>,
+    tools: IndexMap<String, Arc<dyn Tool>>,
+    workdir: Workdir,
+    max_result: usize,
 }
 
 impl Toolbox {
     /// For a run of `agent` in that place. `about` gives the description of a sub-agent.
-    pub fn new(agent: &Agent, scope: &Scope, about: impl Fn(&str) -> Option<String>) -> Self {
+    pub fn new(
+        agent: &Agent,
+        scope: &Scope,
+        shelf: &Shelf,
+        about: impl Fn(&str) -> Option<String>,
+    ) -> Self {
+        let mut tools: IndexMap<String, Arc<dyn Tool>> = IndexMap::new();
+        for name in &agent.tools {
+            if let Some(tool) = shelf.get(name) {
+                tools.insert(name.clone(), Arc::clone(tool));
+            }
+        }
         let names = &agent.sub_agents;
-        let call_agent = (!names.is_empty()).then(|| {
-            CallAgent::new(
-                names
-                    .iter()
-                    .map(|name| (name.clone(), about(name)))
-                    .collect(),
-            )
-        });
-        // At its limit an agent is not offered the tool, but keeps the answer to a call of it.
-        let offered = call_agent
-            .iter()
-            .filter(|_| scope.may_delegate())
-            .map(Tool::spec)
-            .collect();
+        if !names.is_empty() {
+            let described = names.iter().map(|name| (name.clone(), about(name)));
+            let tool = CallAgent::new(described.collect());
+            tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
+        }
+        // At its limit an agent is not offered what delegates, but keeps the answer to a call of it.
+        let is_offered =
+            |tool: &&Arc<dyn Tool>| tool.effect() != Effect::Delegates || scope.may_delegate();
+        let offered = tools.values().filter(is_offered);
         Self {
-            offered,
-            call_agent,
+            offered: offered.map(|tool| tool.spec()).collect(),
+            tools,
+            workdir: Workdir::new(agent.workdir.clone()),
+            max_result: shelf.max_result(),
         }
     }
 
@@ -41,11 +57,65 @@ impl Toolbox {
         &self.offered
     }
 
-    /// Performs a call, or says that there is no such tool.
-    pub async fn perform(&self, call: &ToolCall, context: Context<'_>) -> Result<String, String> {
-        match &self.call_agent {
-            Some(tool) if call.name == call_agent::NAME => tool.perform(call, context).await,
-            _ => Err(format!("Unknown tool: \"{}\"", shorten(&call.name, 200))),
+    /// What a call of that name does beside its answer; none where there is no such tool.
+    pub fn effect(&self, name: &str) -> Option<Effect> {
+        self.tools.get(name).map(|tool| tool.effect())
+    }
+
+    /// Performs a call, or says that there is no such tool, or what is wrong with the arguments.
+    pub async fn perform(
+        &self,
+        call: &ToolCall,
+        scope: &Scope,
+        delegate: &dyn Delegate,
+    ) -> Result<String, String> {
+        let Some(tool) = self.tools.get(&call.name) else {
+            return Err(format!("Unknown tool: \"{}\"", shorten(&call.name, 200)));
+        };
+        let context = Context {
+            scope,
+            workdir: &self.workdir,
+            delegate,
+        };
+        let Some(schema) = tool.schema() else {
+            return tool.perform(call, context).await;
+        };
+        let arguments = serde_json::from_str(call.arguments.get()).unwrap_or_default();
+        let fitting = schema.fit(arguments).and_then(|fitting| {
+            serde_json::value::to_raw_value(&fitting).map_err(|error| vec![error.to_string()])
+        });
+        let performed = match fitting {
+            Ok(arguments) => {
+                let call = ToolCall {
+                    arguments: arguments.into(),
+                    ..call.clone()
+                };
+                tool.perform(&call, context).await
+            }
+            Err(errors) => Err(format!(
+                "The arguments of {} do not fit its schema: {}",
+                call.name,
+                errors.join("; ")
+            )),
+        };
+        match performed {
+            Ok(text) => Ok(bounded(text, self.max_result)),
+            Err(text) => Err(bounded(text, self.max_result)),
         }
     }
+}
+
+/// The text within its bound: cut on a character boundary, with a notice of how to get the rest.
+fn bounded(mut text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    let whole = text.len();
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or_default());
+    text.push_str(&format!(
+        "\n... (cut at {} of {whole} bytes; ask for less at once, such as a part, a narrower pattern or an offset)",
+        text.len()
+    ));
+    text
 }

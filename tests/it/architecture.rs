@@ -33,6 +33,8 @@ const FENCES: &[(&str, &[&str])] = &[
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
+    ("jsonschema", &["domain/schema"]),
+    ("cap_std", &["tools"]),
     ("notify_debouncer_full", &["catalog"]),
 ];
 
