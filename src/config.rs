@@ -10,11 +10,12 @@ use globset::GlobSet;
 use secrecy::SecretString;
 
 use crate::config::auth::KeyHash;
-use crate::domain::usage::Price;
+use crate::config::prices::Prices;
 
 pub mod auth;
 pub mod document;
 pub mod load;
+pub mod prices;
 mod providers;
 pub mod section;
 
@@ -38,8 +39,8 @@ pub struct Config {
     /// `[providers.<name>]`, with `anthropic`, `openai` and `ollama` always there; keys and bases already looked up in
     /// the environment.
     pub providers: BTreeMap<String, Provider>,
-    /// `[prices."<provider/model>"]`
-    pub prices: BTreeMap<String, Price>,
+    /// `[prices."<provider/model>"]`, with those of well-known models beneath.
+    pub prices: Prices,
     /// `[telemetry]`
     pub telemetry: Telemetry,
     /// The directory of the config file, `config` without one: relative and bare skills are looked up there.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use crate::config::document::{self, Node, Origin, Table, Value};
+use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::{
     Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools, auth,
@@ -317,7 +318,7 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
         limits: top.section("limits", limits),
         tools: top.section("tools", |s| tools(s, place)),
         providers: top.named("providers", |name, s| providers::read(name, s, place)),
-        prices: top.named("prices", price),
+        prices: Prices::new(top.named("prices", price)),
         telemetry: top.section("telemetry", telemetry),
         config_dir: place.config_dir.clone(),
     };

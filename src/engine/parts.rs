@@ -1,6 +1,5 @@
 //! What every part of the engine can reach: the catalogue, the providers, the journal, the live runs. Only data.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -11,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
-use crate::domain::usage::Price;
+use crate::config::prices::Prices;
 use crate::engine::definitions::Definitions;
 use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
@@ -76,6 +75,6 @@ pub struct Settings {
     pub loop_stop: u32,
     /// Most bytes of context files.
     pub context_files: usize,
-    /// By `provider/model`.
-    pub prices: BTreeMap<String, Price>,
+    /// What models cost.
+    pub prices: Prices,
 }

@@ -214,7 +214,7 @@ impl Metrics {
         );
         page.counters(
             "axed_cost_usd_total",
-            "Cost of replies in US dollars, by model asked, where its price is configured.",
+            "Cost of replies in US dollars, by model asked, where its price is known.",
             |samples| {
                 samples.family(&self.cost, |samples, model, cost| {
                     samples.sample(&[("model", model)], Fraction::trillionths(cost.get()));

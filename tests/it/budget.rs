@@ -305,6 +305,34 @@ async fn a_tree_costs_what_its_models_cost() {
 }
 
 #[tokio::test]
+async fn well_known_models_have_a_price_and_others_none() {
+    let app = TestApp::with()
+        .agent("known", "model = \"anthropic/claude-sonnet-4-5-20250929\"")
+        .agent("unknown", "[budget]\nmax_cost_usd = 1")
+        .spawn()
+        .await;
+    app.provider.will(
+        "claude-sonnet-4-5-20250929",
+        [says("done").using(1000, 100)],
+    );
+    app.provider
+        .will("unknown", [says("done").using(1000, 100)]);
+
+    let known = app.run("known", "go").await;
+    let unknown = app.run("unknown", "go").await;
+
+    let cost = known["tree"]["cost_usd"].as_f64().expect("a cost");
+    assert!(
+        (cost - (1000.0 * 3.0 + 100.0 * 15.0) / 1e6).abs() < 1e-12,
+        "{cost}"
+    );
+    assert_eq!(unknown["tree"]["cost_usd"], serde_json::Value::Null);
+    app.daemon
+        .logged("the price of anthropic/unknown is not known")
+        .await;
+}
+
+#[tokio::test]
 async fn money_is_bounded() {
     let app = TestApp::with()
         .config(PRICES)

@@ -426,7 +426,7 @@ fn prices_scripts_and_zeros() {
         ..Flags::default()
     };
     let config = load(&flags, &environment(&variables)).expect("a config");
-    let price = config.prices["openai/gpt"];
+    let price = config.prices.get("openai/gpt").expect("a price");
     assert_eq!(
         (
             price.input,
@@ -436,7 +436,10 @@ fn prices_scripts_and_zeros() {
         ),
         (2.0, 9.0, Some(0.0), None)
     );
-    assert_eq!(config.prices["a/B"].input, 1.0);
+    assert_eq!(
+        config.prices.get("a/B").map_or(0.0, |price| price.input),
+        1.0
+    );
     let scripted = &config.providers["scripted"];
     assert_eq!(
         scripted.scripts,
