@@ -122,6 +122,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         completion_status: None,
         labels: Default::default(),
         content: None,
+        structured: false,
         partial_content: None,
         model: "model-large".to_owned(),
         stop_reason: None,
@@ -192,6 +193,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     let closing = Closing {
         outcome: Outcome::Completed {
             content: content.clone(),
+            structured: false,
         },
         at: now(),
         progress: Progress {

@@ -16,6 +16,7 @@ use crate::domain::agent::{
     Agent, BUILT_IN_TOOLS, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory,
     ModelRef, Params, ResponseFormat, Retry, is_agent_name,
 };
+use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
 
 /// Tools that the daemon offers by itself.
@@ -209,7 +210,8 @@ fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
         return Err("must be a JSON object".to_owned());
     }
     let raw = serde_json::value::to_raw_value(&schema).map_err(|error| error.to_string())?;
-    Ok(Arc::from(raw))
+    let schema = Schema::read(Arc::from(raw)).map_err(|why| format!("is no JSON Schema: {why}"))?;
+    Ok(Arc::clone(schema.raw()))
 }
 
 fn json(node: &Node) -> serde_json::Value {

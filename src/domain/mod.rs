@@ -5,4 +5,5 @@ pub mod event;
 pub mod message;
 pub mod run;
 pub mod schema;
+pub mod structured;
 pub mod usage;

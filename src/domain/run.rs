@@ -242,6 +242,8 @@ pub enum Outcome {
     Completed {
         /// The final text.
         content: String,
+        /// Whether JSON was asked for, and the text is it.
+        structured: bool,
     },
     /// With an error; the last text it had is kept.
     Failed {
@@ -303,6 +305,8 @@ pub struct Run {
     pub labels: BTreeMap<String, String>,
     /// The final text of a completed run.
     pub content: Option<String>,
+    /// Whether JSON was asked for, and `content` is it.
+    pub structured: bool,
     /// The last text of one that did not complete.
     pub partial_content: Option<String>,
     /// The model that the provider reported in its last reply; before the first, the one that is asked.

@@ -35,6 +35,8 @@ pub enum How {
     Completed {
         /// The text.
         content: String,
+        /// Whether JSON was asked for, and the text is it.
+        structured: bool,
         /// The message.
         task: String,
     },
@@ -106,17 +108,27 @@ pub async fn close(
             failure,
             partial: state.partial.take(),
         },
-        (None, How::Completed { content, task }) => {
+        (
+            None,
+            How::Completed {
+                content,
+                structured,
+                task,
+            },
+        ) => {
             if live.agent.memory.enabled {
                 // Another process may have written it before it ended.
                 let since = run.started_at.filter(|_| run.attempt > 1);
                 events.extend(remember(engine, live, task, content.clone(), since).await);
             }
-            Outcome::Completed { content }
+            Outcome::Completed {
+                content,
+                structured,
+            }
         }
     };
     events.push(match &outcome {
-        Outcome::Completed { content } => EventKind::RunCompleted {
+        Outcome::Completed { content, .. } => EventKind::RunCompleted {
             turns: state.progress.turns,
             characters: content.chars().count(),
         },
@@ -151,7 +163,13 @@ pub async fn close(
     run.last_event = last_event;
     run.status = outcome.status();
     match outcome {
-        Outcome::Completed { content } => run.content = Some(content),
+        Outcome::Completed {
+            content,
+            structured,
+        } => {
+            run.content = Some(content);
+            run.structured = structured;
+        }
         Outcome::Failed { failure, partial } => {
             run.error = Some(failure);
             run.partial_content = partial;

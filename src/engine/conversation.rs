@@ -14,6 +14,7 @@ pub struct Conversation {
     max_turns: u32,
     call_ids: HashSet<String>,
     guard: LoopGuard,
+    is_repaired: bool,
 }
 
 /// What a reply means for the run.
@@ -52,6 +53,7 @@ impl Conversation {
                 last: None,
                 repeats: 0,
             },
+            is_repaired: false,
         }
     }
 
@@ -61,6 +63,19 @@ impl Conversation {
         self.call_ids
             .extend(message.tool_calls.iter().map(|call| call.id.clone()));
         self.messages.push(Message::Assistant(message));
+    }
+
+    /// Whether a final text that does not fit may be asked for again: once, and only while a turn is left.
+    pub fn may_repair(&self) -> bool {
+        !self.is_repaired && self.turn < self.max_turns
+    }
+
+    /// Takes a final text in that was not to be the last word, and what the model is told of it.
+    pub fn repair(&mut self, turn: u32, said: AssistantMessage, told: String) {
+        self.turn = turn;
+        self.is_repaired = true;
+        self.messages.push(Message::Assistant(said));
+        self.messages.push(Message::User { content: told });
     }
 
     /// What to send, oldest first.

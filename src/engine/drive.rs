@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::domain::event::{CalledTool, EventKind};
 use crate::domain::message::{Message, ToolCall, ToolResult, shorten};
 use crate::domain::run::Run;
+use crate::domain::structured;
 use crate::domain::usage::Usage;
 use crate::engine::calls::{self, Batch, Unanswered};
 use crate::engine::children::{self, Child};
@@ -196,8 +197,36 @@ async fn turns(
         };
         let said = match heard {
             Heard::Final(said) => {
+                let format = &live.agent.params.response_format;
+                let structured = match structured::check(format, &said.content) {
+                    Ok(structured) => structured,
+                    Err(errors) => {
+                        let mut steps = vec![Step::Reply {
+                            turn,
+                            message: said.clone(),
+                        }];
+                        if !talk.may_repair() {
+                            return Ending::failed(endings::output_invalid(&errors))
+                                .with(steps, vec![completed]);
+                        }
+                        let told = structured::repair(&errors);
+                        steps.push(Step::Said {
+                            content: told.clone(),
+                        });
+                        let change = Change::Progress(state.progress.clone());
+                        let journal = &engine.journal;
+                        if let Err(error) =
+                            journal.record(live, change, steps, vec![completed]).await
+                        {
+                            return error.into();
+                        }
+                        talk.repair(turn, said, told);
+                        continue;
+                    }
+                };
                 let how = How::Completed {
                     content: said.content.clone(),
+                    structured,
                     task: first_message(&talk),
                 };
                 if live.agent.memory.enabled {
@@ -303,17 +332,26 @@ async fn replay(
         turn,
         message,
         results,
+        told,
     } in replies
     {
         if !message.content.is_empty() {
             state.partial = Some(message.content.clone());
         }
         if message.tool_calls.is_empty() {
-            let how = How::Completed {
-                content: message.content,
-                task: first_message(talk),
-            };
-            return Err(Ending::of(how));
+            let format = &live.agent.params.response_format;
+            return Err(match (structured::check(format, &message.content), told) {
+                (_, Some(told)) => {
+                    talk.repair(turn, message, told);
+                    continue;
+                }
+                (Ok(structured), None) => Ending::of(How::Completed {
+                    content: message.content,
+                    structured,
+                    task: first_message(talk),
+                }),
+                (Err(errors), None) => Ending::failed(endings::output_invalid(&errors)),
+            });
         }
         let is_missing = results.iter().any(Option::is_none);
         let is_begun = |call: &ToolCall| begun.started.contains(&call.id);

@@ -62,6 +62,15 @@ pub fn looped(repeats: u32) -> Failure {
     failure(FailureCode::LoopDetected, "agent", message, false)
 }
 
+/// The final text does not have the shape that was asked for, and asking again did not help.
+pub fn output_invalid(errors: &[String]) -> Failure {
+    let message = format!(
+        "the final text does not have the shape that was asked for: {}",
+        errors.join("; ")
+    );
+    failure(FailureCode::OutputInvalid, "agent", message, false)
+}
+
 /// A budget is spent.
 pub fn budget(exceeded: &Exceeded) -> Failure {
     failure(

@@ -30,6 +30,7 @@ pub fn new(live: &LiveRun) -> Run {
         completion_status: None,
         labels: BTreeMap::new(),
         content: None,
+        structured: false,
         partial_content: None,
         model: live.agent.model.model.clone(),
         stop_reason: None,

@@ -33,6 +33,8 @@ pub struct Replied {
     pub message: AssistantMessage,
     /// One for each call, in their order.
     pub results: Vec<Option<ToolResult>>,
+    /// What the model was told of it where it was not to be the last word.
+    pub told: Option<String>,
 }
 
 /// Tool calls that an earlier process began: they are not begun, counted or told again. Empty for a fresh run.
@@ -63,7 +65,13 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
                     turn,
                     message,
                     results,
+                    told: None,
                 });
+            }
+            Step::Said { content } => {
+                if let Some(reply) = remains.replies.last_mut() {
+                    reply.told = Some(content);
+                }
             }
             Step::Result {
                 turn,

@@ -229,6 +229,11 @@ pub enum Step {
         /// The result.
         result: ToolResult,
     },
+    /// What the model is told after its last reply, which was not the last word.
+    Said {
+        /// The text.
+        content: String,
+    },
 }
 
 /// Where a page of runs ends, in bytes of their texts: two hundred runs may each have megabytes, and many may ask.

@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::agent::{Budget, ResponseFormat};
 use crate::domain::run::Run;
+use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError};
 use crate::engine::journal::Listener;
@@ -351,7 +352,9 @@ impl Format {
                 if !schema.get().starts_with('{') {
                     return Err(invalid(&place, "must be an object"));
                 }
-                Ok(ResponseFormat::JsonSchema(Arc::from(schema)))
+                let schema = Schema::read(Arc::from(schema))
+                    .map_err(|why| invalid(&place, &format!("is no JSON Schema: {why}")))?;
+                Ok(ResponseFormat::JsonSchema(Arc::clone(schema.raw())))
             }
             (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
                 Err(invalid(&place, "is only for type json_schema"))

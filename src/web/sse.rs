@@ -564,6 +564,7 @@ mod tests {
             completion_status: None,
             labels: Default::default(),
             content: None,
+            structured: false,
             partial_content: None,
             model: String::new(),
             stop_reason: None,

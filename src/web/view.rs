@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::{Failure, Run, RunId, Status};
+use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::store::Step;
 
@@ -67,7 +68,11 @@ impl<'a> RunView<'a> {
             input: &run.input,
             content: run.content.as_deref(),
             partial_content: run.partial_content.as_deref(),
-            structured: None,
+            structured: run
+                .content
+                .as_deref()
+                .filter(|_| run.structured)
+                .and_then(structured::json),
             model: &run.model,
             stop_reason: run.stop_reason.as_deref(),
             turns: run.turns,
@@ -266,7 +271,7 @@ pub fn calls_of(steps: &[Step]) -> Vec<String> {
         .iter()
         .filter_map(|step| match step {
             Step::Reply { message, .. } => Some(&message.tool_calls),
-            Step::Prompt { .. } | Step::Result { .. } => None,
+            Step::Prompt { .. } | Step::Said { .. } | Step::Result { .. } => None,
         })
         .flatten()
         .map(|call| call.id.clone())
@@ -350,6 +355,7 @@ impl<'a> Conversation<'a> {
                         data.push(MessageView::Tool { tool_results });
                     }
                 }
+                Step::Said { content } => data.push(MessageView::User { content }),
                 Step::Result { .. } => {}
             }
         }
@@ -395,6 +401,7 @@ mod tests {
             completion_status: None,
             labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
             content: Some("done".to_owned()),
+            structured: false,
             partial_content: None,
             model: "m".to_owned(),
             stop_reason: Some("end_turn".to_owned()),

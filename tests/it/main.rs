@@ -34,6 +34,7 @@ mod scripted;
 mod start;
 mod store;
 mod streams;
+mod structured;
 mod support;
 mod timeouts;
 mod usage;

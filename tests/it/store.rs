@@ -82,6 +82,7 @@ fn record(scope: &Scope, agent: &str) -> Run {
         completion_status: None,
         labels: BTreeMap::new(),
         content: None,
+        structured: false,
         partial_content: None,
         model: "asked".to_owned(),
         stop_reason: None,
@@ -211,7 +212,13 @@ fn closing(scope: &Scope, outcome: Outcome) -> Write {
 
 fn completing(scope: &Scope, content: &str) -> Write {
     let content = content.to_owned();
-    closing(scope, Outcome::Completed { content })
+    closing(
+        scope,
+        Outcome::Completed {
+            content,
+            structured: false,
+        },
+    )
 }
 
 fn failure() -> Failure {

@@ -28,19 +28,21 @@ pub const RUN_COLUMNS: &str = "r.id, r.root, r.parent, r.depth, r.tool_call_id, 
      r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
      r.cost, r.unreported, \
      r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, r.tree_cache_write_tokens, \
-     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner";
+     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner, r.structured";
 
 /// Where a run's own usage begins in [`RUN_COLUMNS`].
 const OWN_USAGE: usize = 25;
 /// Where the count of its tree's runs stands; the tree's usage follows.
 const TREE_RUNS: usize = 33;
-/// Where its owner stands, the last of them.
+/// Where its owner stands.
 const OWNER: usize = 42;
+/// Where it says whether its content is JSON that was asked for, the last of them.
+const STRUCTURED: usize = 43;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
 pub const CONTINUATION_COLUMNS: &str =
     "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream";
-const CONTINUATION: usize = OWNER + 1;
+const CONTINUATION: usize = STRUCTURED + 1;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
 pub type Hash = [u8; 32];
@@ -78,6 +80,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         completion_status: row.get(11)?,
         labels: json(row, 12)?.unwrap_or_default(),
         content: row.get(13)?,
+        structured: row.get::<_, Option<bool>>(STRUCTURED)?.unwrap_or(false),
         partial_content: row.get(14)?,
         model: row.get(15)?,
         stop_reason: row.get(16)?,

@@ -9,7 +9,7 @@ use crate::config::Durability;
 use crate::store::StoreError;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
-const MIGRATIONS: &[&str] = &[FIRST];
+const MIGRATIONS: &[&str] = &[FIRST, STRUCTURED];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
@@ -128,6 +128,9 @@ CREATE TABLE entries (
 CREATE INDEX entries_log ON entries (root, last_seq, run);
 CREATE TABLE checks (id INTEGER PRIMARY KEY, at INTEGER NOT NULL);
 ";
+
+/// Whether a run's content is JSON that was asked for.
+const STRUCTURED: &str = "ALTER TABLE runs ADD COLUMN structured INTEGER;";
 
 /// Opens the file for the writer and brings it to the present version.
 pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, StoreError> {

@@ -120,7 +120,8 @@ impl<'c> Statements<'c> {
                  unreported = ?13, status = ?14, finished_at = ?15, content = ?16, partial_content = ?17, \
                  error = ?18, cancel_reason = ?19, tree_runs = ?20, tree_input_tokens = ?21, \
                  tree_output_tokens = ?22, tree_cache_read_tokens = ?23, tree_cache_write_tokens = ?24, \
-                 tree_model_calls = ?25, tree_tool_calls = ?26, tree_cost = ?27, tree_unreported = ?28 \
+                 tree_model_calls = ?25, tree_tool_calls = ?26, tree_cost = ?27, tree_unreported = ?28, \
+                 structured = ?29 \
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             entry: sql(

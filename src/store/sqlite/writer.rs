@@ -103,7 +103,7 @@ impl Parcel {
                 run.input.len() + run.task.as_ref().map_or(0, String::len)
             }
             Change::Close(closing) => match &closing.outcome {
-                Outcome::Completed { content } => content.len(),
+                Outcome::Completed { content, .. } => content.len(),
                 Outcome::Failed { partial, .. } | Outcome::Cancelled { partial, .. } => {
                     partial.as_ref().map_or(0, String::len)
                 }
@@ -507,8 +507,15 @@ impl<'c> Writer<'c> {
     }
 
     fn close(&mut self, id: &[u8; 16], last: i64, closing: &Closing) -> rusqlite::Result<usize> {
+        let structured = matches!(
+            closing.outcome,
+            Outcome::Completed {
+                structured: true,
+                ..
+            }
+        );
         let (content, partial, failure, reason) = match &closing.outcome {
-            Outcome::Completed { content } => (Some(content), None, None, None),
+            Outcome::Completed { content, .. } => (Some(content), None, None, None),
             Outcome::Failed { failure, partial } => (None, partial.as_ref(), Some(failure), None),
             Outcome::Cancelled { reason, partial } => (None, partial.as_ref(), None, Some(reason)),
         };
@@ -545,6 +552,7 @@ impl<'c> Writer<'c> {
             tree[5],
             tree[6],
             tree[7],
+            structured.then_some(true),
         ])
     }
 

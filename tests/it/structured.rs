@@ -1,0 +1,214 @@
+//! Final texts that shall be JSON: checked, asked for once more with what is wrong, and refused with the text kept.
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::events::{count, is_whole, kinds};
+use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::seen::Wire;
+
+const SCHEMA: &str = r#"
+[params.response_format]
+type = "json_schema"
+schema = { type = "object", properties = { n = { type = "integer" } }, required = ["n"], additionalProperties = false }
+"#;
+
+#[tokio::test]
+async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
+    for wire in Wire::ALL {
+        let name = wire.name();
+        let app = TestApp::with()
+            .agent("solo", &format!("model = \"{name}/solo\"\n{SCHEMA}"))
+            .spawn()
+            .await;
+        app.provider.will(
+            "solo",
+            [says("{\"n\": 7}"), says("```json\n{\"n\": 8}\n```")],
+        );
+
+        let bare = app.run("solo", "go").await;
+        let fenced = app.run("solo", "go").await;
+
+        assert_eq!(bare["structured"], json!({"n": 7}), "{wire:?}");
+        assert_eq!(bare.output(), "{\"n\": 7}");
+        assert_eq!(fenced["structured"], json!({"n": 8}));
+        assert_eq!(app.provider.seen().len(), 2, "nothing was asked again");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
+    for wire in Wire::ALL {
+        let name = wire.name();
+        let app = TestApp::with()
+            .agent("solo", &format!("model = \"{name}/solo\"\n{SCHEMA}"))
+            .spawn()
+            .await;
+        app.provider.will(
+            "solo",
+            [
+                says("{\"n\": \"seven\", \"m\": 1}").using(10, 5),
+                says("{\"n\": 7}").using(20, 5),
+            ],
+        );
+
+        let run = app.run("solo", "go").await;
+
+        assert_eq!(run["structured"], json!({"n": 7}), "{wire:?}");
+        assert_eq!(run["turns"], 2);
+        assert_eq!(run.usage(), (30, 10, 0));
+        let again = app.provider.asked("solo", 2).await;
+        let told = again.user().pop().expect("a message");
+        assert!(
+            told.contains("- /n: \"seven\" is not of type \"integer\"\n"),
+            "{told}"
+        );
+        assert!(told.contains("'m' was unexpected"), "{told}");
+        let messages = run.messages().await;
+        let roles: Vec<&str> = messages["data"]
+            .as_array()
+            .expect("data")
+            .iter()
+            .map(|message| message["role"].as_str().expect("a role"))
+            .collect();
+        assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+        assert_eq!(messages["data"][2]["content"], told);
+        is_whole(&run.events().await);
+    }
+}
+
+#[tokio::test]
+async fn a_second_answer_that_does_not_fit_fails_the_run_and_is_kept() {
+    let app = TestApp::with().agent("solo", SCHEMA).spawn().await;
+    app.provider.will(
+        "solo",
+        [says("no JSON"), says("{\"n\": 1.5}"), says("{\"n\": 7}")],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    let (code, message) = run.failure();
+    assert_eq!(code, "output_invalid");
+    assert!(
+        message.ends_with("/n: 1.5 is not of type \"integer\""),
+        "{message}"
+    );
+    assert_eq!(run["error"]["category"], "agent");
+    assert_eq!(run["partial_content"], "{\"n\": 1.5}");
+    assert_eq!(
+        (&run["content"], &run["structured"]),
+        (&Value::Null, &Value::Null)
+    );
+    assert_eq!(app.provider.seen().len(), 2, "only one repair");
+}
+
+#[tokio::test]
+async fn nothing_is_asked_again_where_no_turn_is_left() {
+    let agent = format!("{SCHEMA}\n[limits]\nmax_turns = 1");
+    let app = TestApp::with().agent("solo", &agent).spawn().await;
+    app.provider.will("solo", [says("no JSON")]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.failure().0, "output_invalid");
+    assert_eq!(run["partial_content"], "no JSON");
+}
+
+#[tokio::test]
+async fn a_request_can_ask_for_an_object_and_text_stays_text() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("{\"a\": [1]}"));
+    let asked = json!({"input": "go", "response_format": {"type": "json_object"}});
+
+    let object = app.run_with("solo", asked).await;
+    let text = app.run("solo", "go").await;
+
+    assert_eq!(object["structured"], json!({"a": [1]}));
+    assert_eq!(text["structured"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_schema_that_is_none_is_refused_at_once() {
+    let broken = "[params.response_format]\ntype = \"json_schema\"\nschema = { type = \"thing\" }";
+    let app = TestApp::with()
+        .agent("solo", "")
+        .agent("broken", broken)
+        .spawn()
+        .await;
+    let asked =
+        |schema: Value| json!({"response_format": {"type": "json_schema", "schema": schema}});
+
+    let got = app
+        .post("/agents/solo/runs", &asked(json!({"type": "thing"})))
+        .await;
+    assert!(
+        got.problem(422).contains("is no JSON Schema"),
+        "{}",
+        got.text
+    );
+    assert_eq!(
+        got.json()["errors"][0]["pointer"],
+        "/response_format/schema"
+    );
+    let outside = asked(json!({"$ref": "http://127.0.0.1:9/x.json"}));
+    let got = app.post("/agents/solo/runs", &outside).await;
+    assert!(
+        got.problem(422).contains("is no JSON Schema"),
+        "{}",
+        got.text
+    );
+    let got = app.post("/agents/broken/runs", &json!({})).await;
+    let why = got.problem(422);
+    assert!(
+        why.contains("params.response_format.schema is no JSON Schema"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn a_childs_answer_is_held_against_its_own_schema() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", SCHEMA)
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [says("no"), says("no")]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let told = app.provider.asked("planner", 2).await.results().remove(0);
+    assert!(
+        told.starts_with(
+            "Error: sub-agent \"reader\" failed - the final text does not have the shape that was asked for: "
+        ),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn a_repair_goes_on_after_a_kill_and_is_not_made_twice() {
+    let mut app = TestApp::with().agent("solo", SCHEMA).spawn().await;
+    app.provider
+        .will("solo", [says("no JSON"), hangs(), says("still none")]);
+    let id = app.start("solo", "go").await.id().to_owned();
+    let mut events = app.events(&app.find(&id).await).await;
+    events
+        .until_all(|events| count(events, "turn.started") == 2)
+        .await;
+    app.provider.asked("solo", 2).await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.failure().0, "output_invalid");
+    assert_eq!(run["partial_content"], "still none");
+    let seen = app.provider.seen();
+    assert_eq!(seen.len(), 3);
+    assert_eq!(seen[1].body["messages"], seen[2].body["messages"]);
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(kinds(&events).last(), Some(&"run.failed"));
+}
