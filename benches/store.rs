@@ -191,6 +191,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         ..Usage::default()
     };
     let closing = Closing {
+        completion_status: None,
         outcome: Outcome::Completed {
             content: content.clone(),
             structured: false,

@@ -14,7 +14,7 @@ use crate::config::load::{expand_home, home};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::domain::agent::{
     Agent, BUILT_IN_TOOLS, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory,
-    ModelRef, Params, ResponseFormat, Retry, is_agent_name,
+    ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, is_agent_name,
 };
 use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
@@ -25,6 +25,8 @@ const OFFERED: [&str; 2] = ["call_agent", "subagent"];
 const MAX_BUDGET: u64 = i64::MAX as u64;
 /// Above what any run could cost, in USD.
 const MAX_COST: f64 = 1e6;
+/// The smallest bound on an unnamed agent's result, in bytes.
+const MIN_OUTPUT: u64 = 1024;
 /// The highest temperature that any service takes is far below.
 const MAX_TEMPERATURE: f64 = 100.0;
 
@@ -49,6 +51,12 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>
     agent.model = model.parse()?;
     for model in &written.fallback_models {
         agent.fallback_models.push(model.parse()?);
+    }
+    if let Some(subagent) = written.subagent {
+        agent.subagent = Some(Subagent {
+            model: subagent.model.as_deref().map(str::parse).transpose()?,
+            ..subagent.settings
+        });
     }
     if let Some(rule) = rules.into_iter().next() {
         return Err(LoadError::Invalid(rule.text));
@@ -78,6 +86,7 @@ struct Written {
     name: Option<String>,
     model: Option<String>,
     fallback_models: Vec<String>,
+    subagent: Option<WrittenSubagent>,
     agent: Agent,
 }
 
@@ -111,10 +120,12 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         budget: top.section("budget", budget),
         retry: top.section("retry", retry),
         memory: top.section("memory", memory),
+        subagent: None,
+        ad_hoc: None,
     };
     top.unsupported("approve");
     top.whole("approve_timeout", 0..=MAX_COUNT);
-    top.section("subagent", ad_hoc_delegation);
+    let subagent = top.section("subagent", subagent);
     top.unsupported("allowed_hosts");
     top.unsupported("mcp_servers");
     top.unsupported("webhook");
@@ -122,6 +133,7 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         name,
         model,
         fallback_models,
+        subagent,
         agent,
     }
 }
@@ -136,21 +148,42 @@ fn delegation(s: &mut Section<'_>) -> Delegation {
     }
 }
 
-/// `[subagent]`, which may be there as long as it is off.
-fn ad_hoc_delegation(s: &mut Section<'_>) {
-    s.unsupported("enabled");
-    for key in [
-        "max_depth",
-        "default_max_turns",
-        "output_max_size",
-        "summary",
-        "max_executions",
-        "max_total_tokens",
-        "max_total_time",
-        "model",
-    ] {
-        s.ignore(key);
-    }
+/// `[subagent]`: nothing unless it is turned on.
+fn subagent(s: &mut Section<'_>) -> Option<WrittenSubagent> {
+    let usual = Subagent::default();
+    let limit = |s: &mut Section<'_>, key| s.whole(key, 0..=MAX_BUDGET).filter(|n| *n > 0);
+    let summaries = [
+        ("on_request", Summary::OnRequest),
+        ("always", Summary::Always),
+    ];
+    let is_on = s.flag("enabled").unwrap_or(false);
+    let depth = small(s, "max_depth", 1, u32::from(HARD_MAX_DEPTH));
+    let size = s.whole("output_max_size", MIN_OUTPUT..=MAX_COUNT);
+    let written = WrittenSubagent {
+        model: filled(s.text("model")),
+        settings: Subagent {
+            max_depth: depth
+                .and_then(|depth| u8::try_from(depth).ok())
+                .unwrap_or(usual.max_depth),
+            default_max_turns: small(s, "default_max_turns", 1, MAX_TURNS)
+                .unwrap_or(usual.default_max_turns),
+            output_max_size: size
+                .and_then(|size| usize::try_from(size).ok())
+                .unwrap_or(usual.output_max_size),
+            summary: s.one_of("summary", &summaries).unwrap_or_default(),
+            max_executions: limit(s, "max_executions"),
+            max_total_tokens: limit(s, "max_total_tokens"),
+            max_total_time: time(s, "max_total_time"),
+            model: None,
+        },
+    };
+    is_on.then_some(written)
+}
+
+/// `[subagent]` with the model whose shape is still to be checked.
+struct WrittenSubagent {
+    model: Option<String>,
+    settings: Subagent,
 }
 
 fn params(s: &mut Section<'_>) -> Params {
@@ -492,7 +525,6 @@ mod tests {
         for (text, key) in [
             ("approve = [\"a\"]", "approve"),
             ("allowed_hosts = [\"a\"]", "allowed_hosts"),
-            ("[subagent]\nenabled = true", "subagent.enabled"),
             ("[[mcp_servers]]\nname = \"a\"", "mcp_servers"),
             ("[webhook]\nurl = \"https://a\"", "webhook"),
         ] {

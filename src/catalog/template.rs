@@ -88,6 +88,22 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # initial_delay_ms = 500
 # max_delay_ms = 30000
 
+# Unnamed agents on tasks of their own, with this agent's model, prompt and tools.
+[subagent]
+# enabled = false
+# The deepest level, 1 to 5.
+# max_depth = 3
+# Turns of one whose call does not say.
+# default_max_turns = 10
+# Most bytes of a result.
+# output_max_size = 4096
+# always, or on_request.
+# summary = "on_request"
+# For all of them in one tree together, the time in seconds; 0 means no limit.
+# max_executions = 0
+# max_total_tokens = 0
+# max_total_time = 0
+
 # What the agent remembers of its earlier runs.
 [memory]
 # enabled = false

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::domain::agent::{Agent, Backoff, ResponseFormat};
+use crate::domain::agent::{Agent, Backoff, ResponseFormat, Summary};
 
 /// The agent as a file that would define it. Keys that are unset and have no default are left out.
 pub fn to_toml(agent: &Agent) -> String {
@@ -75,6 +75,28 @@ pub fn to_toml(agent: &Agent) -> String {
     file.key("backoff", text(backoff));
     file.key("initial_delay_ms", agent.retry.initial_delay.as_millis());
     file.key("max_delay_ms", agent.retry.max_delay.as_millis());
+
+    if let Some(subagent) = &agent.subagent {
+        file.table("subagent");
+        file.key("enabled", true);
+        file.key("max_depth", subagent.max_depth);
+        file.key("default_max_turns", subagent.default_max_turns);
+        file.key("output_max_size", subagent.output_max_size);
+        file.key(
+            "summary",
+            text(match subagent.summary {
+                Summary::OnRequest => "on_request",
+                Summary::Always => "always",
+            }),
+        );
+        file.key("max_executions", subagent.max_executions.unwrap_or(0));
+        file.key("max_total_tokens", subagent.max_total_tokens.unwrap_or(0));
+        file.key("max_total_time", whole_seconds(subagent.max_total_time));
+        file.maybe(
+            "model",
+            subagent.model.as_ref().map(|it| text(&it.to_string())),
+        );
+    }
 
     file.table("memory");
     file.key("enabled", agent.memory.enabled);

@@ -60,6 +60,68 @@ pub struct Agent {
     pub retry: Retry,
     /// Its memory.
     pub memory: Memory,
+    /// Ad-hoc delegation, where it is turned on.
+    #[serde(default)]
+    pub subagent: Option<Subagent>,
+    /// What makes it an unnamed agent, started by a call of `subagent`; none for those of files.
+    #[serde(default)]
+    pub ad_hoc: Option<AdHoc>,
+}
+
+/// `[subagent]`: how an agent starts unnamed ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Subagent {
+    /// The deepest level that they may stand at, 1 to [`HARD_MAX_DEPTH`].
+    pub max_depth: u8,
+    /// Turns of one whose call does not say, 1 to [`MAX_TURNS`].
+    pub default_max_turns: u32,
+    /// Most bytes of a result.
+    pub output_max_size: usize,
+    /// When one is asked to sum up.
+    pub summary: Summary,
+    /// Most of them in one tree; unset means no limit.
+    pub max_executions: Option<u64>,
+    /// Most tokens of all of them in one tree; unset means no limit.
+    pub max_total_tokens: Option<u64>,
+    /// Most time of all of them together in one tree; unset means no limit.
+    pub max_total_time: Option<Duration>,
+    /// Who answers them; unset means the caller's model.
+    pub model: Option<ModelRef>,
+}
+
+impl Default for Subagent {
+    fn default() -> Self {
+        Self {
+            max_depth: DEFAULT_MAX_DEPTH,
+            default_max_turns: 10,
+            output_max_size: 4096,
+            summary: Summary::OnRequest,
+            max_executions: None,
+            max_total_tokens: None,
+            max_total_time: None,
+            model: None,
+        }
+    }
+}
+
+/// When an unnamed agent is asked to sum up what it found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Summary {
+    /// Where its caller asks for it.
+    #[default]
+    OnRequest,
+    /// Always.
+    Always,
+}
+
+/// What makes an agent an unnamed one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdHoc {
+    /// The only tools it has; unset means all of its caller's.
+    pub allowed_tools: Option<Vec<String>>,
+    /// Asked when its task is done; the answer is its result.
+    pub summary_prompt: Option<String>,
 }
 
 /// `[sub_agents_config]`: how an agent calls others.

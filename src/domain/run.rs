@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::domain::agent::HARD_MAX_DEPTH;
+use crate::domain::agent::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::usage::{TreeUsage, Usage};
 
 /// A run's name: `run_` and a UUIDv7, so names sort by the time of their making.
@@ -89,17 +89,30 @@ pub struct Scope {
     pub depth: Depth,
     /// The deepest level that this run's subtree may reach.
     pub max_depth: u8,
+    /// Whether nobody on the way from the root has set that level.
+    pub is_usual: bool,
 }
 
 impl Scope {
-    /// A root's place. `max_depth` is the root's own limit, which governs the tree.
-    pub fn root(run: RunId, max_depth: u8) -> Self {
+    /// A root's place. `max_depth` is the root's own limit, which governs the tree; unset means
+    /// [`DEFAULT_MAX_DEPTH`].
+    pub fn root(run: RunId, max_depth: Option<u8>) -> Self {
         Self {
             run,
             root: run,
             parent: None,
             depth: Depth(0),
-            max_depth: max_depth.min(HARD_MAX_DEPTH),
+            max_depth: max_depth.unwrap_or(DEFAULT_MAX_DEPTH).min(HARD_MAX_DEPTH),
+            is_usual: max_depth.is_none(),
+        }
+    }
+
+    /// The deepest level of unnamed agents below this run, whose agent allows `max_depth`: the larger of that and the
+    /// usual where nobody has set the tree's, else the tighter of the two.
+    pub fn ad_hoc_limit(&self, max_depth: u8) -> u8 {
+        match self.is_usual {
+            true => self.max_depth.max(max_depth).min(HARD_MAX_DEPTH),
+            false => self.max_depth.min(max_depth),
         }
     }
 
@@ -109,9 +122,9 @@ impl Scope {
     }
 
     /// The place of a child; `own_limit` is what the child's own file allows below it, which can only tighten.
-    /// None where this run stands at its limit.
-    pub fn child(&self, run: RunId, own_limit: Option<u8>) -> Option<Self> {
-        if !self.may_delegate() {
+    /// None where this run stands at `limit`: its own `max_depth`, or [`Scope::ad_hoc_limit`] for an unnamed child.
+    pub fn child(&self, run: RunId, own_limit: Option<u8>, limit: u8) -> Option<Self> {
+        if self.depth.0 >= limit {
             return None;
         }
         let depth = self.depth.0 + 1;
@@ -124,6 +137,7 @@ impl Scope {
             parent: Some(self.run),
             depth: Depth(depth),
             max_depth,
+            is_usual: self.is_usual && own_limit.is_none(),
         })
     }
 }
@@ -380,19 +394,45 @@ mod tests {
 
     #[test]
     fn the_roots_limit_governs_and_a_child_can_only_tighten() {
-        let root = Scope::root(RunId::new(), 2);
-        let child = root.child(RunId::new(), None).expect("a child");
+        let root = Scope::root(RunId::new(), Some(2));
+        let child = root
+            .child(RunId::new(), None, root.max_depth)
+            .expect("a child");
         assert_eq!(
             (child.depth.0, child.max_depth, child.parent),
             (1, 2, Some(root.run))
         );
-        let tight = root.child(RunId::new(), Some(0)).expect("a child");
+        let tight = root
+            .child(RunId::new(), Some(0), root.max_depth)
+            .expect("a child");
         assert!(!tight.may_delegate());
-        let loose = root.child(RunId::new(), Some(5)).expect("a child");
+        let loose = root
+            .child(RunId::new(), Some(5), root.max_depth)
+            .expect("a child");
         assert_eq!(loose.max_depth, 2);
-        let leaf = child.child(RunId::new(), None).expect("a grandchild");
-        assert!(leaf.child(RunId::new(), None).is_none());
-        assert_eq!(Scope::root(RunId::new(), 9).max_depth, 5);
+        let leaf = child
+            .child(RunId::new(), None, child.max_depth)
+            .expect("a grandchild");
+        assert!(leaf.child(RunId::new(), None, leaf.max_depth).is_none());
+        assert_eq!(Scope::root(RunId::new(), Some(9)).max_depth, 5);
+    }
+
+    #[test]
+    fn unnamed_agents_may_go_deeper_where_nobody_set_a_depth() {
+        let root = Scope::root(RunId::new(), None);
+        assert_eq!((root.ad_hoc_limit(5), root.ad_hoc_limit(1)), (5, 3));
+        let set = Scope::root(RunId::new(), Some(2));
+        assert_eq!((set.ad_hoc_limit(5), set.ad_hoc_limit(1)), (2, 1));
+        let mut deep = root;
+        for depth in 1..=5 {
+            deep = deep
+                .child(RunId::new(), None, deep.ad_hoc_limit(5))
+                .expect("a child");
+            assert_eq!((deep.depth.0, deep.may_delegate()), (depth, depth < 3));
+        }
+        assert_eq!(deep.child(RunId::new(), None, deep.ad_hoc_limit(5)), None);
+        let tight = root.child(RunId::new(), Some(1), 3).expect("a child");
+        assert_eq!(tight.ad_hoc_limit(5), 2);
     }
 
     #[test]

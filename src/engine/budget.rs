@@ -85,6 +85,13 @@ impl Budgets {
         drawn
     }
 
+    /// Tokens used of an account.
+    pub fn tokens(&self, account: usize) -> u64 {
+        self.lock()
+            .get(account)
+            .map_or(0, |account| account.used.tokens)
+    }
+
     /// Whether the run may go on.
     pub fn check(&self, drawn: &[usize]) -> Result<(), Exceeded> {
         if drawn.is_empty() {

@@ -4,15 +4,17 @@
 use std::sync::Arc;
 
 use crate::catalog::{LoadError, prompt};
+use crate::domain::agent::Agent;
 use crate::domain::event::{EventKind, returned_usage};
 use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
 use crate::domain::usage::TreeUsage;
+use crate::engine::ad_hoc;
 use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
 use crate::engine::record;
 use crate::engine::turn::TurnError;
-use crate::tools::ChildAsk;
+use crate::tools::{AdHocAsk, ChildAsk};
 
 /// A child run, ready to be driven.
 pub struct Child {
@@ -37,19 +39,54 @@ pub fn prepare(
         LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
         other => format!("failed to load agent \"{name}\": {other}"),
     })?);
+    let limit = caller.scope.max_depth;
+    let mut child = make(engine, caller, agent, limit, &caller.accounts, id)?;
+    child.message = prompt::child_message(ask.task, ask.context);
+    let run = Arc::make_mut(&mut child.run);
+    run.tool_call_id = Some(ask.tool_call_id.to_owned());
+    run.input.clone_from(&child.message);
+    run.task = Some(ask.task.to_owned());
+    Ok(child)
+}
+
+/// Makes a child without a name of `caller` under this id, or says why there can be none.
+pub fn prepare_ad_hoc(
+    engine: &Engine,
+    caller: &Arc<LiveRun>,
+    ask: &AdHocAsk<'_>,
+    id: RunId,
+) -> Result<Child, String> {
+    let agent = ad_hoc::agent(&caller.agent, ask);
+    let settings = ad_hoc::settings(&caller.agent);
+    let limit = caller.scope.ad_hoc_limit(settings.max_depth);
+    let accounts = ad_hoc::accounts(caller);
+    let mut child = make(engine, caller, agent, limit, &accounts, id)?;
+    ask.task.clone_into(&mut child.message);
+    let run = Arc::make_mut(&mut child.run);
+    run.tool_call_id = Some(ask.tool_call_id.to_owned());
+    run.input.clone_from(&child.message);
+    run.task = Some(ask.task.to_owned());
+    run.label = Some(ask.label.to_owned());
+    Ok(child)
+}
+
+/// A child of that agent, at most at the level `limit`, that draws on these accounts beside its own.
+fn make(
+    engine: &Engine,
+    caller: &Arc<LiveRun>,
+    agent: Arc<Agent>,
+    limit: u8,
+    accounts: &[usize],
+    id: RunId,
+) -> Result<Child, String> {
     engine
         .providers
         .get(&agent.model.provider)
         .map_err(|unavailable| unavailable.to_string())?;
-    let place: Option<Scope> = caller.scope.child(id, agent.delegation.max_depth);
-    let scope = place.ok_or_else(|| {
-        format!(
-            "maximum sub-agent depth ({}) reached",
-            caller.scope.max_depth
-        )
-    })?;
+    let place: Option<Scope> = caller.scope.child(id, agent.delegation.max_depth, limit);
+    let scope = place.ok_or_else(|| format!("maximum sub-agent depth ({limit}) reached"))?;
     let budgets = &caller.tree.budgets;
-    let accounts = budgets.open(&agent.budget, &caller.accounts, &TreeUsage::default());
+    let accounts = budgets.open(&agent.budget, accounts, &TreeUsage::default());
     budgets.take_run(&accounts).map_err(|refused| {
         caller.refuse(&refused);
         refused.exceeded.to_string()
@@ -61,7 +98,6 @@ pub fn prepare(
         Some(own) => Some(own.earlier(caller.deadline())),
         None => caller.deadline(),
     };
-    let message = prompt::child_message(ask.task, ask.context);
     let definition = engine.definitions.text(&agent);
     let tree = Arc::clone(&caller.tree);
     let live = LiveRun::new(
@@ -75,13 +111,12 @@ pub fn prepare(
     if let Some(deadline) = deadline {
         live.set_deadline(deadline);
     }
-    let run = Arc::new(Run {
-        tool_call_id: Some(ask.tool_call_id.to_owned()),
-        input: message.clone(),
-        task: Some(ask.task.to_owned()),
-        ..record::new(&live)
-    });
-    Ok(Child { live, run, message })
+    let run = Arc::new(record::new(&live));
+    Ok(Child {
+        live,
+        run,
+        message: String::new(),
+    })
 }
 
 fn earliest(bounds: [Option<Deadline>; 2]) -> Option<Deadline> {

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Failure, Outcome, Run, now};
+use crate::engine::ad_hoc;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::store::{Change, Closing, Progress, Step, StoreError};
@@ -40,6 +41,8 @@ pub enum How {
         /// The message.
         task: String,
     },
+    /// Without a turn left: an unnamed agent's last text is all there will be.
+    Incomplete,
     /// With a failure.
     Failed(Failure),
     /// Because it was stopped.
@@ -93,6 +96,7 @@ pub async fn close(
         mut events,
     } = ending;
     let reason_above = live.stop_reason();
+    let is_incomplete = matches!(how, How::Incomplete);
     let (cancelled, asked) = live.begin_end().unzip();
     let outcome = match (cancelled, how) {
         (_, How::Lost(error)) => return Err(error),
@@ -103,6 +107,10 @@ pub async fn close(
         (None, How::Stopped) => Outcome::Cancelled {
             reason: reason_above,
             partial: state.partial.take(),
+        },
+        (None, How::Incomplete) => Outcome::Completed {
+            content: state.partial.take().unwrap_or_default(),
+            structured: false,
         },
         (None, How::Failed(failure)) => Outcome::Failed {
             failure,
@@ -142,7 +150,14 @@ pub async fn close(
     let (own, tree) = live.usage();
     state.progress.usage = own;
     let at = now();
+    let is_unnamed = live.agent.ad_hoc.is_some();
+    let completion_status = match &outcome {
+        Outcome::Completed { .. } if is_incomplete => Some(ad_hoc::INCOMPLETE),
+        Outcome::Completed { .. } if is_unnamed => Some(ad_hoc::COMPLETE),
+        _ => None,
+    };
     let closing = Closing {
+        completion_status,
         outcome: outcome.clone(),
         at,
         progress: state.progress.clone(),
@@ -162,6 +177,7 @@ pub async fn close(
     let mut run = Arc::unwrap_or_clone(run);
     run.last_event = last_event;
     run.status = outcome.status();
+    run.completion_status = completion_status.map(str::to_owned);
     match outcome {
         Outcome::Completed {
             content,

@@ -71,11 +71,16 @@ impl Conversation {
     }
 
     /// Takes a final text in that was not to be the last word, and what the model is told of it.
-    pub fn repair(&mut self, turn: u32, said: AssistantMessage, told: String) {
+    pub fn say_more(&mut self, turn: u32, said: AssistantMessage, told: String) {
         self.turn = turn;
         self.is_repaired = true;
         self.messages.push(Message::Assistant(said));
         self.messages.push(Message::User { content: told });
+    }
+
+    /// The last turn that began.
+    pub fn turn(&self) -> u32 {
+        self.turn
     }
 
     /// What to send, oldest first.

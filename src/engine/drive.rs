@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use crate::domain::event::{CalledTool, EventKind};
 use crate::domain::message::{Message, ToolCall, ToolResult, shorten};
-use crate::domain::run::Run;
+use crate::domain::run::{Run, RunId};
 use crate::domain::structured;
 use crate::domain::usage::Usage;
+use crate::engine::ad_hoc;
 use crate::engine::calls::{self, Batch, Unanswered};
 use crate::engine::children::{self, Child};
 use crate::engine::close::{self, Ending, How, State};
@@ -22,13 +23,14 @@ use crate::engine::endings;
 use crate::engine::entry::{Draft, Entry, begin};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::quotas::AtWork;
 use crate::engine::recovery;
 use crate::engine::remains::{self, Begun, Remains, Replied};
 use crate::engine::resolve::{self, Prompt};
 use crate::engine::turn::{self, Answer, Question, TurnError};
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{ChildAsk, Delegate};
+use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
 /// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
 /// written, and then the run stays as it was last committed.
@@ -124,12 +126,15 @@ async fn turns(
     if let Some(left) = left {
         // Told at once: what comes next may take long.
         let told = std::mem::replace(&mut draft, Box::new(Draft::of(Change::Nothing)));
-        if let Err(ending) = Box::pin(replay(
+        let replayed = Box::pin(replay(
             engine, live, state, &toolbox, *left, *told, &mut talk,
-        ))
-        .await
-        {
-            return ending;
+        ));
+        match replayed.await {
+            Ok(None) => {}
+            Ok(Some(task)) => {
+                return Box::pin(sum_up(engine, live, state, &system, &talk, task)).await;
+            }
+            Err(ending) => return ending,
         }
     }
     let mut draft = Some(draft);
@@ -197,6 +202,25 @@ async fn turns(
         };
         let said = match heard {
             Heard::Final(said) => {
+                if let Some(wish) = summary_prompt(live) {
+                    let task = said.content.clone();
+                    let steps = vec![
+                        Step::Reply {
+                            turn,
+                            message: said.clone(),
+                        },
+                        Step::Said {
+                            content: wish.to_owned(),
+                        },
+                    ];
+                    let change = Change::Progress(state.progress.clone());
+                    let journal = &engine.journal;
+                    if let Err(error) = journal.record(live, change, steps, vec![completed]).await {
+                        return error.into();
+                    }
+                    talk.say_more(turn, said, wish.to_owned());
+                    return Box::pin(sum_up(engine, live, state, &system, &talk, task)).await;
+                }
                 let format = &live.agent.params.response_format;
                 let structured = match structured::check(format, &said.content) {
                     Ok(structured) => structured,
@@ -220,7 +244,7 @@ async fn turns(
                         {
                             return error.into();
                         }
-                        talk.repair(turn, said, told);
+                        talk.say_more(turn, said, told);
                         continue;
                     }
                 };
@@ -255,7 +279,11 @@ async fn turns(
                 );
             }
             Heard::OutOfTurns(said) => {
-                return Ending::failed(endings::max_turns(max_turns)).with(
+                let ending = match live.agent.ad_hoc {
+                    Some(_) => Ending::of(How::Incomplete),
+                    None => Ending::failed(endings::max_turns(max_turns)),
+                };
+                return ending.with(
                     vec![Step::Reply {
                         turn,
                         message: said,
@@ -303,8 +331,76 @@ async fn turns(
     }
 }
 
+/// What an unnamed agent is asked when its task is done.
+fn summary_prompt(live: &LiveRun) -> Option<&str> {
+    live.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
+}
+
+/// Asks an unnamed agent to sum up: a turn without tools, which is not counted. Where it fails, the task's own text is
+/// the result.
+async fn sum_up(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    state: &mut State,
+    system: &str,
+    talk: &Conversation,
+    task: String,
+) -> Ending {
+    let done = |content| How::Completed {
+        content,
+        structured: false,
+        task: first_message(talk),
+    };
+    let turn = talk.turn() + 1;
+    let begun = EventKind::TurnStarted {
+        turn,
+        messages: talk.messages().len(),
+        results: 0,
+    };
+    let question = Question {
+        turn,
+        system,
+        messages: talk.messages(),
+        tools: &[],
+    };
+    let answered = async {
+        check(live)?;
+        let journal = &engine.journal;
+        let told = journal.record(live, Change::Nothing, Vec::new(), vec![begun]);
+        told.await?;
+        turn::take(engine, live, question).await
+    };
+    let Answer { reply, asked } = match answered.await {
+        Ok(answer) => answer,
+        Err(error @ (TurnError::Stopped | TurnError::Store(_))) => return failed_turn(live, error),
+        Err(_) => return Ending::of(done(task)),
+    };
+    let tokens = reply.usage.unwrap_or_default();
+    state.progress.model = reply.model.unwrap_or(asked.model);
+    state.progress.stop_reason = reply.stop_reason;
+    state.progress.usage = live.usage().0;
+    let completed = EventKind::TurnCompleted {
+        turn,
+        model: state.progress.model.clone(),
+        stop_reason: state.progress.stop_reason.clone(),
+        input_tokens: tokens.input,
+        output_tokens: tokens.output,
+        cache_read_tokens: tokens.cache_read,
+        cache_write_tokens: tokens.cache_write,
+        tool_calls: Vec::new(),
+    };
+    let mut message = reply.message;
+    message.tool_calls.clear();
+    let content = match message.content.trim().is_empty() {
+        true => task,
+        false => message.content.clone(),
+    };
+    Ending::of(done(content)).with(vec![Step::Reply { turn, message }], vec![completed])
+}
+
 /// Takes in what an earlier process recorded, and finishes what it had begun. Children that it began are driven to
-/// their end even where this run is not to go on: it ends after them.
+/// their end even where this run is not to go on: it ends after them. Returns the task's text where only a summary is
+/// still to be asked for.
 async fn replay(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
@@ -313,7 +409,7 @@ async fn replay(
     left: Remains,
     told: Draft,
     talk: &mut Conversation,
-) -> Result<(), Ending> {
+) -> Result<Option<String>, Ending> {
     let Remains {
         replies,
         calls: begun,
@@ -328,6 +424,7 @@ async fn replay(
     }
     told.write(engine, live).await?;
     let begun = Arc::new(begun);
+    let mut summed_up = None;
     for Replied {
         turn,
         message,
@@ -340,17 +437,22 @@ async fn replay(
         }
         if message.tool_calls.is_empty() {
             let format = &live.agent.params.response_format;
-            return Err(match (structured::check(format, &message.content), told) {
-                (_, Some(told)) => {
-                    talk.repair(turn, message, told);
-                    continue;
-                }
-                (Ok(structured), None) => Ending::of(How::Completed {
-                    content: message.content,
+            if let Some(told) = told {
+                summed_up = summary_prompt(live).map(|_| message.content.clone());
+                talk.say_more(turn, message, told);
+                continue;
+            }
+            let content = match summed_up {
+                Some(task) if message.content.trim().is_empty() => task,
+                _ => message.content,
+            };
+            return Err(match structured::check(format, &content) {
+                Ok(structured) => Ending::of(How::Completed {
+                    content,
                     structured,
                     task: first_message(talk),
                 }),
-                (Err(errors), None) => Ending::failed(endings::output_invalid(&errors)),
+                Err(errors) => Ending::failed(endings::output_invalid(&errors)),
             });
         }
         let is_missing = results.iter().any(Option::is_none);
@@ -371,7 +473,7 @@ async fn replay(
         };
         answer(engine, live, toolbox, asked, talk, &state.progress).await?;
     }
-    Ok(())
+    Ok(summed_up)
 }
 
 /// Asks the model while the entry before it is being committed: what is asked for depends on nothing in it, and a
@@ -519,13 +621,58 @@ impl Delegate for Caller {
             let ended = match self.begun.children.get(call) {
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => self.go_on(child).await?,
-                None => self.start(&ask).await?,
+                None => {
+                    let make = |id| children::prepare(&self.engine, &self.live, &ask, id);
+                    self.start(call, ask.task, make).await?
+                }
             };
             let outcome = children::result(&ended);
-            if !self.begun.returned.contains(call) {
-                self.tell(children::returned(call, &ended, &outcome))
-                    .await?;
+            self.tell_returned(call, &ended, &outcome).await?;
+            outcome
+        })
+    }
+
+    fn check_quota<'a>(&'a self, call: &'a str) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            let (agent, tree) = (&self.live.agent, &self.live.tree);
+            let read = ad_hoc::read_quotas(&self.engine, &self.live).await;
+            read.map_err(|error| ad_hoc::failed(&error.to_string()))?;
+            if self.begun.children.contains_key(call) {
+                // It was let in by an earlier process.
+                return Ok(());
             }
+            let settings = ad_hoc::settings(agent);
+            tree.quotas.check(&agent.name, &settings, &tree.budgets)
+        })
+    }
+
+    fn run_ad_hoc<'a>(&'a self, ask: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            let call = ask.tool_call_id;
+            let ended = match self.begun.children.get(call) {
+                Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
+                Some(child) => {
+                    let _time = self.time_of(child.id);
+                    self.go_on(child)
+                        .await
+                        .map_err(|why| ad_hoc::failed(&why))?
+                }
+                None => {
+                    let (agent, tree) = (&self.live.agent, &self.live.tree);
+                    let settings = ad_hoc::settings(agent);
+                    // Several that were checked at once may come here; the quota lets in as many as it has room for.
+                    tree.quotas.take(&agent.name, &settings, &tree.budgets)?;
+                    let mut time = None;
+                    let make = |id| {
+                        time = self.time_of(id);
+                        children::prepare_ad_hoc(&self.engine, &self.live, &ask, id)
+                    };
+                    let ended = self.start(call, ask.task, make).await;
+                    ended.map_err(|why| ad_hoc::failed(&why))?
+                }
+            };
+            let outcome = ad_hoc::result(&ended);
+            self.tell_returned(call, &ended, &outcome).await?;
             outcome
         })
     }
@@ -553,8 +700,20 @@ impl Caller {
         }
     }
 
-    /// Starts a child and drives it to its end.
-    async fn start(&self, ask: &ChildAsk<'_>) -> Result<Arc<Run>, String> {
+    /// Lets the time of an unnamed child run; that of one below another is in that one's.
+    fn time_of(&self, child: RunId) -> Option<AtWork<'_>> {
+        let agent = &self.live.agent;
+        let is_outermost = agent.ad_hoc.is_none();
+        is_outermost.then(|| self.live.tree.quotas.time(&agent.name, child))
+    }
+
+    /// Makes a child under the id it is given, and drives it to its end.
+    async fn start(
+        &self,
+        call: &str,
+        task: &str,
+        make: impl FnOnce(RunId) -> Result<Child, String>,
+    ) -> Result<Arc<Run>, String> {
         let Self {
             engine,
             live,
@@ -572,18 +731,18 @@ impl Caller {
             .await
             .map_err(|error| children::why_not_started(live, &error))?;
         // An earlier process may have told of the child and ended before it opened it.
-        let told = begun.called.get(ask.tool_call_id).copied();
+        let told = begun.called.get(call).copied();
         let Child {
             live: child,
             run,
             message,
-        } = children::prepare(engine, live, ask, told.unwrap_or_default())?;
+        } = make(told.unwrap_or_default())?;
         let called = EventKind::AgentCalled {
-            tool_call_id: ask.tool_call_id.to_owned(),
+            tool_call_id: call.to_owned(),
             child_id: child.scope.run,
             child_agent: child.agent.name.clone(),
             child_depth: child.scope.depth.0,
-            task: shorten(ask.task, 80),
+            task: shorten(task, 80),
         };
         if told.is_none() {
             self.tell(called).await?;
@@ -609,8 +768,12 @@ impl Caller {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(call);
         let found = engine.left.take(child.id);
-        let revived =
-            found.and_then(|found| Some((recovery::revive(&found, Some(live))?, found.run)));
+        let callers = match child.label {
+            Some(_) => ad_hoc::accounts(live),
+            None => live.accounts.clone(),
+        };
+        let revived = found
+            .and_then(|found| Some((recovery::revive(&found, Some(live), &callers)?, found.run)));
         let Some((child, run)) = revived else {
             recovery::interrupt(engine, child.id)
                 .await
@@ -633,6 +796,19 @@ impl Caller {
         drive(engine, &child, Arc::new(run), message, entry)
             .await
             .ok_or_else(unrecorded)
+    }
+
+    /// Tells of a child's end, unless an earlier process has.
+    async fn tell_returned(
+        &self,
+        call: &str,
+        ended: &Run,
+        outcome: &Result<String, String>,
+    ) -> Result<(), String> {
+        match self.begun.returned.contains(call) {
+            true => Ok(()),
+            false => self.tell(children::returned(call, ended, outcome)).await,
+        }
     }
 
     async fn tell(&self, kind: EventKind) -> Result<(), String> {

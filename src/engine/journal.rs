@@ -142,6 +142,7 @@ impl Journal {
             kind,
         };
         let closing = Closing {
+            completion_status: None,
             outcome: Outcome::Failed {
                 failure,
                 partial: run.partial_content.clone(),

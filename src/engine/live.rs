@@ -13,6 +13,7 @@ use crate::domain::event::{Event, EventKind};
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
+use crate::engine::quotas::Quotas;
 
 /// One run at work.
 pub struct LiveRun {
@@ -48,6 +49,10 @@ pub struct Tree {
     pub stream: bool,
     /// The name of the key that the root was accepted with.
     pub owner: Option<String>,
+    /// What its children without a name have used.
+    pub quotas: Quotas,
+    /// Whether an earlier process began it.
+    pub is_revived: bool,
 }
 
 /// When a run must have ended.

@@ -1,5 +1,6 @@
 //! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
 
+pub mod ad_hoc;
 pub mod ask;
 pub mod budget;
 pub mod calls;
@@ -15,6 +16,7 @@ pub mod journal;
 pub mod live;
 pub mod memory;
 pub mod parts;
+pub mod quotas;
 pub mod record;
 pub mod recovery;
 pub mod remains;

@@ -8,12 +8,13 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId, Scope, Status};
+use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
 use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun, Tree};
 use crate::engine::parts::Engine;
-use crate::engine::resolve;
+use crate::engine::quotas::Quotas;
 use crate::store::{StoreError, Unfinished};
 
 /// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
@@ -77,7 +78,7 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
     let mut orphans = Vec::new();
     for found in unfinished {
         match found.run.parent_id {
-            None => match revive(&found, None) {
+            None => match revive(&found, None, &[]) {
                 Some(live) => {
                     alive.insert(found.run.id);
                     let timeout = found
@@ -137,14 +138,25 @@ pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
 }
 
 /// The run as it stood: its definition, place, accounts, meter, deadline and stop; none where the record lacks what
-/// that takes.
-pub fn revive(found: &Unfinished, parent: Option<&Arc<LiveRun>>) -> Option<Arc<LiveRun>> {
+/// that takes. `callers` are the accounts that it draws on beside its own.
+pub fn revive(
+    found: &Unfinished,
+    parent: Option<&Arc<LiveRun>>,
+    callers: &[usize],
+) -> Option<Arc<LiveRun>> {
     let Unfinished { run, continuation } = found;
     let continuation = continuation.as_ref()?;
     let agent = definitions::read(&continuation.definition)?;
     let scope = match parent {
-        None => Scope::root(run.id, resolve::max_depth(&agent)),
-        Some(parent) => parent.scope.child(run.id, agent.delegation.max_depth)?,
+        None => Scope::root(run.id, agent.delegation.max_depth),
+        Some(parent) => {
+            let scope = &parent.scope;
+            let limit = match agent.ad_hoc {
+                Some(_) => scope.ad_hoc_limit(ad_hoc::settings(&parent.agent).max_depth),
+                None => scope.max_depth,
+            };
+            scope.child(run.id, agent.delegation.max_depth, limit)?
+        }
     };
     let tree = match parent {
         Some(parent) => Arc::clone(&parent.tree),
@@ -152,9 +164,10 @@ pub fn revive(found: &Unfinished, parent: Option<&Arc<LiveRun>>) -> Option<Arc<L
             budgets: Budgets::default(),
             stream: continuation.stream,
             owner: run.owner.clone(),
+            quotas: Quotas::default(),
+            is_revived: true,
         }),
     };
-    let callers = parent.map_or(&[][..], |parent| &parent.accounts);
     let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);
     let definition = Arc::clone(&continuation.definition);
     let live = LiveRun::again(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::catalog::prompt::{self, Parts, PromptError};
-use crate::domain::agent::{Agent, Budget, DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH, Params};
+use crate::domain::agent::{Agent, Budget, Params};
 use crate::domain::run::{RunId, Scope};
 use crate::engine::ask::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunAsk, StartError,
@@ -66,15 +66,6 @@ pub fn timeout(settings: &Settings, ask: &RunAsk, agent: &Agent) -> Duration {
         .or(agent.timeout)
         .unwrap_or(settings.default_timeout)
         .min(settings.max_timeout)
-}
-
-/// A root's limit on its tree's depth.
-pub fn max_depth(agent: &Agent) -> u8 {
-    agent
-        .delegation
-        .max_depth
-        .unwrap_or(DEFAULT_MAX_DEPTH)
-        .min(HARD_MAX_DEPTH)
 }
 
 /// The tools of a run of that agent in that place.
@@ -146,7 +137,7 @@ fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Promp
 /// What a run of this wish would be.
 pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartError> {
     let agent = agent(engine, &ask).await?;
-    let scope = Scope::root(RunId::new(), max_depth(&agent));
+    let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
     let prompt = assemble(engine, &agent, message).await?;
     if let Some(warning) = prompt.memory_warning {

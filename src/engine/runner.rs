@@ -25,6 +25,7 @@ use crate::engine::journal::{Journal, Listener};
 use crate::engine::live::{Deadline, LiveRun, LiveRuns, Tree};
 use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Settings};
+use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
 use crate::engine::{close, collect, record, recovery, remains, resolve, turn};
 use crate::providers::registry::Registry;
@@ -112,11 +113,13 @@ impl Runner {
         }
         let place = self.place()?;
         let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
-        let scope = Scope::root(RunId::new(), resolve::max_depth(&agent));
+        let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
         let tree = Arc::new(Tree {
             budgets: Budgets::default(),
             stream: ask.stream.unwrap_or(agent.stream),
             owner: ask.owner,
+            quotas: Quotas::default(),
+            is_revived: false,
         });
         let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.

@@ -160,7 +160,7 @@ enum Content<'a> {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum BlockOut<'a> {
     Text {
-        text: &'a str,
+        text: Cow<'a, str>,
     },
     ToolUse {
         id: Cow<'a, str>,
@@ -203,7 +203,7 @@ impl<'a> Body<'a> {
             model: request.model,
             max_tokens: params.max_tokens.unwrap_or(MAX_TOKENS),
             system,
-            messages: turns(request.messages, mark),
+            messages: turns(request.messages, mark, !request.tools.is_empty()),
             tools,
             temperature: params.temperature,
             top_p: params.top_p,
@@ -223,7 +223,7 @@ impl<'a> Body<'a> {
     }
 }
 
-fn turns<'a>(messages: &'a [Message], mark: &str) -> Vec<Turn<'a>> {
+fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'a>> {
     let mut turns = Vec::with_capacity(messages.len());
     let mut called: &[ToolCall] = &[];
     let mut echoed = false;
@@ -232,17 +232,26 @@ fn turns<'a>(messages: &'a [Message], mark: &str) -> Vec<Turn<'a>> {
             Message::User { content } => ("user", Content::Text(content)),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
+                let is_whole = has_tools || said.tool_calls.is_empty();
                 let echo = said.echo.as_ref().filter(|echo| echo.wire == mark);
+                let echo = echo.filter(|_| is_whole);
                 echoed = echo.is_some();
                 let content = match echo {
                     Some(echo) => Content::Echo(&echo.body),
-                    None => Content::Blocks(rebuilt(said)),
+                    None if is_whole => Content::Blocks(rebuilt(said)),
+                    None => Content::Blocks(told(said)),
                 };
                 // The API refuses a message without content, and one that says nothing is not missed.
                 if matches!(&content, Content::Blocks(blocks) if blocks.is_empty()) {
                     continue;
                 }
                 ("assistant", content)
+            }
+            Message::Tool { tool_results } if !has_tools => {
+                let results = tool_results.iter().map(|result| BlockOut::Text {
+                    text: Cow::Owned(format!("[Result]\n{}", result.content)),
+                });
+                ("user", Content::Blocks(results.collect()))
             }
             Message::Tool { tool_results } => {
                 let results = tool_results.iter().enumerate().map(|(place, result)| {
@@ -271,7 +280,7 @@ fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
     let mut blocks = Vec::with_capacity(said.tool_calls.len() + 1);
     if !said.content.trim().is_empty() {
         blocks.push(BlockOut::Text {
-            text: &said.content,
+            text: Cow::Borrowed(&said.content),
         });
     }
     blocks.extend(said.tool_calls.iter().map(|call| BlockOut::ToolUse {
@@ -280,6 +289,22 @@ fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
         input: &call.arguments,
     }));
     blocks
+}
+
+/// An assistant message with its calls as text: the API takes no blocks of tools in a request that offers none.
+fn told(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
+    let mut text = said.content.clone();
+    for call in &said.tool_calls {
+        let parted = if text.is_empty() { "" } else { "\n" };
+        text.push_str(&format!(
+            "{parted}[Calls {} with {}]",
+            call.name,
+            call.arguments.get()
+        ));
+    }
+    vec![BlockOut::Text {
+        text: Cow::Owned(text),
+    }]
 }
 
 /// A whole reply, and the beginning of one in `message_start`.

@@ -198,6 +198,8 @@ pub struct Closing {
     pub at: Timestamp,
     /// How far it came.
     pub progress: Progress,
+    /// Whether the task of an unnamed agent's run was done; none for other runs.
+    pub completion_status: Option<&'static str>,
     /// Usage of the run with all its descendants, all of which have ended.
     pub tree: TreeUsage,
 }

@@ -2,6 +2,7 @@
 
 use futures_util::future::BoxFuture;
 
+use crate::domain::agent::AdHoc;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
 use crate::domain::schema::Schema;
@@ -9,6 +10,7 @@ use crate::tools::workdir::Workdir;
 
 pub mod call_agent;
 pub mod shelf;
+pub mod subagent;
 pub mod toolbox;
 pub mod workdir;
 
@@ -61,6 +63,13 @@ pub struct Context<'a> {
 pub trait Delegate: Send + Sync {
     /// Runs a child to its end and returns its final text, or why it has none.
     fn run_child<'a>(&'a self, ask: ChildAsk<'a>) -> BoxFuture<'a, Result<String, String>>;
+
+    /// Whether the tree may have a child without a name of this agent's for this call, or which quota is used up.
+    fn check_quota<'a>(&'a self, tool_call_id: &'a str) -> BoxFuture<'a, Result<(), String>>;
+
+    /// Runs a child without a name to its end and returns its result, or why it has none. A result of one whose turns
+    /// ran out says so.
+    fn run_ad_hoc<'a>(&'a self, ask: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>>;
 }
 
 /// A wish for a child run.
@@ -74,4 +83,19 @@ pub struct ChildAsk<'a> {
     pub task: &'a str,
     /// What the caller passes along; none where blank.
     pub context: Option<&'a str>,
+}
+
+/// A wish for a child run of an unnamed agent, which is the caller's own with what is said here.
+#[derive(Clone, Debug)]
+pub struct AdHocAsk<'a> {
+    /// The tool call that asks.
+    pub tool_call_id: &'a str,
+    /// What the task is called.
+    pub label: &'a str,
+    /// The first message of its conversation.
+    pub task: &'a str,
+    /// Most turns.
+    pub max_turns: u32,
+    /// Its tools, and whether it sums up.
+    pub ad_hoc: AdHoc,
 }

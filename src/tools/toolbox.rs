@@ -9,6 +9,7 @@ use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::run::Scope;
 use crate::tools::call_agent::{self, CallAgent};
 use crate::tools::shelf::Shelf;
+use crate::tools::subagent::{self, Subagent};
 use crate::tools::workdir::Workdir;
 use crate::tools::{Context, Delegate, Effect, Tool};
 
@@ -40,12 +41,26 @@ impl Toolbox {
             let tool = CallAgent::new(described.collect());
             tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
         }
+        if let Some(settings) = &agent.subagent {
+            let names = tools.keys().cloned().collect();
+            let tool = Subagent::new(settings.clone(), names);
+            tools.insert(subagent::NAME.to_owned(), Arc::new(tool));
+        }
+        // The list of an unnamed agent's caller decides alone.
+        let allowed = agent.ad_hoc.as_ref();
+        if let Some(allowed) = allowed.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref()) {
+            tools.retain(|name, _| allowed.contains(name));
+        }
         // At its limit an agent is not offered what delegates, but keeps the answer to a call of it.
-        let is_offered =
-            |tool: &&Arc<dyn Tool>| tool.effect() != Effect::Delegates || scope.may_delegate();
-        let offered = tools.values().filter(is_offered);
+        let limit = agent.subagent.as_ref().map_or(0, |it| it.max_depth);
+        let is_offered = |name: &str| match name {
+            call_agent::NAME => scope.may_delegate(),
+            subagent::NAME => scope.depth.0 < scope.ad_hoc_limit(limit),
+            _ => true,
+        };
+        let offered = tools.iter().filter(|(name, _)| is_offered(name));
         Self {
-            offered: offered.map(|tool| tool.spec()).collect(),
+            offered: offered.map(|(_, tool)| tool.spec()).collect(),
             tools,
             workdir: Workdir::new(agent.workdir.clone()),
             max_result: shelf.max_result(),

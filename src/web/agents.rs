@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::catalog::{Entry, LoadError};
-use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat};
+use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat, Subagent, Summary};
 use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
@@ -138,6 +138,37 @@ struct Definition<'a> {
     budget: Budget,
     retry: Retry,
     memory: Memory<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subagent: Option<SubagentView<'a>>,
+}
+
+#[derive(Serialize)]
+struct SubagentView<'a> {
+    enabled: bool,
+    max_depth: u8,
+    default_max_turns: u32,
+    output_max_size: usize,
+    summary: Summary,
+    max_executions: u64,
+    max_total_tokens: u64,
+    max_total_time: u64,
+    model: Option<&'a ModelRef>,
+}
+
+impl<'a> From<&'a Subagent> for SubagentView<'a> {
+    fn from(subagent: &'a Subagent) -> Self {
+        Self {
+            enabled: true,
+            max_depth: subagent.max_depth,
+            default_max_turns: subagent.default_max_turns,
+            output_max_size: subagent.output_max_size,
+            summary: subagent.summary,
+            max_executions: subagent.max_executions.unwrap_or(0),
+            max_total_tokens: subagent.max_total_tokens.unwrap_or(0),
+            max_total_time: subagent.max_total_time.map_or(0, |time| time.as_secs()),
+            model: subagent.model.as_ref(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -230,6 +261,7 @@ impl<'a> Definition<'a> {
                 last_n: agent.memory.last_n,
                 max_entries: agent.memory.max_entries,
             },
+            subagent: agent.subagent.as_ref().map(SubagentView::from),
         }
     }
 }
@@ -298,6 +330,8 @@ mod tests {
             budget: crate::domain::agent::Budget::default(),
             retry: crate::domain::agent::Retry::default(),
             memory: crate::domain::agent::Memory::default(),
+            subagent: None,
+            ad_hoc: None,
         };
         Entry {
             name: "planner".to_owned(),

@@ -353,7 +353,7 @@ impl Format {
                     return Err(invalid(&place, "must be an object"));
                 }
                 let schema = Schema::read(Arc::from(schema))
-                    .map_err(|why| invalid(&place, &format!("is no JSON Schema: {why}")))?;
+                    .map_err(|why| invalid(&place, format!("is no JSON Schema: {why}")))?;
                 Ok(ResponseFormat::JsonSchema(Arc::clone(schema.raw())))
             }
             (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {

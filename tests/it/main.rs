@@ -35,6 +35,7 @@ mod start;
 mod store;
 mod streams;
 mod structured;
+mod subagent;
 mod support;
 mod timeouts;
 mod usage;

@@ -100,11 +100,12 @@ fn record(scope: &Scope, agent: &str) -> Run {
 }
 
 fn root() -> Scope {
-    Scope::root(RunId::new(), 5)
+    Scope::root(RunId::new(), Some(5))
 }
 
 fn child(of: &Scope) -> Scope {
-    of.child(RunId::new(), None).expect("room for a child")
+    of.child(RunId::new(), None, of.max_depth)
+        .expect("room for a child")
 }
 
 fn event(scope: &Scope, turn: u32) -> Event {
@@ -202,6 +203,7 @@ fn progress(tokens: u64) -> Progress {
 fn closing(scope: &Scope, outcome: Outcome) -> Write {
     let usage = usage(10);
     let closing = Closing {
+        completion_status: None,
         outcome,
         at: now(),
         progress: progress(10),
@@ -675,7 +677,9 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
 async fn a_trees_usage_is_summed(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
     let child = child(&root);
-    let below = child.child(RunId::new(), None).expect("room");
+    let below = child
+        .child(RunId::new(), None, child.max_depth)
+        .expect("room");
     for scope in [&root, &child, &below] {
         store.write(opening(scope, "a")).await.expect("opened");
     }

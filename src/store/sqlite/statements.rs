@@ -121,7 +121,7 @@ impl<'c> Statements<'c> {
                  error = ?18, cancel_reason = ?19, tree_runs = ?20, tree_input_tokens = ?21, \
                  tree_output_tokens = ?22, tree_cache_read_tokens = ?23, tree_cache_write_tokens = ?24, \
                  tree_model_calls = ?25, tree_tool_calls = ?26, tree_cost = ?27, tree_unreported = ?28, \
-                 structured = ?29 \
+                 structured = ?29, completion_status = coalesce(?30, completion_status) \
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             entry: sql(

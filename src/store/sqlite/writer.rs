@@ -553,6 +553,7 @@ impl<'c> Writer<'c> {
             tree[6],
             tree[7],
             structured.then_some(true),
+            closing.completion_status,
         ])
     }
 

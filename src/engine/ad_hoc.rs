@@ -1,0 +1,101 @@
+//! Children without a name: what they are made of, which quotas bound them, and the words of their results. Knows no
+//! loop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::agent::{Agent, Budget, Delegation, Memory, ResponseFormat, Subagent};
+use crate::domain::run::{Run, now};
+use crate::engine::children;
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::store::StoreError;
+use crate::tools::AdHocAsk;
+
+/// What a record says of a task whose turns ran out.
+pub const INCOMPLETE: &str = "incomplete";
+/// What it says of one that was done.
+pub const COMPLETE: &str = "complete";
+
+/// What an agent says of its unnamed children.
+pub fn settings(caller: &Agent) -> Subagent {
+    caller.subagent.clone().unwrap_or_default()
+}
+
+/// The unnamed agent: the caller's definition without its memory, and without the limits and the shape of the answer,
+/// which are for what the caller itself was asked.
+pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
+    let mut agent = Agent {
+        timeout: None,
+        max_turns: ask.max_turns,
+        budget: Budget::default(),
+        memory: Memory::default(),
+        delegation: Delegation {
+            max_depth: None,
+            ..caller.delegation.clone()
+        },
+        ad_hoc: Some(ask.ad_hoc.clone()),
+        ..caller.clone()
+    };
+    agent.params.response_format = ResponseFormat::Text;
+    if let Some(model) = settings(caller).model {
+        agent.model = model;
+        agent.fallback_models = Vec::new();
+    }
+    Arc::new(agent)
+}
+
+/// Takes in what the unnamed children of a tree used in an earlier process, before anybody asks how much is left.
+pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreError> {
+    let tree = &caller.tree;
+    if !tree.is_revived {
+        return Ok(());
+    }
+    let read = async {
+        let runs = engine.journal.store().tree(caller.scope.root).await?;
+        for run in runs.iter().filter(|run| run.label.is_some()) {
+            let above = runs.iter().find(|other| Some(other.id) == run.parent_id);
+            let is_counted_above = above.is_some_and(|above| above.label.is_some());
+            let tokens = run.tree.usage.tokens;
+            let (time, tokens) = match is_counted_above {
+                true => (0, 0),
+                false => (
+                    run.duration_ms(now()),
+                    tokens.input.saturating_add(tokens.output),
+                ),
+            };
+            let time = Duration::from_millis(time);
+            tree.quotas.remember(&run.agent, time, tokens);
+        }
+        Ok(())
+    };
+    tree.quotas.read.get_or_try_init(|| read).await.copied()
+}
+
+/// The accounts that an unnamed child draws on.
+pub fn accounts(caller: &LiveRun) -> Vec<usize> {
+    let (agent, tree) = (&caller.agent, &caller.tree);
+    let bound = tree
+        .quotas
+        .account(&agent.name, &settings(agent), &tree.budgets);
+    let mut drawn = caller.accounts.clone();
+    drawn.extend(bound.filter(|account| !caller.accounts.contains(account)));
+    drawn
+}
+
+/// The child's result for its caller's model, or why there is none.
+pub fn result(ended: &Run) -> Result<String, String> {
+    let text = children::result(ended).map_err(|why| failed(&why))?;
+    match ended.completion_status.as_deref() {
+        Some(INCOMPLETE) => Ok(format!(
+            "[This result is incomplete: no turn was left after {}.]\n\n{text}",
+            ended.turns
+        )),
+        _ => Ok(text),
+    }
+}
+
+/// Why a child has no result, in the contract's words.
+pub fn failed(why: &str) -> String {
+    format!("Subagent task execution failed: {why}")
+}

@@ -1,0 +1,292 @@
+//! `subagent`: starts an unnamed agent on a task, with its caller's model, prompt and tools. Reads the call, checks it in
+//! the contract's order, asks the delegate, and cuts the result.
+
+use futures_util::future::BoxFuture;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value};
+
+use crate::domain::agent::{AdHoc, MAX_TURNS, Subagent as Settings, Summary};
+use crate::domain::message::{ToolCall, ToolSpec, shorten};
+use crate::tools::{AdHocAsk, Context, Effect, Tool};
+
+/// The name that models call it by.
+pub const NAME: &str = "subagent";
+/// What ends a result that was cut.
+const CUT: &str = "... (truncated)";
+/// What asks for a summary where the call does not say.
+const USUAL_SUMMARY: &str = "Summarize your findings concisely";
+
+/// The tool as one agent has it.
+pub struct Subagent {
+    settings: Settings,
+    /// The tools that its caller has, which the child may be given.
+    tools: Vec<String>,
+}
+
+impl Subagent {
+    /// For an agent with these settings and tools.
+    pub fn new(settings: Settings, tools: Vec<String>) -> Self {
+        Self { settings, tools }
+    }
+
+    /// The call as an ask.
+    fn read(&self, arguments: &RawValue) -> Result<Asked, String> {
+        let arguments: Map<String, Value> =
+            serde_json::from_str(arguments.get()).map_err(|error| {
+                format!("subagent error: the arguments are no JSON object: {error}")
+            })?;
+        const KNOWN: [&str; 5] = [
+            "label",
+            "task_prompt",
+            "summary_prompt",
+            "allowed_tools",
+            "max_turns",
+        ];
+        if let Some(unknown) = arguments.keys().find(|key| !KNOWN.contains(&key.as_str())) {
+            let unknown = shorten(unknown, 100);
+            return Err(format!(
+                "subagent error: there is no argument \"{unknown}\"; it takes {}",
+                KNOWN.join(", ")
+            ));
+        }
+        let text = |key: &str| match arguments.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(format!("subagent error: \"{key}\" must be a string")),
+        };
+        let required = |key: &str| {
+            text(key)?.ok_or_else(|| format!("subagent error: \"{key}\" argument is required"))
+        };
+        let (label, task) = (required("label")?, required("task_prompt")?);
+        let summary_prompt = text("summary_prompt")?.filter(|text| !text.trim().is_empty());
+        let allowed_tools = match arguments.get("allowed_tools") {
+            None | Some(Value::Null) => None,
+            Some(list) => Some(
+                texts(list).ok_or("subagent error: \"allowed_tools\" must be a list of strings")?,
+            ),
+        };
+        let max_turns = match arguments.get("max_turns") {
+            None | Some(Value::Null) => None,
+            Some(Value::Number(number)) => Some(number.as_f64().unwrap_or_default()),
+            Some(_) => {
+                return Err("subagent error: \"max_turns\" must be a whole number".to_owned());
+            }
+        };
+        if task.trim().is_empty() {
+            return Err("task_prompt cannot be empty".to_owned());
+        }
+        if label.trim().is_empty() {
+            return Err("label cannot be empty".to_owned());
+        }
+        let max_turns = match max_turns {
+            None => self.settings.default_max_turns,
+            Some(turns)
+                if turns.fract() == 0.0 && (1.0..=f64::from(MAX_TURNS)).contains(&turns) =>
+            {
+                turns as u32
+            }
+            Some(_) => return Err(format!("max_turns must be between 1 and {MAX_TURNS}")),
+        };
+        for tool in allowed_tools.iter().flatten() {
+            if tool == NAME {
+                return Err("Subagent cannot have 'subagent' in allowed_tools".to_owned());
+            }
+            if !self.tools.contains(tool) {
+                return Err(format!(
+                    "Unknown tool in allowed_tools: {}",
+                    shorten(tool, 200)
+                ));
+            }
+        }
+        let summary_prompt = match self.settings.summary {
+            Summary::OnRequest => summary_prompt,
+            Summary::Always => Some(summary_prompt.unwrap_or_else(|| USUAL_SUMMARY.to_owned())),
+        };
+        Ok(Asked {
+            label,
+            task,
+            max_turns,
+            ad_hoc: AdHoc {
+                allowed_tools,
+                summary_prompt,
+            },
+        })
+    }
+}
+
+impl Tool for Subagent {
+    fn spec(&self) -> ToolSpec {
+        let description = "Start a sub-agent on a task of its own. It has your instructions, your model and your tools, \
+                           but a fresh conversation: it knows nothing of this one but what task_prompt says. Only its \
+                           final result comes back. Several calls in one reply run at the same time.";
+        let parameters = serde_json::json!({
+            "type": "object",
+            "properties": {
+                "label": { "type": "string", "description": "A short name for the task, for people who watch" },
+                "task_prompt": { "type": "string", "description": "What the sub-agent shall do, with everything that it needs to know" },
+                "summary_prompt": {
+                    "type": "string",
+                    "description": "Asked when the task is done; the answer to it is the result, in place of the task's own text",
+                },
+                "allowed_tools": {
+                    "type": "array",
+                    "items": { "type": "string" },
+                    "description": format!("The only tools that the sub-agent has; left out, it has all of yours. There are: {}", self.tools.join(", ")),
+                },
+                "max_turns": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MAX_TURNS,
+                    "description": format!("Most turns of the sub-agent; {} if left out", self.settings.default_max_turns),
+                },
+            },
+            "required": ["label", "task_prompt"],
+        });
+        ToolSpec {
+            name: NAME.to_owned(),
+            description: description.to_owned(),
+            parameters: to_raw_value(&parameters).unwrap_or_default().into(),
+        }
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Delegates
+    }
+
+    fn perform<'a>(
+        &'a self,
+        call: &'a ToolCall,
+        context: Context<'a>,
+    ) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            context.delegate.check_quota(&call.id).await?;
+            let limit = context.scope.ad_hoc_limit(self.settings.max_depth);
+            if context.scope.depth.0 >= limit {
+                return Err(format!(
+                    "Maximum subagent recursion depth ({limit}) exceeded. Current depth: {}. Cannot spawn nested subagent.",
+                    context.scope.depth.0
+                ));
+            }
+            let asked = self.read(&call.arguments)?;
+            let ask = AdHocAsk {
+                tool_call_id: &call.id,
+                label: &asked.label,
+                task: &asked.task,
+                max_turns: asked.max_turns,
+                ad_hoc: asked.ad_hoc,
+            };
+            let result = context.delegate.run_ad_hoc(ask).await?;
+            Ok(cut(result, self.settings.output_max_size))
+        })
+    }
+}
+
+/// A call's arguments, checked.
+#[derive(Debug)]
+struct Asked {
+    label: String,
+    task: String,
+    max_turns: u32,
+    ad_hoc: AdHoc,
+}
+
+fn texts(list: &Value) -> Option<Vec<String>> {
+    let text = |item: &Value| item.as_str().map(str::to_owned);
+    list.as_array()?.iter().map(text).collect()
+}
+
+/// The text within its bound in bytes, the mark of the cut included.
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    let room = most.saturating_sub(CUT.len());
+    let end = (0..=room).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or_default());
+    text.push_str(CUT);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{Subagent, cut};
+    use crate::domain::agent::{Subagent as Settings, Summary};
+
+    fn read(arguments: &Value) -> Result<super::Asked, String> {
+        let tool = Subagent::new(Settings::default(), vec!["grep".to_owned()]);
+        tool.read(&serde_json::value::to_raw_value(arguments).expect("JSON"))
+    }
+
+    #[test]
+    fn arguments_are_checked_in_the_contracts_order_and_words() {
+        for (arguments, why) in [
+            (
+                json!({"task_prompt": "x"}),
+                "subagent error: \"label\" argument is required",
+            ),
+            (
+                json!({"label": "a"}),
+                "subagent error: \"task_prompt\" argument is required",
+            ),
+            (
+                json!({"label": 1, "task_prompt": "x"}),
+                "subagent error: \"label\" must be a string",
+            ),
+            (
+                json!({"label": "", "task_prompt": " "}),
+                "task_prompt cannot be empty",
+            ),
+            (
+                json!({"label": " ", "task_prompt": "x", "max_turns": 0}),
+                "label cannot be empty",
+            ),
+            (
+                json!({"label": "a", "task_prompt": "x", "max_turns": 51, "allowed_tools": ["subagent"]}),
+                "max_turns must be between 1 and 50",
+            ),
+            (
+                json!({"label": "a", "task_prompt": "x", "max_turns": 1.5}),
+                "max_turns must be between 1 and 50",
+            ),
+            (
+                json!({"label": "a", "task_prompt": "x", "allowed_tools": ["subagent", "fly"]}),
+                "Subagent cannot have 'subagent' in allowed_tools",
+            ),
+            (
+                json!({"label": "a", "task_prompt": "x", "allowed_tools": ["grep", "fly"]}),
+                "Unknown tool in allowed_tools: fly",
+            ),
+        ] {
+            assert_eq!(read(&arguments).expect_err("an error"), why, "{arguments}");
+        }
+        let asked =
+            read(&json!({"label": "a", "task_prompt": "x", "allowed_tools": []})).expect("an ask");
+        assert_eq!(asked.ad_hoc.allowed_tools, Some(Vec::new()));
+        assert_eq!((asked.max_turns, asked.ad_hoc.summary_prompt), (10, None));
+    }
+
+    #[test]
+    fn a_summary_is_asked_for_where_the_agent_always_wants_one() {
+        let settings = Settings {
+            summary: Summary::Always,
+            ..Settings::default()
+        };
+        let tool = Subagent::new(settings, Vec::new());
+        let arguments = serde_json::value::to_raw_value(&json!({"label": "a", "task_prompt": "x"}));
+        let asked = tool.read(&arguments.expect("JSON")).expect("an ask");
+        assert_eq!(
+            asked.ad_hoc.summary_prompt.as_deref(),
+            Some("Summarize your findings concisely")
+        );
+    }
+
+    #[test]
+    fn a_long_result_is_cut_on_a_characters_boundary() {
+        assert_eq!(cut("short".to_owned(), 1024), "short");
+        let text = cut("ä".repeat(1000), 1024);
+        assert!(text.ends_with("ä... (truncated)"), "{text}");
+        assert!((1020..=1024).contains(&text.len()), "{}", text.len());
+    }
+}

@@ -1,0 +1,491 @@
+//! Ad-hoc delegation: unnamed agents with their caller's model, prompt and tools, within quotas of the whole tree.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::events::{count, is_whole, kinds};
+use crate::support::provider::answer::{asks, calls, fails, hangs, says};
+use crate::support::provider::seen::{Seen, Wire};
+
+const ON: &str = "[subagent]\nenabled = true";
+
+fn task(task: &str) -> (&'static str, Value) {
+    ("subagent", json!({"label": "look", "task_prompt": task}))
+}
+
+fn told(seen: &Seen) -> String {
+    seen.results().remove(0)
+}
+
+/// Tools by name that a request offers.
+fn offered(seen: &Seen) -> Vec<String> {
+    let name = |tool: &Value| {
+        let name = tool.get("name").or_else(|| tool["function"].get("name"));
+        name.and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    seen.tools().iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
+    let agent = format!(
+        "system_prompt = \"Work.\"\nsub_agents = [\"reader\"]\n[params]\ntemperature = 0.5\n{ON}"
+    );
+    let app = TestApp::with().agent("planner", &agent).spawn().await;
+    app.provider
+        .always("planner", |seen| match seen.user()[0].as_str() {
+            "look around" => says("it is quiet").using(20, 2),
+            _ if seen.results().is_empty() => calls([task("look around")]).using(10, 1),
+            _ => says("done").using(30, 3),
+        });
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!((run.usage(), run.tree_usage()), ((40, 4, 1), (60, 6, 1)));
+    let child = run.children().await.remove(0);
+    assert_eq!(child["agent"], "planner");
+    assert_eq!(child["label"], "look");
+    assert_eq!(child["completion_status"], "complete");
+    assert_eq!((&child["depth"], &child["turns"]), (&json!(1), &json!(1)));
+    assert_eq!(child.output(), "it is quiet");
+    let seen = app.provider.seen();
+    assert_eq!(seen[1].system(), "Work.");
+    assert_eq!(seen[1].user(), ["look around"]);
+    assert_eq!(seen[1].body["temperature"], 0.5);
+    assert_eq!(offered(&seen[0]), ["call_agent", "subagent"]);
+    assert_eq!(offered(&seen[1]), ["call_agent", "subagent"]);
+    assert_eq!(told(&seen[2]), "it is quiet");
+    let tree = run.tree().await;
+    assert_eq!(tree["children"][0]["task"], "look around");
+    let events = run.events().await;
+    is_whole(&events);
+    for kind in [
+        "tool.started",
+        "agent.called",
+        "agent.returned",
+        "tool.completed",
+    ] {
+        assert_eq!(count(&events, kind), 1, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn the_allow_list_decides_alone() {
+    let app = TestApp::with()
+        .agent("planner", &format!("sub_agents = [\"reader\"]\n{ON}"))
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            calls([(
+                "subagent",
+                json!({"label": "a", "task_prompt": "x", "allowed_tools": ["call_agent"]}),
+            )]),
+            calls([task("nested")]),
+            says("child"),
+            calls([(
+                "subagent",
+                json!({"label": "b", "task_prompt": "y", "allowed_tools": []}),
+            )]),
+            says("bare"),
+            calls([(
+                "subagent",
+                json!({"label": "c", "task_prompt": "z", "allowed_tools": ["fly"]}),
+            )]),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.seen();
+    assert_eq!(offered(&seen[1]), ["call_agent"]);
+    assert_eq!(told(&seen[2]), "Unknown tool: \"subagent\"");
+    assert!(offered(&seen[4]).is_empty());
+    assert_eq!(
+        seen[6].results().last().map(String::as_str),
+        Some("Unknown tool in allowed_tools: fly")
+    );
+}
+
+#[tokio::test]
+async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
+    for wire in Wire::ALL {
+        let model = wire.name();
+        let agent = format!(
+            "model = \"{model}/planner\"\nsub_agents = [\"nobody\"]\n{ON}\nsummary = \"always\""
+        );
+        let app = TestApp::with().agent("planner", &agent).spawn().await;
+        app.provider.will(
+            "planner",
+            [
+                calls([task("look around")]).using(1, 1),
+                asks([("nobody", "x")]).using(2, 1),
+                says("a long story").using(4, 1),
+                says("in short: quiet").using(8, 1),
+                says("done").using(16, 1),
+            ],
+        );
+
+        let run = app.run("planner", "go").await;
+
+        assert_eq!(run.output(), "done", "{wire:?}");
+        assert_eq!(run.tree_usage(), (31, 5, 2));
+        let seen = app.provider.seen();
+        assert!(seen[3].tools().is_empty(), "{:?}", seen[3].body);
+        assert_eq!(
+            seen[3].user().last().map(String::as_str),
+            Some("Summarize your findings concisely")
+        );
+        assert_eq!(told(&seen[4]), "in short: quiet");
+        let child = run.children().await.remove(0);
+        assert_eq!(
+            (child.output(), &child["turns"]),
+            ("in short: quiet", &json!(2))
+        );
+        is_whole(&run.events().await);
+    }
+}
+
+#[tokio::test]
+async fn a_summary_that_fails_leaves_the_tasks_own_text() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{ON}\n[retry]\nmax_retries = 0"))
+        .spawn()
+        .await;
+    let summing = json!({"label": "a", "task_prompt": "x", "summary_prompt": "In three words?"});
+    app.provider.will(
+        "planner",
+        [
+            calls([("subagent", summing)]),
+            says("the long story"),
+            fails(500, "no"),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.seen();
+    assert_eq!(
+        seen[2].user().last().map(String::as_str),
+        Some("In three words?")
+    );
+    assert_eq!(told(&seen[3]), "the long story");
+}
+
+#[tokio::test]
+async fn a_task_whose_turns_run_out_gives_what_it_has() {
+    let app = TestApp::with()
+        .agent("planner", &format!("sub_agents = [\"nobody\"]\n{ON}"))
+        .spawn()
+        .await;
+    let short = json!({"label": "a", "task_prompt": "x", "max_turns": 1});
+    app.provider.will(
+        "planner",
+        [
+            calls([("subagent", short)]),
+            asks([("nobody", "y")]).saying("so far so good"),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    let result = told(app.provider.asked("planner", 3).await.as_ref());
+    assert!(
+        result.contains("incomplete") && result.ends_with("so far so good"),
+        "{result}"
+    );
+    let child = run.children().await.remove(0);
+    assert_eq!(child.output(), "so far so good");
+    assert_eq!(child["completion_status"], "incomplete");
+    let events = run.events().await;
+    let mut done = events
+        .iter()
+        .filter(|event| event["type"] == "tool.completed");
+    assert!(
+        done.next_back()
+            .is_some_and(|event| event["is_error"] == false)
+    );
+}
+
+#[tokio::test]
+async fn quotas_hold_for_calls_that_come_at_once() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{ON}\nmax_executions = 2"))
+        .spawn()
+        .await;
+    app.provider
+        .always("planner", |seen| match seen.user()[0].as_str() {
+            "go" if seen.results().is_empty() => calls((0..5).map(|n| task(&format!("task {n}")))),
+            "go" => says("done"),
+            task => says(format!("did {task}")),
+        });
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let mut results = app.provider.seen().last().expect("a request").results();
+    results.sort();
+    assert_eq!(results.len(), 5);
+    let refused = "Resource quota exceeded: Execution limit reached: 2/2";
+    assert_eq!(
+        results.iter().filter(|text| *text == refused).count(),
+        3,
+        "{results:?}"
+    );
+    assert_eq!(run["tree"]["runs"], 3);
+}
+
+#[tokio::test]
+async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{ON}\nmax_total_tokens = 100"))
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            calls([task("a")]).using(1000, 10),
+            says("did a").using(120, 30),
+            calls([task("b")]).using(1000, 10),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.seen();
+    assert_eq!(told(&seen[2]), "did a");
+    assert_eq!(
+        seen[3].results().last().map(String::as_str),
+        Some("Resource quota exceeded: Token limit exceeded: 150/100")
+    );
+}
+
+#[tokio::test]
+async fn the_depth_is_the_trees() {
+    // Each asks for one more below it, until it is told that there is no more.
+    let descend = |seen: &Seen| match seen.results().last() {
+        None => calls([task("deeper")]),
+        Some(result) => says(format!("told: {result}")),
+    };
+    for (agent, deepest) in [
+        (ON.to_owned(), 3),
+        (format!("{ON}\nmax_depth = 5"), 5),
+        (format!("{ON}\nmax_depth = 1"), 3),
+        (
+            format!("[sub_agents_config]\nmax_depth = 2\n{ON}\nmax_depth = 5"),
+            2,
+        ),
+        (
+            format!("[sub_agents_config]\nmax_depth = 4\n{ON}\nmax_depth = 1"),
+            1,
+        ),
+    ] {
+        let app = TestApp::with().agent("planner", &agent).spawn().await;
+        app.provider.always("planner", descend);
+
+        let run = app.run("planner", "go").await;
+
+        let family = run.family().await;
+        assert_eq!(family.len(), deepest + 1, "{agent}");
+    }
+}
+
+#[tokio::test]
+async fn who_stands_at_the_limit_is_told_so() {
+    // It still has `call_agent`, so that its calls mean something.
+    let agent = format!(
+        "sub_agents = [\"nobody\"]\n[sub_agents_config]\nmax_depth = 4\n{ON}\nmax_depth = 1"
+    );
+    let app = TestApp::with().agent("planner", &agent).spawn().await;
+    app.provider.will(
+        "planner",
+        [
+            calls([task("deeper")]),
+            calls([task("deeper still")]),
+            says("no further"),
+            says("done"),
+        ],
+    );
+
+    assert_eq!(app.run("planner", "go").await.output(), "done");
+    let seen = app.provider.seen();
+    assert_eq!(offered(&seen[1]), ["call_agent"]);
+    assert_eq!(
+        told(&seen[2]),
+        "Maximum subagent recursion depth (1) exceeded. Current depth: 1. Cannot spawn nested subagent."
+    );
+}
+
+#[tokio::test]
+async fn a_failed_task_and_a_long_result_are_told() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("[retry]\nmax_retries = 0\n{ON}\noutput_max_size = 1024"),
+        )
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            calls([task("a")]),
+            fails(400, "bad words"),
+            calls([task("b")]),
+            says("ä".repeat(2000)),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let results = app.provider.asked("planner", 5).await.results();
+    assert!(
+        results[0].starts_with("Subagent task execution failed: bad_request: "),
+        "{}",
+        results[0]
+    );
+    assert!(results[1].ends_with("ä... (truncated)") && results[1].len() <= 1024);
+    let children = run.children().await;
+    assert_eq!(
+        children[1].output().chars().count(),
+        2000,
+        "the record has it whole"
+    );
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
+    let mut app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("{ON}\nmax_executions = 1\nmax_depth = 2"),
+        )
+        .spawn()
+        .await;
+    let is_open = Arc::new(AtomicBool::new(false));
+    let open = Arc::clone(&is_open);
+    app.provider.always("planner", move |seen| {
+        let results = seen.results();
+        match (seen.user()[0].as_str(), results.len()) {
+            ("go", 0) => calls([task("look")]),
+            ("go", 1) => calls([task("look again")]),
+            ("go", _) => says("done"),
+            _ if open.load(Ordering::SeqCst) => says("seen"),
+            _ => hangs(),
+        }
+    });
+    let id = app.start("planner", "go").await.id().to_owned();
+    app.provider.asked("planner", 2).await;
+    let mut events = app.events(&app.find(&id).await).await;
+    events
+        .until_all(|events| count(events, "turn.started") == 2)
+        .await;
+    is_open.store(true, Ordering::SeqCst);
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["tree"]["runs"], 2);
+    let results = app.provider.seen().last().expect("a request").results();
+    assert_eq!(
+        results,
+        [
+            "seen",
+            "Resource quota exceeded: Execution limit reached: 1/1"
+        ]
+    );
+    let child = run.children().await.remove(0);
+    assert_eq!(
+        (&child["attempt"], &child["completion_status"]),
+        (&json!(2), &json!("complete"))
+    );
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(kinds(&events).last(), Some(&"run.completed"));
+}
+
+#[tokio::test]
+async fn a_summary_that_a_kill_broke_off_is_asked_for_again() {
+    let mut app = TestApp::with()
+        .agent("planner", &format!("{ON}\nsummary = \"always\""))
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            calls([task("look")]),
+            says("a long story"),
+            hangs(),
+            says("in short"),
+            says("done"),
+        ],
+    );
+    let id = app.start("planner", "go").await.id().to_owned();
+    app.provider.asked("planner", 3).await;
+    let mut events = app.events(&app.find(&id).await).await;
+    events
+        .until_all(|events| count(events, "turn.started") == 3)
+        .await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.seen();
+    assert_eq!(seen.len(), 5);
+    assert_eq!(seen[2].body["messages"], seen[3].body["messages"]);
+    let child = run.children().await.remove(0);
+    assert_eq!((child.output(), &child["turns"]), ("in short", &json!(1)));
+}
+
+#[tokio::test]
+async fn what_is_wrong_in_the_file_is_named() {
+    let app = TestApp::with()
+        .agent("deep", &format!("{ON}\nmax_depth = 6"))
+        .agent("small", &format!("{ON}\noutput_max_size = 100"))
+        .agent("odd", &format!("{ON}\nsummary = \"never\""))
+        .agent("model", &format!("{ON}\n model = \"gpt\""))
+        .agent("off", "[subagent]\nenabled = false\nmax_depth = 2")
+        .spawn()
+        .await;
+    for (agent, why) in [
+        ("deep", "subagent.max_depth"),
+        ("small", "subagent.output_max_size"),
+        ("odd", "subagent.summary must be one of: on_request, always"),
+        ("model", "invalid model format \"gpt\""),
+    ] {
+        let got = app.post(&format!("/agents/{agent}/runs"), &json!({})).await;
+        assert!(got.problem(422).contains(why), "{}", got.text);
+    }
+    app.provider.will("off", [says("done")]);
+    assert_eq!(app.run("off", "go").await.output(), "done");
+    assert!(offered(&app.provider.seen()[0]).is_empty());
+}
+
+#[tokio::test]
+async fn another_model_can_do_the_tasks() {
+    let app = TestApp::with()
+        .agent("planner", &format!("{ON}\n model = \"openai/small\""))
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [calls([task("a")]), says("done")]);
+    app.provider.will("small", [says("did a")]);
+
+    assert_eq!(app.run("planner", "go").await.output(), "done");
+    assert_eq!(app.provider.seen_by("small").len(), 1);
+}
