@@ -104,6 +104,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         change,
         steps,
         events,
+        deliveries: Vec::new(),
     };
     let version = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     let open = Run {
@@ -150,6 +151,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
                     deadline: None,
                     timeout: 60,
                     stream: false,
+                    webhook: None,
                 },
                 claim: None,
             })),

@@ -20,6 +20,7 @@ use crate::store::open;
 use crate::tools::shelf::Shelf;
 use crate::web;
 use crate::web::serve::Patience;
+use crate::webhooks::{self, Sender};
 
 /// How long a client may take to send a request, or the next one on an open connection.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
@@ -30,6 +31,8 @@ const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 pub struct House {
     /// The engine's front.
     pub runner: Runner,
+    /// Tells webhooks, once it is driven.
+    sender: Sender,
     _watch: Option<Watch>,
 }
 
@@ -66,8 +69,14 @@ impl House {
                 )?),
                 false => None,
             };
+        let sender = Sender::new(
+            &config.webhooks,
+            Arc::clone(runner.store()),
+            Arc::clone(runner.metrics()),
+        );
         Ok(Self {
             runner,
+            sender: sender.map_err(anyhow::Error::msg)?,
             _watch: watch,
         })
     }
@@ -90,6 +99,8 @@ fn settings(config: &Config) -> Settings {
         loop_warn: config.limits.loop_warn,
         loop_stop: config.limits.loop_stop,
         context_files: config.limits.context_files,
+        webhook_guard: webhooks::guard(&config.webhooks),
+        webhook_secret_env: config.webhooks.secret_env.clone(),
         prices: config.prices.clone(),
     }
 }
@@ -246,7 +257,14 @@ impl Daemon {
             patience,
             closing.clone(),
         );
-        tokio::join!(draining, serving, counting);
+        // The last runs' ends are told too, so it stops last.
+        let told = CancellationToken::new();
+        let telling = house.sender.run(told.clone());
+        let answering = async {
+            tokio::join!(draining, serving, counting);
+            told.cancel();
+        };
+        tokio::join!(answering, telling);
         house.close().await;
         tracing::info!("Stopped");
         Ok(())

@@ -36,6 +36,8 @@ pub struct Config {
     pub limits: Limits,
     /// `[tools]`
     pub tools: Tools,
+    /// `[webhooks]`
+    pub webhooks: Webhooks,
     /// `[providers.<name>]`, with `anthropic`, `openai` and `ollama` always there; keys and bases already looked up in
     /// the environment.
     pub providers: BTreeMap<String, Provider>,
@@ -160,6 +162,17 @@ pub struct Tools {
     pub roots: Vec<PathBuf>,
     /// Most bytes of a tool's result.
     pub max_result: usize,
+}
+
+/// `[webhooks]`
+#[derive(Clone, Debug)]
+pub struct Webhooks {
+    /// Hosts exempt from the https and private-address rules: names and addresses, in lower case, without brackets.
+    pub allow_hosts: Vec<String>,
+    /// The environment variable with the secret that signs where an agent's file names none.
+    pub secret_env: Option<String>,
+    /// The wait before the first retry; each later one is twice as long.
+    pub first_retry: Duration,
 }
 
 /// `[providers.<name>]`

@@ -10,14 +10,17 @@ use sha2::{Digest, Sha256};
 use crate::catalog::LoadError;
 use crate::catalog::context_files;
 use crate::config::document::{self, Node, Value};
-use crate::config::load::{expand_home, home};
+use crate::config::load::{expand_home, home, variable};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::domain::agent::{
     Agent, BUILT_IN_TOOLS, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory,
     ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, is_agent_name,
 };
+use crate::domain::event::NAMES;
 use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
+use crate::domain::webhook::Webhook;
+use crate::net;
 
 /// Tools that the daemon offers by itself.
 const OFFERED: [&str; 2] = ["call_agent", "subagent"];
@@ -122,13 +125,13 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         memory: top.section("memory", memory),
         subagent: None,
         ad_hoc: None,
+        webhook: top.section("webhook", webhook),
     };
     top.unsupported("approve");
     top.whole("approve_timeout", 0..=MAX_COUNT);
     let subagent = top.section("subagent", subagent);
     top.unsupported("allowed_hosts");
     top.unsupported("mcp_servers");
-    top.unsupported("webhook");
     Written {
         name,
         model,
@@ -302,6 +305,32 @@ fn memory(s: &mut Section<'_>) -> Memory {
     }
 }
 
+/// None where the section is empty.
+fn webhook(s: &mut Section<'_>) -> Option<Webhook> {
+    let events = s.peek("events");
+    let named = s.texts("events").unwrap_or_default();
+    if let Some(wrong) = named.iter().find(|name| !NAMES.contains(&name.as_str()))
+        && let Some(node) = &events
+    {
+        let known = NAMES.join(", ");
+        s.rule(
+            node,
+            "events",
+            &format!("has {wrong:?}, which is none of: {known}"),
+        );
+    }
+    let secret_env = s.checked("secret_env", variable);
+    if s.peek("url").is_none() && (events.is_some() || secret_env.is_some()) {
+        s.missing("url", "is required");
+    }
+    let url = s.checked("url", |text| net::parse(text).map(String::from))?;
+    Some(Webhook {
+        url,
+        secret_env,
+        events: folded(named),
+    })
+}
+
 fn check_tool(tool: &str) -> Result<(), LoadError> {
     if OFFERED.contains(&tool) {
         return Err(LoadError::Invalid(format!(
@@ -446,6 +475,15 @@ mod tests {
                 "unknown tool \"hammer\" in tools config",
             ),
             (
+                "[webhook]\nurl = \"ftp://a\"",
+                "webhook.url must begin with https://",
+            ),
+            ("[webhook]\nevents = []", "webhook.url is required"),
+            (
+                "[webhook]\nurl = \"https://a\"\nsecret_env = \"whsec_A=\"",
+                "webhook.secret_env must be the name of an environment variable, and not the secret itself",
+            ),
+            (
                 "[retry]\nbackoff = \"none\"",
                 "retry.backoff must be one of: exponential, linear, fixed",
             ),
@@ -526,7 +564,6 @@ mod tests {
             ("approve = [\"a\"]", "approve"),
             ("allowed_hosts = [\"a\"]", "allowed_hosts"),
             ("[[mcp_servers]]\nname = \"a\"", "mcp_servers"),
-            ("[webhook]\nurl = \"https://a\"", "webhook"),
         ] {
             let told = error(text);
             let wanted = format!("{key} is not supported by this version of axed");

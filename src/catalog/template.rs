@@ -113,6 +113,14 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # last_n = 10
 # From this many on a warning is given; `axed gc {name}` trims.
 # max_entries = 100
+
+# Who is told how its runs end, each message signed.
+[webhook]
+# url = "https://hooks.example.com/axed"
+# The environment variable with the secret; unset means the server's.
+# secret_env = "HOOK_SECRET"
+# Which events; empty means the ends: run.completed, run.failed, run.cancelled.
+# events = []
 "#;
 
 #[cfg(test)]
@@ -148,5 +156,6 @@ mod tests {
         .expect("an agent");
         assert_eq!(agent.sub_agents, ["researcher", "critic"]);
         assert_eq!(agent.memory.max_entries, 100);
+        assert!(agent.webhook.is_some());
     }
 }

@@ -108,6 +108,13 @@ pub fn to_toml(agent: &Agent) -> String {
     file.maybe("path", path);
     file.key("last_n", agent.memory.last_n);
     file.key("max_entries", agent.memory.max_entries);
+
+    if let Some(webhook) = &agent.webhook {
+        file.table("webhook");
+        file.key("url", text(&webhook.url));
+        file.maybe("secret_env", webhook.secret_env.as_deref().map(text));
+        file.key("events", texts(&webhook.events));
+    }
     file.0
 }
 

@@ -1,7 +1,7 @@
 //! Reads the layers of the configuration and merges them: flag over environment over file over default.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use crate::config::document::{self, Node, Origin, Table, Value};
 use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::{
-    Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools, auth,
-    providers,
+    Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools, Webhooks,
+    auth, providers,
 };
 use crate::domain::agent::ModelRef;
 use crate::domain::usage::Price;
+use crate::net::host_name;
 
 /// The file that is read when nothing names one, if it is there.
 const USUAL_FILE: &str = "config/axed.toml";
@@ -56,6 +57,11 @@ pub fn environment() -> Environment {
 pub fn client_key() -> Option<SecretString> {
     let environment = environment();
     set(&environment, "AXED_KEY").map(SecretString::from)
+}
+
+/// The secret in this variable of the process's environment, where it is set.
+pub fn secret(name: &str) -> Option<SecretString> {
+    set(&environment(), name).map(|secret| SecretString::from(secret.trim()))
 }
 
 /// The home directory of this process's user, for paths that begin with `~` in agent files.
@@ -309,7 +315,7 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
 }
 
 fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
-    let config = Config {
+    Config {
         server: top.section("server", server),
         auth: top.section("auth", auth::read),
         agents: top.section("agents", |s| agents(s, place)),
@@ -317,13 +323,12 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
         runs: top.section("runs", runs),
         limits: top.section("limits", limits),
         tools: top.section("tools", |s| tools(s, place)),
+        webhooks: top.section("webhooks", webhooks),
         providers: top.named("providers", |name, s| providers::read(name, s, place)),
         prices: Prices::new(top.named("prices", price)),
         telemetry: top.section("telemetry", telemetry),
         config_dir: place.config_dir.clone(),
-    };
-    top.unsupported("webhooks");
-    config
+    }
 }
 
 fn server(s: &mut Section<'_>) -> Server {
@@ -409,6 +414,44 @@ fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
     Tools {
         roots: place.paths(s, "roots").unwrap_or_default(),
         max_result: s.size("max_result").unwrap_or(256 << 10),
+    }
+}
+
+fn webhooks(s: &mut Section<'_>) -> Webhooks {
+    let node = s.peek("allow_hosts");
+    let hosts = s.texts("allow_hosts").unwrap_or_default();
+    let allow_hosts: Vec<String> = hosts.iter().map(|host| host_name(host)).collect();
+    if let Some(wrong) = hosts.iter().find(|host| !is_host(&host_name(host)))
+        && let Some(node) = &node
+    {
+        let why = format!(
+            "has {wrong:?}, which is no host; write names or addresses without scheme, port and path"
+        );
+        s.rule(node, "allow_hosts", &why);
+    }
+    Webhooks {
+        allow_hosts,
+        secret_env: s.checked("secret_env", variable),
+        first_retry: s
+            .whole("first_retry_ms", 1..=3_600_000)
+            .map_or(Duration::from_secs(5), Duration::from_millis),
+    }
+}
+
+fn is_host(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    text.parse::<IpAddr>().is_ok() || (!text.is_empty() && text.chars().all(is_plain))
+}
+
+/// The name of an environment variable.
+pub fn variable(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => Ok(text.to_owned()),
+        // The text may be the secret itself, put here by mistake.
+        false => {
+            Err("must be the name of an environment variable, and not the secret itself".to_owned())
+        }
     }
 }
 

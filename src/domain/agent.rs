@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::domain::usage::Cost;
+use crate::domain::webhook::Webhook;
 
 /// The deepest tree that any configuration may ask for.
 pub const HARD_MAX_DEPTH: u8 = 5;
@@ -66,6 +67,9 @@ pub struct Agent {
     /// What makes it an unnamed agent, started by a call of `subagent`; none for those of files.
     #[serde(default)]
     pub ad_hoc: Option<AdHoc>,
+    /// Where the events of its root runs are told.
+    #[serde(default)]
+    pub webhook: Option<Webhook>,
 }
 
 /// `[subagent]`: how an agent starts unnamed ones.

@@ -153,7 +153,7 @@ impl From<&ToolCall> for CalledTool {
 }
 
 impl EventKind {
-    /// The name clients know it by.
+    /// The name clients know it by. Those with a number are in [`NAMES`] too.
     pub fn name(&self) -> &'static str {
         match self {
             Self::RunQueued { .. } => "run.queued",
@@ -176,6 +176,31 @@ impl EventKind {
             Self::TextWithdrawn { .. } => "text.withdrawn",
         }
     }
+}
+
+/// The names of all events with a number, in the order of [`EventKind`].
+pub const NAMES: [&str; 16] = [
+    "run.queued",
+    "run.started",
+    "run.resumed",
+    "run.cancelling",
+    "run.completed",
+    "run.failed",
+    "run.cancelled",
+    "turn.started",
+    "turn.completed",
+    "tool.started",
+    "tool.completed",
+    "agent.called",
+    "agent.returned",
+    "retry.scheduled",
+    "memory.warning",
+    "loop.warning",
+];
+
+/// Whether an event of this name is a run's last.
+pub fn is_terminal(name: &str) -> bool {
+    matches!(name, "run.completed" | "run.failed" | "run.cancelled")
 }
 
 /// An event as the store keeps it and as listeners get it: its number, its name, and its JSON with the number in it.

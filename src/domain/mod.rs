@@ -7,3 +7,4 @@ pub mod run;
 pub mod schema;
 pub mod structured;
 pub mod usage;
+pub mod webhook;

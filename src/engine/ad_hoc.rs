@@ -30,6 +30,7 @@ pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
         max_turns: ask.max_turns,
         budget: Budget::default(),
         memory: Memory::default(),
+        webhook: None,
         delegation: Delegation {
             max_depth: None,
             ..caller.delegation.clone()

@@ -1,6 +1,7 @@
 //! What a caller asks of the runner, and what it is told at once.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct RunAsk {
     pub owner: Option<String>,
     /// The idempotency key that accepts it, once. A repetition is [`StoreError::Claimed`].
     pub claim: Option<Claim>,
+    /// Where the run's events are told; what it leaves out is the file's.
+    pub webhook: Option<WebhookAsk>,
     /// Whether the tree streams from its providers; none leaves it to the file.
     pub stream: Option<bool>,
 }
@@ -48,6 +51,24 @@ pub struct Overrides {
     pub timeout: Option<Duration>,
     /// Budget limits; those set win over the file's.
     pub budget: Budget,
+}
+
+/// A request's webhook, unchecked.
+#[derive(Clone, Default)]
+pub struct WebhookAsk {
+    /// Its address.
+    pub url: Option<String>,
+    /// Names of events; none leaves it to the file, an empty list means the terminal ones.
+    pub events: Option<Vec<String>>,
+}
+
+impl fmt::Debug for WebhookAsk {
+    /// Without the address, which may hold a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebhookAsk")
+            .field("events", &self.events)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Single parameters of a request.

@@ -775,7 +775,7 @@ impl Caller {
         let revived = found
             .and_then(|found| Some((recovery::revive(&found, Some(live), &callers)?, found.run)));
         let Some((child, run)) = revived else {
-            recovery::interrupt(engine, child.id)
+            recovery::interrupt(engine, child.id, None)
                 .await
                 .map_err(|error| error.to_string())?;
             let ended = engine

@@ -8,7 +8,9 @@ use tokio::sync::broadcast;
 
 use crate::domain::event::{Event, EventKind, StoredEvent};
 use crate::domain::run::{Failure, Outcome, Run, RunId, now};
+use crate::domain::webhook::Webhook;
 use crate::engine::live::LiveRun;
+use crate::engine::webhook;
 use crate::store::{Change, Closing, Progress, RunStore, Step, StoreError, Write};
 
 /// How many notices a listener may be behind before it has to read the store again.
@@ -127,8 +129,13 @@ impl Journal {
         self.store.post(entry(live, change, steps, kinds)).await
     }
 
-    /// Writes the end of a run that no process drives any more.
-    pub async fn close_orphan(&self, run: &Run, failure: Failure) -> Result<(), StoreError> {
+    /// Writes the end of a run that no process drives any more, and tells it to its webhook.
+    pub async fn close_orphan(
+        &self,
+        run: &Run,
+        webhook: Option<&Arc<Webhook>>,
+        failure: Failure,
+    ) -> Result<(), StoreError> {
         let kind = EventKind::RunFailed {
             error: failure.clone(),
         };
@@ -162,6 +169,13 @@ impl Journal {
             root: run.root_id,
             change,
             steps: Vec::new(),
+            deliveries: webhook.map_or_else(Vec::new, |webhook| {
+                webhook::deliveries(
+                    webhook,
+                    std::slice::from_ref(&event),
+                    (&run.usage, &run.tree),
+                )
+            }),
             events: vec![event],
         };
         self.store.write(write).await.map(drop)
@@ -186,11 +200,19 @@ impl Journal {
 
 fn entry(live: &LiveRun, change: Change, steps: Vec<Step>, kinds: Vec<EventKind>) -> Write {
     let events: Vec<Event> = kinds.into_iter().map(|kind| live.event(kind)).collect();
+    let deliveries = match &live.tree.webhook {
+        Some(webhook) if live.parent.is_none() => {
+            let (own, tree) = live.usage();
+            webhook::deliveries(webhook, &events, (&own, &tree))
+        }
+        _ => Vec::new(),
+    };
     Write {
         run: live.scope.run,
         root: live.scope.root,
         change,
         steps,
         events,
+        deliveries,
     }
 }

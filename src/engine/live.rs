@@ -12,6 +12,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::webhook::Webhook;
 use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
 use crate::engine::quotas::Quotas;
 
@@ -53,6 +54,8 @@ pub struct Tree {
     pub quotas: Quotas,
     /// Whether an earlier process began it.
     pub is_revived: bool,
+    /// Where the root's events are told.
+    pub webhook: Option<Arc<Webhook>>,
 }
 
 /// When a run must have ended.

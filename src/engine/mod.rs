@@ -23,3 +23,4 @@ pub mod remains;
 pub mod resolve;
 pub mod runner;
 pub mod turn;
+pub mod webhook;

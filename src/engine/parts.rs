@@ -16,6 +16,7 @@ use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
 use crate::engine::memory::Memories;
 use crate::engine::recovery::Left;
+use crate::net::Guard;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
 use crate::tools::shelf::Shelf;
@@ -75,6 +76,10 @@ pub struct Settings {
     pub loop_stop: u32,
     /// Most bytes of context files.
     pub context_files: usize,
+    /// Where webhooks may point.
+    pub webhook_guard: Guard,
+    /// See [`crate::config::Webhooks`].
+    pub webhook_secret_env: Option<String>,
     /// What models cost.
     pub prices: Prices,
 }

@@ -58,6 +58,7 @@ pub fn continuation(live: &LiveRun) -> Continuation {
         deadline,
         timeout: deadline.map_or(0, |(_, seconds)| seconds),
         stream: live.tree.stream,
+        webhook: live.tree.webhook.clone().filter(|_| live.parent.is_none()),
     }
 }
 

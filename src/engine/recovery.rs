@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId, Scope, Status};
+use crate::domain::webhook::Webhook;
 use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
@@ -54,7 +55,7 @@ pub async fn sweep(engine: &Engine, root: RunId) -> Result<(), StoreError> {
     };
     left.sort_by_key(|found| (found.run.depth, found.run.id));
     for found in left.into_iter().rev() {
-        interrupt(engine, found.run.id).await?;
+        interrupt(engine, found.run.id, None).await?;
     }
     Ok(())
 }
@@ -90,7 +91,7 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
                         timeout,
                     });
                 }
-                None => orphans.push(found.run),
+                None => orphans.push(found),
             },
             Some(parent) if alive.contains(&parent) => {
                 alive.insert(found.run.id);
@@ -101,11 +102,13 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
                     .unwrap_or_else(PoisonError::into_inner)
                     .insert(found.run.id, found);
             }
-            Some(_) => orphans.push(found.run),
+            Some(_) => orphans.push(found),
         }
     }
     for orphan in orphans.into_iter().rev() {
-        interrupt(engine, orphan.id).await?;
+        let webhook = orphan.continuation.as_ref();
+        let webhook = webhook.and_then(|continuation| continuation.webhook.as_ref());
+        interrupt(engine, orphan.run.id, webhook).await?;
     }
     if !revived.is_empty() {
         tracing::info!(
@@ -117,7 +120,11 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
 }
 
 /// Fails a run that cannot go on.
-pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
+pub async fn interrupt(
+    engine: &Engine,
+    id: RunId,
+    webhook: Option<&Arc<Webhook>>,
+) -> Result<(), StoreError> {
     let Some(run) = engine.journal.store().run(id).await? else {
         return Ok(());
     };
@@ -127,7 +134,7 @@ pub async fn interrupt(engine: &Engine, id: RunId) -> Result<(), StoreError> {
     );
     engine
         .journal
-        .close_orphan(&run, endings::interrupted(&message))
+        .close_orphan(&run, webhook, endings::interrupted(&message))
         .await?;
     engine.metrics.run_ended(&run.agent, Status::Failed, None);
     tracing::warn!(
@@ -166,6 +173,7 @@ pub fn revive(
             owner: run.owner.clone(),
             quotas: Quotas::default(),
             is_revived: true,
+            webhook: continuation.webhook.clone(),
         }),
     };
     let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);

@@ -11,6 +11,7 @@ use crate::engine::ask::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunAsk, StartError,
 };
 use crate::engine::parts::{Engine, Settings};
+use crate::engine::webhook;
 use crate::tools::toolbox::Toolbox;
 
 /// A prompt as it is recorded and sent.
@@ -137,6 +138,7 @@ fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Promp
 /// What a run of this wish would be.
 pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartError> {
     let agent = agent(engine, &ask).await?;
+    webhook::of(&engine.settings, &ask, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
     let prompt = assemble(engine, &agent, message).await?;

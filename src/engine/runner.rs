@@ -27,7 +27,7 @@ use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Settings};
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
-use crate::engine::{close, collect, record, recovery, remains, resolve, turn};
+use crate::engine::{close, collect, record, recovery, remains, resolve, turn, webhook};
 use crate::providers::registry::Registry;
 use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
@@ -111,6 +111,7 @@ impl Runner {
                 "Agent {} has a budget in money, but the price of {} is not known, so that nothing is counted for it: add [prices.\"{}\"] to the configuration", agent.name, agent.model, agent.model
             );
         }
+        let webhook = webhook::of(&engine.settings, &ask, &agent)?;
         let place = self.place()?;
         let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
         let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
@@ -120,6 +121,7 @@ impl Runner {
             owner: ask.owner,
             quotas: Quotas::default(),
             is_revived: false,
+            webhook,
         });
         let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.

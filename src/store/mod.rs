@@ -5,13 +5,17 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 use crate::domain::event::{Event, StoredEvent};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, Status};
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::store::outbox::{Delivery, Due, DueQuery, NewDelivery, Tried};
 
 pub mod open;
+pub mod outbox;
 pub mod sqlite;
 
 /// Where runs are kept. Writes of one caller are committed in the order in which they were handed over.
@@ -49,7 +53,23 @@ pub trait RunStore: Send + Sync + 'static {
     /// What an idempotency key has accepted, as long as the key is kept.
     fn claimed(&self, key: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>>;
 
-    /// Removes a root with its tree and its events; false where there is no such root.
+    /// Webhook deliveries that are due, longest due first, and when the next one will be.
+    fn due(&self, query: DueQuery) -> BoxFuture<'_, Result<Due, StoreError>>;
+
+    /// Writes down a try of a delivery. One that is gone with its run stays gone.
+    fn tried(&self, tried: Tried) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// The newest deliveries of a run, oldest of them first, at most [`outbox::MOST_LISTED`].
+    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>>;
+
+    /// Makes a delivery due now, whatever came of it before, and begins its day anew; false where the run has none such.
+    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Rings after every commit that made deliveries due. For one listener, who looks whenever it rings: a ring is kept
+    /// while he is away, and several may become one.
+    fn outbox(&self) -> Arc<Notify>;
+
+    /// Removes a root with its tree, its events and its deliveries; false where there is no such root.
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Whether it can be written and read now.
@@ -91,6 +111,8 @@ pub struct Continuation {
     pub timeout: u64,
     /// Whether its tree asks its providers for deltas.
     pub stream: bool,
+    /// A root's: where its events are told.
+    pub webhook: Option<Arc<Webhook>>,
 }
 
 /// A run that no process drives, with what its continuation needs.
@@ -146,6 +168,8 @@ pub struct Write {
     pub steps: Vec<Step>,
     /// What is added to its tree's log.
     pub events: Vec<Event>,
+    /// What is told to webhooks once this is committed.
+    pub deliveries: Vec<NewDelivery>,
 }
 
 /// A change to a run's record.

@@ -32,6 +32,9 @@ const CANCEL: &[f64] = &[
 /// The terminal states, in the order of their counters.
 const ENDS: [Status; 3] = [Status::Completed, Status::Failed, Status::Cancelled];
 
+/// What can come of a try to deliver to a webhook, in the order of their counters.
+const DELIVERIES: [&str; 3] = ["delivered", "retried", "failed"];
+
 /// What one daemon counts.
 #[derive(Debug)]
 pub struct Metrics {
@@ -49,6 +52,8 @@ pub struct Metrics {
     cost: Family<Counter>,
     retries: Family<Counter>,
     sse_clients: AtomicU64,
+    /// In the order of [`DELIVERIES`].
+    deliveries: [Counter; DELIVERIES.len()],
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +89,7 @@ impl Default for Metrics {
             cost: Family::new(MOST_MODELS),
             retries: Family::new(MOST_PROVIDERS),
             sse_clients: AtomicU64::new(0),
+            deliveries: Default::default(),
         }
     }
 }
@@ -143,6 +149,13 @@ impl Metrics {
     /// A cancelled run's end was recorded, so long after the wish.
     pub fn cancel_settled(&self, took: Duration) {
         self.cancel.observe(took);
+    }
+
+    /// A try to deliver to a webhook ended so: `delivered`, `retried` (it is to be tried again) or `failed` (given up).
+    pub fn delivery_tried(&self, outcome: &str) {
+        if let Some(place) = DELIVERIES.iter().position(|known| *known == outcome) {
+            self.deliveries[place].increment();
+        }
     }
 
     /// A client follows a stream of events, as long as what is returned lives.
@@ -248,6 +261,15 @@ impl Metrics {
             "axed_sse_clients",
             "Clients that follow a stream of events.",
             self.sse_clients.load(Relaxed),
+        );
+        page.counters(
+            "axed_webhook_deliveries_total",
+            "Tries to deliver to webhooks, by outcome: delivered, retried later, failed for good.",
+            |samples| {
+                for (outcome, count) in DELIVERIES.iter().zip(&self.deliveries) {
+                    samples.sample(&[("outcome", outcome)], count.get());
+                }
+            },
         );
         page.counter(
             "axed_store_commits_total",

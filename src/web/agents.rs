@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::catalog::{Entry, LoadError};
 use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat, Subagent, Summary};
+use crate::net;
 use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
@@ -140,6 +141,8 @@ struct Definition<'a> {
     memory: Memory<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     subagent: Option<SubagentView<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    webhook: Option<Webhook<'a>>,
 }
 
 #[derive(Serialize)]
@@ -222,6 +225,14 @@ struct Memory<'a> {
     max_entries: u32,
 }
 
+/// The address is without its query, which may hold a secret.
+#[derive(Serialize)]
+struct Webhook<'a> {
+    url: String,
+    secret_env: Option<&'a str>,
+    events: &'a [String],
+}
+
 impl<'a> Definition<'a> {
     fn of(agent: &'a Agent) -> Self {
         let delegation = &agent.delegation;
@@ -262,6 +273,11 @@ impl<'a> Definition<'a> {
                 max_entries: agent.memory.max_entries,
             },
             subagent: agent.subagent.as_ref().map(SubagentView::from),
+            webhook: agent.webhook.as_ref().map(|webhook| Webhook {
+                url: net::shown(&webhook.url),
+                secret_env: webhook.secret_env.as_deref(),
+                events: &webhook.events,
+            }),
         }
     }
 }
@@ -332,6 +348,11 @@ mod tests {
             memory: crate::domain::agent::Memory::default(),
             subagent: None,
             ad_hoc: None,
+            webhook: Some(crate::domain::webhook::Webhook {
+                url: "https://hooks.example.com/axed?token=hush".to_owned(),
+                secret_env: Some("HOOK_SECRET".to_owned()),
+                events: Vec::new(),
+            }),
         };
         Entry {
             name: "planner".to_owned(),

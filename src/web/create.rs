@@ -16,7 +16,7 @@ use crate::domain::agent::{Budget, ResponseFormat};
 use crate::domain::run::Run;
 use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
-use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError};
+use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
 use crate::engine::journal::Listener;
 use crate::store::{Claim, Claimed, StoreError};
 use crate::web::auth::Caller;
@@ -187,7 +187,7 @@ fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem
 }
 
 /// The body as it is written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Create {
     input: Option<String>,
@@ -201,14 +201,21 @@ struct Create {
     labels: Option<BTreeMap<String, String>>,
     response_format: Option<Object<Format>>,
     stream: Option<bool>,
-    #[serde(rename = "webhook")]
-    _webhook: Option<Later>,
+    webhook: Option<Object<Webhook>>,
     #[serde(rename = "session")]
     _session: Option<Later>,
     #[serde(rename = "on_busy")]
     _on_busy: Option<Later>,
     #[serde(rename = "messages")]
     _messages: Option<Later>,
+}
+
+// Not `Debug`: its address may hold a secret.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Webhook {
+    url: Option<String>,
+    events: Option<Vec<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -286,6 +293,10 @@ impl Create {
                     .unwrap_or_default(),
             },
             labels,
+            webhook: self.webhook.map(|Object(webhook)| WebhookAsk {
+                url: webhook.url,
+                events: webhook.events,
+            }),
             stream: self.stream,
         })
     }
@@ -504,7 +515,8 @@ mod tests {
             json!({"response_format": {"schema": {}}}),
             json!({"workdir": "a\0b"}),
             json!({"skill": " "}),
-            json!({"webhook": {"url": "https://example.com"}}),
+            json!({"webhook": "https://example.com"}),
+            json!({"webhook": {"uri": "https://example.com"}}),
             json!({"session": "s"}),
             json!({"on_busy": "queue"}),
             json!({"messages": []}),

@@ -5,6 +5,7 @@ pub mod auth;
 pub mod body;
 pub mod browser;
 pub mod create;
+pub mod deliveries;
 pub mod error;
 pub mod frame;
 pub mod health;

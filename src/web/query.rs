@@ -5,6 +5,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
+use serde::de::DeserializeOwned;
 
 use crate::catalog::LoadError;
 use crate::domain::agent::is_agent_name;
@@ -20,19 +21,37 @@ impl FromRequestParts<AppState> for RunPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
-        let caller = Caller::of(parts, state)?;
-        let text = segment(parts).await?;
-        let id: RunId = text.parse().map_err(|_| Problem::no_such_run(text))?;
-        if !caller.sees_all() {
-            let store = state.runner.store().as_ref();
-            let run = store.run(id).await?;
-            let run = run.ok_or_else(|| Problem::no_such_run(id))?;
-            if !caller.sees(&run, store).await? {
-                return Err(Problem::no_such_run(id));
-            }
-        }
-        Ok(Self(id))
+        let text: String = segment(parts).await?;
+        visible(parts, state, &text).await.map(Self)
     }
+}
+
+/// `{id}` and `{delivery}` of a path; the run as in [`RunPath`], the delivery's name unchecked.
+pub struct DeliveryPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for DeliveryPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, delivery): (String, String) = segment(parts).await?;
+        let run = visible(parts, state, &run).await?;
+        Ok(Self(run, delivery))
+    }
+}
+
+/// The run that a text names, where the caller may see it.
+async fn visible(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
+    let caller = Caller::of(parts, state)?;
+    let id: RunId = text.parse().map_err(|_| Problem::no_such_run(text))?;
+    if !caller.sees_all() {
+        let store = state.runner.store().as_ref();
+        let run = store.run(id).await?;
+        let run = run.ok_or_else(|| Problem::no_such_run(id))?;
+        if !caller.sees(&run, store).await? {
+            return Err(Problem::no_such_run(id));
+        }
+    }
+    Ok(id)
 }
 
 /// `{name}` of a path. Anything that is no agent's name is an agent that does not exist, and so is one that the caller's
@@ -44,7 +63,7 @@ impl FromRequestParts<AppState> for AgentPath {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
         let caller = Caller::of(parts, state)?;
-        let name = segment(parts).await?;
+        let name: String = segment(parts).await?;
         if is_agent_name(&name) && caller.touches(&name) {
             Ok(Self(name))
         } else {
@@ -53,8 +72,9 @@ impl FromRequestParts<AppState> for AgentPath {
     }
 }
 
-async fn segment(parts: &mut Parts) -> Result<String, Problem> {
-    Path::<String>::from_request_parts(parts, &())
+/// The path's variable parts, as many as the type has.
+async fn segment<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Problem> {
+    Path::<T>::from_request_parts(parts, &())
         .await
         .map(|Path(text)| text)
         .map_err(|rejection: PathRejection| {

@@ -453,7 +453,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use futures_util::future::BoxFuture;
-    use tokio::sync::broadcast;
+    use tokio::sync::{Notify, broadcast};
     use tokio::task::JoinSet;
     use tokio::time::Instant;
     use tokio_util::sync::CancellationToken;
@@ -462,7 +462,9 @@ mod tests {
     use crate::domain::event::StoredEvent;
     use crate::domain::run::{Depth, Run, RunId, Status, now};
     use crate::domain::usage::{TreeUsage, Usage};
+    use crate::domain::webhook::DeliveryId;
     use crate::engine::journal::Notice;
+    use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
     use crate::store::{
         ClaimKey, Claimed, EventQuery, RunFilter, RunStore, Step, StoreError, Unfinished, Write,
     };
@@ -528,6 +530,26 @@ mod tests {
 
         fn claimed(&self, _: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>> {
             unreachable!("a stream accepts nothing")
+        }
+
+        fn due(&self, _: DueQuery) -> BoxFuture<'_, Result<Due, StoreError>> {
+            unreachable!("a stream delivers nothing")
+        }
+
+        fn tried(&self, _: Tried) -> BoxFuture<'_, Result<(), StoreError>> {
+            unreachable!("a stream delivers nothing")
+        }
+
+        fn deliveries(&self, _: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
+            unreachable!("a stream delivers nothing")
+        }
+
+        fn resend(&self, _: RunId, _: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
+            unreachable!("a stream delivers nothing")
+        }
+
+        fn outbox(&self) -> Arc<Notify> {
+            unreachable!("a stream delivers nothing")
         }
 
         fn delete(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {

@@ -11,7 +11,7 @@ use crate::support::provider::answer::{asks, says};
 use crate::support::soon;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 15] = [
+const ROUTES: [(Method, &str, &str); 17] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -26,6 +26,8 @@ const ROUTES: [(Method, &str, &str); 15] = [
     (Method::GET, "/runs/RUN/tree", "read"),
     (Method::GET, "/runs/RUN/children", "read"),
     (Method::GET, "/runs/RUN/messages", "read"),
+    (Method::GET, "/runs/RUN/deliveries", "admin"),
+    (Method::POST, "/runs/RUN/deliveries/NONE/resend", "admin"),
     (Method::POST, "/runs/RUN/cancel", "cancel"),
 ];
 /// An id that no run has.

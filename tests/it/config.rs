@@ -56,6 +56,9 @@ fn without_a_word_everything_has_its_default() {
         (config.limits.context_files, config.limits.labels),
         (1 << 20, 64)
     );
+    assert!(config.webhooks.allow_hosts.is_empty());
+    assert_eq!(config.webhooks.secret_env, None);
+    assert_eq!(config.webhooks.first_retry, Duration::from_secs(5));
     assert_eq!(config.tools.max_result, 256 << 10);
     assert!(config.tools.roots.is_empty());
     let providers: Vec<&str> = config.providers.keys().map(String::as_str).collect();
@@ -150,6 +153,15 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         (
             "[server]\nmax_wait = -1",
             "DIR/axed.toml:2:1: server.max_wait must be non-negative",
+        ),
+        (
+            "[webhooks]\nallow_hosts = [\"a.b\", \"http://a:80\"]",
+            "DIR/axed.toml:2:1: webhooks.allow_hosts has \"http://a:80\", which is no host; write names or addresses \
+             without scheme, port and path",
+        ),
+        (
+            "[webhooks]\nsecret_env = \"whsec_hush=\"",
+            "DIR/axed.toml:2:1: webhooks.secret_env must be the name of an environment variable, and not the secret itself",
         ),
         (
             "[server]\nmax_wait = \"1\"",

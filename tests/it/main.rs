@@ -39,4 +39,5 @@ mod subagent;
 mod support;
 mod timeouts;
 mod usage;
+mod webhooks;
 mod wires;

@@ -16,7 +16,7 @@ use crate::support::soon;
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
 
 /// What the contract names, and of what type each is.
-const NAMES: [(&str, &str); 14] = [
+const NAMES: [(&str, &str); 15] = [
     ("axed_runs_total", "counter"),
     ("axed_runs_running", "gauge"),
     ("axed_runs_queued", "gauge"),
@@ -30,6 +30,7 @@ const NAMES: [(&str, &str); 14] = [
     ("axed_child_runs_total", "counter"),
     ("axed_cancel_seconds", "histogram"),
     ("axed_sse_clients", "gauge"),
+    ("axed_webhook_deliveries_total", "counter"),
     ("axed_store_commits_total", "counter"),
 ];
 

@@ -505,10 +505,7 @@ async fn a_terminal_root_can_be_deleted_with_its_tree() {
 #[tokio::test]
 async fn what_later_versions_will_do_is_refused_now() {
     let app = TestApp::with().agent("solo", "").spawn().await;
-    for (field, value) in [
-        ("webhook", json!({"url": "https://example.com"})),
-        ("session", json!("talk")),
-    ] {
+    for (field, value) in [("session", json!("talk"))] {
         let detail = app
             .post("/agents/solo/runs", &json!({field: value}))
             .await

@@ -10,7 +10,11 @@ use axed::domain::event::{Event, EventKind, StoredEvent};
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use axed::domain::webhook::{DeliveryId, Webhook};
 use axed::store::open::open;
+use axed::store::outbox::{
+    Attempt, DeliveryStatus, DueQuery, KEPT_TRIES, NewDelivery, Then, Tried,
+};
 use axed::store::{
     Change, Claim, ClaimKey, Claimed, Closing, Continuation, EventQuery, Opening, Progress,
     RunFilter, RunStore, Step, StoreError, Write,
@@ -57,12 +61,21 @@ fn fresh(run: Run) -> Opening {
         deadline: None,
         timeout: 60,
         stream: false,
+        webhook: None,
     };
     Opening {
         run: Arc::new(run),
         continuation,
         claim: None,
     }
+}
+
+fn webhook() -> Arc<Webhook> {
+    Arc::new(Webhook {
+        url: "https://hooks.example.com/a?b=c".to_owned(),
+        secret_env: Some("SECRET".to_owned()),
+        events: vec!["run.failed".to_owned()],
+    })
 }
 
 fn record(scope: &Scope, agent: &str) -> Run {
@@ -130,6 +143,7 @@ fn write(scope: &Scope, change: Change, events: u32) -> Write {
         change,
         steps: Vec::new(),
         events: (1..=events).map(|turn| event(scope, turn)).collect(),
+        deliveries: Vec::new(),
     }
 }
 
@@ -771,6 +785,124 @@ async fn a_tree_is_deleted(opened: &Opened) {
     assert_eq!(stored(store, &other).await.input.len(), 5000);
 }
 
+/// A delivery lies in the outbox exactly where the write that it tells of was committed, until it has arrived.
+async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let with = |mut write: Write, ids: &[DeliveryId]| {
+        let new = |id: &DeliveryId| NewDelivery {
+            id: *id,
+            webhook: webhook(),
+            event: "run.completed",
+            body: format!("{{\"n\":\"{id}\"}}"),
+            at: now(),
+        };
+        write.deliveries = ids.iter().map(new).collect();
+        write
+    };
+    let ids = [DeliveryId::new(), DeliveryId::new()];
+    store.write(opening(&root, "a")).await.expect("opened");
+    let bell = store.outbox();
+    store
+        .write(with(completing(&root, "x"), &ids))
+        .await
+        .expect("closed");
+    tokio::time::timeout(Duration::from_secs(30), bell.notified())
+        .await
+        .expect("rung");
+    // A write that is refused tells nothing, and one that is ignored neither.
+    let late = with(completing(&root, "y"), &[DeliveryId::new()]);
+    assert!(store.write(late).await.is_err());
+    let reason = String::new();
+    let late = write(&root, Change::Cancelling { reason }, 1);
+    let late = store.write(with(late, &[DeliveryId::new()])).await;
+    assert_eq!(late.expect("ignored"), 0);
+
+    let due = |by: Timestamp, not: &[DeliveryId], not_to: &[&str]| {
+        let query = DueQuery {
+            by,
+            not: not.to_vec(),
+            not_to: not_to.iter().map(|host| (*host).to_owned()).collect(),
+            limit: 10,
+        };
+        async move { store.due(query).await.expect("what is due") }
+    };
+    let soon = now() + Duration::from_secs(1);
+    let found = due(soon, &[], &["other.example.com"]).await;
+    let names: Vec<_> = found.deliveries.iter().map(|it| it.id).collect();
+    assert_eq!(names, ids);
+    let first = &found.deliveries[0];
+    assert_eq!((first.run, first.tries), (root.run, 0));
+    assert_eq!(first.agent, "a");
+    assert_eq!(first.url, webhook().url);
+    assert_eq!(first.host, "hooks.example.com");
+    assert_eq!(first.secret_env.as_deref(), Some("SECRET"));
+    assert_eq!(first.body, format!("{{\"n\":\"{}\"}}", ids[0]));
+    assert_eq!(due(soon, &ids[..1], &[]).await.deliveries.len(), 1);
+    let shut = due(soon, &[], &["hooks.example.com"]).await;
+    assert!(shut.deliveries.is_empty());
+    let early = Timestamp::from_millisecond(1).expect("a time");
+    let early = due(early, &[], &[]).await;
+    assert!(early.deliveries.is_empty() && early.next.is_some());
+
+    let tried = |id, then, status| {
+        let attempt = Attempt {
+            time: now(),
+            status: Some(status),
+            error: Some("why \"so\"".to_owned()).filter(|_| then != Then::Delivered),
+        };
+        async move {
+            store
+                .tried(Tried { id, attempt, then })
+                .await
+                .expect("kept")
+        }
+    };
+    let later = now() + Duration::from_secs(3600);
+    tried(ids[0], Then::Again(later), 500).await;
+    tried(ids[1], Then::Delivered, 200).await;
+    let found = due(soon, &[], &[]).await;
+    assert!(found.deliveries.is_empty());
+    assert_eq!(found.next, Some(later));
+    let listed = store.deliveries(root.run).await.expect("listed");
+    let stand: Vec<_> = listed
+        .iter()
+        .map(|it| (it.id, it.status, it.next_attempt_at, it.attempts.len()))
+        .collect();
+    assert_eq!(
+        stand,
+        [
+            (ids[0], DeliveryStatus::Pending, Some(later), 1),
+            (ids[1], DeliveryStatus::Delivered, None, 1)
+        ]
+    );
+    assert_eq!(listed[0].attempts[0].error.as_deref(), Some("why \"so\""));
+    assert_eq!(listed[1].attempts[0].status, Some(200));
+
+    for _ in 0..KEPT_TRIES + 5 {
+        tried(ids[0], Then::GivenUp, 404).await;
+    }
+    let listed = store.deliveries(root.run).await.expect("listed");
+    assert_eq!(listed[0].status, DeliveryStatus::Failed);
+    assert_eq!(listed[0].attempts.len(), KEPT_TRIES);
+    assert!(!store.resend(RunId::new(), ids[0]).await.expect("no run"));
+    assert!(
+        !store
+            .resend(root.run, DeliveryId::new())
+            .await
+            .expect("none")
+    );
+    assert!(store.resend(root.run, ids[0]).await.expect("again"));
+    let again = due(now() + Duration::from_secs(1), &[], &[]).await;
+    assert_eq!(again.deliveries.len(), 1);
+    assert_eq!(again.deliveries[0].tries, 0);
+
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert!(store.deliveries(root.run).await.expect("none").is_empty());
+    let gone = due(now() + Duration::from_secs(1), &[], &[]).await;
+    assert!(gone.deliveries.is_empty() && gone.next.is_none());
+    tried(ids[0], Then::Delivered, 200).await;
+}
+
 /// What a run needs to be continued comes back, a queued run's and a started one's, and only those that have not ended.
 async fn a_continuation_reads_back(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
@@ -782,6 +914,7 @@ async fn a_continuation_reads_back(opened: &Opened) {
         deadline,
         timeout: 300,
         stream: deadline.is_none(),
+        webhook: deadline.is_none().then(webhook),
     };
     let of_child = kept("{\"name\":\"child\"}", Some((deadline(1), 40)));
     let of_root = kept("{\"name\":\"é\"}", None);
@@ -1087,6 +1220,7 @@ shared_stories!(sqlite:
     a_log_is_read_in_parts,
     a_trees_usage_is_summed,
     a_tree_is_deleted,
+    a_delivery_is_committed_with_its_write,
     a_continuation_reads_back,
     going_on_counts_as_an_attempt,
     a_key_accepts_one_run,
@@ -1324,6 +1458,31 @@ async fn a_definition_is_stored_once() {
     sql(dir, "DELETE FROM definitions WHERE body = '{}'");
     let unfinished = store.unfinished().await.expect("unfinished");
     assert!(unfinished[3].continuation.is_none());
+}
+
+/// A file from before webhooks keeps its runs, and can hold deliveries from then on.
+#[tokio::test]
+async fn a_file_from_before_webhooks_is_brought_up() {
+    let opened = sqlite();
+    let (dir, root) = (opened.place.path(), root());
+    opened
+        .store
+        .write(opening(&root, "a"))
+        .await
+        .expect("opened");
+    let before = stored(&*opened.store, &root).await;
+    opened.store.close().await;
+    sql(
+        dir,
+        "DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; PRAGMA user_version = 1",
+    );
+
+    let (store, _) = sqlite_in(dir).expect("a store");
+    assert_eq!(stored(&*store, &root).await, before);
+    let found = store.unfinished().await.expect("unfinished");
+    let kept = found[0].continuation.as_ref().expect("known");
+    assert_eq!(kept.webhook, None);
+    assert_eq!(count(dir, "deliveries"), 0);
 }
 
 /// Expired keys go as new ones come, and a deleted run takes its keys along.

@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::config::Durability;
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
+use crate::domain::webhook::DeliveryId;
+use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::readers::Readers;
-use crate::store::sqlite::writer::{Job, Parcel, Task};
+use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
     Bell, ClaimKey, Claimed, EventQuery, Listening, RunFilter, RunStore, Step, StoreError,
     Unfinished, Write,
@@ -23,6 +25,7 @@ mod broken;
 mod checkpoint;
 mod definitions;
 mod lock;
+mod outbox;
 mod queries;
 mod readers;
 mod rows;
@@ -38,6 +41,7 @@ pub struct Sqlite {
     jobs: mpsc::Sender<Job>,
     readers: Readers,
     commits: Arc<AtomicU64>,
+    outbox: Arc<Notify>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -57,24 +61,23 @@ impl Sqlite {
         let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
         let commits = Arc::<AtomicU64>::default();
         let counted = Arc::clone(&commits);
+        let outbox = Arc::<Notify>::default();
+        let bells = Bells {
+            bell,
+            listening,
+            outbox: Arc::clone(&outbox),
+        };
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || {
-                writer::serve(
-                    connection,
-                    checkpointer,
-                    lock,
-                    waiting,
-                    &bell,
-                    &listening,
-                    &counted,
-                );
+                writer::serve(connection, checkpointer, lock, waiting, &bells, &counted);
             })
             .map_err(|error| StoreError::Engine(format!("no thread to write with: {error}")))?;
         Ok(Self {
             jobs,
             readers: Readers::new(file),
             commits,
+            outbox,
             writer: Some(thread),
         })
     }
@@ -137,6 +140,26 @@ impl RunStore for Sqlite {
 
     fn claimed(&self, key: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::claimed(db, &key)))
+    }
+
+    fn due(&self, query: DueQuery) -> BoxFuture<'_, Result<Due, StoreError>> {
+        Box::pin(self.readers.read(move |db| outbox::due(db, &query)))
+    }
+
+    fn tried(&self, tried: Tried) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.ask(Task::Tried(tried)).await.map(drop) })
+    }
+
+    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
+        Box::pin(self.readers.read(move |db| outbox::of_run(db, run)))
+    }
+
+    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.ask(Task::Resend(run, id)).await? > 0) })
+    }
+
+    fn outbox(&self) -> Arc<Notify> {
+        Arc::clone(&self.outbox)
     }
 
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {

@@ -41,7 +41,7 @@ const STRUCTURED: usize = 43;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
 pub const CONTINUATION_COLUMNS: &str =
-    "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream";
+    "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook";
 const CONTINUATION: usize = STRUCTURED + 1;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
@@ -114,6 +114,7 @@ pub fn continuation(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Con
         deadline: time(row, CONTINUATION + 1)?.map(|at| (at, seconds)),
         timeout: count(3)?,
         stream: count(4)? != 0,
+        webhook: json(row, CONTINUATION + 5)?,
     })
 }
 
@@ -261,7 +262,8 @@ fn from_bytes(bytes: [u8; 16]) -> RunId {
     RunId(uuid::Uuid::from_bytes(bytes))
 }
 
-fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Timestamp>> {
+/// A time from a column.
+pub fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Timestamp>> {
     row.get::<_, Option<i64>>(column)?
         .map(Timestamp::from_millisecond)
         .transpose()

@@ -9,7 +9,7 @@ use crate::config::Durability;
 use crate::store::StoreError;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
-const MIGRATIONS: &[&str] = &[FIRST, STRUCTURED];
+const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
@@ -131,6 +131,28 @@ CREATE TABLE checks (id INTEGER PRIMARY KEY, at INTEGER NOT NULL);
 
 /// Whether a run's content is JSON that was asked for.
 const STRUCTURED: &str = "ALTER TABLE runs ADD COLUMN structured INTEGER;";
+// `deliveries` has a row for each event that a webhook is told. The index of what is due holds only what is pending:
+// `next_at` is null once a delivery has arrived or was given up. `attempts` is a JSON array.
+const WEBHOOKS: &str = "
+ALTER TABLE runs ADD COLUMN webhook TEXT;
+CREATE TABLE deliveries (
+  id BLOB NOT NULL PRIMARY KEY,
+  run BLOB NOT NULL,
+  event TEXT NOT NULL,
+  host TEXT NOT NULL,
+  url TEXT NOT NULL,
+  secret_env TEXT,
+  body TEXT NOT NULL,
+  status TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  since INTEGER NOT NULL,
+  tries INTEGER NOT NULL,
+  next_at INTEGER,
+  attempts TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX deliveries_run ON deliveries (run, id);
+CREATE INDEX deliveries_due ON deliveries (next_at) WHERE next_at IS NOT NULL;
+";
 
 /// Opens the file for the writer and brings it to the present version.
 pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, StoreError> {

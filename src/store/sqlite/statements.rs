@@ -42,6 +42,12 @@ pub struct Statements<'c> {
     pub close: Statement<'c>,
     /// Events and steps of a write.
     pub entry: Statement<'c>,
+    /// A delivery, due at once.
+    pub delivery: Statement<'c>,
+    /// A try of a delivery.
+    pub tried: Statement<'c>,
+    /// A delivery is due again.
+    pub resend: Statement<'c>,
     /// A tree's last number; no row where there is no such root.
     pub number: Statement<'c>,
     /// Whether there is such a run.
@@ -54,6 +60,8 @@ pub struct Statements<'c> {
     pub delete_label: Statement<'c>,
     /// Removes a run's idempotency keys.
     pub delete_claims: Statement<'c>,
+    /// Removes a run's deliveries.
+    pub delete_deliveries: Statement<'c>,
     /// Removes a large input.
     pub delete_text: Statement<'c>,
     /// Removes a record.
@@ -75,9 +83,9 @@ impl<'c> Statements<'c> {
                  last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
                  model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
                  completion_status, labels, cancel_reason, input, task, owner, definition, deadline_at, \
-                 deadline_seconds, timeout, stream) \
+                 deadline_seconds, timeout, stream, webhook) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, \
-                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36)",
+                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37)",
             )?,
             claimed: sql(CLAIMED)?,
             claim: sql(
@@ -128,6 +136,20 @@ impl<'c> Statements<'c> {
                 "INSERT INTO entries (root, last_seq, run, count, events, steps) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?,
+            delivery: sql(
+                "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
+                 tries, next_at, attempts) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'pending', ?8, ?8, 0, ?8, '[]')",
+            )?,
+            tried: sql(
+                "UPDATE deliveries SET status = ?2, next_at = ?3, tries = tries + 1, attempts = json_insert( \
+                 CASE WHEN json_array_length(attempts) < ?5 THEN attempts ELSE json_remove(attempts, '$[0]') END, \
+                 '$[#]', json(?4)) WHERE id = ?1",
+            )?,
+            resend: sql(
+                "UPDATE deliveries SET status = 'pending', next_at = ?3, since = ?3, tries = 0 \
+                 WHERE id = ?1 AND run = ?2",
+            )?,
             number: sql(
                 "SELECT coalesce((SELECT last_seq FROM entries WHERE root = ?1 ORDER BY last_seq DESC LIMIT 1), 0) \
                  FROM runs WHERE id = ?1",
@@ -139,6 +161,7 @@ impl<'c> Statements<'c> {
                  SELECT r.id, r.labels FROM tree CROSS JOIN runs r ON r.id = tree.id")?,
             delete_label: sql("DELETE FROM labels WHERE key = ?1 AND value = ?2 AND run = ?3")?,
             delete_claims: sql("DELETE FROM claims WHERE run = ?1")?,
+            delete_deliveries: sql("DELETE FROM deliveries WHERE run = ?1")?,
             delete_text: sql("DELETE FROM texts WHERE run = ?1")?,
             delete_run: sql("DELETE FROM runs WHERE id = ?1")?,
             delete_entries: sql("DELETE FROM entries WHERE root = ?1")?,

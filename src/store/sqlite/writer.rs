@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, warn};
 
 use crate::domain::run::{Outcome, RunId, now};
+use crate::domain::webhook::DeliveryId;
+use crate::net;
+use crate::store::outbox::{KEPT_TRIES, NewDelivery, Then, Tried};
 use crate::store::sqlite::broken::Broken;
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::definitions::{self, Known};
@@ -39,6 +42,10 @@ pub struct Job {
 pub enum Task {
     /// Commits a write; answers the number of its last event.
     Write(Parcel),
+    /// Writes down a try of a delivery and answers 0.
+    Tried(Tried),
+    /// Makes a run's delivery due now; answers 1, or 0 where there is none such.
+    Resend(RunId, DeliveryId),
     /// Removes a root with its tree; answers 1, or 0 where there is no such root.
     Delete(RunId),
     /// Writes something and answers 0.
@@ -48,6 +55,15 @@ pub enum Task {
 }
 
 impl Task {
+    /// Whether it makes deliveries due.
+    fn delivers(&self) -> bool {
+        match self {
+            Self::Write(parcel) => !parcel.deliveries.is_empty(),
+            Self::Resend(..) => true,
+            _ => false,
+        }
+    }
+
     /// About how many bytes it writes.
     fn bytes(&self) -> usize {
         match self {
@@ -65,6 +81,7 @@ pub struct Parcel {
     steps: Option<String>,
     events: Option<String>,
     count: u64,
+    deliveries: Vec<NewDelivery>,
 }
 
 impl Parcel {
@@ -81,6 +98,7 @@ impl Parcel {
             steps: rows::steps_value(&write.steps)?,
             events: rows::events_value(&write.events)?,
             count: write.events.len() as u64,
+            deliveries: write.deliveries,
         };
         if parcel.bytes() > MOST_BYTES {
             return Err(StoreError::Engine(format!(
@@ -127,18 +145,27 @@ impl From<rusqlite::Error> for Fault {
     }
 }
 
+/// What is rung after a commit.
+pub struct Bells {
+    /// For events.
+    pub bell: Bell,
+    /// Whether anyone listens to it.
+    pub listening: Listening,
+    /// For deliveries.
+    pub outbox: Arc<Notify>,
+}
+
 /// Serves until it is told to close or nobody is left to ask, then closes the database and lets go of the lock.
 pub fn serve(
     connection: Connection,
     checkpointer: Checkpointer,
     lock: Lock,
     mut jobs: mpsc::Receiver<Job>,
-    bell: &Bell,
-    listening: &Listening,
+    bells: &Bells,
     commits: &AtomicU64,
 ) {
     let ended = match Writer::new(&connection, commits) {
-        Ok(mut writer) => writer.work(checkpointer, &mut jobs, bell, listening),
+        Ok(mut writer) => writer.work(checkpointer, &mut jobs, bells),
         Err(error) => {
             error!(error = %error, "The store's writer could not start: {error}");
             None
@@ -195,8 +222,7 @@ impl<'c> Writer<'c> {
         &mut self,
         mut checkpointer: Checkpointer,
         jobs: &mut mpsc::Receiver<Job>,
-        bell: &Bell,
-        listening: &Listening,
+        bells: &Bells,
     ) -> Option<Ending> {
         let mut ending = None;
         let mut batch = Vec::with_capacity(BATCH);
@@ -215,7 +241,10 @@ impl<'c> Writer<'c> {
             }
             let results = self.commit(&batch);
             for (job, result) in batch.iter().zip(&results) {
-                ring(job, result, bell, listening);
+                ring(job, result, bells);
+            }
+            if batch.iter().any(|job| job.task.delivers()) {
+                bells.outbox.notify_one();
             }
             let writes = batch.len();
             let bytes = batch.iter().map(|job| job.task.bytes()).sum();
@@ -292,6 +321,8 @@ impl<'c> Writer<'c> {
     fn perform(&mut self, task: &Task) -> Result<u64, Fault> {
         match task {
             Task::Write(parcel) => self.write(parcel),
+            Task::Tried(tried) => self.tried(tried),
+            Task::Resend(run, id) => self.resend(*run, *id),
             Task::Delete(root) => self.delete(*root),
             Task::Check => {
                 self.sql.check.execute([])?;
@@ -330,6 +361,9 @@ impl<'c> Writer<'c> {
                 parcel.events,
                 parcel.steps,
             ])?;
+        }
+        for delivery in &parcel.deliveries {
+            self.deliver(parcel.run, delivery)?;
         }
         self.keep_number(parcel, last);
         Ok(own)
@@ -381,6 +415,8 @@ impl<'c> Writer<'c> {
         let small = run.input.len() + run.task.as_ref().map_or(0, String::len) <= rows::SMALL_INPUT;
         let usage = rows::usage_values(&run.usage);
         let labels = rows::labels_value(&run.labels);
+        let webhook = continuation.webhook.as_deref();
+        let webhook = webhook.map(|webhook| serde_json::to_string(webhook).unwrap_or_default());
         let inserted = self.sql.open.execute(params![
             rows::bytes(&run.id),
             rows::bytes(&run.root_id),
@@ -418,6 +454,7 @@ impl<'c> Writer<'c> {
             continuation.deadline.map(|(_, bound)| rows::signed(bound)),
             rows::signed(continuation.timeout),
             continuation.stream,
+            webhook,
         ]);
         match inserted {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
@@ -557,6 +594,43 @@ impl<'c> Writer<'c> {
         ])
     }
 
+    fn deliver(&mut self, run: RunId, delivery: &NewDelivery) -> rusqlite::Result<()> {
+        let webhook = &delivery.webhook;
+        let host = net::parse(&webhook.url).ok();
+        let host = host.as_ref().and_then(|url| url.host_str());
+        self.sql.delivery.execute(params![
+            delivery.id.0.as_bytes(),
+            rows::bytes(&run),
+            delivery.event,
+            net::host_name(host.unwrap_or_default()),
+            webhook.url,
+            webhook.secret_env,
+            delivery.body,
+            delivery.at.as_millisecond(),
+        ])?;
+        Ok(())
+    }
+
+    fn tried(&mut self, tried: &Tried) -> Result<u64, Fault> {
+        let (status, next) = match tried.then {
+            Then::Delivered => ("delivered", None),
+            Then::Again(at) => ("pending", Some(at.as_millisecond())),
+            Then::GivenUp => ("failed", None),
+        };
+        let attempt = serde_json::to_string(&tried.attempt).unwrap_or_default();
+        let id = tried.id.0.as_bytes();
+        self.sql
+            .tried
+            .execute(params![id, status, next, attempt, KEPT_TRIES as i64])?;
+        Ok(0)
+    }
+
+    fn resend(&mut self, run: RunId, id: DeliveryId) -> Result<u64, Fault> {
+        let now = now().as_millisecond();
+        let of = params![id.0.as_bytes(), rows::bytes(&run), now];
+        Ok(self.sql.resend.execute(of)? as u64)
+    }
+
     fn delete(&mut self, root: RunId) -> Result<u64, Fault> {
         let id = rows::bytes(&root);
         if !self.sql.is_root.exists(params![id])? {
@@ -573,6 +647,7 @@ impl<'c> Writer<'c> {
                 self.sql.delete_label.execute(params![key, value, run])?;
             }
             self.sql.delete_claims.execute(params![run])?;
+            self.sql.delete_deliveries.execute(params![run])?;
             self.sql.delete_text.execute(params![run])?;
             self.sql.delete_run.execute(params![run])?;
         }
@@ -612,15 +687,15 @@ impl<'c> Writer<'c> {
 }
 
 /// Tells the listeners of a committed write's events.
-fn ring(job: &Job, result: &Result<u64, StoreError>, bell: &Bell, listening: &Listening) {
+fn ring(job: &Job, result: &Result<u64, StoreError>, bells: &Bells) {
     let (Task::Write(parcel), Ok(last)) = (&job.task, result) else {
         return;
     };
     let Some(lines) = parcel.events.as_ref().filter(|_| *last > 0) else {
         return;
     };
-    if listening(parcel.root) {
-        bell(
+    if (bells.listening)(parcel.root) {
+        (bells.bell)(
             parcel.root,
             rows::events(parcel.run, *last, parcel.count, lines).collect(),
         );

@@ -6,6 +6,7 @@ pub mod daemon;
 pub mod events;
 pub mod gate;
 pub mod provider;
+pub mod receiver;
 pub mod replay;
 pub mod run;
 

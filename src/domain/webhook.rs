@@ -1,0 +1,120 @@
+//! A webhook: where the events of a root run are told to somebody outside. Knows no delivery.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::domain::event::is_terminal;
+use crate::domain::run::RunId;
+
+/// Where events are told, and which.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Webhook {
+    /// An `http` or `https` address, checked for its form only.
+    pub url: String,
+    /// The environment variable with the secret that signs; unset means the server's.
+    #[serde(default)]
+    pub secret_env: Option<String>,
+    /// Names of events, as [`crate::domain::event::EventKind::name`]; empty means the terminal ones.
+    #[serde(default)]
+    pub events: Vec<String>,
+}
+
+impl Webhook {
+    /// Whether it is told of events with this name.
+    pub fn wants(&self, event: &str) -> bool {
+        match self.events.is_empty() {
+            true => is_terminal(event),
+            false => self.events.iter().any(|wanted| wanted == event),
+        }
+    }
+}
+
+impl fmt::Debug for Webhook {
+    /// Without the address: its query and its path may hold a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Webhook")
+            .field("secret_env", &self.secret_env)
+            .field("events", &self.events)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A delivery's name, the same over all its tries: `whd_` and a UUIDv7.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeliveryId(pub Uuid);
+
+impl DeliveryId {
+    /// A new one.
+    pub fn new() -> Self {
+        Self(RunId::new().0)
+    }
+}
+
+impl Default for DeliveryId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Display for DeliveryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "whd_{}", self.0.as_hyphenated())
+    }
+}
+
+impl fmt::Debug for DeliveryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text that is no delivery's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a delivery's id is whd_ and a UUID")]
+pub struct NotADeliveryId;
+
+impl FromStr for DeliveryId {
+    type Err = NotADeliveryId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let uuid = text
+            .strip_prefix("whd_")
+            .filter(|rest| rest.len() == 36)
+            .ok_or(NotADeliveryId)?;
+        Uuid::try_parse(uuid).map(Self).map_err(|_| NotADeliveryId)
+    }
+}
+
+impl Serialize for DeliveryId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeliveryId, Webhook};
+
+    #[test]
+    fn terminal_events_are_told_unless_others_are_named() {
+        let mut webhook = Webhook {
+            url: "https://a/?token=hush".to_owned(),
+            secret_env: None,
+            events: Vec::new(),
+        };
+        assert!(webhook.wants("run.cancelled") && !webhook.wants("run.started"));
+        webhook.events = vec!["run.started".to_owned()];
+        assert!(!webhook.wants("run.cancelled") && webhook.wants("run.started"));
+        assert!(!format!("{webhook:?}").contains("hush"));
+    }
+
+    #[test]
+    fn an_id_reads_back() {
+        let id = DeliveryId::new();
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert!("run_x".parse::<DeliveryId>().is_err());
+    }
+}

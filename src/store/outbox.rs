@@ -1,0 +1,151 @@
+//! What the store keeps of webhook deliveries: committed with the write that they tell of, due until they are delivered
+//! or given up, gone with their run. Knows no HTTP and no policy of retries.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::run::RunId;
+use crate::domain::webhook::{DeliveryId, Webhook};
+
+/// Most deliveries that a list shows.
+pub const MOST_LISTED: usize = 1000;
+/// Tries that are kept of a delivery, the last ones.
+pub const KEPT_TRIES: usize = 50;
+
+/// A delivery that is committed with a write, due at once.
+#[derive(Clone, Debug)]
+pub struct NewDelivery {
+    /// Its name.
+    pub id: DeliveryId,
+    /// Where it goes, and what signs it.
+    pub webhook: Arc<Webhook>,
+    /// The name of the event that it tells.
+    pub event: &'static str,
+    /// The body, the same in all its tries.
+    pub body: String,
+    /// When the event happened.
+    pub at: Timestamp,
+}
+
+/// Which due deliveries to hand out.
+#[derive(Clone, Debug, Default)]
+pub struct DueQuery {
+    /// Due by this time.
+    pub by: Timestamp,
+    /// Not these, which are under way.
+    pub not: Vec<DeliveryId>,
+    /// Not to these hosts, as [`crate::net::host_name`] spells them.
+    pub not_to: Vec<String>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// What is due.
+#[derive(Clone, Debug, Default)]
+pub struct Due {
+    /// The deliveries.
+    pub deliveries: Vec<DueDelivery>,
+    /// When the first of those that are not due yet will be.
+    pub next: Option<Timestamp>,
+}
+
+/// A delivery to be tried.
+#[derive(Clone)]
+pub struct DueDelivery {
+    /// Its name.
+    pub id: DeliveryId,
+    /// The root run that it is about.
+    pub run: RunId,
+    /// That run's agent.
+    pub agent: String,
+    /// Where it goes.
+    pub url: String,
+    /// That address's host, as [`crate::net::host_name`] spells it.
+    pub host: String,
+    /// The environment variable with the secret that signs it; unset means the server's.
+    pub secret_env: Option<String>,
+    /// The body.
+    pub body: String,
+    /// When it was due first, or was sent again by hand.
+    pub since: Timestamp,
+    /// Tries since then.
+    pub tries: u32,
+}
+
+impl fmt::Debug for DueDelivery {
+    /// Without the address, which may hold a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DueDelivery")
+            .field("id", &self.id)
+            .field("host", &self.host)
+            .field("tries", &self.tries)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What came of a try.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// The delivery.
+    pub id: DeliveryId,
+    /// The try.
+    pub attempt: Attempt,
+    /// What becomes of the delivery.
+    pub then: Then,
+}
+
+/// What becomes of a delivery after a try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// It has arrived.
+    Delivered,
+    /// It is tried again at this time.
+    Again(Timestamp),
+    /// It is given up.
+    GivenUp,
+}
+
+/// One try of a delivery.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// When it began.
+    pub time: Timestamp,
+    /// HTTP's status, where there was an answer.
+    pub status: Option<u16>,
+    /// Why it did not arrive; null where it did.
+    pub error: Option<String>,
+}
+
+/// Where a delivery stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeliveryStatus {
+    /// It is due, or will be.
+    Pending,
+    /// It has arrived.
+    Delivered,
+    /// It was given up.
+    Failed,
+}
+
+/// A delivery as it is listed.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// Its name.
+    pub id: DeliveryId,
+    /// The name of the event that it tells.
+    pub event: String,
+    /// Where it goes, with everything in it.
+    pub url: String,
+    /// Where it stands.
+    pub status: DeliveryStatus,
+    /// When the event happened.
+    pub created_at: Timestamp,
+    /// Its tries, at most the last [`KEPT_TRIES`], oldest first.
+    pub attempts: Vec<Attempt>,
+    /// When it is tried next.
+    pub next_attempt_at: Option<Timestamp>,
+}

@@ -1,0 +1,84 @@
+//! `/runs/{id}/deliveries`: what became of a run's webhook deliveries, and sending one again.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use jiff::Timestamp;
+use serde::Serialize;
+use tracing::info;
+
+use crate::domain::run::RunId;
+use crate::domain::webhook::DeliveryId;
+use crate::net;
+use crate::store::outbox::{Attempt, Delivery, DeliveryStatus};
+use crate::web::error::{Problem, word};
+use crate::web::query::{DeliveryPath, RunPath};
+use crate::web::runs::{Listed, found, json};
+use crate::web::state::AppState;
+
+/// A delivery as it is shown; its address without the query, which may hold a secret.
+#[derive(Serialize)]
+struct DeliveryView {
+    id: DeliveryId,
+    run_id: RunId,
+    event: String,
+    url: String,
+    status: DeliveryStatus,
+    created_at: Timestamp,
+    attempts: Vec<Attempt>,
+    next_attempt_at: Option<Timestamp>,
+}
+
+impl DeliveryView {
+    fn new(run_id: RunId, delivery: Delivery) -> Self {
+        Self {
+            id: delivery.id,
+            run_id,
+            event: delivery.event,
+            url: net::shown(&delivery.url),
+            status: delivery.status,
+            created_at: delivery.created_at,
+            attempts: delivery.attempts,
+            next_attempt_at: delivery.next_attempt_at,
+        }
+    }
+}
+
+/// `GET /runs/{id}/deliveries`
+pub async fn list(
+    State(state): State<AppState>,
+    RunPath(id): RunPath,
+) -> Result<Response, Problem> {
+    found(&state, id).await?;
+    let deliveries = state.runner.store().deliveries(id).await?;
+    let data: Vec<DeliveryView> = deliveries
+        .into_iter()
+        .map(|delivery| DeliveryView::new(id, delivery))
+        .collect();
+    Ok(json(StatusCode::OK, &Listed { data }))
+}
+
+/// `POST /runs/{id}/deliveries/{delivery}/resend`: 202 with the delivery, which is due now.
+pub async fn resend(
+    State(state): State<AppState>,
+    DeliveryPath(id, name): DeliveryPath,
+) -> Result<Response, Problem> {
+    let run = found(&state, id).await?;
+    let none = || {
+        Problem::new(
+            StatusCode::NOT_FOUND,
+            "delivery_not_found",
+            format!("{id} has no delivery {}", word(&name)),
+        )
+    };
+    let delivery: DeliveryId = name.parse().map_err(|_| none())?;
+    let store = state.runner.store();
+    if !store.resend(id, delivery).await? {
+        return Err(none());
+    }
+    info!(run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, "Webhook delivery {delivery} of {id} is sent again, as asked");
+    let deliveries = store.deliveries(id).await?;
+    let again = deliveries.into_iter().find(|it| it.id == delivery);
+    let again = again.ok_or_else(none)?;
+    Ok(json(StatusCode::ACCEPTED, &DeliveryView::new(id, again)))
+}

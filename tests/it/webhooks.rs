@@ -1,0 +1,512 @@
+//! Webhooks: who is told what, signed how, how often, and what no receiver can do to the daemon.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, Setup, TestApp};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, fails, hangs, says};
+use crate::support::receiver::{Receiver, Reply};
+
+/// `whsec_` and the base64 of 32 bytes.
+const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const OTHER_SECRET: &str = "whsec_/////////////////////////////////////////w==";
+
+/// A daemon that may tell a receiver on this machine, and tries again at once.
+fn daemon() -> Setup {
+    TestApp::with()
+        .environment("HOOK_SECRET", SECRET)
+        .environment("OTHER_SECRET", OTHER_SECRET)
+        .config(
+            "[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"\nfirst_retry_ms = 1",
+        )
+}
+
+fn webhook(url: &str) -> String {
+    format!("[webhook]\nurl = \"{url}\"")
+}
+
+async fn deliveries(app: &TestApp, run: &str) -> Vec<Value> {
+    let got = app.get(&format!("/runs/{run}/deliveries")).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    got.json()["data"].as_array().expect("data").clone()
+}
+
+/// Waits until all deliveries of the run stand so.
+async fn settled(app: &TestApp, run: &str, status: &str) -> Vec<Value> {
+    let path = format!("/runs/{run}/deliveries");
+    let wish = |got: &Got| {
+        let json = got.json();
+        let data = json["data"].as_array().expect("data");
+        !data.is_empty() && data.iter().all(|delivery| delivery["status"] == status)
+    };
+    let got = app.get_until(&path, wish).await;
+    got.json()["data"].as_array().expect("data").clone()
+}
+
+#[tokio::test]
+async fn a_runs_end_is_told_signed_and_thin() {
+    let receiver = Receiver::start().await;
+    let app = daemon()
+        .agent(
+            "planner",
+            &format!(
+                "sub_agents = [\"reader\"]\n{}",
+                webhook(&receiver.url("/hook?token=hush"))
+            ),
+        )
+        .agent("reader", &webhook(&receiver.url("/reader")))
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("the plan")]);
+    app.provider.will("reader", [says("read")]);
+    let run = app.run("planner", "a question").await;
+
+    let told = &receiver.got(1).await[0];
+    assert!(told.is_signed_by(SECRET) && !told.is_signed_by(OTHER_SECRET));
+    assert_eq!(told.uri, "/hook?token=hush");
+    assert_eq!(told.header("content-type"), "application/json");
+    let body = told.json();
+    assert_eq!(body["type"], "run.completed");
+    assert_eq!(body["timestamp"], run["finished_at"]);
+    let data = &body["data"];
+    assert_eq!(data["id"], run.id());
+    assert_eq!(data["agent"], "planner");
+    assert_eq!(data["status"], "completed");
+    assert_eq!(data["error"], Value::Null);
+    for key in ["input_tokens", "output_tokens", "tool_calls", "tree"] {
+        assert_eq!(data[key], run[key], "{key}");
+    }
+    for text in ["the plan", "a question"] {
+        assert!(!body.to_string().contains(text), "{body}");
+    }
+
+    let listed = settled(&app, run.id(), "delivered").await;
+    assert_eq!(listed.len(), 1);
+    let id = listed[0]["id"].as_str().expect("an id");
+    assert_eq!(told.header("webhook-id"), id);
+    assert_eq!(listed[0]["event"], "run.completed");
+    assert_eq!(listed[0]["url"], receiver.url("/hook"));
+    assert_eq!(listed[0]["next_attempt_at"], Value::Null);
+    let attempts = listed[0]["attempts"].as_array().expect("attempts");
+    assert_eq!(attempts.len(), 1);
+    assert_eq!(attempts[0]["status"], 200);
+    assert_eq!(attempts[0]["error"], Value::Null);
+    // A child run is told of by its root only.
+    assert_eq!(receiver.seen().len(), 1);
+    let child = run.children().await;
+    assert!(deliveries(&app, child[0].id()).await.is_empty());
+
+    let metrics = app.get("/metrics").await.text;
+    let counted = "axed_webhook_deliveries_total{outcome=\"delivered\"} 1\n";
+    assert!(metrics.contains(counted), "{metrics}");
+    let gone = app.delete(&format!("/runs/{}", run.id())).await;
+    assert_eq!(gone.status, 204);
+    let path = format!("/runs/{}/deliveries", run.id());
+    app.get(&path).await.problem(404);
+}
+
+#[tokio::test]
+async fn failures_and_cancels_are_told_without_their_words() {
+    let receiver = Receiver::start().await;
+    let hook = webhook(&receiver.url("/"));
+    let app = daemon()
+        .agent("broken", &format!("{hook}\n[retry]\nmax_retries = 0"))
+        .agent("slow", &hook)
+        .spawn()
+        .await;
+    app.provider.will("broken", [fails(400, "words of it")]);
+    app.provider.will("slow", [hangs()]);
+    let failed = app.run("broken", "go").await;
+    let told = receiver.got(1).await[0].json();
+    assert_eq!(told["type"], "run.failed");
+    assert_eq!(told["data"]["error"]["code"], failed.failure().0);
+    assert!(!told.to_string().contains("words of it"), "{told}");
+
+    let slow = app.start("slow", "go").await;
+    app.provider.asked("slow", 1).await;
+    slow.cancel("enough").await;
+    let told = receiver.got(2).await[1].json();
+    assert_eq!(told["type"], "run.cancelled");
+    assert_eq!(told["data"]["status"], "cancelled");
+}
+
+#[tokio::test]
+async fn a_request_names_its_own_receiver_and_events() {
+    let (files, own) = (Receiver::start().await, Receiver::start().await);
+    let file = format!(
+        "{}\nsecret_env = \"OTHER_SECRET\"\nevents = [\"run.started\"]",
+        webhook(&files.url("/file"))
+    );
+    let app = daemon()
+        .agent("solo", &file)
+        .agent("plain", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    app.provider.always("plain", |_| says("done"));
+
+    let run = app.run("solo", "go").await;
+    let told = &files.got(1).await[0];
+    assert!(told.is_signed_by(OTHER_SECRET));
+    assert_eq!(told.json()["type"], "run.started");
+    assert_eq!(told.json()["data"]["status"], "running");
+    settled(&app, run.id(), "delivered").await;
+
+    // The address is the request's, the rest is the file's.
+    let body = json!({"input": "go", "webhook": {"url": own.url("/own")}});
+    app.run_with("solo", body).await;
+    let told = &own.got(1).await[0];
+    assert!(told.is_signed_by(OTHER_SECRET));
+    assert_eq!(told.json()["type"], "run.started");
+
+    let events = ["turn.completed", "run.completed", "run.queued"];
+    let body = json!({"webhook": {"url": own.url("/plain"), "events": events}});
+    let run = app.run_with("plain", body).await;
+    let listed = settled(&app, run.id(), "delivered").await;
+    let told: Vec<_> = listed.iter().map(|it| it["event"].clone()).collect();
+    assert_eq!(told, ["run.queued", "turn.completed", "run.completed"]);
+    let all = own.got(4).await;
+    assert!(all[1..].iter().all(|it| it.is_signed_by(SECRET)));
+    let ids: BTreeSet<_> = all.iter().map(|it| it.header("webhook-id")).collect();
+    assert_eq!(ids.len(), 4);
+    assert_eq!(files.seen().len(), 1);
+
+    // None is told of a run whose agent and request name no receiver.
+    let run = app.run("plain", "go").await;
+    assert!(deliveries(&app, run.id()).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_wrong_webhook_is_refused_by_its_field() {
+    let app = daemon().agent("solo", "").spawn().await;
+    for (webhook, pointer, words) in [
+        (json!({}), "/webhook/url", "is required"),
+        (json!({"url": "nonsense"}), "/webhook/url", "no URL"),
+        (json!({"url": "ftp://a"}), "/webhook/url", "https"),
+        (
+            json!({"url": "http://example.com/?t=hush"}),
+            "/webhook/url",
+            "https",
+        ),
+        (
+            json!({"url": "https://me:hush@example.com/"}),
+            "/webhook/url",
+            "password",
+        ),
+        (
+            json!({"url": "https://10.0.0.1/?t=hush"}),
+            "/webhook/url",
+            "10.0.0.1",
+        ),
+        (
+            json!({"url": "https://[::ffff:169.254.169.254]/"}),
+            "/webhook/url",
+            "allow_hosts",
+        ),
+        (
+            json!({"url": "https://example.com", "events": ["run.completed", "run.finished"]}),
+            "/webhook/events",
+            "run.finished",
+        ),
+        (
+            json!({"url": "https://example.com", "secret": "x"}),
+            "/webhook/secret",
+            "unknown",
+        ),
+        (json!("https://example.com"), "/webhook", "object"),
+    ] {
+        for path in ["/agents/solo/runs", "/agents/solo/dry-run"] {
+            let got = app.post(path, &json!({"webhook": webhook})).await;
+            got.problem(422);
+            let error = &got.json()["errors"][0];
+            assert_eq!(error["pointer"], pointer, "{webhook}: {}", got.text);
+            let detail = error["detail"].as_str().expect("a text");
+            assert!(detail.contains(words), "{webhook}: {detail}");
+            assert!(!got.text.contains("hush"), "{}", got.text);
+        }
+    }
+    assert!(app.provider.seen().is_empty());
+
+    let unsigned = TestApp::with().agent("solo", "").spawn().await;
+    let body = json!({"webhook": {"url": "https://example.com"}});
+    let got = unsigned.post("/agents/solo/runs", &body).await;
+    assert!(got.problem(422).contains("secret_env"), "{}", got.text);
+    assert_eq!(got.json()["errors"][0]["pointer"], "/webhook");
+}
+
+#[tokio::test]
+async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
+    let receiver = Receiver::start().await;
+    receiver.will([500, 404, 429].map(Reply::Status));
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+
+    let told = receiver.got(4).await;
+    let listed = settled(&app, run.id(), "delivered").await;
+    let stamps: Vec<i64> = told
+        .iter()
+        .map(|it| it.header("webhook-timestamp").parse().expect("seconds"))
+        .collect();
+    assert!(stamps.is_sorted());
+    for message in &told {
+        assert!(message.is_signed_by(SECRET));
+        assert_eq!(message.header("webhook-id"), listed[0]["id"]);
+        assert_eq!(message.body, told[0].body);
+    }
+    let attempts = listed[0]["attempts"].as_array().expect("attempts");
+    let statuses: Vec<_> = attempts.iter().map(|it| it["status"].clone()).collect();
+    assert_eq!(statuses, [500, 404, 429, 200]);
+    for (attempt, stamp) in attempts.iter().zip(&stamps) {
+        let time: jiff::Timestamp = attempt["time"]
+            .as_str()
+            .and_then(|text| text.parse().ok())
+            .expect("a time");
+        assert_eq!(time.as_second(), *stamp, "each try is stamped anew");
+    }
+    assert!(
+        attempts[0]["error"]
+            .as_str()
+            .expect("a text")
+            .contains("500")
+    );
+    let metrics = app.get("/metrics").await.text;
+    for line in ["{outcome=\"retried\"} 3\n", "{outcome=\"delivered\"} 1\n"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
+    let receiver = Receiver::start().await;
+    receiver.will([Reply::Status(410)]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    let id = settled(&app, run.id(), "failed").await[0]["id"].clone();
+    let id = id.as_str().expect("an id");
+    assert_eq!(receiver.seen().len(), 1);
+
+    let path = format!("/runs/{}/deliveries/{id}/resend", run.id());
+    let again = app.post(&path, &Value::Null).await;
+    assert_eq!(again.status, 202, "{}", again.text);
+    assert_eq!(again.json()["id"], id);
+    let told = receiver.got(2).await;
+    assert_eq!(told[1].header("webhook-id"), id);
+    assert!(told[1].is_signed_by(SECRET));
+    let listed = settled(&app, run.id(), "delivered").await;
+    assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
+    // What has arrived can be sent once more, too.
+    assert_eq!(app.post(&path, &Value::Null).await.status, 202);
+    receiver.got(3).await;
+
+    let other = app.run_with("solo", json!({})).await;
+    for (run, id) in [
+        (run.id(), "nonsense"),
+        (run.id(), "whd_00000000-0000-7000-8000-000000000000"),
+        (other.id(), id),
+    ] {
+        let path = format!("/runs/{run}/deliveries/{id}/resend");
+        app.post(&path, &Value::Null).await.problem(404);
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let receiver = Receiver::start().await;
+    receiver.will([Reply::Redirect("/elsewhere".to_owned())]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/here")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    let listed = settled(&app, run.id(), "delivered").await;
+    let error = listed[0]["attempts"][0]["error"].as_str().expect("a text");
+    assert!(error.contains("redirects are not followed"), "{error}");
+    assert!(receiver.seen().iter().all(|it| it.uri == "/here"));
+}
+
+#[tokio::test]
+async fn a_private_address_is_refused_however_it_is_written() {
+    let receiver = Receiver::start().await;
+    let port = receiver.address.port();
+    let app = TestApp::with()
+        .environment("HOOK_SECRET", SECRET)
+        .config("[webhooks]\nsecret_env = \"HOOK_SECRET\"")
+        .agent("literal", &webhook(&format!("https://127.0.0.1:{port}/")))
+        .agent(
+            "mapped",
+            &webhook(&format!("https://[::ffff:127.0.0.1]:{port}/")),
+        )
+        .agent("name", &webhook(&format!("https://localhost:{port}/")))
+        .agent("plain", &webhook(&receiver.url("/?t=hush")))
+        .spawn()
+        .await;
+    for agent in ["literal", "mapped", "name", "plain"] {
+        app.provider.will(agent, [says("done")]);
+        let run = app.run(agent, "go").await;
+        assert_eq!(run.output(), "done");
+        let path = format!("/runs/{}/deliveries", run.id());
+        let tried = |got: &Got| !got.json()["data"][0]["attempts"][0].is_null();
+        let got = app.get_until(&path, tried).await;
+        let delivery = got.json()["data"][0].clone();
+        assert_eq!(delivery["status"], "pending");
+        assert!(delivery["next_attempt_at"].is_string());
+        let error = delivery["attempts"][0]["error"].as_str().expect("a text");
+        assert!(error.contains("[webhooks] allow_hosts"), "{agent}: {error}");
+        assert!(!got.text.contains("hush"), "{}", got.text);
+    }
+    assert!(receiver.seen().is_empty());
+    assert!(!app.daemon.log().contains("hush"));
+}
+
+#[tokio::test]
+async fn what_was_not_delivered_is_delivered_by_the_next_process() {
+    let receiver = Receiver::start().await;
+    let gate = Gate::shut();
+    receiver.will([Reply::After(gate.clone())]);
+    let mut app = daemon().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [says("done"), hangs(), says("done")]);
+    let body = json!({"webhook": {"url": receiver.url("/")}});
+    let ended = app.run_with("solo", body.clone()).await.id().to_owned();
+    receiver.got(1).await;
+    let running = app.start_with("solo", body).await.id().to_owned();
+    app.provider.asked("solo", 2).await;
+
+    app.crash_and_restart().await;
+
+    // The one had ended before; the other remembers its receiver while it goes on.
+    settled(&app, &ended, "delivered").await;
+    settled(&app, &running, "delivered").await;
+    let told = receiver.seen();
+    let of = |run: &str| -> Vec<_> {
+        let of = |it: &&_| crate::support::receiver::Message::json(it)["data"]["id"] == run;
+        told.iter().filter(of).collect()
+    };
+    let twice = of(&ended);
+    assert_eq!(twice.len(), 2);
+    assert_eq!(twice[0].header("webhook-id"), twice[1].header("webhook-id"));
+    assert_eq!(twice[0].body, twice[1].body);
+    assert_eq!(of(&running).len(), 1);
+    assert!(told.iter().all(|it| it.is_signed_by(SECRET)));
+}
+
+#[tokio::test]
+async fn a_receiver_that_hangs_holds_neither_runs_nor_other_receivers() {
+    let (slow, quick) = (Receiver::start().await, Receiver::start().await);
+    let gate = Gate::shut();
+    slow.will((0..20).map(|_| Reply::After(gate.clone())));
+    let quick_host = format!("http://localhost:{}", quick.address.port());
+    let app = TestApp::with()
+        .environment("HOOK_SECRET", SECRET)
+        .config(
+            "[webhooks]\nallow_hosts = [\"127.0.0.1\", \"localhost\"]\nsecret_env = \"HOOK_SECRET\"",
+        )
+        .agent("slow", &webhook(&slow.url("/")))
+        .agent("quick", &webhook(&quick_host))
+        .spawn()
+        .await;
+    app.provider.always("slow", |_| says("done"));
+    app.provider.will("quick", [says("done")]);
+    for _ in 0..20 {
+        assert_eq!(app.run("slow", "go").await.output(), "done");
+    }
+    // As many as one host may have under way.
+    assert!(slow.got(8).await.iter().all(|it| it.is_signed_by(SECRET)));
+
+    let run = app.run("quick", "go").await;
+    settled(&app, run.id(), "delivered").await;
+    assert_eq!(quick.seen().len(), 1);
+    assert_eq!(slow.seen().len(), 8);
+    gate.open();
+    slow.got(20).await;
+}
+
+#[tokio::test]
+async fn what_ends_while_the_daemon_drains_is_told_by_it_or_by_the_next() {
+    let receiver = Receiver::start().await;
+    let gate = Gate::shut();
+    let mut app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done").after(&gate)]);
+    let run = app.start("solo", "go").await.id().to_owned();
+    app.provider.busy("solo", 1).await;
+    app.daemon.signal("TERM");
+    app.get_until("/readyz", |got| got.status == 503).await;
+    gate.open();
+    let status = app.daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", app.daemon.log());
+    app.restart_after_end().await;
+    settled(&app, &run, "delivered").await;
+    receiver.got(1).await;
+}
+
+#[tokio::test]
+async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
+    let receiver = Receiver::start().await;
+    let hook = webhook(&receiver.url("/"));
+    let app = daemon()
+        .environment("BAD_SECRET", "whsec_no base64")
+        .agent("unset", &format!("{hook}\nsecret_env = \"NO_SECRET\""))
+        .agent("bad", &format!("{hook}\nsecret_env = \"BAD_SECRET\""))
+        .spawn()
+        .await;
+    for (agent, variable) in [("unset", "NO_SECRET"), ("bad", "BAD_SECRET")] {
+        app.provider.will(agent, [says("done")]);
+        let run = app.run(agent, "go").await;
+        let path = format!("/runs/{}/deliveries", run.id());
+        let tried = |got: &Got| !got.json()["data"][0]["attempts"][0].is_null();
+        let got = app.get_until(&path, tried).await;
+        let error = got.json()["data"][0]["attempts"][0]["error"].clone();
+        assert!(
+            error.as_str().expect("a text").contains(variable),
+            "{error}"
+        );
+    }
+    assert!(receiver.seen().is_empty());
+    assert!(!app.daemon.log().contains("no base64"));
+}
+
+#[tokio::test]
+async fn the_secret_and_the_query_stand_in_no_answer_and_no_log() {
+    let receiver = Receiver::start().await;
+    receiver.will([Reply::Status(500)]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/hook?token=hush")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    settled(&app, run.id(), "delivered").await;
+    let id = run.id();
+    for path in [
+        format!("/runs/{id}"),
+        format!("/runs/{id}/deliveries"),
+        format!("/runs/{id}/events"),
+        format!("/runs/{id}/messages"),
+        "/agents/solo".to_owned(),
+        "/metrics".to_owned(),
+    ] {
+        let got = app.get(&path).await;
+        assert_eq!(got.status, 200, "{path}");
+        for secret in ["hush", &SECRET["whsec_".len()..]] {
+            assert!(!got.text.contains(secret), "{path}: {}", got.text);
+        }
+    }
+    let log = app.daemon.log();
+    assert!(log.contains("failed, trying again"), "{log}");
+    assert!(!log.contains("hush") && !log.contains(&SECRET["whsec_".len()..]));
+}
