@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::reload::{Catalog, Watch};
@@ -17,6 +18,9 @@ use crate::engine::parts::Settings;
 use crate::engine::runner::Runner;
 use crate::providers::registry::Registry;
 use crate::store::open;
+#[cfg(feature = "otel")]
+use crate::telemetry::otlp::Collector;
+use crate::telemetry::traces::Traces;
 use crate::tools::shelf::Shelf;
 use crate::web;
 use crate::web::serve::Patience;
@@ -26,6 +30,8 @@ use crate::webhooks::{self, Sender};
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 /// How long answers under way have when the door closes.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+/// How long sending the last traces may take.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The parts of a daemon without its door.
 pub struct House {
@@ -33,7 +39,44 @@ pub struct House {
     pub runner: Runner,
     /// Tells webhooks, once it is driven.
     sender: Sender,
+    exporting: Exporting,
     _watch: Option<Watch>,
+}
+
+/// The task that sends traces, where it is configured, and its stop.
+#[derive(Default)]
+struct Exporting {
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Exporting {
+    #[cfg(feature = "otel")]
+    fn start(config: &Config) -> Result<(Option<Traces>, Self), ConfigError> {
+        let mut exporting = Self::default();
+        let Some(settings) = &config.telemetry.otlp else {
+            return Ok((None, exporting));
+        };
+        let collector = Collector::new(settings).map_err(ConfigError)?;
+        let (traces, spans) = Traces::new(settings);
+        let stop = exporting.stop.clone();
+        exporting.tasks.spawn(collector.feed(spans, stop));
+        Ok((Some(traces), exporting))
+    }
+
+    #[cfg(not(feature = "otel"))]
+    fn start(_: &Config) -> Result<(Option<Traces>, Self), ConfigError> {
+        Ok((None, Self::default()))
+    }
+
+    /// Sends what waits, and not for long.
+    async fn close(mut self) {
+        self.stop.cancel();
+        let ended = tokio::time::timeout(FLUSH_PATIENCE, self.tasks.join_next()).await;
+        if ended.is_err() {
+            tracing::warn!("The last traces could not be sent within {FLUSH_PATIENCE:?}");
+        }
+    }
 }
 
 impl House {
@@ -53,6 +96,7 @@ impl House {
         )?;
         let journal = Journal::new(store, bells);
         let memories = Memories::new(&config.data.dir);
+        let (traces, exporting) = Exporting::start(config)?;
         let runner = Runner::new(
             Arc::clone(&catalog),
             providers,
@@ -60,6 +104,7 @@ impl House {
             journal,
             memories,
             settings(config),
+            traces,
         );
         runner.recover().await?;
         let watch =
@@ -77,6 +122,7 @@ impl House {
         Ok(Self {
             runner,
             sender: sender.map_err(anyhow::Error::msg)?,
+            exporting,
             _watch: watch,
         })
     }
@@ -85,6 +131,7 @@ impl House {
     pub async fn close(self) {
         self.runner.halt().await;
         self.runner.store().close().await;
+        self.exporting.close().await;
     }
 }
 

@@ -18,6 +18,7 @@ pub mod load;
 pub mod prices;
 mod providers;
 pub mod section;
+mod telemetry;
 
 /// Everything the daemon is told, checked.
 #[derive(Clone, Debug)]
@@ -222,6 +223,23 @@ pub struct Telemetry {
     pub log: Option<String>,
     /// How: none means human on a terminal, JSON otherwise.
     pub log_format: Option<LogFormat>,
+    /// Where traces go; none means nowhere.
+    pub otlp: Option<Otlp>,
+}
+
+/// Where and how traces are sent.
+#[derive(Clone, Debug)]
+pub struct Otlp {
+    /// The URL that takes them, its path included.
+    pub endpoint: String,
+    /// Sent with every request.
+    pub headers: BTreeMap<String, SecretString>,
+    /// What we are called there.
+    pub service: String,
+    /// The share of traces that is kept of those that begin here, 0 to 1.
+    pub sampling: f64,
+    /// Whether spans hold what models, tools and their users say.
+    pub content: bool,
 }
 
 /// Forms of a log line.

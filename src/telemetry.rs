@@ -1,4 +1,4 @@
-//! Telemetry: here logs, where they go and how they look; below it the metrics.
+//! Telemetry: here logs, where they go and how they look; below it the metrics and the traces.
 
 use std::io::IsTerminal;
 
@@ -8,6 +8,9 @@ use crate::config::{LogFormat, Telemetry};
 
 pub mod instruments;
 pub mod metrics;
+#[cfg(feature = "otel")]
+pub mod otlp;
+pub mod traces;
 
 /// What is logged where nothing is said.
 const DEFAULT_FILTER: &str = "info";
@@ -48,7 +51,7 @@ mod tests {
     fn a_filter_is_checked_and_starting_twice_is_no_harm() {
         let nonsense = Telemetry {
             log: Some("=,=/[".to_owned()),
-            log_format: None,
+            ..Telemetry::default()
         };
         let error = super::init(&nonsense).expect_err("no filter");
         assert!(error.starts_with("telemetry.log: \"=,=/[\""), "{error}");

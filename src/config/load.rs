@@ -11,8 +11,8 @@ use crate::config::document::{self, Node, Origin, Table, Value};
 use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::{
-    Agents, Config, Data, Durability, Limits, LogFormat, Runs, Server, Telemetry, Tools, Webhooks,
-    auth, providers,
+    Agents, Config, Data, Durability, Limits, Runs, Server, Tools, Webhooks, auth, providers,
+    telemetry,
 };
 use crate::domain::agent::ModelRef;
 use crate::domain::usage::Price;
@@ -326,7 +326,7 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
         webhooks: top.section("webhooks", webhooks),
         providers: top.named("providers", |name, s| providers::read(name, s, place)),
         prices: Prices::new(top.named("prices", price)),
-        telemetry: top.section("telemetry", telemetry),
+        telemetry: top.section("telemetry", |s| telemetry::read(s, place)),
         config_dir: place.config_dir.clone(),
     }
 }
@@ -465,14 +465,6 @@ fn price(model: &str, s: &mut Section<'_>) -> Price {
         output: s.number("output", range.clone()).unwrap_or(0.0),
         cache_read: s.number("cache_read", range.clone()),
         cache_write: s.number("cache_write", range),
-    }
-}
-
-fn telemetry(s: &mut Section<'_>) -> Telemetry {
-    let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
-    Telemetry {
-        log: s.text("log").filter(|log| !log.trim().is_empty()),
-        log_format: s.one_of("log_format", &formats),
     }
 }
 

@@ -6,5 +6,6 @@ pub mod message;
 pub mod run;
 pub mod schema;
 pub mod structured;
+pub mod trace;
 pub mod usage;
 pub mod webhook;

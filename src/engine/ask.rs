@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, ModelRef, ModelRefError, Params, ResponseFormat};
 use crate::domain::message::ToolSpec;
+use crate::domain::trace::TraceContext;
 use crate::providers::registry::Unavailable;
 use crate::store::{Claim, StoreError};
 
@@ -34,6 +35,8 @@ pub struct RunAsk {
     pub webhook: Option<WebhookAsk>,
     /// Whether the tree streams from its providers; none leaves it to the file.
     pub stream: Option<bool>,
+    /// Where the caller stands in a trace.
+    pub trace: Option<Box<TraceContext>>,
 }
 
 /// What a request sets over the agent's file.

@@ -15,6 +15,7 @@ use crate::engine::endings;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
+use crate::engine::spans;
 use crate::engine::turn::{self, TurnError};
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
@@ -201,6 +202,9 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
         content,
         is_error,
     };
+    if is_performed {
+        spans::tool_ended(live, *turn, call, &result, took);
+    }
     let completed = EventKind::ToolCompleted {
         turn: *turn,
         tool_call_id: call.id.clone(),

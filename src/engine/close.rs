@@ -10,6 +10,7 @@ use crate::domain::run::{Failure, Outcome, Run, now};
 use crate::engine::ad_hoc;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::spans;
 use crate::store::{Change, Closing, Progress, Step, StoreError};
 
 /// What outlives the loop, a panic included.
@@ -257,6 +258,7 @@ pub fn leave(
     }
     match &closed {
         Ok(run) => {
+            spans::run_ended(live, run);
             if let Some(error) = &run.error {
                 tracing::warn!(
                     run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,

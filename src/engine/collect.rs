@@ -99,6 +99,7 @@ async fn analyse(
         params: &params,
         stream: false,
         multi_turn: false,
+        trace: None,
     };
     let bound = agent.timeout.unwrap_or(engine.settings.default_timeout);
     let asking = async {

@@ -772,8 +772,12 @@ impl Caller {
             Some(_) => ad_hoc::accounts(live),
             None => live.accounts.clone(),
         };
-        let revived = found
-            .and_then(|found| Some((recovery::revive(&found, Some(live), &callers)?, found.run)));
+        let revived = found.and_then(|found| {
+            Some((
+                recovery::revive(engine, &found, Some(live), &callers)?,
+                found.run,
+            ))
+        });
         let Some((child, run)) = revived else {
             recovery::interrupt(engine, child.id, None)
                 .await

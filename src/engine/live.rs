@@ -15,6 +15,7 @@ use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::Webhook;
 use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
 use crate::engine::quotas::Quotas;
+use crate::engine::spans::Trace;
 
 /// One run at work.
 pub struct LiveRun {
@@ -56,6 +57,8 @@ pub struct Tree {
     pub is_revived: bool,
     /// Where the root's events are told.
     pub webhook: Option<Arc<Webhook>>,
+    /// Its place in a trace; none where nobody traces.
+    pub trace: Option<Box<Trace>>,
 }
 
 /// When a run must have ended.

@@ -22,5 +22,6 @@ pub mod recovery;
 pub mod remains;
 pub mod resolve;
 pub mod runner;
+pub mod spans;
 pub mod turn;
 pub mod webhook;

@@ -19,6 +19,7 @@ use crate::engine::recovery::Left;
 use crate::net::Guard;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::traces::Traces;
 use crate::tools::shelf::Shelf;
 
 /// The engine's parts, shared by all runs.
@@ -41,6 +42,8 @@ pub struct Engine {
     pub live: LiveRuns,
     /// What is counted for whoever watches the daemon.
     pub metrics: Arc<Metrics>,
+    /// Where spans go; none where nobody traces.
+    pub traces: Option<Traces>,
     /// What the configuration says of runs.
     pub settings: Settings,
     /// Slots for root runs.

@@ -16,6 +16,7 @@ use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun, Tree};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
+use crate::engine::spans::Trace;
 use crate::store::{StoreError, Unfinished};
 
 /// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
@@ -79,7 +80,7 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
     let mut orphans = Vec::new();
     for found in unfinished {
         match found.run.parent_id {
-            None => match revive(&found, None, &[]) {
+            None => match revive(engine, &found, None, &[]) {
                 Some(live) => {
                     alive.insert(found.run.id);
                     let timeout = found
@@ -147,6 +148,7 @@ pub async fn interrupt(
 /// The run as it stood: its definition, place, accounts, meter, deadline and stop; none where the record lacks what
 /// that takes. `callers` are the accounts that it draws on beside its own.
 pub fn revive(
+    engine: &Engine,
     found: &Unfinished,
     parent: Option<&Arc<LiveRun>>,
     callers: &[usize],
@@ -174,6 +176,7 @@ pub fn revive(
             quotas: Quotas::default(),
             is_revived: true,
             webhook: continuation.webhook.clone(),
+            trace: Trace::of(engine.traces.as_ref(), None, run.id),
         }),
     };
     let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);

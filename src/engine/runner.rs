@@ -27,10 +27,12 @@ use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Settings};
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
+use crate::engine::spans::Trace;
 use crate::engine::{close, collect, record, recovery, remains, resolve, turn, webhook};
 use crate::providers::registry::Registry;
 use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
+use crate::telemetry::traces::Traces;
 use crate::tools::shelf::Shelf;
 
 /// The engine's front: cheap to clone.
@@ -48,6 +50,7 @@ impl Runner {
         journal: Journal,
         memories: Memories,
         settings: Settings,
+        traces: Option<Traces>,
     ) -> Self {
         let slots = Arc::new(Semaphore::new(
             settings.max_running.min(Semaphore::MAX_PERMITS),
@@ -62,6 +65,7 @@ impl Runner {
             left: Left::default(),
             live: LiveRuns::default(),
             metrics: Arc::default(),
+            traces,
             settings,
             slots,
             queued: AtomicUsize::new(0),
@@ -122,6 +126,7 @@ impl Runner {
             quotas: Quotas::default(),
             is_revived: false,
             webhook,
+            trace: Trace::of(engine.traces.as_ref(), ask.trace.as_deref(), scope.run),
         });
         let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.

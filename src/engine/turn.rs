@@ -11,6 +11,7 @@ use crate::domain::usage::{Cost, Usage};
 use crate::engine::budget::{Amount, Exceeded};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::spans::Chat;
 use crate::providers::registry::{Served, Unavailable};
 use crate::providers::{ChatRequest, ProviderError, Reply, retry};
 use crate::store::{Change, StoreError};
@@ -180,6 +181,7 @@ async fn ask_once(
         Some(permits) => bounded(live, permits.acquire()).await?.ok(),
         None => None,
     };
+    let chat = Chat::begin(live);
     let request = ChatRequest {
         model: &model.model,
         system: question.system,
@@ -188,6 +190,7 @@ async fn ask_once(
         params: &live.agent.params,
         stream: live.streams(),
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
+        trace: chat.as_deref().map(|chat| &chat.place),
     };
     let mut told = false;
     let mut tell = |text: &str| {
@@ -201,6 +204,9 @@ async fn ask_once(
         );
     };
     let answered = bounded(live, served.provider.complete(request, &mut tell)).await;
+    if let Some(chat) = chat {
+        chat.end(live, question, model, &answered);
+    }
     let unreported = Usage {
         unreported: 1,
         ..Usage::default()

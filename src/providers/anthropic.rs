@@ -54,11 +54,11 @@ impl Provider for Anthropic {
         deltas: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = wire::write(&Body::of(&request, &self.mark));
-        let stream = request.stream;
+        let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
             let mut heard = Heard::default();
             self.wire
-                .ask(body?, Format::Sse, stream, |part| {
+                .ask(body?, trace, Format::Sse, stream, |part| {
                     let deltas = &mut |delta: &str| {
                         if stream {
                             deltas(delta);

@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 
 use crate::domain::agent::Params;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
+use crate::domain::trace::TraceContext;
 use crate::domain::usage::TokenUsage;
 
 pub mod anthropic;
@@ -47,6 +48,8 @@ pub struct ChatRequest<'a> {
     pub stream: bool,
     /// Whether the run can have more than one turn, so that the prompt is worth caching.
     pub multi_turn: bool,
+    /// Where it stands in a trace, told to the service; none where nobody traces.
+    pub trace: Option<&'a TraceContext>,
 }
 
 /// What the model answered.

@@ -47,11 +47,11 @@ impl Provider for Ollama {
         deltas: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = wire::write(&Body::of(&request, &self.mark));
-        let stream = request.stream;
+        let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
             let mut heard = Heard::default();
             self.wire
-                .ask(body?, Format::Ndjson, stream, |part| {
+                .ask(body?, trace, Format::Ndjson, stream, |part| {
                     let (Part::Whole(text) | Part::Message(text)) = part;
                     heard.line(text, &mut |delta| {
                         if stream {

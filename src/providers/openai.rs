@@ -77,11 +77,11 @@ impl Provider for OpenAi {
         deltas: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = wire::write(&Body::of(&request, self));
-        let stream = request.stream;
+        let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
             let mut heard = Heard::default();
             self.wire
-                .ask(body?, Format::Sse, stream, |part| {
+                .ask(body?, trace, Format::Sse, stream, |part| {
                     heard.part(part, &mut |delta| {
                         if stream {
                             deltas(delta);

@@ -15,6 +15,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
 use crate::config;
+use crate::domain::trace::TraceContext;
 use crate::providers::lines::{Format, Messages, TooLong};
 use crate::providers::{Category, ProviderError, refusal};
 
@@ -26,6 +27,8 @@ const IDLE: Duration = Duration::from_secs(600);
 const LINGER: Duration = Duration::from_millis(20);
 /// How long we wait for the words of a refusal whose status we already know.
 const REFUSAL: Duration = Duration::from_secs(10);
+/// Tells a service where a request stands in a trace (<https://www.w3.org/TR/trace-context/>).
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The most bytes of one message of a stream.
 const MAX_MESSAGE: usize = 8 << 20;
 /// Secrets shorter than this are not looked for in messages: they would be found in any text.
@@ -176,12 +179,16 @@ impl Wire {
     pub async fn ask(
         &self,
         body: Vec<u8>,
+        trace: Option<&TraceContext>,
         format: Format,
         stream: bool,
         mut hear: impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send,
     ) -> Result<(), ProviderError> {
         let mut request = Request::new(Method::POST, self.url.clone());
         *request.headers_mut() = self.headers.clone();
+        if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
+            request.headers_mut().insert(TRACEPARENT, value);
+        }
         *request.body_mut() = Some(body.into());
         let mut response = match self.client.execute(request).await {
             Ok(response) => response,

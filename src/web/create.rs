@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use crate::domain::agent::{Budget, ResponseFormat};
 use crate::domain::run::Run;
 use crate::domain::schema::Schema;
+use crate::domain::trace::TraceContext;
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
 use crate::engine::journal::Listener;
@@ -40,7 +41,12 @@ pub async fn create(
 ) -> Result<Response, Problem> {
     let owner = caller.name().map(str::to_owned);
     // Boxed, like the start below: what is done with while a caller waits is not kept.
-    let Posted { sent, manner, key } = Box::pin(Posted::read(&state.settings, request)).await?;
+    let Posted {
+        sent,
+        manner,
+        key,
+        trace,
+    } = Box::pin(Posted::read(&state.settings, request)).await?;
     let claim = key.map(|(key, body)| {
         let route = format!("POST /agents/{agent}/runs");
         idempotency::claim(owner.as_deref(), route, key, body)
@@ -54,6 +60,7 @@ pub async fn create(
     }
     let mut ask = RunAsk {
         owner,
+        trace,
         claim: claim.clone(),
         ..ask(sent, agent, &state.settings)?
     };
@@ -75,6 +82,13 @@ pub async fn create(
         }
         (Err(error), _) => Err(error.into()),
     }
+}
+
+/// Where the caller stands in a trace; what is not in order, or said twice, counts as not said.
+fn traced(headers: &HeaderMap) -> Option<Box<TraceContext>> {
+    let mut said = headers.get_all("traceparent").iter();
+    let place = TraceContext::parse(said.next()?.to_str().ok()?)?;
+    said.next().is_none().then(|| Box::new(place))
 }
 
 /// What that run would be. Calls no model.
@@ -105,6 +119,7 @@ struct Posted {
     manner: Manner,
     /// The idempotency key, with what tells this body from another's.
     key: Option<(String, [u8; 32])>,
+    trace: Option<Box<TraceContext>>,
 }
 
 impl Posted {
@@ -113,6 +128,7 @@ impl Posted {
         let query = Query::read(&parts.uri, &["wait"])?;
         let wait = wait::asked(&query, &parts.headers, settings.max_wait)?;
         let key = idempotency::key(&parts.headers)?;
+        let trace = traced(&parts.headers);
         let sent = body::read(
             &parts.headers,
             body,
@@ -129,7 +145,12 @@ impl Posted {
             let kind = kind.map_or(&b""[..], HeaderValue::as_bytes);
             (key, idempotency::fingerprint(kind, sent.bytes()))
         });
-        Ok(Self { sent, manner, key })
+        Ok(Self {
+            sent,
+            manner,
+            key,
+            trace,
+        })
     }
 }
 
@@ -277,6 +298,7 @@ impl Create {
         Ok(RunAsk {
             owner: None,
             claim: None,
+            trace: None,
             agent,
             input: self.input,
             context: self.context,

@@ -31,8 +31,9 @@ const FENCES: &[(&str, &[&str])] = &[
     ("hyper_util", &["web", "providers/wire"]),
     (
         "reqwest",
-        &["providers/wire", "telemetry", "webhooks/post", "cli"],
+        &["providers/wire", "telemetry/otlp", "webhooks/post", "cli"],
     ),
+    ("prost", &["telemetry/otlp"]),
     ("rusqlite", &["store"]),
     ("clap", &["cli"]),
     ("toml", &["config", "catalog", "providers/scripted"]),

@@ -38,6 +38,8 @@ mod structured;
 mod subagent;
 mod support;
 mod timeouts;
+#[cfg(feature = "otel")]
+mod traces;
 mod usage;
 mod webhooks;
 mod wires;

@@ -162,6 +162,7 @@ async fn conversation(kind: ProviderKind, stream: bool) -> Value {
         params: &params,
         stream,
         multi_turn: true,
+        trace: None,
     };
     let first = [hello.clone()];
     let (reply, deltas) = ask(&served, question(&first)).await;
@@ -324,6 +325,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
             params: &params,
             stream: true,
             multi_turn: false,
+            trace: None,
         };
         ask(&served, request).await.0.expect("a reply");
         let seen = service.seen().pop().expect("a request");
@@ -468,6 +470,7 @@ async fn a_waiting_request_is_small() {
             params: &params,
             stream: true,
             multi_turn: true,
+            trace: None,
         };
         let mut deltas = |_: &str| {};
         let future = served.provider.complete(request, &mut deltas);

@@ -98,6 +98,7 @@ pub async fn say(
         params: &Params::default(),
         stream,
         multi_turn: false,
+        trace: None,
     };
     ask(served, request).await
 }

@@ -1,0 +1,114 @@
+//! A place in a trace, and how the services on its way tell each other: the `traceparent` header. Knows no spans.
+
+use std::fmt;
+
+/// A trace: one request on its way through all services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceId(pub [u8; 16]);
+
+/// One span of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanId(pub [u8; 8]);
+
+/// A place in a trace: whatever happens below it names it as its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceContext {
+    /// The trace.
+    pub trace: TraceId,
+    /// The span in it.
+    pub span: SpanId,
+    /// Whether its spans are kept.
+    pub sampled: bool,
+}
+
+impl TraceContext {
+    /// Reads the header `traceparent` (<https://www.w3.org/TR/trace-context/>); none where it is not in order, and then
+    /// it is as if it were not there.
+    pub fn parse(header: &str) -> Option<Self> {
+        let mut parts = header.splitn(5, '-');
+        let version = bytes::<1>(parts.next()?)?;
+        let trace = bytes::<16>(parts.next()?)?;
+        let span = bytes::<8>(parts.next()?)?;
+        let [flags] = bytes::<1>(parts.next()?)?;
+        // Later versions may say more at the end; this one has an end.
+        let is_known = version != [0xff] && (version != [0] || parts.next().is_none());
+        (is_known && trace != [0; 16] && span != [0; 8]).then_some(Self {
+            trace: TraceId(trace),
+            span: SpanId(span),
+            sampled: flags & 1 == 1,
+        })
+    }
+}
+
+impl fmt::Display for TraceContext {
+    /// As the header is written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("00-")?;
+        self.trace.0.iter().try_for_each(|b| write!(f, "{b:02x}"))?;
+        f.write_str("-")?;
+        self.span.0.iter().try_for_each(|b| write!(f, "{b:02x}"))?;
+        write!(f, "-{:02x}", u8::from(self.sampled))
+    }
+}
+
+/// Exactly so many bytes in hex, in small letters as the header has them.
+fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
+    let digit = |c: u8| match c {
+        b'0'..=b'9' => Some(c - b'0'),
+        b'a'..=b'f' => Some(c - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, []) = hex.as_bytes().as_chunks::<2>() else {
+        return None;
+    };
+    if pairs.len() != N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TraceContext;
+
+    const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_header_is_read_and_written() {
+        let place = TraceContext::parse(GOOD).expect("a place");
+        assert!(place.sampled);
+        assert_eq!(place.to_string(), GOOD);
+        // Flags that this version does not know are not passed on.
+        let other = TraceContext::parse(&GOOD.replace("-01", "-02")).expect("a place");
+        assert_eq!(other.to_string(), GOOD.replace("-01", "-00"));
+        // A later version may say more.
+        let later = format!("cc{}-more-of-it", &GOOD[2..]);
+        assert_eq!(TraceContext::parse(&later), Some(place));
+    }
+
+    #[test]
+    fn what_is_not_in_order_is_as_if_it_were_not_there() {
+        let zeros = |n: usize| "0".repeat(n);
+        for bad in [
+            String::new(),
+            "00".to_owned(),
+            GOOD.to_uppercase(),
+            GOOD.replace("00-", "ff-"),
+            GOOD.replace("00-", "0-"),
+            format!("{GOOD}-more"),
+            format!("{GOOD}0"),
+            GOOD[..54].to_owned(),
+            GOOD.replace("0af7651916cd43dd8448eb211c80319c", &zeros(32)),
+            GOOD.replace("b7ad6b7169203331", &zeros(16)),
+            GOOD.replace("b7ad", "b7é"),
+            GOOD.replace("b7ad", "b7g0"),
+            GOOD.replace('-', "_"),
+        ] {
+            assert_eq!(TraceContext::parse(&bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,607 @@
+//! What a collector of traces is told: spans with their parents, names, usage and state, where the caller stands and
+//! where the provider is told to stand, and nothing of what was said unless that was asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode as State;
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::support::app::{Setup, TestApp, send};
+use crate::support::daemon::{Daemon, axed};
+use crate::support::provider::answer::{asks, fails, hangs, says};
+use crate::support::provider::seen::Wire;
+use crate::support::soon;
+
+const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+/// A span as the collector read it.
+#[derive(Clone, Debug)]
+struct Span {
+    trace: String,
+    id: String,
+    parent: String,
+    name: String,
+    kind: SpanKind,
+    failed: bool,
+    from: u64,
+    to: u64,
+    says: BTreeMap<String, Value>,
+}
+
+impl Span {
+    /// What an attribute says; null where it is not there.
+    fn of(&self, key: &str) -> &Value {
+        self.says.get(key).unwrap_or(&Value::Null)
+    }
+}
+
+/// A collector: an HTTP server that takes OTLP and keeps it.
+struct Collector {
+    url: String,
+    told: Arc<watch::Sender<Told>>,
+    _serving: JoinSet<()>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Told {
+    spans: Vec<Span>,
+    headers: Vec<HeaderMap>,
+    services: Vec<String>,
+    /// Requests that are still to be refused.
+    refusals: usize,
+    refused: usize,
+}
+
+impl Collector {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let told: Arc<watch::Sender<Told>> = Arc::default();
+        let keeping = Arc::clone(&told);
+        let take = async move |headers: HeaderMap, body: Bytes| take(&keeping, headers, &body);
+        let router = Router::new().route("/v1/traces", post(take));
+        let mut serving = JoinSet::new();
+        serving.spawn(async { axum::serve(listener, router).await.expect("serve") });
+        Self {
+            url,
+            told,
+            _serving: serving,
+        }
+    }
+
+    /// The key of the configuration that names it.
+    fn config(&self) -> String {
+        format!("[telemetry]\notlp_endpoint = \"{}\"", self.url)
+    }
+
+    /// What it was told, once that is as wished.
+    async fn until(&self, what: &str, wish: impl FnMut(&Told) -> bool) -> Told {
+        let mut told = self.told.subscribe();
+        let told = soon(what, told.wait_for(wish)).await;
+        told.expect("the collector is there").clone()
+    }
+
+    /// All spans, once there are so many.
+    async fn spans(&self, count: usize) -> Vec<Span> {
+        let what = format!("{count} spans");
+        let told = self.until(&what, |told| told.spans.len() >= count).await;
+        assert_eq!(told.spans.len(), count, "{:#?}", told.spans);
+        told.spans
+    }
+}
+
+fn take(told: &watch::Sender<Told>, headers: HeaderMap, body: &[u8]) -> (StatusCode, Vec<u8>) {
+    let request = ExportTraceServiceRequest::decode(body).expect("OTLP");
+    let mut is_refused = false;
+    told.send_modify(|told| {
+        if told.refusals > 0 {
+            told.refusals -= 1;
+            told.refused += 1;
+            is_refused = true;
+            return;
+        }
+        told.headers.push(headers);
+        for of_resource in request.resource_spans {
+            let resource = of_resource.resource.expect("a resource");
+            let about = read(resource.attributes);
+            let name = about["service.name"].as_str().expect("a name");
+            told.services.push(name.to_owned());
+            for of_scope in of_resource.scope_spans {
+                told.spans.extend(of_scope.spans.into_iter().map(|span| {
+                    let state = span.status.as_ref().map(|status| status.code());
+                    Span {
+                        kind: span.kind(),
+                        failed: state == Some(State::Error),
+                        trace: hex(&span.trace_id),
+                        id: hex(&span.span_id),
+                        parent: hex(&span.parent_span_id),
+                        name: span.name,
+                        from: span.start_time_unix_nano,
+                        to: span.end_time_unix_nano,
+                        says: read(span.attributes),
+                    }
+                }));
+            }
+        }
+    });
+    match is_refused {
+        true => (StatusCode::SERVICE_UNAVAILABLE, Vec::new()),
+        false => (StatusCode::OK, Vec::new()),
+    }
+}
+
+fn read(
+    attributes: Vec<opentelemetry_proto::tonic::common::v1::KeyValue>,
+) -> BTreeMap<String, Value> {
+    let value = |any: Option<Any>| match any {
+        Some(Any::StringValue(text)) => json!(text),
+        Some(Any::IntValue(number)) => json!(number),
+        Some(Any::ArrayValue(list)) => {
+            let text = |item: opentelemetry_proto::tonic::common::v1::AnyValue| match item.value {
+                Some(Any::StringValue(text)) => text,
+                other => panic!("no text: {other:?}"),
+            };
+            json!(list.values.into_iter().map(text).collect::<Vec<_>>())
+        }
+        other => panic!("an attribute that nobody writes: {other:?}"),
+    };
+    let pair = |pair: opentelemetry_proto::tonic::common::v1::KeyValue| {
+        (pair.key, value(pair.value.and_then(|any| any.value)))
+    };
+    attributes.into_iter().map(pair).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The one span of this name that says this of itself.
+fn one<'s>(spans: &'s [Span], name: &str, key: &str, value: &Value) -> &'s Span {
+    let of = |span: &&Span| span.name == name && span.of(key) == value;
+    let found: Vec<&Span> = spans.iter().filter(of).collect();
+    assert_eq!(found.len(), 1, "{name} with {key} {value}: {spans:#?}");
+    found[0]
+}
+
+/// A planner with two children, one of which fails, and whose first request is sent again.
+fn family(collector: &Collector) -> Setup {
+    TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\", \"broken\"]")
+        .agent("reader", "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2")
+        .agent("broken", "")
+        .config(&collector.config())
+}
+
+fn script(app: &TestApp) {
+    app.provider.will(
+        "planner",
+        [
+            asks([("reader", "secret task"), ("broken", "y")]),
+            says("done"),
+        ],
+    );
+    let read = says("secret words").using(7, 3).cached(2, 1);
+    app.provider.will(
+        "reader",
+        [fails(503, "oops"), read.calling_itself("real-1")],
+    );
+    app.provider
+        .will("broken", [fails(400, "no: secret prompt")]);
+}
+
+#[tokio::test]
+async fn a_tree_is_told_span_by_span() {
+    let collector = Collector::start().await;
+    let app = family(&collector).spawn().await;
+    script(&app);
+
+    let run = app.run("planner", "secret go").await;
+
+    assert_eq!(run.output(), "done");
+    // Three runs, five requests, two calls.
+    let spans = collector.spans(10).await;
+    let children = run.children().await;
+    let planner = one(&spans, "invoke_agent planner", "axed.run.id", &run["id"]);
+    // Found by the run's id.
+    let id = run.id().trim_start_matches("run_").replace('-', "");
+    assert!(spans.iter().all(|span| span.trace == id));
+    assert_eq!(planner.parent, "");
+    assert_eq!(planner.kind, SpanKind::Internal);
+    assert!(!planner.failed);
+    for (key, value) in [
+        ("gen_ai.operation.name", json!("invoke_agent")),
+        ("gen_ai.provider.name", json!("anthropic")),
+        ("gen_ai.agent.name", json!("planner")),
+        ("gen_ai.conversation.id", run["id"].clone()),
+        ("gen_ai.request.model", json!("planner")),
+        ("gen_ai.usage.input_tokens", json!(run.usage().0)),
+        ("gen_ai.usage.output_tokens", json!(run.usage().1)),
+        ("axed.run.root_id", run["id"].clone()),
+        ("axed.run.depth", json!(0)),
+        ("error.type", Value::Null),
+    ] {
+        assert_eq!(*planner.of(key), value, "{key}");
+    }
+
+    let turns: Vec<&Span> = spans
+        .iter()
+        .filter(|span| span.name == "chat planner")
+        .collect();
+    assert_eq!(turns.len(), 2);
+    for (turn, at) in turns.iter().zip(1..) {
+        assert_eq!(turn.parent, planner.id);
+        assert_eq!(turn.kind, SpanKind::Client);
+        assert!(!turn.failed);
+        assert_eq!(*turn.of("axed.turn"), json!(at));
+        assert_eq!(*turn.of("gen_ai.usage.input_tokens"), json!(10));
+        assert_eq!(*turn.of("gen_ai.usage.output_tokens"), json!(5));
+    }
+    assert_eq!(
+        *turns[0].of("gen_ai.response.finish_reasons"),
+        json!(["tool_use"])
+    );
+
+    for child in &children {
+        let name = child["agent"].as_str().expect("a name");
+        let call = &child["tool_call_id"];
+        let tool = one(
+            &spans,
+            "execute_tool call_agent",
+            "gen_ai.tool.call.id",
+            call,
+        );
+        assert_eq!(tool.parent, planner.id);
+        assert_eq!(tool.kind, SpanKind::Internal);
+        assert_eq!(*tool.of("gen_ai.operation.name"), json!("execute_tool"));
+        assert_eq!(*tool.of("gen_ai.tool.name"), json!("call_agent"));
+        assert_eq!(tool.failed, name == "broken");
+        let invoked = format!("invoke_agent {name}");
+        let invoked = one(&spans, &invoked, "axed.run.id", &child["id"]);
+        assert_eq!(invoked.parent, tool.id);
+        assert_eq!(invoked.failed, name == "broken");
+        assert_eq!(*invoked.of("axed.run.depth"), json!(1));
+        assert!(tool.to >= invoked.from && invoked.to >= invoked.from);
+    }
+
+    let reads: Vec<&Span> = spans
+        .iter()
+        .filter(|span| span.name == "chat reader")
+        .collect();
+    let [refused, read] = reads[..] else {
+        panic!("{reads:#?}")
+    };
+    assert!(refused.failed && !read.failed);
+    assert_eq!(refused.parent, read.parent);
+    assert_eq!(*refused.of("error.type"), json!("server"));
+    assert_eq!(*refused.of("gen_ai.usage.input_tokens"), Value::Null);
+    for (key, value) in [
+        ("gen_ai.request.model", json!("reader")),
+        ("gen_ai.response.model", json!("real-1")),
+        ("gen_ai.usage.input_tokens", json!(10)),
+        ("gen_ai.usage.output_tokens", json!(3)),
+        ("gen_ai.usage.cache_read.input_tokens", json!(2)),
+        ("gen_ai.usage.cache_creation.input_tokens", json!(1)),
+    ] {
+        assert_eq!(*read.of(key), value, "{key}");
+    }
+    let broken = one(&spans, "chat broken", "error.type", &json!("bad_request"));
+    assert!(broken.failed);
+    let why = &children[1]["error"]["code"];
+    one(&spans, "invoke_agent broken", "error.type", why);
+
+    // Every provider was told where its request stands.
+    let seen = app.provider.seen();
+    let mut told: Vec<String> = seen
+        .iter()
+        .map(|seen| {
+            let header = seen.headers["traceparent"].to_str().expect("a header");
+            header.to_owned()
+        })
+        .collect();
+    let mut chats: Vec<String> = spans
+        .iter()
+        .filter(|span| span.kind == SpanKind::Client)
+        .map(|span| format!("00-{}-{}-01", span.trace, span.id))
+        .collect();
+    told.sort();
+    chats.sort();
+    assert_eq!(told, chats);
+
+    // Nothing of what was said, and no key.
+    let all = format!("{spans:?}");
+    assert!(!all.contains("secret") && !all.contains("key-of"), "{all}");
+}
+
+#[tokio::test]
+async fn what_was_said_is_told_where_that_is_asked_for() {
+    let collector = Collector::start().await;
+    let app = family(&collector)
+        .config("trace_content = true")
+        .spawn()
+        .await;
+    script(&app);
+
+    let run = app.run("planner", "secret go").await;
+
+    let spans = collector.spans(10).await;
+    let planner = one(&spans, "invoke_agent planner", "axed.run.id", &run["id"]);
+    let said = |span: &Span, key: &str| -> Value {
+        let text = span.of(key).as_str().expect("a text");
+        serde_json::from_str(text).expect("JSON")
+    };
+    let words = |role: &str, text: &str| json!([{"role": role, "parts": [{"type": "text", "content": text}]}]);
+    assert_eq!(
+        said(planner, "gen_ai.input.messages"),
+        words("user", "secret go")
+    );
+    assert_eq!(
+        said(planner, "gen_ai.output.messages"),
+        words("assistant", "done")
+    );
+    let second = one(&spans, "chat planner", "axed.turn", &json!(2));
+    let input = said(second, "gen_ai.input.messages");
+    assert_eq!(input[0], words("user", "secret go")[0]);
+    let asked = &input[1]["parts"][0];
+    assert_eq!(asked["type"], "tool_call");
+    assert_eq!(asked["arguments"]["task"], "secret task");
+    assert_eq!(input[2]["parts"][0]["response"], "secret words");
+    assert!(second.of("gen_ai.system_instructions").is_string());
+    let call = &run.children().await[0]["tool_call_id"];
+    let tool = one(
+        &spans,
+        "execute_tool call_agent",
+        "gen_ai.tool.call.id",
+        call,
+    );
+    assert_eq!(
+        said(tool, "gen_ai.tool.call.arguments")["task"],
+        "secret task"
+    );
+    assert_eq!(*tool.of("gen_ai.tool.call.result"), json!("secret words"));
+}
+
+/// Starts an agent with these headers and waits for its end.
+async fn run_with(app: &TestApp, agent: &str, headers: &[&str]) -> Value {
+    let path = format!("/agents/{agent}/runs?wait=30");
+    let mut request = app.request(reqwest::Method::POST, &path);
+    for header in headers {
+        request = request.header("traceparent", *header);
+    }
+    let got = send(request.json(&json!({"input": "x"}))).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    got.json()
+}
+
+#[tokio::test]
+async fn a_caller_s_trace_is_gone_on_with() {
+    let collector = Collector::start().await;
+    let app = TestApp::with()
+        .agent("solo", "")
+        .config(&collector.config())
+        .config("trace_sampling = 0.0")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let last = || {
+        let seen = app.provider.seen();
+        let header = seen.last().expect("a request").headers.get("traceparent");
+        header.map(|value| value.to_str().expect("text").to_owned())
+    };
+
+    // It wants its spans kept, whatever our share of our own traces is.
+    run_with(&app, "solo", &[CALLER]).await;
+    let spans = collector.spans(2).await;
+    let run = spans.iter().find(|span| span.name == "invoke_agent solo");
+    let run = run.expect("the run's span");
+    assert_eq!(run.trace, &CALLER[3..35]);
+    assert_eq!(run.parent, &CALLER[36..52]);
+    let chat = one(&spans, "chat solo", "axed.turn", &json!(1));
+    assert_eq!(last(), Some(format!("00-{}-{}-01", run.trace, chat.id)));
+
+    // One that keeps nothing is passed on as it came; what is not in order is as if it were not there.
+    let unkept = CALLER.replace("-01", "-00");
+    run_with(&app, "solo", &[&unkept]).await;
+    assert_eq!(last(), Some(unkept));
+    run_with(&app, "solo", &["00-junk"]).await;
+    assert_eq!(last(), None);
+    run_with(&app, "solo", &[CALLER, CALLER]).await;
+    assert_eq!(last(), None);
+    run_with(&app, "solo", &[]).await;
+    assert_eq!(last(), None);
+    // Nothing of those was told: what comes next is the next.
+    run_with(&app, "solo", &[CALLER]).await;
+    collector.spans(4).await;
+}
+
+#[tokio::test]
+async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
+    let mut setup = TestApp::with();
+    for wire in Wire::ALL {
+        let model = format!("model = \"{0}/{0}\"", wire.name());
+        setup = setup.agent(wire.name(), &model);
+    }
+    let app = setup.spawn().await;
+    for wire in Wire::ALL {
+        app.provider.will(wire.name(), [says("done"), says("done")]);
+        run_with(&app, wire.name(), &[CALLER]).await;
+        run_with(&app, wire.name(), &[]).await;
+    }
+
+    let seen = app.provider.seen();
+    let told: Vec<Option<&str>> = seen
+        .iter()
+        .map(|seen| Some(seen.headers.get("traceparent")?.to_str().expect("text")))
+        .collect();
+    assert_eq!(told, [Some(CALLER), None].repeat(3));
+}
+
+#[tokio::test]
+async fn a_run_that_another_process_goes_on_with_stays_in_its_trace() {
+    let collector = Collector::start().await;
+    let mut app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .config(&collector.config())
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [hangs(), says("read")]);
+    let run = app.start("planner", "go").await.id().to_owned();
+    app.provider.busy("reader", 1).await;
+    // The first turn was told by the process that took it.
+    collector.spans(1).await;
+    app.crash_and_restart().await;
+
+    let run = app.find(&run).await.ended().await;
+
+    assert_eq!(run.output(), "done");
+    let spans = collector.spans(6).await;
+    assert!(spans.iter().all(|span| span.trace == spans[0].trace));
+    // No parent is missing, but the root's.
+    let ids: Vec<&str> = spans.iter().map(|span| span.id.as_str()).collect();
+    let alone: Vec<&str> = spans
+        .iter()
+        .filter(|span| !ids.contains(&span.parent.as_str()))
+        .map(|span| span.name.as_str())
+        .collect();
+    assert_eq!(alone, ["invoke_agent planner"]);
+    let planner = one(&spans, "invoke_agent planner", "axed.run.id", &run["id"]);
+    assert_eq!(*planner.of("axed.run.attempt"), json!(2));
+    let first = one(&spans, "chat planner", "axed.turn", &json!(1));
+    assert_eq!(first.parent, planner.id);
+    assert!(planner.from <= first.from && first.to <= planner.to);
+}
+
+#[tokio::test]
+async fn a_cancelled_run_and_a_stop_leave_their_spans() {
+    let collector = Collector::start().await;
+    let mut app = TestApp::with()
+        .agent("slow", "")
+        .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url)
+        .environment("OTEL_EXPORTER_OTLP_HEADERS", "x-token=a%20token")
+        .environment("OTEL_SERVICE_NAME", "agents")
+        .spawn()
+        .await;
+    app.provider.will("slow", [hangs()]);
+    let run = app.start("slow", "go").await;
+    app.provider.busy("slow", 1).await;
+    run.cancel("enough").await;
+    app.daemon.signal("TERM");
+    assert!(app.daemon.ended().await.success());
+
+    // It has gone, so what it had to tell is told.
+    let told = collector.told.borrow().clone();
+    assert_eq!(told.spans.len(), 2, "{told:#?}");
+    for span in &told.spans {
+        assert!(span.failed);
+        assert_eq!(*span.of("error.type"), json!("cancelled"));
+    }
+    assert_eq!(told.headers[0]["x-token"], "a token");
+    assert_eq!(told.headers[0]["content-type"], "application/x-protobuf");
+    assert_eq!(told.services, ["agents"]);
+}
+
+#[tokio::test]
+async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
+    // A port that nobody listens at.
+    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = nobody.local_addr().expect("an address");
+    drop(nobody);
+    let mut app = TestApp::with()
+        .agent("solo", "")
+        .config(&format!(
+            "[telemetry]\notlp_endpoint = \"http://{address}\""
+        ))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+
+    app.run("solo", "go").await;
+    app.daemon.logged("Traces cannot be sent").await;
+    for _ in 0..20 {
+        assert_eq!(app.run("solo", "go").await.output(), "done");
+    }
+    app.daemon.signal("TERM");
+    assert!(app.daemon.ended().await.success());
+    let log = app.daemon.log();
+    assert_eq!(log.matches("Traces cannot be sent").count(), 1, "{log}");
+}
+
+#[tokio::test]
+async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
+    let collector = Collector::start().await;
+    collector.told.send_modify(|told| told.refusals = 1);
+    let app = TestApp::with()
+        .agent("solo", "")
+        .config(&collector.config())
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+
+    app.run("solo", "go").await;
+
+    collector.spans(2).await;
+    assert_eq!(collector.told.borrow().refused, 1);
+    app.daemon.logged("Traces are sent again").await;
+}
+
+#[tokio::test]
+async fn a_wrong_address_is_refused_by_name() {
+    let home = tempfile::tempdir().expect("a directory");
+    for (config, environment, says) in [
+        (
+            "[telemetry]\notlp_endpoint = \"localhost:4317\"",
+            "",
+            "axed.toml:2:1: telemetry.otlp_endpoint must be a URL such as http://localhost:4318",
+        ),
+        (
+            "",
+            "http://me:secret@collector",
+            "OTEL_EXPORTER_OTLP_ENDPOINT: it must not hold a user or password",
+        ),
+        (
+            "[telemetry]\ntrace_sampling = 1.5",
+            "",
+            "telemetry.trace_sampling cannot exceed 1",
+        ),
+        (
+            "[telemetry]\notlp_endpoint = \"http://a\"\notlp_headers = { \"a b\" = \"secret\" }",
+            "",
+            "telemetry.otlp_headers.a b is not a header's name",
+        ),
+    ] {
+        std::fs::write(home.path().join("axed.toml"), config).expect("a file");
+        let mut command = axed(
+            home.path(),
+            &["serve", "--config", "axed.toml", "--listen", "127.0.0.1:0"],
+        );
+        command.env("OTEL_EXPORTER_OTLP_ENDPOINT", environment);
+        let ended = soon("the refusal", command.output()).await.expect("axed");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{said}");
+        assert!(said.contains(says) && !said.contains("secret"), "{said}");
+    }
+    // Switched off where the environment says so.
+    std::fs::write(home.path().join("axed.toml"), "").expect("a file");
+    let mut command = axed(
+        home.path(),
+        &["serve", "--config", "axed.toml", "--listen", "127.0.0.1:0"],
+    );
+    command
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        .env("OTEL_SDK_DISABLED", "true");
+    Daemon::start(command).await;
+}
