@@ -138,6 +138,53 @@ pub async fn count(address: &str, status: &str) -> usize {
     page["data"].as_array().map(Vec::len).unwrap_or_default()
 }
 
+/// Waits until a GET is answered with this body.
+pub async fn until_body(address: &str, path: &str, body: &str) {
+    let mut client = Client::connect(address).await;
+    let ask = get_request(address, path);
+    while !(client.ask(&ask).await && client.body() == body) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The body of a good answer to a POST.
+pub async fn post(address: &str, path: &str, body: &str) -> String {
+    let mut client = Client::connect(address).await;
+    let good = client.ask(&request(address, path, body)).await;
+    assert!(good, "POST {path} failed: {}", client.body());
+    client.body()
+}
+
+/// The id of a run that is started and not waited for.
+pub async fn start_run(address: &str, agent: &str) -> String {
+    let body = post(
+        address,
+        &format!("/agents/{agent}/runs"),
+        "{\"input\":\"go\"}",
+    )
+    .await;
+    let run: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    run["id"].as_str().expect("an id").to_owned()
+}
+
+/// Connections on which this request was sent and whose answers nobody reads.
+pub async fn asked(request: &[u8], count: usize) -> Vec<TcpStream> {
+    let mut streams = Vec::with_capacity(count);
+    while streams.len() < count {
+        // No more at a time than a listener's backlog takes.
+        let wave = (count - streams.len()).min(100);
+        let asking = (0..wave).map(|_| async {
+            let mut stream = TcpStream::connect(address_of(request))
+                .await
+                .expect("connect");
+            stream.write_all(request).await.expect("ask");
+            stream
+        });
+        streams.extend(join_all(asking).await);
+    }
+    streams
+}
+
 /// The body of a good answer to a GET.
 pub async fn get(address: &str, path: &str) -> String {
     let mut client = Client::connect(address).await;
@@ -146,7 +193,8 @@ pub async fn get(address: &str, path: &str) -> String {
     client.body()
 }
 
-fn get_request(address: &str, path: &str) -> Vec<u8> {
+/// A GET; its `host` is also where the clients connect.
+pub fn get_request(address: &str, path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").into_bytes()
 }
 

@@ -1,12 +1,15 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
-//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many idle start]`. Provider, bare handler and daemon are
+//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout recover]`. Provider, bare handler and daemon are
 //! processes of their own, so that each one's memory can be read; the first two are this binary in another role.
 
 mod bare;
+mod cancel;
+mod fanout;
 mod load;
 mod process;
 mod provider;
+mod recover;
 mod table;
 
 use std::time::{Duration, Instant};
@@ -71,6 +74,18 @@ fn main() {
         if wants("idle") || wants("start") {
             start(&mut table).await;
         }
+        if wants("durability") {
+            durability(&mut table).await;
+        }
+        if wants("cancel") {
+            cancel::measure(&mut table).await;
+        }
+        if wants("fanout") {
+            fanout::measure(&mut table).await;
+        }
+        if wants("recover") {
+            recover::measure(&mut table).await;
+        }
     });
     table.print_verdict();
 }
@@ -95,6 +110,25 @@ async fn single(table: &mut Table) {
     for (clients, best) in CLIENTS.into_iter().zip(best) {
         let load = measured(&axed, &ask, clients).await;
         table.ratio(&format!("axed, {clients} clients"), &load, &best, 0.30);
+    }
+}
+
+/// Single-turn runs at both durabilities, against the handler that commits nothing.
+async fn durability(table: &mut Table) {
+    table.title("single-turn runs by what a commit survives");
+    let provider = Process::provider(Duration::ZERO);
+    for clients in CLIENTS {
+        let bare = Process::bare(&provider);
+        let best = measured(&bare, &request(&bare.address, "/run", SINGLE), clients).await;
+        table.line(&format!("bare handler, {clients} clients"), &best);
+        drop(bare);
+        for (durability, floor) in [("process", 0.30), ("power", 0.0)] {
+            let config = format!("[data]\ndurability = \"{durability}\"");
+            let axed = Process::axed_with(&provider, &config, &[]);
+            let load = measured(&axed, &request(&axed.address, RUN, SINGLE), clients).await;
+            let name = format!("axed, {durability}, {clients} clients");
+            table.ratio(&name, &load, &best, floor);
+        }
     }
 }
 

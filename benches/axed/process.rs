@@ -15,8 +15,8 @@ pub struct Process {
     /// `host:port`.
     pub address: String,
     child: Child,
-    // Removed when the process is gone.
-    _home: TempDir,
+    // Removed when the process is gone; none where another one goes on in it.
+    home: Option<TempDir>,
 }
 
 impl Process {
@@ -33,12 +33,17 @@ impl Process {
 
     /// The daemon, with the agents of the measurements.
     pub fn axed(provider: &Self) -> Self {
+        Self::axed_with(provider, "", &[])
+    }
+
+    /// The daemon with more configuration and these further agents, by name and by the rest of their file.
+    pub fn axed_with(provider: &Self, config: &str, agents: &[(&str, &str)]) -> Self {
         let home = tempfile::tempdir().expect("a directory");
         let write = |path: &str, text: &str| write(&home.path().join(path), text);
         write(
             "axed.toml",
             &format!(
-                "[providers.bench]\nkind = \"openai\"\nbase_url = \"http://{}\"\n",
+                "[providers.bench]\nkind = \"openai\"\nbase_url = \"http://{}\"\n{config}\n",
                 provider.address
             ),
         );
@@ -54,6 +59,20 @@ impl Process {
             "agents/root.toml",
             "name = \"root\"\nmodel = \"bench/root\"\nsub_agents = [\"leaf\"]\n",
         );
+        for (name, rest) in agents {
+            let path = format!("agents/{name}.toml");
+            write(&path, &format!("name = \"{name}\"\n{rest}\n"));
+        }
+        Self::axed_in(home)
+    }
+
+    /// Kills it as a crash does; another may go on in its directory.
+    pub fn kill(mut self) -> TempDir {
+        self.home.take().expect("a home")
+    }
+
+    /// The daemon in the directory of one that was killed.
+    pub fn axed_in(home: TempDir) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_axed"));
         command
             .args(["serve", "--config", "axed.toml", "--agents", "agents"])
@@ -90,7 +109,7 @@ impl Process {
         Self {
             address: address.to_owned(),
             child,
-            _home: home,
+            home: Some(home),
         }
     }
 

@@ -1,6 +1,12 @@
-//! An instant provider on OpenAI's wire, as lean as it gets: three prebuilt answers, chosen by a glance at the body.
+//! An instant provider on OpenAI's wire, as lean as it gets: prebuilt answers, chosen by a glance at the body.
+//!
+//! Models: `hang` never answers; `fan-9-leaf` calls the agent `leaf` nine times at once, then says its text;
+//! `gate-fan-9-leaf` does so once the gate is open. `GET /busy` tells how many requests are being answered, and
+//! `POST /gate` opens the gate for those that wait.
 
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +15,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use crate::load::request;
@@ -27,13 +35,15 @@ pub fn serve(delay: Duration) {
     runtime.block_on(async {
         let listener = listen();
         let connections = TaskTracker::new();
+        let house = House::default();
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 continue;
             };
             let _ = stream.set_nodelay(true);
+            let house = house.clone();
             connections.spawn(async move {
-                let service = service_fn(move |request| answer(request, delay));
+                let service = service_fn(move |request| answer(request, delay, house.clone()));
                 // A client that goes away is no error here.
                 let _ = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service)
@@ -49,10 +59,46 @@ pub fn asks_directly(address: &str) -> Vec<u8> {
     request(address, "/v1/chat/completions", body)
 }
 
+/// What all requests share.
+#[derive(Clone, Default)]
+struct House {
+    busy: Arc<AtomicUsize>,
+    gate: Arc<Notify>,
+}
+
+/// One request that is being answered. Dropped with its connection where the client hangs up.
+struct Busy(Arc<AtomicUsize>);
+
+impl Busy {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 async fn answer(
     request: Request<Incoming>,
     delay: Duration,
+    house: House,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
+    match request.uri().path() {
+        "/busy" => {
+            let busy = house.busy.load(Ordering::Relaxed).to_string();
+            return Ok(Response::new(Full::new(busy.into())));
+        }
+        "/gate" => {
+            house.gate.notify_one();
+            return Ok(Response::new(Full::default()));
+        }
+        _ => {}
+    }
+    let _busy = Busy::new(&house.busy);
     let body = request
         .into_body()
         .collect()
@@ -60,18 +106,51 @@ async fn answer(
         .map(|body| body.to_bytes());
     let body = body.unwrap_or_default();
     let text = std::str::from_utf8(&body).unwrap_or_default();
-    let answer = if text.contains("\"tools\":[") && !text.contains("\"role\":\"tool\"") {
-        THREE_CALLS
-    } else {
-        TEXT
+    let model = text
+        .split_once("\"model\":\"")
+        .and_then(|(_, rest)| rest.split('"').next());
+    let model = model.unwrap_or_default();
+    if model == "hang" {
+        std::future::pending::<()>().await;
+    }
+    let is_first = text.contains("\"tools\":[") && !text.contains("\"role\":\"tool\"");
+    let (waits, fan) = match model.strip_prefix("gate-") {
+        Some(rest) => (is_first, rest),
+        None => (false, model),
+    };
+    if waits {
+        house.gate.notified().await;
+    }
+    let answer = match fan
+        .strip_prefix("fan-")
+        .and_then(|rest| rest.split_once('-'))
+    {
+        Some((count, agent)) if is_first => calls(count.parse().unwrap_or(1), agent),
+        None if is_first => Bytes::from_static(THREE_CALLS),
+        _ => Bytes::from_static(TEXT),
     };
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
     }
-    let mut response = Response::new(Full::new(Bytes::from_static(answer)));
+    let mut response = Response::new(Full::new(answer));
     response.headers_mut().insert(
         hyper::header::CONTENT_TYPE,
         hyper::header::HeaderValue::from_static("application/json"),
     );
     Ok(response)
+}
+
+fn calls(count: usize, agent: &str) -> Bytes {
+    let calls: Vec<_> = (0..count)
+        .map(|at| {
+            let arguments = json!({"agent": agent, "task": format!("part {at}")}).to_string();
+            json!({"id": format!("call-{at}"), "type": "function",
+                "function": {"name": "call_agent", "arguments": arguments}})
+        })
+        .collect();
+    let reply = json!({"id": "c", "object": "chat.completion", "created": 0, "model": "bench", "choices": [{
+        "index": 0, "finish_reason": "tool_calls",
+        "message": {"role": "assistant", "content": null, "tool_calls": calls}}],
+        "usage": {"prompt_tokens": 90, "completion_tokens": 60, "total_tokens": 150}});
+    reply.to_string().into()
 }

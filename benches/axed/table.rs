@@ -44,6 +44,11 @@ impl Table {
         println!("  {name:<52} {value:>8.2} (at most {most}) {verdict}");
     }
 
+    /// A number without a floor.
+    pub fn number(&mut self, name: &str, value: f64) {
+        println!("  {name:<52} {value:>8.2}");
+    }
+
     /// The last line.
     pub fn print_verdict(&self) {
         match self.below {

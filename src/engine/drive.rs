@@ -767,18 +767,15 @@ impl Caller {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(call);
-        let found = engine.left.take(child.id);
         let callers = match child.label {
             Some(_) => ad_hoc::accounts(live),
             None => live.accounts.clone(),
         };
-        let revived = found.and_then(|found| {
-            Some((
-                recovery::revive(engine, &found, Some(live), &callers)?,
-                found.run,
-            ))
-        });
-        let Some((child, run)) = revived else {
+        let remains = remains::load(engine, child)
+            .await
+            .map_err(|error| error.to_string())?;
+        // From here on it is driven to its end, which takes it off the list again.
+        let Some((child, run)) = engine.left.hand_over(engine, child.id, live, &callers) else {
             recovery::interrupt(engine, child.id, None)
                 .await
                 .map_err(|error| error.to_string())?;
@@ -790,11 +787,6 @@ impl Caller {
                 .map_err(|error| error.to_string())?;
             return ended.map(Arc::new).ok_or_else(unrecorded);
         };
-        let remains = remains::load(engine, &run)
-            .await
-            .map_err(|error| error.to_string())?;
-        // From here on it is driven to its end, which takes it off the list again.
-        engine.live.add(&child);
         let message = run.input.clone();
         let entry = Entry::Resumed(Box::new(remains));
         drive(engine, &child, Arc::new(run), message, entry)

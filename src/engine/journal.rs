@@ -129,6 +129,22 @@ impl Journal {
         self.store.post(entry(live, change, steps, kinds)).await
     }
 
+    /// Writes that a run which no process drives yet was asked to stop.
+    pub async fn cancel_left(&self, run: &Run, reason: String) -> Result<(), StoreError> {
+        let kind = EventKind::RunCancelling {
+            reason: reason.clone(),
+        };
+        let write = Write {
+            run: run.id,
+            root: run.root_id,
+            change: Change::Cancelling { reason },
+            steps: Vec::new(),
+            events: vec![event_of(run, kind)],
+            deliveries: Vec::new(),
+        };
+        self.store.write(write).await.map(drop)
+    }
+
     /// Writes the end of a run that no process drives any more, and tells it to its webhook.
     pub async fn close_orphan(
         &self,
@@ -139,15 +155,7 @@ impl Journal {
         let kind = EventKind::RunFailed {
             error: failure.clone(),
         };
-        let agent = Arc::from(run.agent.as_str());
-        let event = Event {
-            run_id: run.id,
-            root_id: run.root_id,
-            depth: run.depth.0,
-            agent,
-            time: now(),
-            kind,
-        };
+        let event = event_of(run, kind);
         let closing = Closing {
             completion_status: None,
             outcome: Outcome::Failed {
@@ -195,6 +203,18 @@ impl Journal {
             data: data.into(),
         };
         self.bells.tell(root, || [notice]);
+    }
+}
+
+/// An event about a run that nobody drives, now.
+fn event_of(run: &Run, kind: EventKind) -> Event {
+    Event {
+        run_id: run.id,
+        root_id: run.root_id,
+        depth: run.depth.0,
+        agent: Arc::from(run.agent.as_str()),
+        time: now(),
+        kind,
     }
 }
 

@@ -2,7 +2,7 @@
 //! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -26,12 +26,38 @@ pub struct Left {
 }
 
 impl Left {
-    /// Takes a child out, once.
-    pub fn take(&self, child: RunId) -> Option<Unfinished> {
-        self.children
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&child)
+    /// Brings a child back to life below `parent`, whose accounts `callers` are drawn on too, once, and lists it among the runs at work: a cancel finds it either
+    /// here or there.
+    pub fn hand_over(
+        &self,
+        engine: &Engine,
+        child: RunId,
+        parent: &Arc<LiveRun>,
+        callers: &[usize],
+    ) -> Option<(Arc<LiveRun>, Run)> {
+        let mut children = self.lock();
+        let found = children.remove(&child)?;
+        let live = revive(engine, &found, Some(parent), callers)?;
+        engine.live.add(&live);
+        Some((live, found.run))
+    }
+
+    /// Has a child begin cancelled when its turn comes, and returns its record as it stood; none where it is not here,
+    /// or was asked before.
+    pub fn begin_cancel(&self, child: RunId, reason: &str) -> Option<Run> {
+        let mut children = self.lock();
+        let run = &mut children.get_mut(&child)?.run;
+        if run.status == Status::Cancelling {
+            return None;
+        }
+        let before = run.clone();
+        run.status = Status::Cancelling;
+        run.cancel_reason = Some(reason.to_owned());
+        Some(before)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Unfinished>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -39,11 +65,7 @@ impl Left {
 /// have left children of its own.
 pub async fn sweep(engine: &Engine, root: RunId) -> Result<(), StoreError> {
     let mut left = {
-        let mut children = engine
-            .left
-            .children
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut children = engine.left.lock();
         let of_root: Vec<RunId> = children
             .values()
             .filter(|found| found.run.root_id == root)
@@ -96,12 +118,7 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
             },
             Some(parent) if alive.contains(&parent) => {
                 alive.insert(found.run.id);
-                engine
-                    .left
-                    .children
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .insert(found.run.id, found);
+                engine.left.lock().insert(found.run.id, found);
             }
             Some(_) => orphans.push(found),
         }

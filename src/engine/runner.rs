@@ -204,19 +204,28 @@ impl Runner {
         id: RunId,
         reason: Option<String>,
     ) -> Result<Option<Arc<Run>>, StoreError> {
-        if let Some(live) = self.engine.live.get(id) {
-            let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
-            if live.begin_cancel(&reason) {
-                // Dropped or not, from here on the run stops; the record says so first.
-                let _stop = live.stop.clone().drop_guard();
-                let asked = vec![EventKind::RunCancelling {
-                    reason: reason.clone(),
-                }];
-                self.engine
-                    .journal
-                    .record(&live, Change::Cancelling { reason }, Vec::new(), asked)
-                    .await?;
+        let engine = &self.engine;
+        let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
+        let mut live = engine.live.get(id);
+        if live.is_none() {
+            // A child that an earlier process left, whose parent has not come to it yet.
+            if let Some(left) = engine.left.begin_cancel(id, &reason) {
+                engine.journal.cancel_left(&left, reason.clone()).await?;
+            } else {
+                // Its parent may have come to it between the two looks.
+                live = engine.live.get(id);
             }
+        }
+        if let Some(live) = live.filter(|live| live.begin_cancel(&reason)) {
+            // Dropped or not, from here on the run stops; the record says so first.
+            let _stop = live.stop.clone().drop_guard();
+            let asked = vec![EventKind::RunCancelling {
+                reason: reason.clone(),
+            }];
+            engine
+                .journal
+                .record(&live, Change::Cancelling { reason }, Vec::new(), asked)
+                .await?;
         }
         Ok(self.store().run(id).await?.map(Arc::new))
     }

@@ -127,6 +127,11 @@ impl AsyncRead for Socket {
             let count = ahead.len().min(buf.remaining());
             buf.put_slice(&ahead[..count]);
             this.given += count;
+            // What came with it goes along: hyper makes its buffer twice as large for a head that comes in two pieces.
+            // An error or an end shows again in the next read.
+            if buf.remaining() > 0 {
+                let _ = pin!(&mut this.stream).poll_read(cx, buf);
+            }
             return Poll::Ready(Ok(()));
         }
         pin!(&mut this.stream).poll_read(cx, buf)

@@ -6,6 +6,7 @@ mod bad_input;
 mod bad_replies;
 mod budget;
 mod cancel;
+mod cancel_tree;
 mod catalog;
 mod cli;
 mod config;
