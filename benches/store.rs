@@ -59,6 +59,7 @@ fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunS
     let data = Data {
         dir: dir.to_owned(),
         durability,
+        retention: axed::config::Retention::default(),
     };
     open(&data, Box::new(|_, _| {}), Box::new(|_| false))
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::{Catalog, Watch};
 use crate::config::Config;
@@ -15,6 +16,7 @@ use crate::config::load::ConfigError;
 use crate::engine::journal::{Bells, Journal};
 use crate::engine::memory::Memories;
 use crate::engine::parts::Settings;
+use crate::engine::retention;
 use crate::engine::runner::Runner;
 use crate::providers::registry::Registry;
 use crate::store::open;
@@ -41,6 +43,9 @@ pub struct House {
     sender: Sender,
     exporting: Exporting,
     _watch: Option<Watch>,
+    /// Owns the task of retention, which the guard stops.
+    keeping: TaskTracker,
+    keeps: DropGuard,
 }
 
 /// The task that sends traces, where it is configured, and its stop.
@@ -119,16 +124,24 @@ impl House {
             Arc::clone(runner.store()),
             Arc::clone(runner.metrics()),
         );
+        let (keeping, stop) = (TaskTracker::new(), CancellationToken::new());
+        let store = Arc::clone(runner.store());
+        keeping.spawn(retention::keep(store, config.data.retention, stop.clone()));
+        keeping.close();
         Ok(Self {
             runner,
             sender: sender.map_err(anyhow::Error::msg)?,
             exporting,
             _watch: watch,
+            keeping,
+            keeps: stop.drop_guard(),
         })
     }
 
     /// Drops runs that are still at work where they stand, commits what is handed over, and closes the store.
     pub async fn close(self) {
+        drop(self.keeps);
+        self.keeping.wait().await;
         self.runner.halt().await;
         self.runner.store().close().await;
         self.exporting.close().await;

@@ -122,6 +122,28 @@ pub struct Data {
     pub dir: PathBuf,
     /// What a committed step survives.
     pub durability: Durability,
+    /// `[data.retention]`
+    pub retention: Retention,
+}
+
+/// `[data.retention]`: how long ended root runs are kept, with their trees. Without it they are kept for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Of those that completed.
+    pub completed: Kept,
+    /// Of those that failed.
+    pub failed: Kept,
+    /// Of those that were cancelled.
+    pub cancelled: Kept,
+}
+
+/// What is kept of the root runs that ended in one way. Where both are set, a run goes by whichever is reached first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// For how long after its end; none for ever.
+    pub age: Option<Duration>,
+    /// How many, the newest; none for all.
+    pub count: Option<usize>,
 }
 
 /// What a committed step survives.

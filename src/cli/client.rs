@@ -80,6 +80,15 @@ pub struct RunView {
     pub cancel_reason: Option<String>,
 }
 
+/// A page of runs as the API has it.
+#[derive(Debug, Deserialize)]
+pub struct RunPage {
+    /// The runs.
+    pub data: Vec<Value>,
+    /// Where the next page begins; none where there is none.
+    pub next_cursor: Option<String>,
+}
+
 /// A run among others, with what it used itself.
 #[derive(Debug, Deserialize)]
 pub struct TreeNode {
@@ -202,6 +211,26 @@ impl Client {
     /// A run with all its descendants.
     pub async fn tree(&self, id: &str) -> Result<TreeNode, ClientError> {
         self.read(self.get(&["runs", id, "tree"])).await
+    }
+
+    /// The same as the API has it.
+    pub async fn tree_as_json(&self, id: &str) -> Result<Value, ClientError> {
+        self.json(self.get(&["runs", id, "tree"])).await
+    }
+
+    /// At most `limit` runs that fit these filters, newest first, beginning at a cursor.
+    pub async fn runs(
+        &self,
+        filters: &[(String, String)],
+        limit: usize,
+        cursor: Option<&str>,
+    ) -> Result<RunPage, ClientError> {
+        let mut url = self.url(&["runs"]);
+        url.query_pairs_mut()
+            .extend_pairs(filters)
+            .append_pair("limit", &limit.to_string())
+            .extend_pairs(cursor.map(|cursor| ("cursor", cursor)));
+        self.read(self.http.get(url)).await
     }
 
     /// Whether the daemon answers, within `limit`.

@@ -23,6 +23,7 @@ mod local;
 mod output;
 mod progress;
 mod run;
+mod runs;
 mod scratch;
 mod serve;
 mod signals;
@@ -73,6 +74,9 @@ enum Command {
     /// List, show, write and check agent files
     #[command(subcommand)]
     Agents(agents::Command),
+    /// List, show and stop the runs of a daemon
+    #[command(subcommand)]
+    Runs(runs::Command),
     /// Have agents' models analyse their memories, then trim them
     Gc(gc::Args),
     /// Make keys for clients
@@ -89,6 +93,7 @@ impl Command {
             Self::Demo(args) => demo::demo(args).await,
             Self::Run(args) => run::run(args).await,
             Self::Agents(command) => agents::agents(command),
+            Self::Runs(command) => runs::runs(command).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Keys(command) => keys::keys(command),
             Self::Health(args) => health::health(args).await,

@@ -139,7 +139,8 @@ async fn stop(client: &Client, id: &str) -> anyhow::Result<Value> {
     settle(client, id).await
 }
 
-async fn settle(client: &Client, id: &str) -> anyhow::Result<Value> {
+/// Waits for the run's end and returns its record.
+pub async fn settle(client: &Client, id: &str) -> anyhow::Result<Value> {
     loop {
         let run = client.run(id, 30).await?;
         let status = run["status"].as_str().unwrap_or_default();
@@ -247,7 +248,8 @@ fn workdir(args: &Args) -> anyhow::Result<Option<String>> {
     }
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+/// Reads `KEY=VALUE`.
+pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("a label is KEY=VALUE".to_owned()),

@@ -11,8 +11,8 @@ use crate::config::document::{self, Node, Origin, Table, Value};
 use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::{
-    Agents, Config, Data, Durability, Limits, Runs, Server, Tools, Webhooks, auth, providers,
-    telemetry,
+    Agents, Config, Data, Durability, Kept, Limits, Retention, Runs, Server, Tools, Webhooks, auth,
+    providers, telemetry,
 };
 use crate::domain::agent::ModelRef;
 use crate::domain::usage::Price;
@@ -364,7 +364,6 @@ fn agents(s: &mut Section<'_>, place: &Place<'_>) -> Agents {
 
 fn data(s: &mut Section<'_>, place: &Place<'_>) -> Data {
     s.unsupported("url");
-    s.unsupported("retention");
     let durabilities = [
         ("process", Durability::Process),
         ("power", Durability::Power),
@@ -374,6 +373,28 @@ fn data(s: &mut Section<'_>, place: &Place<'_>) -> Data {
             .checked("dir", |text| place.path(text))
             .unwrap_or_else(|| PathBuf::from("data")),
         durability: s.one_of("durability", &durabilities).unwrap_or_default(),
+        retention: s.section("retention", retention),
+    }
+}
+
+fn retention(s: &mut Section<'_>) -> Retention {
+    let all = kept(s, Kept::default());
+    Retention {
+        completed: s.section("completed", |s| kept(s, all)),
+        failed: s.section("failed", |s| kept(s, all)),
+        cancelled: s.section("cancelled", |s| kept(s, all)),
+    }
+}
+
+/// What the section says, else what holds for all; 0 is no bound.
+fn kept(s: &mut Section<'_>, all: Kept) -> Kept {
+    Kept {
+        age: s
+            .age("age")
+            .map_or(all.age, |age| Some(age).filter(|age| !age.is_zero())),
+        count: s
+            .count("count", 0)
+            .map_or(all.count, |count| Some(count).filter(|count| *count > 0)),
     }
 }
 

@@ -126,6 +126,25 @@ impl Section<'_> {
         self.whole(key, min..=MAX_COUNT).map(Duration::from_secs)
     }
 
+    /// An age, 0 for none: whole seconds, or a text such as `30d`.
+    pub fn age(&mut self, key: &'static str) -> Option<Duration> {
+        let node = self.take(key)?;
+        let seconds = match &node.value {
+            Value::Integer(number) => u64::try_from(*number).ok(),
+            Value::String(text) | Value::Untyped(text) => seconds_in(text),
+            _ => None,
+        };
+        let seconds = seconds.filter(|seconds| *seconds <= MAX_COUNT);
+        if seconds.is_none() {
+            let why = format!(
+                "must be an age of at most {MAX_COUNT} seconds: a whole number of seconds, or text such as \"30d\" \
+                 (s, m, h, d or w)"
+            );
+            self.rule(&node, key, &why);
+        }
+        seconds.map(Duration::from_secs)
+    }
+
     /// How many, `min` at least.
     pub fn count(&mut self, key: &'static str, min: u64) -> Option<usize> {
         let count = self.whole(key, min..=MAX_COUNT)?;
@@ -425,6 +444,24 @@ fn bytes_in(text: &str) -> Option<usize> {
     number.checked_mul(unit)
 }
 
+/// The seconds that a text such as `30d`, `12 h` or `90` names.
+fn seconds_in(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let number: u64 = text[..end].parse().ok()?;
+    let unit = match text[end..].trim() {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        "w" => 7 * 86_400,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
 fn type_of(value: &Value) -> &'static str {
     match value {
         Value::String(_) => "a string",
@@ -457,7 +494,7 @@ fn printable(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes_in, nearest, read};
+    use super::{bytes_in, nearest, read, seconds_in};
     use crate::config::document::{parse, tell};
 
     fn problems(text: &str) -> String {
@@ -524,6 +561,12 @@ mod tests {
         assert_eq!(bytes_in("MiB"), None);
         assert_eq!(bytes_in("99999999999999999999"), None);
         assert_eq!(bytes_in("18446744073709551615 GiB"), None);
+        assert_eq!(seconds_in("90"), Some(90));
+        assert_eq!(seconds_in(" 12 h "), Some(43_200));
+        assert_eq!(seconds_in("30d"), Some(2_592_000));
+        assert_eq!(seconds_in("99999999999999999w"), None);
+        assert_eq!(seconds_in("1 month"), None);
+        assert_eq!(seconds_in("d"), None);
         assert_eq!(nearest("modle", &["name", "model"]), Some("model"));
         assert_eq!(nearest("NAME", &["name", "model"]), Some("name"));
     }

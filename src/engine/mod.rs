@@ -21,6 +21,7 @@ pub mod record;
 pub mod recovery;
 pub mod remains;
 pub mod resolve;
+pub mod retention;
 pub mod runner;
 pub mod spans;
 pub mod turn;

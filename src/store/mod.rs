@@ -69,8 +69,19 @@ pub trait RunStore: Send + Sync + 'static {
     /// while he is away, and several may become one.
     fn outbox(&self) -> Arc<Notify>;
 
-    /// Removes a root with its tree, its events and its deliveries; false where there is no such root.
+    /// Removes a root with its tree, its events, its deliveries and its idempotency keys; false where there is no such root. A large
+    /// tree goes in parts between which others write, its root last: until then it is seen with less and less below it.
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// A page of ended roots that can go, oldest first. One with an unfinished run in its tree is left out.
+    fn outlived(&self, query: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>>;
+
+    /// An ended root by its place among those in its state, counted from the newest; none where there are fewer.
+    fn newest_ended(&self, query: NewestEnded) -> BoxFuture<'_, Result<Option<RunId>, StoreError>>;
+
+    /// Removes a few definitions that no run refers to, and gives a little of the space that nothing uses any more back
+    /// to the file system; true where there may be more to do. Keeps some space for new runs.
+    fn tidy(&self) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Whether it can be written and read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -303,6 +314,46 @@ pub struct EventQuery {
     pub after: u64,
     /// At most about so many (a page ends at a write's last event).
     pub limit: usize,
+}
+
+/// Which ended roots a page of [`RunStore::outlived`] shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Outlived {
+    /// How they ended.
+    pub status: Status,
+    /// How old they are.
+    pub before: EndedBefore,
+    /// Only those made after this one (the cursor).
+    pub after: Option<RunId>,
+}
+
+/// Where what is old begins.
+#[derive(Clone, Copy, Debug)]
+pub enum EndedBefore {
+    /// Roots that ended before this time.
+    Time(Timestamp),
+    /// Roots that were made before this one.
+    Run(RunId),
+}
+
+/// A page of ended roots.
+#[derive(Clone, Debug, Default)]
+pub struct OutlivedPage {
+    /// They can go.
+    pub roots: Vec<RunId>,
+    /// Where the next page begins; none where there is none.
+    pub next: Option<RunId>,
+}
+
+/// Which ended root [`RunStore::newest_ended`] finds.
+#[derive(Clone, Copy, Debug)]
+pub struct NewestEnded {
+    /// How it ended.
+    pub status: Status,
+    /// Only among those made before this one.
+    pub before: Option<RunId>,
+    /// How many newer ones there are among those. Takes time in proportion: at most some thousands.
+    pub but: usize,
 }
 
 /// Why the store did not do it.

@@ -466,7 +466,8 @@ mod tests {
     use crate::engine::journal::Notice;
     use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
     use crate::store::{
-        ClaimKey, Claimed, EventQuery, RunFilter, RunStore, Step, StoreError, Unfinished, Write,
+        ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunStore,
+        Step, StoreError, Unfinished, Write,
     };
     use crate::telemetry::metrics::Metrics;
 
@@ -550,6 +551,18 @@ mod tests {
 
         fn outbox(&self) -> Arc<Notify> {
             unreachable!("a stream delivers nothing")
+        }
+
+        fn outlived(&self, _: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>> {
+            unreachable!("a stream removes nothing")
+        }
+
+        fn newest_ended(&self, _: NewestEnded) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
+            unreachable!("a stream removes nothing")
+        }
+
+        fn tidy(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
+            unreachable!("a stream removes nothing")
         }
 
         fn delete(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {

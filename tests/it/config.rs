@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axed::config::load::{Environment, Flags, load};
-use axed::config::{Config, Durability, KeyScope, LogFormat, ProviderKind};
+use axed::config::{Config, Durability, Kept, KeyScope, LogFormat, ProviderKind, Retention};
 use secrecy::ExposeSecret;
 
 /// A configuration from a file of this text and these variables.
@@ -47,6 +47,7 @@ fn without_a_word_everything_has_its_default() {
     assert!(config.agents.watch);
     assert_eq!(config.data.dir, Path::new("data"));
     assert_eq!(config.data.durability, Durability::Process);
+    assert_eq!(config.data.retention, Retention::default());
     assert_eq!(
         (config.runs.max_running, config.runs.max_queued),
         (10_000, 100_000)
@@ -494,4 +495,48 @@ fn uncommented(line: &str) -> &str {
         true => rest,
         false => line,
     }
+}
+
+#[test]
+fn retention_holds_for_all_or_for_one_state() {
+    let kept = |seconds: u64, count: usize| Kept {
+        age: (seconds > 0).then(|| Duration::from_secs(seconds)),
+        count: (count > 0).then_some(count),
+    };
+    let text = "[data.retention]\nage = \"30d\"\ncount = 100000\n\
+                completed = { age = 90 }\nfailed = { age = 0, count = 5 }\n";
+    let config_of = |variables: &[_]| config(text, variables).expect("a config");
+    let retention = config_of(&[]).data.retention;
+    assert_eq!(retention.completed, kept(90, 100_000));
+    assert_eq!(retention.failed, kept(0, 5));
+    assert_eq!(retention.cancelled, kept(2_592_000, 100_000));
+
+    let variables = [
+        ("AXED_DATA__RETENTION__AGE", "2 h"),
+        ("AXED_DATA__RETENTION__FAILED__COUNT", "7"),
+        (
+            "AXED_DATA__RETENTION__CANCELLED",
+            "{ age = \"1w\", count = 0 }",
+        ),
+    ];
+    let retention = config_of(&variables).data.retention;
+    assert_eq!(retention.completed, kept(90, 100_000));
+    assert_eq!(retention.failed, kept(0, 7));
+    assert_eq!(retention.cancelled, kept(604_800, 0));
+
+    let wrong = "data.retention.age must be an age of at most 4294967295 seconds: a whole number of seconds, or text \
+                 such as \"30d\" (s, m, h, d or w)";
+    for age in ["\"soon\"", "-1", "true", "\"9999999w\""] {
+        let told = error(&format!("[data.retention]\nage = {age}"), &[]);
+        assert_eq!(told, format!("DIR/axed.toml:2:1: {wrong}"));
+    }
+    assert_eq!(
+        error("data.retention.failed.count = -1", &[]),
+        "DIR/axed.toml:1:23: data.retention.failed.count must be non-negative"
+    );
+    assert_eq!(
+        error("[data.retention]\nrunning = {}", &[]),
+        "DIR/axed.toml:2:1: unknown key \"data.retention.running\"; the keys known here are: age, cancelled, \
+         completed, count, failed"
+    );
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axed::config::{Data, Durability};
+use axed::config::{Data, Durability, Retention};
 use axed::domain::event::{Event, EventKind, StoredEvent};
 use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, Status, now};
@@ -16,34 +16,35 @@ use axed::store::outbox::{
     Attempt, DeliveryStatus, DueQuery, KEPT_TRIES, NewDelivery, Then, Tried,
 };
 use axed::store::{
-    Change, Claim, ClaimKey, Claimed, Closing, Continuation, EventQuery, Opening, Progress,
-    RunFilter, RunStore, Step, StoreError, Write,
+    Change, Claim, ClaimKey, Claimed, Closing, Continuation, EndedBefore, EventQuery, NewestEnded,
+    Opening, Outlived, Progress, RunFilter, RunStore, Step, StoreError, Write,
 };
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tempfile::TempDir;
 
-type Rung = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
+pub type Rung = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
 
 /// A fresh store, and what its bell has told.
-struct Opened {
-    store: Arc<dyn RunStore>,
-    rung: Rung,
-    place: TempDir,
+pub struct Opened {
+    pub store: Arc<dyn RunStore>,
+    pub rung: Rung,
+    pub place: TempDir,
 }
 
-fn sqlite() -> Opened {
+pub fn sqlite() -> Opened {
     let place = tempfile::tempdir().expect("a directory");
     let (store, rung) = sqlite_in(place.path()).expect("a store");
     Opened { store, rung, place }
 }
 
-fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
+pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
     let rung = Rung::default();
     let heard = Arc::clone(&rung);
     let data = Data {
         dir: dir.to_owned(),
         durability: Durability::Process,
+        retention: Retention::default(),
     };
     let store = open(
         &data,
@@ -55,7 +56,7 @@ fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
 
 // What is written.
 
-fn fresh(run: Run) -> Opening {
+pub fn fresh(run: Run) -> Opening {
     let continuation = Continuation {
         definition: "{}".into(),
         deadline: None,
@@ -78,7 +79,7 @@ fn webhook() -> Arc<Webhook> {
     })
 }
 
-fn record(scope: &Scope, agent: &str) -> Run {
+pub fn record(scope: &Scope, agent: &str) -> Run {
     Run {
         id: scope.run,
         root_id: scope.root,
@@ -112,11 +113,11 @@ fn record(scope: &Scope, agent: &str) -> Run {
     }
 }
 
-fn root() -> Scope {
+pub fn root() -> Scope {
     Scope::root(RunId::new(), Some(5))
 }
 
-fn child(of: &Scope) -> Scope {
+pub fn child(of: &Scope) -> Scope {
     of.child(RunId::new(), None, of.max_depth)
         .expect("room for a child")
 }
@@ -136,7 +137,7 @@ fn event(scope: &Scope, turn: u32) -> Event {
     }
 }
 
-fn write(scope: &Scope, change: Change, events: u32) -> Write {
+pub fn write(scope: &Scope, change: Change, events: u32) -> Write {
     Write {
         run: scope.run,
         root: scope.root,
@@ -155,7 +156,7 @@ fn opening(scope: &Scope, agent: &str) -> Write {
     )
 }
 
-fn claim(key: &str, body: u8, expires: Timestamp) -> Claim {
+pub fn claim(key: &str, body: u8, expires: Timestamp) -> Claim {
     Claim {
         key: ClaimKey {
             credential: "ci".to_owned(),
@@ -167,11 +168,11 @@ fn claim(key: &str, body: u8, expires: Timestamp) -> Claim {
     }
 }
 
-fn in_an_hour() -> Timestamp {
+pub fn in_an_hour() -> Timestamp {
     now() + Duration::from_secs(3600)
 }
 
-fn claiming(scope: &Scope, claim: Claim) -> Write {
+pub fn claiming(scope: &Scope, claim: Claim) -> Write {
     let opening = Opening {
         claim: Some(claim),
         ..fresh(record(scope, "writer"))
@@ -226,7 +227,7 @@ fn closing(scope: &Scope, outcome: Outcome) -> Write {
     write(scope, Change::Close(Box::new(closing)), 1)
 }
 
-fn completing(scope: &Scope, content: &str) -> Write {
+pub fn completing(scope: &Scope, content: &str) -> Write {
     let content = content.to_owned();
     closing(
         scope,
@@ -903,6 +904,99 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     tried(ids[0], Then::Delivered, 200).await;
 }
 
+/// A tree that takes more than one transaction goes as one that does not.
+async fn a_large_tree_is_deleted(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let mut below = Vec::new();
+    for _ in 0..150 {
+        let child = child(&root);
+        let grandchild = self::child(&child);
+        for scope in [&child, &grandchild] {
+            store.write(opening(scope, "b")).await.expect("opened");
+            store.post(starting(scope)).await.expect("posted");
+        }
+        below.extend([child, grandchild]);
+    }
+    let before = store.commits();
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert!(store.commits() > before + 2, "in parts");
+    for scope in below.iter().chain([&root]) {
+        assert_eq!(store.run(scope.run).await.expect("a read"), None);
+    }
+    let left = store.events(whole_log(&root)).await.expect("events");
+    assert!(left.is_empty());
+    let still_busy = store.unfinished().await.expect("unfinished");
+    assert!(still_busy.is_empty());
+}
+
+/// Ended roots are found by how and when they ended and by their place, but not while a run below them goes on.
+async fn what_is_old_is_found(opened: &Opened) {
+    let store = &*opened.store;
+    let mut completed = Vec::new();
+    for n in 0..200 {
+        let scope = root();
+        store.write(opening(&scope, "a")).await.expect("opened");
+        if n == 100 {
+            let below = child(&scope);
+            store.write(opening(&below, "a")).await.expect("opened");
+        } else {
+            completed.push(scope.run);
+        }
+        store.write(completing(&scope, "x")).await.expect("closed");
+    }
+    let failed = root();
+    store.write(opening(&failed, "a")).await.expect("opened");
+    let close = closing(
+        &failed,
+        Outcome::Failed {
+            failure: failure(),
+            partial: None,
+        },
+    );
+    store.write(close).await.expect("closed");
+    store.write(opening(&root(), "a")).await.expect("opened");
+
+    let all = async |status, before| {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let query = Outlived {
+                status,
+                before,
+                after,
+            };
+            let page = store.outlived(query).await.expect("a page");
+            found.extend(page.roots);
+            after = page.next;
+            if after.is_none() {
+                return found;
+            }
+        }
+    };
+    let future = EndedBefore::Time(in_an_hour());
+    assert_eq!(all(Status::Completed, future).await, completed);
+    assert_eq!(all(Status::Failed, future).await, [failed.run]);
+    assert!(all(Status::Cancelled, future).await.is_empty());
+    let past = Timestamp::from_second(1_000_000_000).expect("a time");
+    let past = EndedBefore::Time(past);
+    assert!(all(Status::Completed, past).await.is_empty());
+    let oldest = EndedBefore::Run(completed[150]);
+    assert_eq!(all(Status::Completed, oldest).await, completed[..150]);
+
+    let newest = async |before, but| {
+        let status = Status::Completed;
+        let query = NewestEnded {
+            status,
+            before,
+            but,
+        };
+        store.newest_ended(query).await.expect("a place")
+    };
+    assert_eq!(newest(None, 0).await, Some(completed[198]));
+    assert_eq!(newest(Some(completed[198]), 1).await, Some(completed[196]));
+    assert_eq!(newest(None, 200).await, None);
+}
+
 /// What a run needs to be continued comes back, a queued run's and a started one's, and only those that have not ended.
 async fn a_continuation_reads_back(opened: &Opened) {
     let (store, root) = (&*opened.store, root());
@@ -1221,6 +1315,8 @@ shared_stories!(sqlite:
     a_trees_usage_is_summed,
     a_tree_is_deleted,
     a_delivery_is_committed_with_its_write,
+    a_large_tree_is_deleted,
+    what_is_old_is_found,
     a_continuation_reads_back,
     going_on_counts_as_an_attempt,
     a_key_accepts_one_run,
@@ -1474,7 +1570,9 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; PRAGMA user_version = 1",
+        "DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+         DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
+         ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");
@@ -1508,7 +1606,7 @@ async fn expired_keys_are_removed() {
     assert_eq!(count(dir, "claims"), 7);
 }
 
-fn count(dir: &Path, table: &str) -> u32 {
+pub fn count(dir: &Path, table: &str) -> u32 {
     let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
     let sql = format!("SELECT count(*) FROM {table}");
     file.query_row(&sql, [], |row| row.get(0)).expect("a count")

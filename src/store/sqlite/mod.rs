@@ -17,19 +17,22 @@ use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
-    Bell, ClaimKey, Claimed, EventQuery, Listening, RunFilter, RunStore, Step, StoreError,
-    Unfinished, Write,
+    Bell, ClaimKey, Claimed, EventQuery, Listening, NewestEnded, Outlived, OutlivedPage, RunFilter,
+    RunStore, Step, StoreError, Unfinished, Write,
 };
 
 mod broken;
 mod checkpoint;
 mod definitions;
+mod ended;
 mod lock;
 mod outbox;
 mod queries;
 mod readers;
+mod removal;
 mod rows;
 mod schema;
+mod shrink;
 mod statements;
 mod writer;
 
@@ -163,7 +166,27 @@ impl RunStore for Sqlite {
     }
 
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.ask(Task::Delete(root)).await? > 0) })
+        Box::pin(async move {
+            let mut done = self.ask(Task::Delete(root)).await?;
+            let was_there = done > 0;
+            // Others write between the parts of a large tree.
+            while done == writer::MORE {
+                done = self.ask(Task::Delete(root)).await?;
+            }
+            Ok(was_there)
+        })
+    }
+
+    fn outlived(&self, query: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>> {
+        Box::pin(self.readers.read(move |db| ended::outlived(db, query)))
+    }
+
+    fn newest_ended(&self, query: NewestEnded) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
+        Box::pin(self.readers.read(move |db| ended::newest(db, query)))
+    }
+
+    fn tidy(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.ask(Task::Tidy).await? > 0) })
     }
 
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {

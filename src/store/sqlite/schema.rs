@@ -9,7 +9,7 @@ use crate::config::Durability;
 use crate::store::StoreError;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
-const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED];
+const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED, RETENTION];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
@@ -154,11 +154,27 @@ CREATE INDEX deliveries_run ON deliveries (run, id);
 CREATE INDEX deliveries_due ON deliveries (next_at) WHERE next_at IS NOT NULL;
 ";
 
+// What retention reads. `runs_finished` gets `finished_at`, so that a walk along it touches no run's row. Of a definition
+// is known until when a run may have been accepted with it (milliseconds, as in the ids of runs), and the one run that
+// has it as long as there is only one: an index of the runs by their definition would cost every run that is accepted.
+const RETENTION: &str = "
+DROP INDEX runs_finished;
+CREATE INDEX runs_finished ON runs (status, child, id, created_at, finished_at) WHERE finished_at IS NOT NULL;
+ALTER TABLE definitions ADD COLUMN used_until INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE definitions ADD COLUMN only_run BLOB;
+UPDATE definitions SET used_until = unixepoch() * 1000 + 60000;
+CREATE INDEX definitions_used ON definitions (used_until);
+";
+
+/// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.
+const REBUILT_BYTES: i64 = 64 << 20;
+
 /// Opens the file for the writer and brings it to the present version.
 pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, StoreError> {
     let mut connection = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     prepare_writer(&mut connection, durability).map_err(|error| unusable(file, &error))?;
     migrate(&mut connection, file)?;
+    let_it_shrink(&connection, file);
     Ok(connection)
 }
 
@@ -192,6 +208,8 @@ fn prepare_writer(connection: &mut Connection, durability: Durability) -> rusqli
         Durability::Process => "normal",
         Durability::Power => "full",
     };
+    // Only a file that has no page yet takes it: see `let_it_shrink`.
+    connection.pragma_update(None, "auto_vacuum", "incremental")?;
     connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", synchronous)?;
     connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
@@ -242,6 +260,37 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
         .map_err(failed)
 }
 
+/// Whether pages that are not used any more can be given back to the file system.
+pub fn can_shrink(connection: &Connection) -> rusqlite::Result<bool> {
+    let mode: u32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
+    Ok(mode == 2)
+}
+
+/// Rebuilds a small file of an older version, so that it can shrink from now on. A large one stays as it is: its free
+/// pages are used again, and rebuilding it is for whoever has the time and the room on the disk.
+fn let_it_shrink(connection: &Connection, file: &Path) {
+    let rebuild = || {
+        if can_shrink(connection)? {
+            return Ok(());
+        }
+        let count = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        if count("page_count")? * count("page_size")? > REBUILT_BYTES {
+            tracing::info!(
+                "{} was made by an older version and does not get smaller when runs are removed, only not larger; to \
+                 change that, stop axed and run: sqlite3 {0} 'PRAGMA auto_vacuum=incremental; VACUUM'",
+                file.display()
+            );
+            return Ok(());
+        }
+        connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        connection.execute_batch("VACUUM")
+    };
+    let rebuilt: rusqlite::Result<()> = rebuild();
+    if let Err(error) = rebuilt {
+        tracing::warn!(error = %error, "{} could not be rebuilt so that it can shrink, the next start tries again: {error}", file.display());
+    }
+}
+
 fn present_version() -> u32 {
     u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX)
 }
@@ -252,4 +301,39 @@ fn unusable(file: &Path, error: &rusqlite::Error) -> StoreError {
          or choose another directory with --data",
         file.display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Connection;
+
+    use super::{APPLICATION_ID, FIRST, can_shrink, open_writer};
+    use crate::config::Durability;
+
+    #[test]
+    fn a_file_of_the_first_version_keeps_its_rows_and_can_shrink() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("axed.db");
+        let old = Connection::open(&file).expect("a file");
+        old.execute_batch(FIRST).expect("its tables");
+        old.pragma_update(None, "application_id", APPLICATION_ID)
+            .and_then(|()| old.pragma_update(None, "user_version", 1))
+            .expect("its version");
+        old.execute_batch("INSERT INTO definitions VALUES (x'00', '{}')")
+            .expect("a row");
+        assert!(!can_shrink(&old).expect("a mode"));
+        drop(old);
+        for _ in 0..2 {
+            let new = open_writer(&file, Durability::Process).expect("opened");
+            assert!(can_shrink(&new).expect("a mode"));
+            let used: bool = new
+                .query_row(
+                    "SELECT used_until > unixepoch() * 1000 FROM definitions WHERE body = '{}'",
+                    [],
+                    |row| row.get(0),
+                )
+                .expect("the row");
+            assert!(used, "nobody knows whether a run has it");
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub struct Statements<'c> {
     pub claim: Statement<'c>,
     /// Removes a few expired idempotency keys.
     pub expire: Statement<'c>,
-    /// A definition, unless it is there.
+    /// A definition with the run that has it; of one that is there, that it has more than one.
     pub definition: Statement<'c>,
     /// A large input.
     pub text: Statement<'c>,
@@ -54,8 +54,10 @@ pub struct Statements<'c> {
     pub exists: Statement<'c>,
     /// Whether there is such a root.
     pub is_root: Statement<'c>,
-    /// Ids and labels of a run and its descendants.
-    pub tree: Statement<'c>,
+    /// A child of a run.
+    pub child: Statement<'c>,
+    /// A run's labels and definition, and how many bytes of text it has.
+    pub leaving: Statement<'c>,
     /// Removes a label.
     pub delete_label: Statement<'c>,
     /// Removes a run's idempotency keys.
@@ -66,8 +68,16 @@ pub struct Statements<'c> {
     pub delete_text: Statement<'c>,
     /// Removes a record.
     pub delete_run: Statement<'c>,
-    /// Removes a tree's log and steps.
-    pub delete_entries: Statement<'c>,
+    /// A tree's last entries, with how many bytes of text they have.
+    pub entries: Statement<'c>,
+    /// Removes an entry.
+    pub delete_entry: Statement<'c>,
+    /// Removes a definition that no other run has had.
+    pub delete_own_definition: Statement<'c>,
+    /// Removes a few definitions that are older than every run that is left.
+    pub delete_old_definitions: Statement<'c>,
+    /// The oldest run's id.
+    pub oldest: Statement<'c>,
 }
 
 impl<'c> Statements<'c> {
@@ -95,7 +105,10 @@ impl<'c> Statements<'c> {
             // More than one, so that a heap of them gets smaller as new ones come.
             expire: sql("DELETE FROM claims WHERE id IN \
                  (SELECT id FROM claims WHERE expires <= ?1 ORDER BY expires LIMIT 4)")?,
-            definition: sql("INSERT OR IGNORE INTO definitions (hash, body) VALUES (?1, ?2)")?,
+            definition: sql(
+                "INSERT INTO definitions (hash, body, used_until, only_run) VALUES (?1, ?2, ?3, ?4) \
+                 ON CONFLICT (hash) DO UPDATE SET used_until = max(used_until, excluded.used_until), only_run = NULL",
+            )?,
             text: sql("INSERT INTO texts (run, input, task) VALUES (?1, ?2, ?3)")?,
             label: sql("INSERT INTO labels (key, value, run) VALUES (?1, ?2, ?3)")?,
             start: sql(
@@ -156,15 +169,28 @@ impl<'c> Statements<'c> {
             )?,
             exists: sql("SELECT 1 FROM runs WHERE id = ?1")?,
             is_root: sql("SELECT 1 FROM runs WHERE id = ?1 AND parent IS NULL")?,
-            tree: sql("WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
-                 SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) \
-                 SELECT r.id, r.labels FROM tree CROSS JOIN runs r ON r.id = tree.id")?,
+            child: sql("SELECT id FROM runs WHERE parent = ?1 LIMIT 1")?,
+            leaving: sql(
+                "SELECT labels, definition, coalesce(octet_length(content), 0) + \
+                 coalesce(octet_length(partial_content), 0) + \
+                 coalesce((SELECT octet_length(t.input) FROM texts t WHERE t.run = id), 0) FROM runs WHERE id = ?1",
+            )?,
             delete_label: sql("DELETE FROM labels WHERE key = ?1 AND value = ?2 AND run = ?3")?,
             delete_claims: sql("DELETE FROM claims WHERE run = ?1")?,
             delete_deliveries: sql("DELETE FROM deliveries WHERE run = ?1")?,
             delete_text: sql("DELETE FROM texts WHERE run = ?1")?,
             delete_run: sql("DELETE FROM runs WHERE id = ?1")?,
-            delete_entries: sql("DELETE FROM entries WHERE root = ?1")?,
+            entries: sql(
+                "SELECT id, coalesce(octet_length(events), 0) + coalesce(octet_length(steps), 0) FROM entries \
+                 WHERE root = ?1 ORDER BY last_seq DESC LIMIT ?2",
+            )?,
+            delete_entry: sql("DELETE FROM entries WHERE id = ?1")?,
+            delete_own_definition: sql(
+                "DELETE FROM definitions WHERE hash = ?1 AND only_run = ?2",
+            )?,
+            delete_old_definitions: sql("DELETE FROM definitions WHERE hash IN \
+                 (SELECT hash FROM definitions WHERE used_until < ?1 LIMIT 32)")?,
+            oldest: sql("SELECT min(id) FROM runs")?,
         })
     }
 }

@@ -17,7 +17,9 @@ use crate::store::sqlite::broken::Broken;
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::definitions::{self, Known};
 use crate::store::sqlite::lock::Lock;
+use crate::store::sqlite::removal;
 use crate::store::sqlite::rows::{self, Hash};
+use crate::store::sqlite::shrink::Shrink;
 use crate::store::sqlite::statements::Statements;
 use crate::store::{Bell, Change, Claim, Closing, Listening, Opening, Progress, StoreError, Write};
 
@@ -29,6 +31,11 @@ const BATCH: usize = 256;
 const MOST_BYTES: usize = 500_000_000;
 /// Trees whose last number is kept at hand; the others' are looked up in the log.
 const NUMBERS_AT_HAND: usize = 16_384;
+
+/// The tree is gone.
+pub const GONE: u64 = 1;
+/// A part of the tree is gone, and there is more of it.
+pub const MORE: u64 = 2;
 
 /// What the writer is asked for, and who waits for it.
 pub struct Job {
@@ -46,8 +53,10 @@ pub enum Task {
     Tried(Tried),
     /// Makes a run's delivery due now; answers 1, or 0 where there is none such.
     Resend(RunId, DeliveryId),
-    /// Removes a root with its tree; answers 1, or 0 where there is no such root.
+    /// Removes a part of a root's tree, the root last; answers 0 where there is no such root, [`GONE`] or [`MORE`].
     Delete(RunId),
+    /// Removes a few unused definitions and gives a little unused space back; answers 1 where there may be more, else 0.
+    Tidy,
     /// Writes something and answers 0.
     Check,
     /// Commits what still waits and ends, after the readers have.
@@ -68,6 +77,7 @@ impl Task {
     fn bytes(&self) -> usize {
         match self {
             Self::Write(parcel) => parcel.bytes(),
+            Self::Delete(_) | Self::Tidy => 64 << 10,
             _ => 0,
         }
     }
@@ -202,6 +212,7 @@ struct Writer<'c> {
     numbers: HashMap<RunId, u64>,
     definitions: Known,
     broken: Broken,
+    shrink: Shrink,
     /// Transactions so far, for whoever asks.
     commits: &'c AtomicU64,
 }
@@ -214,6 +225,7 @@ impl<'c> Writer<'c> {
             numbers: HashMap::new(),
             definitions: Known::default(),
             broken: Broken::default(),
+            shrink: Shrink::of(connection)?,
             commits,
         })
     }
@@ -256,6 +268,7 @@ impl<'c> Writer<'c> {
                 }
             }
             checkpointer.committed(writes, bytes, self.connection);
+            self.shrink.settle(self.connection);
         }
         ending
     }
@@ -324,6 +337,7 @@ impl<'c> Writer<'c> {
             Task::Tried(tried) => self.tried(tried),
             Task::Resend(run, id) => self.resend(*run, *id),
             Task::Delete(root) => self.delete(*root),
+            Task::Tidy => self.tidy(),
             Task::Check => {
                 self.sql.check.execute([])?;
                 Ok(0)
@@ -411,7 +425,7 @@ impl<'c> Writer<'c> {
         }
         let run = &opening.run;
         let continuation = &opening.continuation;
-        let definition = self.definition(&continuation.definition)?;
+        let definition = self.definition(&continuation.definition, run.id)?;
         let small = run.input.len() + run.task.as_ref().map_or(0, String::len) <= rows::SMALL_INPUT;
         let usage = rows::usage_values(&run.usage);
         let labels = rows::labels_value(&run.labels);
@@ -508,14 +522,18 @@ impl<'c> Writer<'c> {
             .map(drop)
     }
 
-    /// What the definition is known by in the table, where it is from now on.
-    fn definition(&mut self, text: &Arc<str>) -> rusqlite::Result<Hash> {
-        if let Some(hash) = self.definitions.hash(text) {
+    /// What the definition is known by in the table, which knows from now on that this run has it.
+    fn definition(&mut self, text: &Arc<str>, run: RunId) -> rusqlite::Result<Hash> {
+        let at = removal::made_at(run);
+        if let Some(hash) = self.definitions.hash(text, at) {
             return Ok(hash);
         }
         let hash = definitions::hash(text);
-        self.sql.definition.execute(params![hash, text])?;
-        self.definitions.add(text, hash);
+        let until = Known::used_until(at);
+        self.sql
+            .definition
+            .execute(params![hash, text, until, rows::bytes(&run)])?;
+        self.definitions.add(text, hash, at);
         Ok(hash)
     }
 
@@ -632,28 +650,20 @@ impl<'c> Writer<'c> {
     }
 
     fn delete(&mut self, root: RunId) -> Result<u64, Fault> {
-        let id = rows::bytes(&root);
-        if !self.sql.is_root.exists(params![id])? {
+        if !self.sql.is_root.exists(params![rows::bytes(&root)])? {
             return Ok(0);
         }
-        let tree: Vec<(RunId, Option<String>)> = self
-            .sql
-            .tree
-            .query_map(params![id], |row| Ok((rows::id(row, 0)?, row.get(1)?)))?
-            .collect::<rusqlite::Result<_>>()?;
-        for (run, labels) in &tree {
-            let run = rows::bytes(run);
-            for (key, value) in rows::labels(labels.as_deref()) {
-                self.sql.delete_label.execute(params![key, value, run])?;
-            }
-            self.sql.delete_claims.execute(params![run])?;
-            self.sql.delete_deliveries.execute(params![run])?;
-            self.sql.delete_text.execute(params![run])?;
-            self.sql.delete_run.execute(params![run])?;
-        }
-        self.sql.delete_entries.execute(params![id])?;
         self.numbers.remove(&root);
-        Ok(1)
+        Ok(removal::remove_part(
+            &mut self.sql,
+            &mut self.definitions,
+            root,
+        )?)
+    }
+
+    fn tidy(&mut self) -> Result<u64, Fault> {
+        let more = removal::drop_definitions(&mut self.sql, &mut self.definitions)?;
+        Ok(u64::from(self.shrink.step(self.connection)? || more))
     }
 
     /// The last number given in a tree.

@@ -1,0 +1,254 @@
+//! Retention: what is kept no longer goes, with all of it, beside runs that go on; and the file gets smaller.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axed::config::{Kept, Retention};
+use axed::domain::run::{RunId, Scope, Status};
+use axed::engine::retention;
+use axed::store::{Change, NewestEnded, RunStore};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::store::{
+    Opened, claim, completing, count, fresh, in_an_hour, record, root, sqlite, sqlite_in, write,
+};
+use crate::support::app::TestApp;
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, fails, says};
+use crate::support::soon;
+
+/// A run with everything that a run can have, by a definition of its own.
+async fn full_run(store: &dyn RunStore, n: usize) -> Scope {
+    let scope = root();
+    let mut run = record(&scope, "a");
+    run.input = "long ".repeat(400);
+    run.labels.insert("k".to_owned(), n.to_string());
+    let mut opening = fresh(run);
+    opening.continuation.definition = format!("{{\"name\":\"{n}\"}}").into();
+    opening.claim = Some(claim(&n.to_string(), 0, in_an_hour()));
+    let open = write(&scope, Change::Open(Box::new(opening)), 1);
+    store.write(open).await.expect("opened");
+    scope
+}
+
+async fn full_runs(store: &dyn RunStore, numbers: std::ops::Range<usize>) {
+    for n in numbers {
+        let scope = full_run(store, n).await;
+        store
+            .post(completing(&scope, "done"))
+            .await
+            .expect("posted");
+    }
+    store.check().await.expect("committed");
+}
+
+fn newest(kept: usize) -> Retention {
+    Retention {
+        completed: Kept {
+            age: None,
+            count: Some(kept),
+        },
+        ..Retention::default()
+    }
+}
+
+/// The completed root that so many newer ones follow.
+async fn place(store: &dyn RunStore, but: usize) -> Option<RunId> {
+    let query = NewestEnded {
+        status: Status::Completed,
+        before: None,
+        but,
+    };
+    store.newest_ended(query).await.expect("a place")
+}
+
+/// Waits until at most so many completed roots are left.
+async fn dwindled(store: &dyn RunStore, to: usize) {
+    soon("old runs to go", async {
+        while place(store, to).await.is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+async fn keeping<T>(
+    store: &Arc<dyn RunStore>,
+    retention: Retention,
+    meanwhile: impl Future<Output = T>,
+) -> T {
+    let stop = CancellationToken::new();
+    let keeping = retention::keep(Arc::clone(store), retention, stop.clone());
+    let meanwhile = async {
+        let done = meanwhile.await;
+        stop.cancel();
+        done
+    };
+    tokio::join!(keeping, meanwhile).1
+}
+
+fn bytes(dir: &Path) -> u64 {
+    let file = std::fs::metadata(dir.join("axed.db")).expect("a file");
+    file.len()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_runs_go_while_others_come() {
+    let Opened {
+        store,
+        place: home,
+        rung: _rung,
+    } = sqlite();
+    full_runs(store.as_ref(), 0..10_000).await;
+    let before = store.commits();
+
+    // One process begins it …
+    keeping(&store, newest(100), dwindled(store.as_ref(), 9_000)).await;
+    store.close().await;
+    assert!(
+        bytes(home.path()) > 20 << 20,
+        "{} bytes",
+        bytes(home.path())
+    );
+    drop(store);
+    let (store, _rung) = sqlite_in(home.path()).expect("opened again");
+    assert!(
+        place(store.as_ref(), 1_000).await.is_some(),
+        "stopped halfway"
+    );
+
+    // … and the next one ends it, beside new runs that go on.
+    let at_work = keeping(&store, newest(100), async {
+        let mut at_work = Vec::new();
+        for n in 10_000..10_200 {
+            at_work.push(full_run(store.as_ref(), n).await);
+        }
+        dwindled(store.as_ref(), 100).await;
+        soon("the file to get smaller", async {
+            while bytes(home.path()) > 4 << 20 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        at_work
+    })
+    .await;
+
+    assert!(place(store.as_ref(), 99).await.is_some(), "a hundred stay");
+    for scope in &at_work {
+        let run = store.run(scope.run).await.expect("a read");
+        assert_eq!(run.map(|run| run.status), Some(Status::Queued));
+    }
+    for table in ["runs", "texts", "labels", "claims", "definitions"] {
+        assert_eq!(count(home.path(), table), 300, "{table}");
+    }
+    assert!(before > 0);
+}
+
+/// A definition that many runs share goes once every run is younger than its last one.
+#[tokio::test]
+async fn a_shared_definition_goes_after_its_runs() {
+    let opened = sqlite();
+    let (store, dir) = (&opened.store, opened.place.path());
+    let shared = async || {
+        let scope = root();
+        let opening = Change::Open(Box::new(fresh(record(&scope, "a"))));
+        store
+            .write(write(&scope, opening, 1))
+            .await
+            .expect("opened");
+        let done = completing(&scope, "done");
+        store.write(done).await.expect("closed");
+        scope
+    };
+    let (first, second, third) = (shared().await, shared().await, shared().await);
+    assert_eq!(count(dir, "definitions"), 1);
+    for gone in [first, second] {
+        assert!(store.delete(gone.run).await.expect("deleted"));
+        while store.tidy().await.expect("tidied") {}
+        assert_eq!(count(dir, "definitions"), 1, "the third has it");
+    }
+    assert!(store.delete(third.run).await.expect("deleted"));
+    while store.tidy().await.expect("tidied") {}
+    assert_eq!(count(dir, "definitions"), 0);
+    shared().await;
+    assert_eq!(count(dir, "definitions"), 1, "it comes back with a run");
+}
+
+#[tokio::test]
+async fn runs_go_by_age_and_what_is_at_work_stays() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .agent("broken", "")
+        .agent("slow", "")
+        .config("[data.retention]\ncompleted = { age = 1 }")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.will("slow", [says("late").after(&gate)]);
+    app.provider.will("broken", [fails(400, "no")]);
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("done")]);
+    app.provider.will("reader", [says("read")]);
+    let slow = app.start("slow", "go").await;
+    let broken = app.run("broken", "go").await;
+    assert_eq!(broken.status(), "failed");
+    let key = |key| {
+        let request = app.request(reqwest::Method::POST, "/agents/planner/runs?wait=60");
+        request
+            .header("idempotency-key", key)
+            .json(&json!({"input": "go"}))
+    };
+    let planner = crate::support::app::send(key("k")).await.json();
+    let id = planner["id"].as_str().expect("an id");
+    let child = app.find(id).await.children().await;
+    let child = child.first().map(|child| child.id().to_owned());
+    let page = app.get(&format!("/runs/{id}/events?limit=1")).await;
+
+    let gone = app
+        .get_until(&format!("/runs/{id}"), |got| got.status == 404)
+        .await;
+    gone.problem(404);
+    // Whoever was reading is told so, and the key stands for nothing any more.
+    assert_eq!(page.status, 200);
+    let next = app.get(&format!("/runs/{id}/events?after=1")).await;
+    next.problem(404);
+    let child = child.expect("a child");
+    app.get(&format!("/runs/{child}")).await.problem(404);
+    app.provider.will("planner", [says("again")]);
+    let again = crate::support::app::send(key("k")).await.json();
+    assert_ne!(again["id"], planner["id"]);
+
+    assert_eq!(broken.now().await.status(), "failed");
+    assert_eq!(slow.now().await.status(), "running");
+    gate.open();
+    assert_eq!(slow.ended().await.output(), "late");
+}
+
+#[tokio::test]
+async fn the_newest_stay_and_the_next_start_sees_to_it() {
+    let mut app = TestApp::with()
+        .agent("solo", "")
+        .environment("AXED_DATA__RETENTION__COMPLETED__COUNT", "2")
+        .spawn()
+        .await;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        app.provider.will("solo", [says("done")]);
+        ids.push(app.run("solo", "go").await.id().to_owned());
+    }
+    app.restart().await;
+    let left = app
+        .get_until("/runs", |got| {
+            got.json()["data"]
+                .as_array()
+                .is_some_and(|runs| runs.len() == 2)
+        })
+        .await
+        .json();
+    assert_eq!(left["data"][0]["id"], ids[4]);
+    assert_eq!(left["data"][1]["id"], ids[3]);
+}
