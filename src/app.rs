@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::{Catalog, Watch};
 use crate::config::Config;
-use crate::config::load::ConfigError;
+use crate::config::load::{self, ConfigError};
 use crate::engine::journal::{Bells, Journal};
 use crate::engine::memory::Memories;
 use crate::engine::parts::Settings;
@@ -23,6 +23,7 @@ use crate::store::open;
 #[cfg(feature = "otel")]
 use crate::telemetry::otlp::Collector;
 use crate::telemetry::traces::Traces;
+use crate::tools::mcp::Servers;
 use crate::tools::shelf::Shelf;
 use crate::web;
 use crate::web::serve::Patience;
@@ -42,6 +43,7 @@ pub struct House {
     /// Tells webhooks, once it is driven.
     sender: Sender,
     exporting: Exporting,
+    mcp: Arc<Servers>,
     _watch: Option<Watch>,
     /// Owns the task of retention, which the guard stops.
     keeping: TaskTracker,
@@ -102,10 +104,12 @@ impl House {
         let journal = Journal::new(store, bells);
         let memories = Memories::new(&config.data.dir);
         let (traces, exporting) = Exporting::start(config)?;
+        let mcp = Arc::new(Servers::new(load::environment()));
         let runner = Runner::new(
             Arc::clone(&catalog),
             providers,
             Shelf::new(&config.tools),
+            Arc::clone(&mcp),
             journal,
             memories,
             settings(config),
@@ -132,17 +136,20 @@ impl House {
             runner,
             sender: sender.map_err(anyhow::Error::msg)?,
             exporting,
+            mcp,
             _watch: watch,
             keeping,
             keeps: stop.drop_guard(),
         })
     }
 
-    /// Drops runs that are still at work where they stand, commits what is handed over, and closes the store.
+    /// Drops runs that are still at work where they stand, ends MCP servers, commits what is handed over, and closes the
+    /// store.
     pub async fn close(self) {
         drop(self.keeps);
         self.keeping.wait().await;
         self.runner.halt().await;
+        self.mcp.close().await;
         self.runner.store().close().await;
         self.exporting.close().await;
     }

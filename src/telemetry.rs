@@ -22,6 +22,11 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     let filter = EnvFilter::builder().parse(wanted).map_err(|error| {
         format!("telemetry.log: \"{wanted}\" is no filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
     })?;
+    // The MCP library logs whole messages, which may hold anything; what matters of it we say ourselves.
+    let filter = match (wanted.contains("rmcp"), "rmcp=off".parse()) {
+        (false, Ok(quiet)) => filter.add_directive(quiet),
+        _ => filter,
+    };
     let terminal = std::io::stderr().is_terminal();
     let format = settings.log_format.unwrap_or(if terminal {
         LogFormat::Human

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::domain::agent::{Agent, ModelRefError};
 
 pub mod context_files;
+pub mod mcp_servers;
 pub mod prompt;
 pub mod read;
 pub mod reload;

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::catalog::LoadError;
 use crate::catalog::context_files;
+use crate::catalog::mcp_servers;
 use crate::config::document::{self, Node, Value};
 use crate::config::load::{expand_home, home, variable};
 use crate::config::section::{self, MAX_COUNT, Section};
@@ -126,12 +127,12 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         subagent: None,
         ad_hoc: None,
         webhook: top.section("webhook", webhook),
+        mcp_servers: mcp_servers::read(top),
     };
     top.unsupported("approve");
     top.whole("approve_timeout", 0..=MAX_COUNT);
     let subagent = top.section("subagent", subagent);
     top.unsupported("allowed_hosts");
-    top.unsupported("mcp_servers");
     Written {
         name,
         model,
@@ -563,7 +564,6 @@ mod tests {
         for (text, key) in [
             ("approve = [\"a\"]", "approve"),
             ("allowed_hosts = [\"a\"]", "allowed_hosts"),
-            ("[[mcp_servers]]\nname = \"a\"", "mcp_servers"),
         ] {
             let told = error(text);
             let wanted = format!("{key} is not supported by this version of axed");

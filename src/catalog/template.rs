@@ -121,6 +121,20 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # secret_env = "HOOK_SECRET"
 # Which events; empty means the ends: run.completed, run.failed, run.cancelled.
 # events = []
+# MCP servers: each one's tools are offered as <name>__<tool>. ${VAR} is a variable of the daemon's environment.
+#   [[mcp_servers]]
+#   name = "tickets"
+#   transport = "streamable-http"
+#   url = "https://tickets.example.com/mcp"
+#   headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
+#   tools = []                      # only these; empty means all
+#
+#   [[mcp_servers]]
+#   name = "files"
+#   transport = "stdio"
+#   command = "npx"
+#   args = ["-y", "@modelcontextprotocol/server-filesystem", "/srv/papers"]
+#   env = { LOG_LEVEL = "warn" }
 "#;
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! A definition in force, written as an agent file with every default filled in.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::domain::agent::{Agent, Backoff, ResponseFormat, Summary};
+use crate::domain::mcp::{McpServer, McpTransport, Template};
 
 /// The agent as a file that would define it. Keys that are unset and have no default are left out.
 pub fn to_toml(agent: &Agent) -> String {
@@ -115,7 +117,35 @@ pub fn to_toml(agent: &Agent) -> String {
         file.maybe("secret_env", webhook.secret_env.as_deref().map(text));
         file.key("events", texts(&webhook.events));
     }
+    for server in &agent.mcp_servers {
+        mcp_server(&mut file, server);
+    }
     file.0
+}
+
+fn mcp_server(file: &mut Writer, server: &McpServer) {
+    let named = |texts: &BTreeMap<String, Template>| {
+        let entry = |(name, value): (&String, &Template)| {
+            format!("{} = {}", quoted(name), quoted(value.shown()))
+        };
+        let entries: Vec<_> = texts.iter().map(entry).collect();
+        format!("{{ {} }}", entries.join(", "))
+    };
+    file.0.push_str("\n[[mcp_servers]]\n");
+    file.key("name", text(&server.name));
+    file.key("transport", text(server.transport.name()));
+    match &server.transport {
+        McpTransport::Stdio { command, args, env } => {
+            file.key("command", text(command));
+            file.key("args", texts(args));
+            file.key("env", named(env));
+        }
+        McpTransport::StreamableHttp { url, headers } => {
+            file.key("url", text(url));
+            file.key("headers", named(headers));
+        }
+    }
+    file.key("tools", texts(&server.tools));
 }
 
 struct Writer(String);

@@ -105,7 +105,7 @@ fn line(event: &Value) -> Option<String> {
             text(event, "reason"),
             seconds(number(event, "wait_ms"))
         ),
-        "memory.warning" | "loop.warning" => text(event, "message"),
+        "memory.warning" | "tools.warning" | "loop.warning" => text(event, "message"),
         "run.failed" => format!(
             "failed: {}",
             event["error"]["message"].as_str().unwrap_or_default()

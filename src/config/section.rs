@@ -256,6 +256,35 @@ impl Section<'_> {
         made
     }
 
+    /// A list of tables, each read with its place in the list.
+    pub fn each<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(&mut Section<'_>) -> T,
+    ) -> Vec<T> {
+        let Some(node) = self.take(key) else {
+            return Vec::new();
+        };
+        let Value::Array(items) = node.value else {
+            self.wrong_type(&node, key, "a list of tables", &node.value);
+            return Vec::new();
+        };
+        let mut made = Vec::with_capacity(items.len());
+        for (at, item) in items.into_iter().enumerate() {
+            let path = format!("{}[{at}]", self.full(key));
+            match item.value {
+                Value::Table(table) => {
+                    made.push(enter(path, item.origin, table, self.problems, &mut read));
+                }
+                other => self.fault(
+                    item.origin,
+                    format!("{path} must be a table, not {}", type_of(&other)),
+                ),
+            }
+        }
+        made
+    }
+
     /// A table of texts under names that the writer chose.
     pub fn texts_by_name<T>(
         &mut self,

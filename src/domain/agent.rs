@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::domain::mcp::McpServer;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 
@@ -67,6 +68,9 @@ pub struct Agent {
     /// What makes it an unnamed agent, started by a call of `subagent`; none for those of files.
     #[serde(default)]
     pub ad_hoc: Option<AdHoc>,
+    /// Whose tools it is offered beside the built-in ones, in the file's order.
+    #[serde(default)]
+    pub mcp_servers: Vec<McpServer>,
     /// Where the events of its root runs are told.
     #[serde(default)]
     pub webhook: Option<Webhook>,

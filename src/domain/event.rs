@@ -120,6 +120,8 @@ pub enum EventKind {
     },
     #[serde(rename = "memory.warning")]
     MemoryWarning { message: String },
+    #[serde(rename = "tools.warning")]
+    ToolsWarning { message: String },
     #[serde(rename = "loop.warning")]
     LoopWarning {
         turn: u32,
@@ -171,6 +173,7 @@ impl EventKind {
             Self::AgentReturned { .. } => "agent.returned",
             Self::RetryScheduled { .. } => "retry.scheduled",
             Self::MemoryWarning { .. } => "memory.warning",
+            Self::ToolsWarning { .. } => "tools.warning",
             Self::LoopWarning { .. } => "loop.warning",
             Self::TextDelta { .. } => "text.delta",
             Self::TextWithdrawn { .. } => "text.withdrawn",

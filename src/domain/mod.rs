@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod event;
+pub mod mcp;
 pub mod message;
 pub mod run;
 pub mod schema;

@@ -29,6 +29,7 @@ use crate::engine::remains::{self, Begun, Remains, Replied};
 use crate::engine::resolve::{self, Prompt};
 use crate::engine::turn::{self, Answer, Question, TurnError};
 use crate::store::{Change, Progress, Step, StoreError};
+use crate::tools::mcp::Offer;
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
@@ -117,7 +118,15 @@ async fn turns(
 ) -> Ending {
     let limits = &engine.settings;
     let max_turns = live.agent.max_turns;
-    let toolbox = Arc::new(resolve::toolbox(engine, &live.agent, &live.scope));
+    let mut offer = Offer::default();
+    if !live.agent.mcp_servers.is_empty() {
+        let is_new = left.is_none();
+        offer = match Box::pin(ask_mcp(engine, live, &mut draft, is_new)).await {
+            Ok(offer) => offer,
+            Err(error) => return error.into(),
+        };
+    }
+    let toolbox = Arc::new(resolve::toolbox(engine, &live.agent, &live.scope, offer));
     let offered = !toolbox.offered().is_empty();
     let Prompt {
         system, message, ..
@@ -396,6 +405,28 @@ async fn sum_up(
         false => message.content.clone(),
     };
     Ending::of(done(content)).with(vec![Step::Reply { turn, message }], vec![completed])
+}
+
+/// The tools of the agent's MCP servers: those that they list now hold for the whole run.
+async fn ask_mcp(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    draft: &mut Box<Draft>,
+    is_new: bool,
+) -> Result<Offer, StoreError> {
+    if is_new {
+        // A server may take long to answer: nobody waits that long to hear that the run was accepted.
+        let told = std::mem::replace(draft, Box::new(Draft::of(Change::Nothing)));
+        told.write(engine, live).await?;
+    }
+    // A run that is stopped meanwhile, or overdue, ends before its next turn.
+    let offer = turn::bounded(live, engine.mcp.offer(&live.agent.mcp_servers)).await;
+    let mut offer = offer.unwrap_or_default();
+    let warnings = std::mem::take(&mut offer.warnings).into_iter();
+    draft
+        .events
+        .extend(warnings.map(|message| EventKind::ToolsWarning { message }));
+    Ok(offer)
 }
 
 /// Takes in what an earlier process recorded, and finishes what it had begun. Children that it began are driven to

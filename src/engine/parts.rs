@@ -20,6 +20,7 @@ use crate::net::Guard;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::Traces;
+use crate::tools::mcp::Servers;
 use crate::tools::shelf::Shelf;
 
 /// The engine's parts, shared by all runs.
@@ -30,6 +31,8 @@ pub struct Engine {
     pub providers: Registry,
     /// The built-in tools.
     pub shelf: Shelf,
+    /// The connections to MCP servers.
+    pub mcp: Arc<Servers>,
     /// Who writes the record.
     pub journal: Journal,
     /// What the agents remember.

@@ -12,6 +12,7 @@ use crate::engine::ask::{
 };
 use crate::engine::parts::{Engine, Settings};
 use crate::engine::webhook;
+use crate::tools::mcp::Offer;
 use crate::tools::toolbox::Toolbox;
 
 /// A prompt as it is recorded and sent.
@@ -69,10 +70,10 @@ pub fn timeout(settings: &Settings, ask: &RunAsk, agent: &Agent) -> Duration {
         .min(settings.max_timeout)
 }
 
-/// The tools of a run of that agent in that place.
-pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope) -> Toolbox {
+/// The tools of a run of that agent in that place, with those that its MCP servers offer.
+pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope, offer: Offer) -> Toolbox {
     let agents = engine.catalog.current();
-    Toolbox::new(agent, scope, &engine.shelf, |name| {
+    Toolbox::new(agent, scope, &engine.shelf, offer, |name| {
         agents
             .get(name)
             .ok()
@@ -147,6 +148,11 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
     }
     let of = Arc::clone(&agent);
     let workdir = blocking(move || prompt::workdir(&of.name, of.workdir.as_deref())).await?;
+    let mut offer = Offer::default();
+    if !agent.mcp_servers.is_empty() {
+        offer = engine.mcp.offer(&agent.mcp_servers).await;
+    }
+    let toolbox = toolbox(engine, &agent, &scope, offer);
     Ok(DryRun {
         agent: agent.name.clone(),
         agent_version: agent.version.clone(),
@@ -156,7 +162,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
         message: prompt.message,
         workdir,
         params: agent.params.clone(),
-        tools: toolbox(engine, &agent, &scope).offered().to_vec(),
+        tools: toolbox.offered().to_vec(),
         sub_agents: DrySubAgents {
             names: agent.sub_agents.clone(),
             max_depth: scope.max_depth,

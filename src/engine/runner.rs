@@ -33,6 +33,7 @@ use crate::providers::registry::Registry;
 use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
 use crate::telemetry::traces::Traces;
+use crate::tools::mcp::Servers;
 use crate::tools::shelf::Shelf;
 
 /// The engine's front: cheap to clone.
@@ -47,6 +48,7 @@ impl Runner {
         catalog: Arc<Catalog>,
         providers: Registry,
         shelf: Shelf,
+        mcp: Arc<Servers>,
         journal: Journal,
         memories: Memories,
         settings: Settings,
@@ -59,6 +61,7 @@ impl Runner {
             catalog,
             providers,
             shelf,
+            mcp,
             journal,
             memories,
             definitions: Definitions::default(),

@@ -7,7 +7,9 @@ use indexmap::IndexMap;
 use crate::domain::agent::Agent;
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::run::Scope;
+use crate::domain::schema::Schema;
 use crate::tools::call_agent::{self, CallAgent};
+use crate::tools::mcp::{Missing, Offer};
 use crate::tools::shelf::Shelf;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::workdir::Workdir;
@@ -17,16 +19,19 @@ use crate::tools::{Context, Delegate, Effect, Tool};
 pub struct Toolbox {
     offered: Vec<ToolSpec>,
     tools: IndexMap<String, Arc<dyn Tool>>,
+    /// MCP servers whose tools nobody knows.
+    missing: Vec<Missing>,
     workdir: Workdir,
     max_result: usize,
 }
 
 impl Toolbox {
-    /// For a run of `agent` in that place. `about` gives the description of a sub-agent.
+    /// For a run of `agent` in that place, with what its MCP servers offer. `about` gives the description of a sub-agent.
     pub fn new(
         agent: &Agent,
         scope: &Scope,
         shelf: &Shelf,
+        offer: Offer,
         about: impl Fn(&str) -> Option<String>,
     ) -> Self {
         let mut tools: IndexMap<String, Arc<dyn Tool>> = IndexMap::new();
@@ -35,6 +40,8 @@ impl Toolbox {
                 tools.insert(name.clone(), Arc::clone(tool));
             }
         }
+        // No name of theirs is one of ours: each has the separator of server and tool in it.
+        tools.extend(offer.tools);
         let names = &agent.sub_agents;
         if !names.is_empty() {
             let described = names.iter().map(|name| (name.clone(), about(name)));
@@ -62,6 +69,7 @@ impl Toolbox {
         Self {
             offered: offered.map(|(_, tool)| tool.spec()).collect(),
             tools,
+            missing: offer.missing,
             workdir: Workdir::new(agent.workdir.clone()),
             max_result: shelf.max_result(),
         }
@@ -74,7 +82,17 @@ impl Toolbox {
 
     /// What a call of that name does beside its answer; none where there is no such tool.
     pub fn effect(&self, name: &str) -> Option<Effect> {
-        self.tools.get(name).map(|tool| tool.effect())
+        match self.tools.get(name) {
+            Some(tool) => Some(tool.effect()),
+            // What nobody knows may not be done twice.
+            None => self.missing(name).map(|_| Effect::Changes),
+        }
+    }
+
+    /// The MCP server that has this tool, if any has, where nobody knows its tools.
+    fn missing(&self, name: &str) -> Option<&Missing> {
+        let mut missing = self.missing.iter();
+        missing.find(|it| name.starts_with(&it.prefix))
     }
 
     /// Performs a call, or says that there is no such tool, or what is wrong with the arguments.
@@ -85,6 +103,9 @@ impl Toolbox {
         delegate: &dyn Delegate,
     ) -> Result<String, String> {
         let Some(tool) = self.tools.get(&call.name) else {
+            if let Some(missing) = self.missing(&call.name) {
+                return Err(missing.why.clone());
+            }
             return Err(format!("Unknown tool: \"{}\"", shorten(&call.name, 200)));
         };
         let context = Context {
@@ -92,31 +113,40 @@ impl Toolbox {
             workdir: &self.workdir,
             delegate,
         };
-        let Some(schema) = tool.schema() else {
+        if tool.effect() == Effect::Delegates {
+            // It checks and bounds by itself.
             return tool.perform(call, context).await;
-        };
-        let arguments = serde_json::from_str(call.arguments.get()).unwrap_or_default();
-        let fitting = schema.fit(arguments).and_then(|fitting| {
-            serde_json::value::to_raw_value(&fitting).map_err(|error| vec![error.to_string()])
-        });
-        let performed = match fitting {
-            Ok(arguments) => {
-                let call = ToolCall {
-                    arguments: arguments.into(),
-                    ..call.clone()
-                };
-                tool.perform(&call, context).await
-            }
-            Err(errors) => Err(format!(
-                "The arguments of {} do not fit its schema: {}",
-                call.name,
-                errors.join("; ")
-            )),
+        }
+        let performed = match tool.schema() {
+            Some(schema) => match fitting(call, schema) {
+                Ok(call) => tool.perform(&call, context).await,
+                Err(why) => Err(why),
+            },
+            None => tool.perform(call, context).await,
         };
         match performed {
             Ok(text) => Ok(bounded(text, self.max_result)),
             Err(text) => Err(bounded(text, self.max_result)),
         }
+    }
+}
+
+/// The call with arguments that fit the schema.
+fn fitting(call: &ToolCall, schema: &Schema) -> Result<ToolCall, String> {
+    let arguments = serde_json::from_str(call.arguments.get()).unwrap_or_default();
+    let fitting = schema.fit(arguments).and_then(|fitting| {
+        serde_json::value::to_raw_value(&fitting).map_err(|error| vec![error.to_string()])
+    });
+    match fitting {
+        Ok(arguments) => Ok(ToolCall {
+            arguments: arguments.into(),
+            ..call.clone()
+        }),
+        Err(errors) => Err(format!(
+            "The arguments of {} do not fit its schema: {}",
+            call.name,
+            errors.join("; ")
+        )),
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::catalog::{Entry, LoadError};
 use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat, Subagent, Summary};
+use crate::domain::mcp::{McpServer, McpTransport};
 use crate::net;
 use crate::web::auth::Caller;
 use crate::web::body;
@@ -139,6 +140,7 @@ struct Definition<'a> {
     budget: Budget,
     retry: Retry,
     memory: Memory<'a>,
+    mcp_servers: Vec<Server<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     subagent: Option<SubagentView<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -233,6 +235,34 @@ struct Webhook<'a> {
     events: &'a [String],
 }
 
+/// An MCP server without what may be a secret: arguments, variables, headers, and what follows a URL's path.
+#[derive(Serialize)]
+struct Server<'a> {
+    name: &'a str,
+    transport: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<&'a str>,
+    tools: &'a [String],
+}
+
+impl<'a> Server<'a> {
+    fn of(server: &'a McpServer) -> Self {
+        let (command, url) = match &server.transport {
+            McpTransport::Stdio { command, .. } => (Some(command.as_str()), None),
+            McpTransport::StreamableHttp { url, .. } => (None, url.split(['?', '#']).next()),
+        };
+        Self {
+            name: &server.name,
+            transport: server.transport.name(),
+            command,
+            url,
+            tools: &server.tools,
+        }
+    }
+}
+
 impl<'a> Definition<'a> {
     fn of(agent: &'a Agent) -> Self {
         let delegation = &agent.delegation;
@@ -278,6 +308,7 @@ impl<'a> Definition<'a> {
                 secret_env: webhook.secret_env.as_deref(),
                 events: &webhook.events,
             }),
+            mcp_servers: agent.mcp_servers.iter().map(Server::of).collect(),
         }
     }
 }
@@ -353,6 +384,7 @@ mod tests {
                 secret_env: Some("HOOK_SECRET".to_owned()),
                 events: Vec::new(),
             }),
+            mcp_servers: Vec::new(),
         };
         Entry {
             name: "planner".to_owned(),

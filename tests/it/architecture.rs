@@ -31,9 +31,16 @@ const FENCES: &[(&str, &[&str])] = &[
     ("hyper_util", &["web", "providers/wire"]),
     (
         "reqwest",
-        &["providers/wire", "telemetry/otlp", "webhooks/post", "cli"],
+        &[
+            "providers/wire",
+            "telemetry/otlp",
+            "webhooks/post",
+            "tools/mcp",
+            "cli",
+        ],
     ),
     ("prost", &["telemetry/otlp"]),
+    ("rmcp", &["tools/mcp"]),
     ("rusqlite", &["store"]),
     ("clap", &["cli"]),
     ("toml", &["config", "catalog", "providers/scripted"]),

@@ -20,6 +20,7 @@ mod failing_store;
 mod http_errors;
 mod idempotency;
 mod loop_;
+mod mcp;
 mod memory;
 mod metrics;
 mod nginx;

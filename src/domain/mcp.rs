@@ -1,0 +1,185 @@
+//! `[[mcp_servers]]` of an agent: whose tools it is offered beside the built-in ones. Only data: knows no connection.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What parts a server's name from its tool's in the name that models know.
+pub const SEPARATOR: &str = "__";
+/// Most characters of a server's name: half of what providers take for a tool's name.
+const MOST_CHARACTERS: usize = 32;
+
+/// One server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct McpServer {
+    /// What its tools' names begin with, before [`SEPARATOR`].
+    pub name: String,
+    /// How it is reached.
+    pub transport: McpTransport,
+    /// The tools that are offered, by the server's own names; empty means all.
+    pub tools: Vec<String>,
+}
+
+/// How a server is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum McpTransport {
+    /// A process of ours that speaks on its standard input and output.
+    Stdio {
+        /// The program, looked up in PATH where it has no slash.
+        command: String,
+        /// Its arguments.
+        args: Vec<String>,
+        /// Variables that it gets beside the few that every server gets.
+        env: BTreeMap<String, Template>,
+    },
+    /// MCP's "Streamable HTTP".
+    StreamableHttp {
+        /// `http://` or `https://`.
+        url: String,
+        /// Sent with every request.
+        headers: BTreeMap<String, Template>,
+    },
+}
+
+impl McpTransport {
+    /// Its name in agent files.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stdio { .. } => "stdio",
+            Self::StreamableHttp { .. } => "streamable-http",
+        }
+    }
+}
+
+/// A text that may hold secrets and `${VAR}`s, as written: what stands for them is put in where it is used.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Template(String);
+
+/// A template with its variables put in.
+pub struct Filled {
+    /// The whole text.
+    pub text: String,
+    /// The values of its variables.
+    pub values: Vec<String>,
+}
+
+impl Template {
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// What is wrong with a `${`, in words that follow the key.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let template = Self(text.to_owned());
+        let parts = template.parts().map_err(|()| {
+            "has a ${ that names no variable; write ${NAME} with letters, digits and _".to_owned()
+        })?;
+        drop(parts);
+        Ok(template)
+    }
+
+    /// The text with every `${VAR}` replaced.
+    ///
+    /// # Errors
+    /// The first variable that is not set.
+    pub fn fill<'v>(&self, variable: impl Fn(&str) -> Option<&'v str>) -> Result<Filled, String> {
+        let mut filled = Filled {
+            text: String::new(),
+            values: Vec::new(),
+        };
+        for part in self.parts().unwrap_or_default() {
+            match part {
+                Part::Plain(text) => filled.text.push_str(text),
+                Part::Variable(name) => {
+                    let value = variable(name).ok_or_else(|| name.to_owned())?;
+                    filled.text.push_str(value);
+                    filled.values.push(value.to_owned());
+                }
+            }
+        }
+        Ok(filled)
+    }
+
+    /// As it may be shown: one without variables may be a secret itself.
+    pub fn shown(&self) -> &str {
+        match self.0.contains("${") {
+            true => &self.0,
+            false => "***",
+        }
+    }
+
+    fn parts(&self) -> Result<Vec<Part<'_>>, ()> {
+        let mut parts = Vec::new();
+        let mut rest = self.0.as_str();
+        while let Some((before, after)) = rest.split_once("${") {
+            let (name, after) = after.split_once('}').ok_or(())?;
+            if !is_variable(name) {
+                return Err(());
+            }
+            parts.extend([Part::Plain(before), Part::Variable(name)]);
+            rest = after;
+        }
+        parts.push(Part::Plain(rest));
+        Ok(parts)
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.shown())
+    }
+}
+
+enum Part<'t> {
+    Plain(&'t str),
+    Variable(&'t str),
+}
+
+/// Whether a variable of an environment may have this name.
+pub fn is_variable(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// Whether a server may have this name: where it ends is seen in every tool's name, and providers take them.
+pub fn is_server_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    (1..=MOST_CHARACTERS).contains(&name.len())
+        && name.chars().all(is_plain)
+        && !name.starts_with(['-', '_'])
+        && !name.ends_with('_')
+        && !name.contains(SEPARATOR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Template, is_server_name};
+
+    #[test]
+    fn variables_are_put_in_and_secrets_are_not_shown() {
+        let template = Template::read("Bearer ${TOKEN}, $5 and ${TOKEN}").expect("a template");
+        let filled = template.fill(|name| (name == "TOKEN").then_some("secret"));
+        let filled = filled.expect("it is set");
+        assert_eq!(filled.text, "Bearer secret, $5 and secret");
+        assert_eq!(filled.values, ["secret", "secret"]);
+        assert_eq!(template.fill(|_| None).err().as_deref(), Some("TOKEN"));
+        assert_eq!(format!("{template:?}"), "Bearer ${TOKEN}, $5 and ${TOKEN}");
+        let literal = Template::read("secret").expect("a template");
+        assert_eq!(format!("{literal:?}"), "***");
+        for wrong in ["${", "${}", "${A B}", "a${1}", "${A"] {
+            assert!(Template::read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_name_shows_where_it_ends() {
+        for good in ["files", "a", "git-hub_2"] {
+            assert!(is_server_name(good), "{good}");
+        }
+        for bad in ["", "a__b", "a_", "_a", "-a", "a.b", "ä", &"a".repeat(33)] {
+            assert!(!is_server_name(bad), "{bad}");
+        }
+    }
+}

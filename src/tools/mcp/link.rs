@@ -1,0 +1,386 @@
+//! An open connection: the protocol's handshake, calls, and its end. Knows no list of tools.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ClientConfig, Implementation,
+    JsonObject, ProtocolVersion,
+};
+use rmcp::service::{
+    ClientInitializeError, NotificationContext, RunningService, serve_client_with_lifecycle_and_ct,
+};
+use rmcp::transport::Transport;
+use rmcp::{ClientHandler, ClientLifecycleMode, Peer, RoleClient, ServiceError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::load::Environment;
+use crate::domain::mcp::McpTransport;
+use crate::domain::message::shorten;
+use crate::tools::mcp::secrets::Secrets;
+use crate::tools::mcp::{http, stdio};
+
+/// Calls at work on one connection.
+const MOST_CALLS: usize = 1024;
+/// The longest that an orderly end may take.
+const CLOSING: Duration = Duration::from_secs(6);
+/// Most characters of why something failed.
+const MOST_CHARACTERS: usize = 500;
+
+/// An open connection, as calls use it.
+pub struct Link {
+    /// For requests.
+    pub peer: Peer<RoleClient>,
+    /// Whether the server tells when its tools change.
+    tells_changes: bool,
+    changes: Arc<AtomicU64>,
+    at_work: AtomicUsize,
+    used: Mutex<Instant>,
+    has_answered: AtomicBool,
+    end: End,
+}
+
+/// How a connection is ended, and why it did.
+#[derive(Clone, Default)]
+struct End {
+    stop: CancellationToken,
+    why: Why,
+    secrets: Secrets,
+}
+
+/// Why a connection ended, in words that follow `MCP server "x" is not available:`; the first reason stands.
+pub type Why = Arc<OnceLock<String>>;
+
+/// An open connection with what its one task keeps.
+pub struct Keeper {
+    /// As calls use it.
+    pub link: Arc<Link>,
+    /// The task's part.
+    pub running: Running,
+}
+
+/// What goes on while a connection is open.
+pub struct Running {
+    service: BoxFuture<'static, ()>,
+    words: Words,
+    end: End,
+}
+
+/// Why a connection ended.
+pub struct Ended(pub String);
+
+/// What a process writes on its standard error, being logged.
+struct Words {
+    listening: Option<BoxFuture<'static, ()>>,
+}
+
+/// Opens a connection to a server.
+///
+/// # Errors
+/// Why it cannot be, without any secret.
+pub async fn open(
+    name: &str,
+    transport: &McpTransport,
+    environment: &Environment,
+) -> Result<Keeper, String> {
+    // Nearly every server knows the handshake. Those that know only the protocol without one refuse it.
+    let known = ClientLifecycleMode::Initialize;
+    match attempt(name, transport, environment, known).await {
+        Ok(keeper) => Ok(keeper),
+        Err(Unopened::Refused(why)) => {
+            let preferred_versions = vec![ProtocolVersion::LATEST];
+            let later = ClientLifecycleMode::Discover { preferred_versions };
+            let later = attempt(name, transport, environment, later).await;
+            later.map_err(|_| why)
+        }
+        Err(Unopened::Failed(why)) => Err(why),
+    }
+}
+
+enum Unopened {
+    /// The server answered, and does not want to speak like this.
+    Refused(String),
+    Failed(String),
+}
+
+async fn attempt(
+    name: &str,
+    transport: &McpTransport,
+    environment: &Environment,
+    mode: ClientLifecycleMode,
+) -> Result<Keeper, Unopened> {
+    let mut end = End::default();
+    let changes = Arc::new(AtomicU64::new(0));
+    let ear = Ear {
+        changes: Arc::clone(&changes),
+    };
+    let mut words = Words { listening: None };
+    let served = match transport {
+        McpTransport::Stdio { command, args, env } => {
+            let env = end
+                .secrets
+                .fill("env", env, environment)
+                .map_err(Unopened::Failed)?;
+            let started = stdio::start(command, args, env, environment, Arc::clone(&end.why));
+            let (process, stderr) = started.map_err(Unopened::Failed)?;
+            let listening = stdio::listen(name.to_owned(), stderr, end.secrets.clone());
+            words.listening = Some(Box::pin(listening));
+            words.beside(serve(ear, process, mode, &end)).await
+        }
+        McpTransport::StreamableHttp { url, headers } => {
+            let headers = end
+                .secrets
+                .fill("headers", headers, environment)
+                .map_err(Unopened::Failed)?;
+            if let Some((_, query)) = url.split_once('?') {
+                end.secrets.add(query);
+            }
+            let client = http::connect(url, headers).map_err(Unopened::Failed)?;
+            serve(ear, client, mode, &end).await
+        }
+    };
+    let service = served.map_err(|error| {
+        let why = end.why.get().cloned().unwrap_or_else(|| not_opened(&error));
+        let why = end.told(&why);
+        match error {
+            ClientInitializeError::JsonRpcError(_) => Unopened::Refused(why),
+            _ => Unopened::Failed(why),
+        }
+    })?;
+    let info = service.peer().peer_info();
+    let has_handshake = info
+        .as_ref()
+        .is_some_and(|info| info.protocol_version.has_initialize());
+    let capabilities = info
+        .as_ref()
+        .and_then(|info| info.capabilities.tools.clone());
+    let tells_changes =
+        has_handshake && capabilities.is_some_and(|tools| tools.list_changed == Some(true));
+    let link = Link {
+        peer: service.peer().clone(),
+        // Without a session nobody tells us; a server that does not promise to is asked each time, too.
+        tells_changes,
+        changes,
+        at_work: AtomicUsize::new(0),
+        used: Mutex::new(Instant::now()),
+        has_answered: AtomicBool::new(false),
+        end: end.clone(),
+    };
+    let running = Running {
+        service: Box::pin(async move { drop(service.waiting().await) }),
+        words,
+        end,
+    };
+    Ok(Keeper {
+        link: Arc::new(link),
+        running,
+    })
+}
+
+async fn serve<T: Transport<RoleClient> + 'static>(
+    ear: Ear,
+    transport: T,
+    mode: ClientLifecycleMode,
+    end: &End,
+) -> Result<RunningService<RoleClient, Ear>, ClientInitializeError> {
+    serve_client_with_lifecycle_and_ct(ear, transport, mode, end.stop.clone()).await
+}
+
+impl Link {
+    /// Whether it has ended.
+    pub fn is_closed(&self) -> bool {
+        self.end.stop.is_cancelled() || self.peer.is_transport_closed()
+    }
+
+    /// Whether [`Link::changes`] counts every change.
+    pub fn tells_changes(&self) -> bool {
+        self.tells_changes
+    }
+
+    /// How often the list of tools has changed.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Whether any call was answered.
+    pub fn has_answered(&self) -> bool {
+        self.has_answered.load(Ordering::Relaxed)
+    }
+
+    /// Ends it.
+    pub fn give_up(&self, why: &str) {
+        let _ = self.end.why.set(why.to_owned());
+        self.end.stop.cancel();
+    }
+
+    /// Somebody is about to call.
+    pub fn touch(&self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Comes back when nobody has called for so long.
+    pub async fn idle_for(&self, time: Duration) {
+        loop {
+            let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut until = used + time;
+            if self.at_work.load(Ordering::Relaxed) > 0 {
+                until = Instant::now() + time;
+            }
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    /// Calls a tool by the server's own name for it. Where the future is dropped the server is told that nobody waits.
+    ///
+    /// # Errors
+    /// Why there is no result, without any secret.
+    pub async fn call(&self, tool: &str, arguments: JsonObject) -> Result<CallToolResult, String> {
+        let _work = Work::begin(self)?;
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let answer = self.peer.call_tool_once(params).await;
+        if let Ok(_) | Err(ServiceError::McpError(_)) = &answer {
+            self.has_answered.store(true, Ordering::Relaxed);
+        }
+        match answer {
+            Ok(CallToolResponse::Complete(result)) => Ok(result),
+            Ok(_) => Err(
+                "it asks for what a run cannot give: a person's input, or to wait for a task"
+                    .to_owned(),
+            ),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    /// Why a request failed, without any secret.
+    pub fn failure(&self, error: &ServiceError) -> String {
+        let why = match error {
+            ServiceError::McpError(error) => error.message.to_string(),
+            ServiceError::TransportSend(error) => root_cause(error.error.as_ref()),
+            ServiceError::TransportClosed => match self.end.why.get() {
+                Some(why) => why.clone(),
+                None => "the connection ended before it answered".to_owned(),
+            },
+            other => other.to_string(),
+        };
+        self.end.told(&why)
+    }
+}
+
+impl Running {
+    /// Comes back when the connection has ended. May be dropped and called again.
+    pub async fn ended(&mut self) -> Ended {
+        self.words.beside(&mut self.service).await;
+        let why = self
+            .end
+            .why
+            .get()
+            .map_or("it closed the connection", String::as_str);
+        Ended(self.end.told(why))
+    }
+
+    /// Ends it in order.
+    pub async fn close(&mut self) {
+        self.end.stop.cancel();
+        // What does not end by then is dropped, and with it its process.
+        let _ = tokio::time::timeout(CLOSING, self.ended()).await;
+    }
+}
+
+impl Words {
+    /// Does the work while what is written is logged: a full pipe would stop the writer.
+    async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        if let Some(listening) = &mut self.listening {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = listening => {}
+            }
+            self.listening = None;
+        }
+        work.await
+    }
+}
+
+impl End {
+    /// As it may be told: without secrets, on one line, of a bounded length.
+    fn told(&self, why: &str) -> String {
+        let line = why.split_whitespace().collect::<Vec<_>>().join(" ");
+        shorten(&self.secrets.hide(&line), MOST_CHARACTERS)
+    }
+}
+
+/// A call at work.
+struct Work<'l>(&'l Link);
+
+impl<'l> Work<'l> {
+    fn begin(link: &'l Link) -> Result<Self, String> {
+        let work = Self(link);
+        match link.at_work.fetch_add(1, Ordering::Relaxed) < MOST_CALLS {
+            true => Ok(work),
+            false => Err(format!(
+                "{MOST_CALLS} calls are at work there already; call again later"
+            )),
+        }
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.0.at_work.fetch_sub(1, Ordering::Relaxed);
+        self.0.touch();
+    }
+}
+
+/// What a server may tell by itself: only that its tools changed. What it asks for is refused, as we promise nothing.
+struct Ear {
+    changes: Arc<AtomicU64>,
+}
+
+impl ClientHandler for Ear {
+    fn get_info(&self) -> ClientConfig {
+        let axed = Implementation::new("axed", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(Default::default(), axed)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+fn not_opened(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
+        ClientInitializeError::TransportError { error, .. } => root_cause(error.error.as_ref()),
+        ClientInitializeError::ConnectionClosed(_) => {
+            "it closed the connection before it answered".to_owned()
+        }
+        ClientInitializeError::ExpectedInitResponse(_)
+        | ClientInitializeError::ExpectedInitResult(_) => {
+            "it answered the handshake with something else".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The innermost reason. The outer ones name the address, which may hold a secret.
+fn root_cause(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    loop {
+        if let Some(told) = http::told(cause) {
+            return told;
+        }
+        match cause.source() {
+            Some(inner) => cause = inner,
+            None => return cause.to_string(),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What a server is given that nobody else may see: put in where a connection is opened, taken out of what is told.
+
+use std::collections::BTreeMap;
+
+use crate::config::load::Environment;
+use crate::domain::mcp::Template;
+
+/// A shorter value is no secret, and would be found in any text.
+const SHORTEST: usize = 8;
+
+/// The values that are never told.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    values: Vec<String>,
+}
+
+impl Secrets {
+    /// The texts with their variables put in. Each becomes a secret, and so does what each variable stands for.
+    ///
+    /// # Errors
+    /// The first variable that is not set, with the key that needs it.
+    pub fn fill(
+        &mut self,
+        table: &str,
+        templates: &BTreeMap<String, Template>,
+        environment: &Environment,
+    ) -> Result<Vec<(String, String)>, String> {
+        let mut texts = Vec::with_capacity(templates.len());
+        for (key, template) in templates {
+            let variable = |name: &str| {
+                let value = environment.get(name).map(String::as_str);
+                value.filter(|value| !value.is_empty())
+            };
+            let filled = template.fill(variable).map_err(|name| {
+                format!("its {table}.{key} needs the variable {name}, which the daemon's environment does not have")
+            })?;
+            self.values.extend(filled.values);
+            self.values.push(filled.text.clone());
+            texts.push((key.clone(), filled.text));
+        }
+        self.values.retain(|value| value.len() >= SHORTEST);
+        // The longest first: a value may be part of another.
+        self.values
+            .sort_by_key(|value| std::cmp::Reverse(value.len()));
+        self.values.dedup();
+        Ok(texts)
+    }
+
+    /// One more.
+    pub fn add(&mut self, value: &str) {
+        if value.len() >= SHORTEST {
+            self.values.push(value.to_owned());
+        }
+    }
+
+    /// The text without them.
+    pub fn hide(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for value in &self.values {
+            if text.contains(value) {
+                text = text.replace(value, "***");
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::Secrets;
+    use crate::domain::mcp::Template;
+
+    #[test]
+    fn what_was_put_in_is_not_told() {
+        let environment = BTreeMap::from([("TOKEN".to_owned(), "s3cret-token".to_owned())]);
+        let read = |text| Template::read(text).expect("a template");
+        let templates = BTreeMap::from([
+            ("Authorization".to_owned(), read("Bearer ${TOKEN}")),
+            ("X-Short".to_owned(), read("on")),
+        ]);
+        let mut secrets = Secrets::default();
+        let filled = secrets
+            .fill("headers", &templates, &environment)
+            .expect("it is set");
+        assert_eq!(filled[0].1, "Bearer s3cret-token");
+        let told = secrets.hide("no one on earth: Bearer s3cret-token, s3cret-token");
+        assert_eq!(told, "no one on earth: ***, ***");
+        let missing = secrets.fill("headers", &templates, &BTreeMap::new());
+        assert_eq!(
+            missing.expect_err("not set"),
+            "its headers.Authorization needs the variable TOKEN, which the daemon's environment does not have"
+        );
+    }
+}

@@ -1,0 +1,685 @@
+//! MCP servers: a process that speaks on its pipes, and one over HTTP; well-behaved and not.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axed::config::load::environment;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::events::count;
+use crate::support::provider::answer::{calls, says};
+use crate::support::soon;
+
+const SERVER: &str = include_str!("mcp/server.py");
+const ALL: [&str; 11] = [
+    "s__echo",
+    "s__hang",
+    "s__hang_reading",
+    "s__die",
+    "s__big",
+    "s__endless",
+    "s__pictures",
+    "s__grow",
+    "s__env",
+    "s__fail",
+    "s__dotted_name",
+];
+
+/// A daemon with the agent `a`, whose server `s` is the script.
+fn with_server(more: &str) -> Setup {
+    with_mode("", more)
+}
+
+fn with_mode(mode: &str, more: &str) -> Setup {
+    // What is offered nothing is not listened to when it calls.
+    let own = if mode == "silent" {
+        "sub_agents = [\"b\"]\n"
+    } else {
+        ""
+    };
+    let agent = format!(
+        "{own}[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\", \"{mode}\"]\n\
+         env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\n{more}"
+    );
+    let path = environment().remove("PATH").expect("a PATH");
+    TestApp::with()
+        .file("server.py", SERVER)
+        .agent("a", &agent)
+        .environment("PATH", &path)
+        .environment("STORY_TOKEN", "s3cret-of-the-story")
+}
+
+/// The result of one call that the agent `a` makes.
+async fn result_of(app: &TestApp, tool: &str, arguments: Value) -> (String, bool) {
+    app.provider
+        .will("a", [calls([(tool, arguments)]), says("done")]);
+    let run = app.run("a", "go").await;
+    assert_eq!(run.status(), "completed", "{}", app.daemon.log());
+    let last = app.provider.seen_by("a").pop().expect("a request");
+    (last.results().remove(0), last.errors()[0])
+}
+
+/// Lines of a file that the server writes, when there are so many.
+async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
+    soon(&format!("{many} lines of {file}"), async {
+        loop {
+            let text = fs::read_to_string(app.path(file)).unwrap_or_default();
+            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            if lines.len() >= many && text.ends_with('\n') {
+                return lines;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+}
+
+/// Comes back when no such process is left but as a zombie that nobody has taken away yet.
+async fn gone(pid: &str) {
+    let stat = Path::new("/proc").join(pid).join("stat");
+    soon(&format!("the end of process {pid}"), async {
+        while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z ")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tools_are_offered_and_called_over_one_connection() {
+    let app = with_server("").spawn().await;
+    let answer = result_of(&app, "s__echo", json!({"text": "hello"})).await;
+    assert_eq!(answer, ("hello".to_owned(), false));
+    let asked = &app.provider.seen_by("a")[0];
+    assert_eq!(asked.tool_names(), ALL);
+    let echo = &asked.tools()[0];
+    assert_eq!(echo["description"], "says it again");
+    assert_eq!(echo["parameters"]["required"], json!(["text"]));
+
+    let (why, is_error) = result_of(&app, "s__echo", json!({})).await;
+    assert!(
+        is_error && why.contains("\"text\" is a required property"),
+        "{why}"
+    );
+    let failed = result_of(&app, "s__fail", json!({})).await;
+    assert_eq!(failed, ("it did not work".to_owned(), true));
+    let unchecked = result_of(&app, "s__dotted_name", json!({"a": 1})).await;
+    assert_eq!(unchecked.0, "dotted with {\"a\": 1}");
+    let pictures = result_of(&app, "s__pictures", json!({})).await;
+    assert_eq!(
+        pictures.0,
+        "[image: image/png, 5 bytes]\n[resource: file:///a]"
+    );
+    let (big, _) = result_of(&app, "s__big", json!({})).await;
+    assert!(
+        big.len() < 300 << 10 && big.contains("(cut at 262144 of 2000000 bytes"),
+        "{}",
+        big.len()
+    );
+
+    assert_eq!(lines(&app, "started", 1).await.len(), 1);
+    // Three pages, once: the server says that it tells of changes.
+    assert_eq!(lines(&app, "listed", 3).await, ["start", "5", "10"]);
+    assert!(
+        app.daemon
+            .log()
+            .contains("\\\"dotted/name\\\" of MCP server \\\"s\\\" is left out"),
+        "{}",
+        app.daemon.log()
+    );
+}
+
+#[tokio::test]
+async fn a_narrowed_list_a_dry_run_and_a_child() {
+    let app = with_server("tools = [\"echo\", \"nonsense\"]")
+        .agent("boss", "sub_agents = [\"a\"]")
+        .spawn()
+        .await;
+    let dry = app
+        .post("/agents/a/dry-run", &json!({"input": "x"}))
+        .await
+        .json();
+    let names: Vec<&str> = dry["tools"]
+        .as_array()
+        .expect("tools")
+        .iter()
+        .filter_map(|it| it["name"].as_str())
+        .collect();
+    assert_eq!(names, ["s__echo"], "{dry}");
+    app.provider.will(
+        "boss",
+        [
+            calls([("call_agent", json!({"agent": "a", "task": "t"}))]),
+            says("done"),
+        ],
+    );
+    app.provider.will(
+        "a",
+        [
+            calls([("s__echo", json!({"text": "hi"}))]),
+            says("child done"),
+        ],
+    );
+    let run = app.run("boss", "go").await;
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.seen_by("a");
+    assert_eq!(seen[0].tool_names(), ["s__echo"]);
+    assert_eq!(seen[1].results(), ["hi"]);
+    let events = run.events().await;
+    assert_eq!(count(&events, "tools.warning"), 1);
+    let shown = app.get("/agents/a").await.json();
+    let expected = json!([{"name": "s", "transport": "stdio", "command": "python3", "tools": ["echo", "nonsense"]}]);
+    assert_eq!(shown["mcp_servers"], expected);
+}
+
+#[tokio::test]
+async fn a_changed_list_holds_for_the_next_run() {
+    let app = with_server("").spawn().await;
+    result_of(&app, "s__grow", json!({})).await;
+    let last = app.provider.seen_by("a").pop().expect("a request");
+    assert_eq!(
+        last.tool_names(),
+        ALL,
+        "the run keeps the tools that it began with"
+    );
+    let dry = json!({"input": "x"});
+    soon("the grown tool", async {
+        loop {
+            let got = app.post("/agents/a/dry-run", &dry).await;
+            if got.text.contains("s__grown") {
+                return;
+            }
+        }
+    })
+    .await;
+    assert_eq!(lines(&app, "started", 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_an_error_and_is_started_again() {
+    let app = with_server("").spawn().await;
+    let (why, is_error) = result_of(&app, "s__die", json!({})).await;
+    assert!(
+        is_error && why.starts_with("MCP server \"s\" did not perform the call:"),
+        "{why}"
+    );
+    assert!(why.contains("its process ended (exit status: 3)"), "{why}");
+    gone(&lines(&app, "children", 1).await[0]).await;
+    soon("the server again", async {
+        while result_of(&app, "s__echo", json!({"text": "again"})).await.0 != "again" {}
+    })
+    .await;
+    assert!(lines(&app, "started", 2).await.len() >= 2);
+}
+
+#[tokio::test]
+async fn a_message_without_end_ends_the_connection_and_not_the_daemon() {
+    let app = with_server("").spawn().await;
+    let (why, is_error) = result_of(&app, "s__endless", json!({})).await;
+    assert!(
+        is_error && why.contains("more than 16777216 bytes"),
+        "{why}"
+    );
+    gone(&lines(&app, "started", 1).await[0]).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_run_tells_the_server() {
+    let app = with_server("").spawn().await;
+    app.provider.will("a", [calls([("s__hang", json!({}))])]);
+    let run = app.start("a", "go").await;
+    lines(&app, "hanging", 1).await;
+    let run = run.cancel("enough").await;
+    assert_eq!(run.status(), "cancelled");
+    let cancelled = lines(&app, "cancelled", 1).await;
+    assert!(cancelled[0].contains("requestId"), "{cancelled:?}");
+    // The connection goes on.
+    assert_eq!(
+        result_of(&app, "s__echo", json!({"text": "hi"})).await.0,
+        "hi"
+    );
+    assert_eq!(lines(&app, "started", 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_or_is_not_there_costs_its_tools_only() {
+    let app = with_mode(
+        "silent",
+        "[[mcp_servers]]\nname = \"none\"\ntransport = \"stdio\"\ncommand = \"/no/such/program\"\n\
+         [[mcp_servers]]\nname = \"unset\"\ntransport = \"stdio\"\ncommand = \"python3\"\nenv = { A = \"${NOT_SET}\" }\n",
+    )
+    .spawn()
+    .await;
+    app.provider.will(
+        "a",
+        [
+            calls([
+                ("s__echo", json!({})),
+                ("none__x", json!({})),
+                ("other__x", json!({})),
+            ]),
+            says("done"),
+        ],
+    );
+    let run = app.run("a", "go").await;
+    assert_eq!(run.output(), "done");
+    let last = app.provider.seen_by("a").pop().expect("a request");
+    let results = last.results();
+    assert!(
+        results[0].starts_with("MCP server \"s\" is not available: it did not answer within 10s"),
+        "{results:?}"
+    );
+    assert!(
+        results[1]
+            .starts_with("MCP server \"none\" is not available: its program /no/such/program"),
+        "{results:?}"
+    );
+    assert_eq!(results[2], "Unknown tool: \"other__x\"");
+    assert_eq!(last.errors(), [true, true, true]);
+    assert_eq!(last.tool_names(), ["call_agent"]);
+    let events = run.events().await;
+    let warned: Vec<&str> = events
+        .iter()
+        .filter(|it| it.kind() == "tools.warning")
+        .filter_map(|it| it["message"].as_str())
+        .collect();
+    assert_eq!(warned.len(), 3, "{warned:?}");
+    assert!(
+        warned[2].contains("its env.A needs the variable NOT_SET"),
+        "{warned:?}"
+    );
+    gone(&lines(&app, "started", 1).await[0]).await;
+}
+
+#[tokio::test]
+async fn no_process_is_left_when_the_daemon_stops() {
+    let mut app = with_mode("stubborn", "").spawn().await;
+    result_of(&app, "s__echo", json!({"text": "hi"})).await;
+    let started = lines(&app, "started", 1).await;
+    let children = lines(&app, "children", 1).await;
+    app.daemon.signal("TERM");
+    let status = app.daemon.ended().await;
+    assert!(status.success(), "{}", app.daemon.log());
+    assert_eq!(lines(&app, "refuses", 1).await.len(), 1);
+    gone(&started[0]).await;
+    gone(&children[0]).await;
+}
+
+#[tokio::test]
+async fn a_call_that_a_crash_cut_is_made_again_only_where_that_is_safe() {
+    for (tool, status) in [("s__hang", "failed"), ("s__hang_reading", "completed")] {
+        let mut app = with_server("").spawn().await;
+        app.provider.will("a", [calls([(tool, json!({}))])]);
+        let run = app.start("a", "go").await.id().to_owned();
+        lines(&app, "hanging", 1).await;
+        let script = SERVER.replace("note(\"hanging\", name)", "say(id, \"made again\")");
+        app.write("server.py", &script);
+        app.provider.will("a", [says("done")]);
+        app.crash_and_restart().await;
+        let run = app.find(&run).await.ended().await;
+        assert_eq!(run.status(), status, "{tool}: {}", app.daemon.log());
+        if status == "failed" {
+            assert_eq!(run.failure().0, "interrupted");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_gets_its_variables_and_nobody_sees_them() {
+    let app = with_server("")
+        .environment("ANTHROPIC_API_KEY", "key-of-the-house")
+        .spawn()
+        .await;
+    let (env, _) = result_of(&app, "s__env", json!({})).await;
+    assert!(
+        env.contains("s3cret-of-the-story") && !env.contains("key-of-the-house"),
+        "{env}"
+    );
+    for path in ["/agents/a", "/agents", "/metrics"] {
+        assert!(!app.get(path).await.text.contains("s3cret"), "{path}");
+    }
+    soon("the server's words in the log", async {
+        while !app
+            .daemon
+            .log()
+            .contains("MCP server s writes: my token is ***")
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(!app.daemon.log().contains("s3cret"), "{}", app.daemon.log());
+}
+
+#[tokio::test]
+async fn a_wrong_server_is_refused_by_name() {
+    let server = |rest: &str| format!("[[mcp_servers]]\nname = \"s\"\n{rest}\n");
+    let stdio = "transport = \"stdio\"\ncommand = \"x\"\n";
+    let cases = [
+        (
+            server("transport = \"stdio\"\ncomand = \"x\""),
+            "unknown key \"mcp_servers[0].comand\"; did you mean \"mcp_servers[0].command\"?",
+        ),
+        (
+            server("transport = \"stdio\""),
+            "mcp_servers[0].command is required where transport is stdio",
+        ),
+        (
+            server("transport = \"sse\""),
+            "mcp_servers[0].transport must be one of: stdio, streamable-http",
+        ),
+        (
+            server("transport = \"streamable-http\"\nurl = \"ftp://x\""),
+            "mcp_servers[0].url must be a URL",
+        ),
+        (
+            server("transport = \"streamable-http\"\nurl = \"http://a:b@x/\""),
+            "must not hold a user and a password",
+        ),
+        (
+            server(
+                "transport = \"streamable-http\"\nurl = \"http://x/\"\nheaders = { Accept = \"x\" }",
+            ),
+            "mcp_servers[0].headers.Accept cannot be set",
+        ),
+        (
+            server(&format!("{stdio}env = {{ A = \"${{\" }}")),
+            "mcp_servers[0].env.A has a ${ that names no variable",
+        ),
+        (
+            server(&format!("{stdio}url = \"http://x\"")),
+            "mcp_servers[0].url is only for transport = \"streamable-http\"",
+        ),
+        (
+            server(stdio).replace("\"s\"", "\"a__b\""),
+            "mcp_servers[0].name must be 1 to 32 letters",
+        ),
+        (
+            format!("{}{}", server(stdio), server(stdio)),
+            "mcp_servers has two servers named \"s\"",
+        ),
+        (
+            "mcp_servers = 3".to_owned(),
+            "mcp_servers must be a list of tables",
+        ),
+    ];
+    let mut setup = TestApp::with();
+    for (at, (toml, _)) in cases.iter().enumerate() {
+        setup = setup.agent(&format!("a{at}"), toml);
+    }
+    let app = setup.spawn().await;
+    for (at, (toml, why)) in cases.iter().enumerate() {
+        let agent = app.get(&format!("/agents/a{at}")).await.json();
+        let error = agent["error"].as_str().unwrap_or_default();
+        assert!(error.contains(why), "{toml}\n{agent}");
+    }
+}
+
+/// An MCP server over HTTP.
+#[derive(Clone, Default)]
+struct Web {
+    heads: Arc<Mutex<Vec<(String, HeaderMap)>>>,
+    redirect: Option<String>,
+    /// Speaks only the protocol without a handshake.
+    is_modern: bool,
+}
+
+impl Web {
+    async fn start(self) -> (String, JoinSet<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!(
+            "http://{}/mcp?key=s3cret-in-url",
+            listener.local_addr().expect("an address")
+        );
+        let routes = Router::new().route("/mcp", post(speak)).with_state(self);
+        let mut server = JoinSet::new();
+        server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
+        (url, server)
+    }
+}
+
+async fn speak(State(web): State<Web>, headers: HeaderMap, body: Bytes) -> Response {
+    let message: Value = serde_json::from_slice(&body).expect("JSON");
+    let method = message["method"].as_str().unwrap_or_default().to_owned();
+    web.heads
+        .lock()
+        .expect("heads")
+        .push((method.clone(), headers.clone()));
+    if let Some(url) = &web.redirect {
+        return (StatusCode::TEMPORARY_REDIRECT, [("location", url.clone())]).into_response();
+    }
+    if headers.get("authorization").and_then(|it| it.to_str().ok())
+        != Some("Bearer s3cret-of-the-story")
+    {
+        return (StatusCode::UNAUTHORIZED, "no").into_response();
+    }
+    let result = match method.as_str() {
+        "initialize" if web.is_modern => {
+            let error = json!({"code": -32601, "message": "no handshake here"});
+            let answer = json!({"jsonrpc": "2.0", "id": message["id"], "error": error});
+            return ([("content-type", "application/json")], answer.to_string()).into_response();
+        }
+        "server/discover" => json!({
+            "resultType": "complete",
+            "supportedVersions": ["2026-07-28"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "web", "version": "1"},
+            "ttlMs": 0,
+            "cacheScope": "private",
+        }),
+        "initialize" => json!({
+            "protocolVersion": message["params"]["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "web", "version": "1"},
+        }),
+        "tools/list" => json!({"tools": [
+            {"name": "plain", "inputSchema": {"type": "object"}},
+            {"name": "stream", "inputSchema": {"type": "object"}},
+            {"name": "broken", "inputSchema": {"type": "object"}},
+        ]}),
+        "tools/call" => match message["params"]["name"].as_str() {
+            Some("broken") => return (StatusCode::SERVICE_UNAVAILABLE, "down").into_response(),
+            name => json!({"content": [{"type": "text", "text": name}]}),
+        },
+        _ => return StatusCode::ACCEPTED.into_response(),
+    };
+    let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result}).to_string();
+    match message["params"]["name"].as_str() {
+        Some("stream") => {
+            let news = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "on the way"}});
+            let stream = format!(": hello\n\ndata: {news}\n\ndata: {answer}\n\n");
+            ([("content-type", "text/event-stream")], stream).into_response()
+        }
+        _ => (
+            [
+                ("content-type", "application/json"),
+                ("mcp-session-id", "story"),
+            ],
+            answer,
+        )
+            .into_response(),
+    }
+}
+
+fn with_web(url: &str) -> Setup {
+    let agent = format!(
+        "sub_agents = [\"b\"]\n[[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\n\
+         headers = {{ Authorization = \"Bearer ${{STORY_TOKEN}}\" }}\n"
+    );
+    TestApp::with()
+        .agent("a", &agent)
+        .environment("STORY_TOKEN", "s3cret-of-the-story")
+}
+
+#[tokio::test]
+async fn a_server_over_http_answers_whole_or_streamed() {
+    let web = Web::default();
+    let (url, _server) = web.clone().start().await;
+    let app = with_web(&url).spawn().await;
+    assert_eq!(
+        result_of(&app, "web__plain", json!({})).await,
+        ("plain".to_owned(), false)
+    );
+    assert_eq!(
+        result_of(&app, "web__stream", json!({})).await,
+        ("stream".to_owned(), false)
+    );
+    let (why, is_error) = result_of(&app, "web__broken", json!({})).await;
+    assert_eq!(why, "MCP server \"web\" did not perform the call: HTTP 503");
+    assert!(is_error);
+    let heads = web.heads.lock().expect("heads").clone();
+    let many = |method: &str| heads.iter().filter(|(it, _)| it == method).count();
+    assert_eq!(many("initialize"), 1);
+    let shown = app.get("/agents/a").await.json();
+    assert_eq!(
+        shown["mcp_servers"][0]["url"].as_str(),
+        url.split('?').next()
+    );
+    assert!(!app.daemon.log().contains("s3cret"), "{}", app.daemon.log());
+}
+
+#[tokio::test]
+async fn a_server_without_a_handshake_is_understood() {
+    let web = Web {
+        is_modern: true,
+        ..Web::default()
+    };
+    let (url, _server) = web.clone().start().await;
+    let app = with_web(&url).spawn().await;
+    let answer = result_of(&app, "web__plain", json!({})).await;
+    assert_eq!(answer, ("plain".to_owned(), false));
+}
+
+#[tokio::test]
+async fn a_redirect_does_not_take_the_headers_elsewhere() {
+    let other = Web::default();
+    let (elsewhere, _other) = other.clone().start().await;
+    let web = Web {
+        redirect: Some(elsewhere),
+        ..Web::default()
+    };
+    let (url, _server) = web.clone().start().await;
+    let app = with_web(&url).spawn().await;
+    app.provider
+        .will("a", [calls([("web__plain", json!({}))]), says("done")]);
+    assert_eq!(app.run("a", "go").await.output(), "done");
+    let (why, is_error) = {
+        let last = app.provider.seen_by("a").pop().expect("a request");
+        (last.results().remove(0), last.errors()[0])
+    };
+    assert!(
+        is_error && why.starts_with("MCP server \"web\" is not available:"),
+        "{why}"
+    );
+    assert!(other.heads.lock().expect("heads").is_empty());
+    assert!(
+        !why.contains("s3cret") && !app.daemon.log().contains("s3cret"),
+        "{why}\n{}",
+        app.daemon.log()
+    );
+}
+
+#[tokio::test]
+async fn a_web_server_that_is_down_is_named_with_the_reason() {
+    let (url, server) = Web::default().start().await;
+    drop(server);
+    let app = with_web(&url).spawn().await;
+    let (why, is_error) = {
+        app.provider
+            .will("a", [calls([("web__plain", json!({}))]), says("done")]);
+        app.run("a", "go").await;
+        let last = app.provider.seen_by("a").pop().expect("a request");
+        (last.results().remove(0), last.errors()[0])
+    };
+    assert!(is_error && why.contains("Connection refused"), "{why}");
+    assert!(!why.contains("s3cret"), "{why}");
+}
+
+/// Real servers, as published: installed by `tests/real_mcp.sh`, which says in AXED_REAL_MCP where.
+#[tokio::test]
+async fn real_servers_are_understood() {
+    let Some(place) = environment().remove("AXED_REAL_MCP") else {
+        eprintln!(
+            "AXED_REAL_MCP is not set; tests/real_mcp.sh installs real MCP servers and runs this story"
+        );
+        return;
+    };
+    let scripts = Path::new(&place).join("node_modules/@modelcontextprotocol");
+    let script = |name: &str| {
+        scripts
+            .join(name)
+            .join("dist/index.js")
+            .display()
+            .to_string()
+    };
+    let (files, everything) = (script("server-filesystem"), script("server-everything"));
+    let path = environment().remove("PATH").expect("a PATH");
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .expect("a free port")
+        .local_addr()
+        .expect("an address")
+        .port();
+    let mut web = tokio::process::Command::new("node")
+        .args([&everything, "streamableHttp"])
+        .env("PORT", port.to_string())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("start node");
+    soon("the real web server", async {
+        while tokio::net::TcpStream::connect(("127.0.0.1", port))
+            .await
+            .is_err()
+        {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    let agent = format!(
+        "[[mcp_servers]]\nname = \"files\"\ntransport = \"stdio\"\ncommand = \"node\"\nargs = [\"{files}\", \"agents\"]\n\
+         [[mcp_servers]]\nname = \"all\"\ntransport = \"stdio\"\ncommand = \"node\"\nargs = [\"{everything}\"]\n\
+         [[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"http://127.0.0.1:{port}/mcp\"\n"
+    );
+    let app = TestApp::with()
+        .agent("a", &agent)
+        .environment("PATH", &path)
+        .spawn()
+        .await;
+    app.write("agents/hello.txt", "hello from a file");
+    let file = app.path("agents/hello.txt").display().to_string();
+    assert_eq!(
+        result_of(&app, "files__read_text_file", json!({"path": file})).await,
+        ("hello from a file".to_owned(), false)
+    );
+    let (why, is_error) = result_of(
+        &app,
+        "files__read_text_file",
+        json!({"path": "/etc/passwd"}),
+    )
+    .await;
+    assert!(is_error && why.contains("denied"), "{why}");
+    for server in ["all", "web"] {
+        let echo = result_of(&app, &format!("{server}__echo"), json!({"message": "hi"})).await;
+        assert_eq!(echo, ("Echo: hi".to_owned(), false));
+        let (image, _) = result_of(&app, &format!("{server}__get-tiny-image"), json!({})).await;
+        assert!(image.contains("[image: image/png, "), "{image}");
+        let (env, _) = result_of(
+            &app,
+            &format!("{server}__get-structured-content"),
+            json!({"location": "Chicago"}),
+        )
+        .await;
+        assert!(env.contains("temperature"), "{env}");
+    }
+    web.kill().await.expect("end node");
+}
