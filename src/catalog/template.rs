@@ -30,11 +30,12 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # Text files that enter the prompt: globs below workdir, ** for any depth.
 # files = ["README.md", "docs/**/*.md"]
 
-# Where files are looked for; unset means the daemon's working directory.
+# Where files are looked for, and all that the file tools reach; unset means the daemon's working directory.
 # workdir = "/srv/project"
 
-# Built-in tools offered to the model. This version has none yet.
-# tools = []
+# Built-in tools offered to the model (docs/TOOLS.md): list_directory, read_file, find_path and grep read; write_file,
+# edit_file, create_directory, copy_path, move_path and delete_path change what is in workdir.
+# tools = ["list_directory", "read_file", "find_path", "grep"]
 
 # Agents that this one may call, by the names of their files. Naming one offers the tool call_agent.
 # sub_agents = ["researcher", "critic"]

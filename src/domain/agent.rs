@@ -19,7 +19,18 @@ pub const DEFAULT_MAX_DEPTH: u8 = 3;
 pub const MAX_TURNS: u32 = 50;
 
 /// The built-in tools that an agent may list in `tools`; the tools' shelf has them, where the server allows them.
-pub const BUILT_IN_TOOLS: &[&str] = &[];
+pub const BUILT_IN_TOOLS: &[&str] = &[
+    "copy_path",
+    "create_directory",
+    "delete_path",
+    "edit_file",
+    "find_path",
+    "grep",
+    "list_directory",
+    "move_path",
+    "read_file",
+    "write_file",
+];
 
 /// A definition: immutable, shared by every run that started with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]

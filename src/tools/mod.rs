@@ -9,6 +9,7 @@ use crate::domain::schema::Schema;
 use crate::tools::workdir::Workdir;
 
 pub mod call_agent;
+pub mod files;
 pub mod mcp;
 pub mod shelf;
 pub mod subagent;

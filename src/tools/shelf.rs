@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config;
-use crate::tools::Tool;
+use crate::tools::{Tool, files};
 
 /// The built-in tools by name, with what bounds them all.
 #[derive(Default)]
@@ -17,7 +17,7 @@ impl Shelf {
     /// As the configuration allows.
     pub fn new(config: &config::Tools) -> Self {
         Self {
-            tools: BTreeMap::new(),
+            tools: files::all(config.max_result).into_iter().collect(),
             max_result: config.max_result,
         }
     }
@@ -30,5 +30,26 @@ impl Shelf {
     /// Most bytes of a tool's result.
     pub fn max_result(&self) -> usize {
         self.max_result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shelf;
+    use crate::config;
+    use crate::domain::agent::BUILT_IN_TOOLS;
+
+    #[test]
+    fn an_agent_may_list_what_is_on_the_shelf() {
+        let shelf = Shelf::new(&config::Tools::default());
+        for name in shelf.tools.keys() {
+            assert!(
+                BUILT_IN_TOOLS.contains(name),
+                "{name} is not in BUILT_IN_TOOLS"
+            );
+        }
+        for name in BUILT_IN_TOOLS {
+            assert!(shelf.get(name).is_some(), "{name} is not on the shelf");
+        }
     }
 }

@@ -48,6 +48,11 @@ const FENCES: &[(&str, &[&str])] = &[
     ("notify", &["catalog"]),
     ("jsonschema", &["domain/schema"]),
     ("cap_std", &["tools"]),
+    ("cap_fs_ext", &["tools"]),
+    ("cap_tempfile", &["tools"]),
+    ("ignore", &["tools/files"]),
+    ("grep_regex", &["tools/files"]),
+    ("grep_searcher", &["tools/files"]),
     ("notify_debouncer_full", &["catalog"]),
 ];
 

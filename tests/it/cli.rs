@@ -597,6 +597,7 @@ async fn everything_that_is_shipped_is_valid_and_runs() {
         ("triage-scripted", 1),
         ("writer-scripted", 1),
         ("critic-scripted", 1),
+        ("librarian-scripted", 1),
     ] {
         let ended = ended(in_clone(&["run", agent, "the input", "--json"])).await;
         let run: Value = serde_json::from_str(ended.with(0)).expect("JSON");

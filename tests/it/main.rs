@@ -42,6 +42,7 @@ mod structured;
 mod subagent;
 mod support;
 mod timeouts;
+mod tools_files;
 #[cfg(feature = "otel")]
 mod traces;
 mod usage;

@@ -1,0 +1,137 @@
+//! How long `grep` takes over a tree, against ripgrep on the same files with the same rules, and over a small one.
+//!
+//! `cargo bench --bench tools -- grep [directory]`; a large tree, such as cargo's registry of sources. Without `rg` on
+//! the path only our own time is printed.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use axed::config;
+use axed::domain::message::ToolCall;
+use axed::domain::run::{RunId, Scope};
+use axed::tools::shelf::Shelf;
+use axed::tools::workdir::Workdir;
+use axed::tools::{AdHocAsk, ChildAsk, Context, Delegate};
+use futures_util::future::BoxFuture;
+use serde_json::value::to_raw_value;
+
+/// A word that nowhere stands, one that stands in few files, and one that no literal narrows down.
+const PATTERNS: [&str; 3] = [
+    "xyzzy_nowhere",
+    "fn openat2_beneath|RESOLVE_BENEATH",
+    r"\bZ\w{11}Q\w+\b",
+];
+const ROUNDS: usize = 7;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test --all-targets` starts benches as well, unoptimised.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return println!("measures only under `cargo bench --bench tools`");
+    }
+    let mut plain = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with('-'));
+    if plain.next().is_some_and(|part| part != "grep") {
+        return println!("there is only the part `grep`");
+    }
+    let place = plain
+        .next()
+        .map_or(env!("CARGO_MANIFEST_DIR"), String::as_str);
+    let place = Path::new(place);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .build()
+        .expect("a runtime");
+    let small = tempfile::tempdir().expect("a directory");
+    for number in 0..10 {
+        std::fs::write(small.path().join(format!("f{number}")), "some text\n").expect("a file");
+    }
+    println!(
+        "{:<40} {:>12} {:>12} {:>6}",
+        "pattern", "grep", "rg", "ratio"
+    );
+    for pattern in PATTERNS {
+        let ours = median(|| runtime.block_on(grep(place, pattern)));
+        let theirs =
+            ripgrep(place, pattern).map(|_| median(|| ripgrep(place, pattern).unwrap_or_default()));
+        let ratio = theirs.map_or(f64::NAN, |theirs| ours.as_secs_f64() / theirs.as_secs_f64());
+        println!(
+            "{pattern:<40} {ours:>12.2?} {:>12.2?} {ratio:>6.2}",
+            theirs.unwrap_or_default()
+        );
+    }
+    let ours = median(|| runtime.block_on(grep(small.path(), "text")));
+    println!("{:<40} {ours:>12.2?}", "ten small files");
+}
+
+fn median(mut once: impl FnMut() -> Duration) -> Duration {
+    once();
+    let mut times: Vec<_> = (0..ROUNDS).map(|_| once()).collect();
+    times.sort();
+    times[ROUNDS / 2]
+}
+
+async fn grep(place: &Path, pattern: &str) -> Duration {
+    let shelf = Shelf::new(&config::Tools {
+        max_result: 256 << 10,
+        ..config::Tools::default()
+    });
+    let tool = shelf.get("grep").expect("grep");
+    let call = ToolCall {
+        id: "call".to_owned(),
+        provider_id: String::new(),
+        name: "grep".to_owned(),
+        arguments: to_raw_value(&serde_json::json!({"pattern": pattern}))
+            .expect("JSON")
+            .into(),
+    };
+    let workdir = Workdir::new(Some(place.to_owned()));
+    let scope = Scope::root(RunId::new(), None);
+    let context = Context {
+        scope: &scope,
+        workdir: &workdir,
+        delegate: &Nobody,
+    };
+    let begun = Instant::now();
+    tool.perform(&call, context).await.expect("a result");
+    begun.elapsed()
+}
+
+/// None where there is no ripgrep.
+fn ripgrep(place: &Path, pattern: &str) -> Option<Duration> {
+    let begun = Instant::now();
+    let same_rules = [
+        "-n",
+        "--hidden",
+        "--no-require-git",
+        "--no-ignore-parent",
+        "--no-ignore-global",
+        "-g",
+        "!.git",
+    ];
+    let mut command = Command::new("rg");
+    command
+        .args(same_rules)
+        .arg(pattern)
+        .arg(".")
+        .current_dir(place);
+    command.output().ok()?;
+    Some(begun.elapsed())
+}
+
+struct Nobody;
+
+impl Delegate for Nobody {
+    fn run_child<'a>(&'a self, _: ChildAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async { Err("nobody".to_owned()) })
+    }
+
+    fn check_quota<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn run_ad_hoc<'a>(&'a self, _: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async { Err("nobody".to_owned()) })
+    }
+}

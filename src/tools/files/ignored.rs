@@ -1,0 +1,69 @@
+//! What `.gitignore` and `.ignore` files of the workdir leave out. They are read through the handle like every other file;
+//! nothing above the workdir counts. Knows no walk.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use cap_fs_ext::FollowSymlinks;
+use cap_std::fs::Dir;
+use ignore::Match;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+
+use crate::tools::files::ground::{Opened, open_listed};
+
+/// The files that are read, a later one's rules before an earlier one's.
+const FILES: [&str; 2] = [".gitignore", ".ignore"];
+/// Most bytes of one that are read: hostile ones are no reason to compile for minutes.
+const MOST_BYTES: u64 = 64 << 10;
+
+/// The rules in force in one directory.
+#[derive(Debug)]
+pub struct Ignored {
+    here: Gitignore,
+    /// Those of the directories above.
+    above: Option<Arc<Ignored>>,
+}
+
+/// The rules in force in this directory, whose path is below the workdir.
+pub fn within(dir: &Dir, path: &Path, above: Option<&Arc<Ignored>>) -> Option<Arc<Ignored>> {
+    let mut rules = GitignoreBuilder::new(path);
+    let mut lines = 0;
+    for name in FILES {
+        let opened = open_listed(dir, Path::new(name), FollowSymlinks::No);
+        let Ok(Opened::File(file, _)) = opened else {
+            continue;
+        };
+        for line in BufReader::new(file.take(MOST_BYTES)).lines() {
+            let Ok(line) = line else { break };
+            // A line that is no pattern counts for nothing, as with git.
+            let _ = rules.add_line(None, &line);
+            lines += 1;
+        }
+    }
+    if lines == 0 {
+        return above.cloned();
+    }
+    match rules.build() {
+        Ok(here) => Some(Arc::new(Ignored {
+            here,
+            above: above.cloned(),
+        })),
+        Err(_) => above.cloned(),
+    }
+}
+
+impl Ignored {
+    /// Whether what is at this path below the workdir is left out.
+    pub fn leaves_out(&self, path: &Path, is_dir: bool) -> bool {
+        let mut rules = Some(self);
+        while let Some(it) = rules {
+            match it.here.matched(path, is_dir) {
+                Match::Ignore(_) => return true,
+                Match::Whitelist(_) => return false,
+                Match::None => rules = it.above.as_deref(),
+            }
+        }
+        false
+    }
+}

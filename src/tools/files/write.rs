@@ -1,0 +1,112 @@
+//! `write_file`, and how a file is replaced: whole or not at all.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use cap_std::fs::{Dir, MetadataExt, Permissions, PermissionsExt};
+use cap_tempfile::TempFile;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::tools::files::ground::{Ground, above, is_no_file, place, told};
+
+/// What models are told.
+pub const ABOUT: &str = "Write a text file of the working directory: creates it with the directories above it, or \
+                         replaces all that is in it. To change a part of a file, use edit_file.";
+
+/// Bytes that are written between two looks at whether anybody still waits.
+const PIECE: usize = 1 << 20;
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WriteFile {
+    /// The file, relative to the working directory, such as "notes/today.md".
+    path: String,
+    /// The whole new content.
+    content: String,
+}
+
+/// Writes it.
+pub fn write(ground: &Ground, asked: WriteFile) -> Result<String, String> {
+    let path = place(&asked.path)?;
+    let target = Target::of(ground, &path)?;
+    let _alone = ground.lock(&target.dir, &target.name);
+    let content = asked.content.as_bytes();
+    let replaced = replace(ground, &target, content);
+    replaced.map_err(|error| told(&path, &error))?;
+    Ok(format!(
+        "wrote {} bytes to {}",
+        content.len(),
+        path.display()
+    ))
+}
+
+/// A file that is to be replaced or made.
+pub struct Target {
+    /// The directory that it is in.
+    pub dir: Dir,
+    /// Its name there.
+    pub name: OsString,
+    /// Its permissions; none for a new one.
+    mode: Option<u32>,
+}
+
+impl Target {
+    /// Where a path leads: a link's file is replaced, not the link. Makes the directories above a new file.
+    ///
+    /// # Errors
+    /// Why nothing can be written there, for the model.
+    pub fn of(ground: &Ground, path: &Path) -> Result<Self, String> {
+        let is_link = |path: &Path| {
+            let meta = ground.dir.symlink_metadata(path);
+            meta.is_ok_and(|meta| meta.is_symlink())
+        };
+        let resolved: PathBuf;
+        let mut to = path;
+        if is_link(path) {
+            resolved = ground.dir.canonicalize(path).map_err(|error| {
+                let why = told(path, &error);
+                format!("{why} (it is a link; delete it first to write a file in its place)")
+            })?;
+            to = &resolved;
+        }
+        let mode = match ground.dir.symlink_metadata(to) {
+            Ok(meta) if !meta.is_file() => return Err(is_no_file(path, &meta)),
+            Ok(meta) if meta.mode() & 0o222 == 0 => {
+                return Err(format!("{} is read-only", path.display()));
+            }
+            // Who may write a file through an agent may not make it run as somebody else.
+            Ok(meta) => Some(meta.mode() & 0o777),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = above(to);
+                let made = ground.dir.create_dir_all(parent);
+                made.map_err(|error| told(parent, &error))?;
+                None
+            }
+            Err(error) => return Err(told(path, &error)),
+        };
+        let (dir, name) = ground.parent(to)?;
+        Ok(Self { dir, name, mode })
+    }
+}
+
+/// Puts the content in the file's place in one step: who reads sees the old file or the new one, and a crash leaves one of
+/// them.
+///
+/// # Errors
+/// What the system says, or that nobody waits any more.
+pub fn replace(ground: &Ground, target: &Target, content: &[u8]) -> io::Result<()> {
+    let mut file = TempFile::new(&target.dir)?;
+    for piece in content.chunks(PIECE) {
+        ground.stop.check()?;
+        file.write_all(piece)?;
+    }
+    if let Some(mode) = target.mode {
+        file.as_file()
+            .set_permissions(Permissions::from_mode(mode))?;
+    }
+    ground.stop.check()?;
+    file.replace(&target.name)
+}

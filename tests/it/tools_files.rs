@@ -1,0 +1,346 @@
+//! The file tools from outside: what a model asks for, what it is told, and what stands on the disk then.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::events::count;
+use crate::support::provider::answer::{calls, says};
+
+const ALL: [&str; 10] = [
+    "copy_path",
+    "create_directory",
+    "delete_path",
+    "edit_file",
+    "find_path",
+    "grep",
+    "list_directory",
+    "move_path",
+    "read_file",
+    "write_file",
+];
+
+/// An agent with these tools, at work in `work`.
+fn worker(tools: &[&str]) -> Setup {
+    TestApp::with()
+        .agent("worker", &format!("workdir = \"work\"\ntools = {tools:?}"))
+        .file("work/notes/a.md", "# One\nalpha\n")
+}
+
+/// What the model is told of these calls, made one after another.
+async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
+    let before = app.provider.seen().len();
+    for call in asked {
+        app.provider.will("worker", [calls([call.clone()])]);
+    }
+    app.provider.will("worker", [says("done")]);
+    assert_eq!(app.run("worker", "go").await.output(), "done");
+    let seen = app.provider.asked("worker", before + asked.len() + 1).await;
+    let (results, errors) = (seen.results(), seen.errors());
+    let marked = results.into_iter().zip(errors);
+    marked
+        .map(|(text, is_error)| {
+            if is_error {
+                format!("error: {text}")
+            } else {
+                text
+            }
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn a_model_works_with_files() {
+    let app = worker(&ALL).spawn().await;
+    let told = told(
+        &app,
+        &[
+            ("list_directory", json!({})),
+            ("read_file", json!({"path": "notes/a.md"})),
+            (
+                "write_file",
+                json!({"path": "new/deep/b.md", "content": "beta é\n"}),
+            ),
+            (
+                "edit_file",
+                json!({"path": "notes/a.md", "old_string": "alpha", "new_string": "omega"}),
+            ),
+            ("grep", json!({"pattern": "o[nm]e"})),
+            (
+                "grep",
+                json!({"pattern": "(?i)ONE|beta", "include": "*.md"}),
+            ),
+            ("find_path", json!({"pattern": "**/*.md"})),
+            ("create_directory", json!({"path": "x/y"})),
+            ("copy_path", json!({"from": "notes", "to": "x/notes"})),
+            ("move_path", json!({"from": "x/notes/a.md", "to": "z.md"})),
+            ("delete_path", json!({"path": "new"})),
+            ("list_directory", json!({"path": "."})),
+        ],
+    )
+    .await;
+    assert_eq!(
+        told,
+        [
+            "notes/",
+            "1: # One\n2: alpha",
+            "wrote 8 bytes to new/deep/b.md",
+            "replaced 1 occurrence(s) in notes/a.md",
+            "notes/a.md:2: omega",
+            "new/deep/b.md:1: beta é\nnotes/a.md:1: # One",
+            "new/deep/b.md\nnotes/a.md",
+            "created directory x/y",
+            "copied notes to x/notes (1 file(s))",
+            "moved x/notes/a.md to z.md",
+            "deleted new",
+            "notes/\nx/\nz.md",
+        ]
+    );
+    let z = fs::read_to_string(app.path("work/z.md")).expect("a file");
+    assert_eq!(z, "# One\nomega\n");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
+    let app = worker(&["read_file", "edit_file", "write_file", "grep"])
+        .spawn()
+        .await;
+    let told = told(
+        &app,
+        &[
+            ("read_file", json!({})),
+            (
+                "read_file",
+                json!({"path": "notes/a.md", "offset": "two", "lines": 3}),
+            ),
+            ("read_file", json!({"path": "notes/a.md", "offset": 0})),
+            ("read_file", json!({"path": "notes/b.md"})),
+            ("read_file", json!({"path": "notes"})),
+            ("read_file", json!({"path": "/etc/passwd"})),
+            ("read_file", json!({"path": "../agents/worker.toml"})),
+            (
+                "edit_file",
+                json!({"path": "notes/a.md", "old_string": "a", "new_string": "b"}),
+            ),
+            (
+                "edit_file",
+                json!({"path": "notes/a.md", "old_string": "", "new_string": "b"}),
+            ),
+            (
+                "edit_file",
+                json!({"path": "notes/a.md", "old_string": "nowhere", "new_string": "b"}),
+            ),
+            ("grep", json!({"pattern": "("})),
+            ("delete_path", json!({"path": "notes"})),
+            ("no_tool", json!({})),
+        ],
+    )
+    .await;
+    let expected = [
+        "The arguments of read_file do not fit its schema: \"path\" is a required property",
+        "/offset: \"two\" is not of type \"integer\"",
+        "/offset: 0 is less than the minimum of 1",
+        "notes/b.md does not exist",
+        "notes is a directory; list_directory shows what is in it",
+        "/etc/passwd is an absolute path; give it relative to the workdir",
+        "../agents/worker.toml leads out of the workdir",
+        "old_string occurs 2 times in notes/a.md",
+        "/old_string: \"\" is shorter than 1 character",
+        "old_string was not found in notes/a.md (0 occurrences)",
+        "unclosed group",
+        // There is such a tool, but not for this agent.
+        "Unknown tool: \"delete_path\"",
+        "Unknown tool: \"no_tool\"",
+    ];
+    for (told, expected) in told.iter().zip(expected) {
+        assert!(
+            told.starts_with("error: ") && told.contains(expected),
+            "{told}"
+        );
+    }
+    assert!(told[1].contains("'lines' was unexpected"), "{}", told[1]);
+    assert!(app.path("work/notes/a.md").exists());
+}
+
+#[tokio::test]
+async fn another_value_is_read_as_text_where_text_is_wanted() {
+    let app = worker(&["write_file"]).spawn().await;
+    let told = told(
+        &app,
+        &[
+            (
+                "write_file",
+                json!({"path": 7, "content": {"a": [1, true]}}),
+            ),
+            ("write_file", json!({"path": "x", "content": null})),
+        ],
+    )
+    .await;
+    assert_eq!(told[0], "wrote 14 bytes to 7");
+    assert!(
+        told[1].contains("/content: null is not of type \"string\""),
+        "{}",
+        told[1]
+    );
+    let written = fs::read_to_string(app.path("work/7")).expect("a file");
+    assert_eq!(written, r#"{"a":[1,true]}"#);
+}
+
+#[tokio::test]
+async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
+    let app = worker(&["read_file", "list_directory"])
+        .config("[tools]\nmax_result = \"4 KiB\"")
+        .file("work/long.txt", &"some line of a long file\n".repeat(1000))
+        .spawn()
+        .await;
+    let told = told(
+        &app,
+        &[
+            ("read_file", json!({"path": "long.txt"})),
+            ("read_file", json!({"path": "long.txt", "offset": 999})),
+            (
+                "read_file",
+                json!({"path": "long.txt", "offset": 2, "limit": 1}),
+            ),
+        ],
+    )
+    .await;
+    assert!(told[0].len() <= 4096);
+    let shown = told[0].lines().count() - 1;
+    assert!(told[0].ends_with(&format!(
+        "... (more follows; go on with offset {})",
+        shown + 1
+    )));
+    assert_eq!(
+        told[1],
+        "999: some line of a long file\n1000: some line of a long file"
+    );
+    assert_eq!(
+        told[2],
+        "2: some line of a long file\n... (more follows; go on with offset 3)"
+    );
+}
+
+#[tokio::test]
+async fn many_edits_of_one_reply_are_all_made() {
+    let words: Vec<String> = (0..20).map(|number| format!("<{number}>")).collect();
+    let app = worker(&["edit_file"])
+        .file("work/f", &words.join("\n"))
+        .spawn()
+        .await;
+    let edit = |word: &String| {
+        let arguments = json!({"path": "f", "old_string": word, "new_string": "done"});
+        ("edit_file", arguments)
+    };
+    app.provider
+        .will("worker", [calls(words.iter().map(edit)), says("done")]);
+    app.run("worker", "go").await;
+    let edited = fs::read_to_string(app.path("work/f")).expect("a file");
+    assert_eq!(edited, vec!["done"; 20].join("\n"));
+}
+
+#[tokio::test]
+async fn a_dry_run_and_the_model_show_the_same_tools() {
+    let app = worker(&ALL).spawn().await;
+    app.provider.will("worker", [says("done")]);
+    app.run("worker", "go").await;
+    let mut names = app.provider.asked("worker", 1).await.tool_names();
+    names.sort();
+    assert_eq!(names, ALL);
+    let dry = app
+        .post("/agents/worker/dry-run", &json!({"input": "go"}))
+        .await;
+    assert_eq!(dry.status, 200, "{}", dry.text);
+    let tools = dry.json()["tools"].as_array().expect("tools").clone();
+    let mut names: Vec<&str> = tools
+        .iter()
+        .filter_map(|tool| tool["name"].as_str())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ALL);
+}
+
+#[tokio::test]
+async fn a_write_that_a_crash_cuts_short_interrupts_its_run() {
+    let mut app = worker(&["write_file"]).spawn().await;
+    // Long enough that a crash mostly hits its middle; where it does not, the run has ended in order, and another is tried.
+    let content = "x".repeat(16 << 20);
+    for attempt in 0..5 {
+        let path = format!("big{attempt}");
+        let call = ("write_file", json!({"path": path, "content": content}));
+        app.provider.will("worker", [calls([call]), says("done")]);
+        let id = app.start("worker", "go").await.id().to_owned();
+        let mut events = app.events(&app.find(&id).await).await;
+        events
+            .until_all(|events| count(events, "tool.started") == 1)
+            .await;
+        app.crash_and_restart().await;
+        let run = app.find(&id).await.ended().await;
+        let written = fs::read_to_string(app.path("work").join(&path)).ok();
+        assert!(
+            written.is_none_or(|text| text.len() == content.len()),
+            "whole or not at all"
+        );
+        let left: Vec<_> = fs::read_dir(app.path("work"))
+            .expect("a directory")
+            .flatten()
+            .collect();
+        assert!(left.len() <= 2 + attempt, "{left:?}");
+        if run.status() == "failed" {
+            let (code, message) = run.failure();
+            assert_eq!(code, "interrupted");
+            assert!(message.contains("write_file"), "{message}");
+            assert_eq!(app.provider.seen_by("worker").len(), 2 * attempt + 1);
+            return;
+        }
+        assert_eq!(run.output(), "done");
+    }
+    panic!("no crash hit a write");
+}
+
+#[tokio::test]
+async fn a_read_that_a_crash_cuts_short_is_made_again() {
+    let mut app = worker(&["read_file"])
+        .file("work/lines", &"\n".repeat(20 << 20))
+        .spawn()
+        .await;
+    for _ in 0..5 {
+        let call = ("read_file", json!({"path": "lines", "offset": 20 << 20}));
+        app.provider.will("worker", [calls([call]), says("done")]);
+        let id = app.start("worker", "go").await.id().to_owned();
+        let mut events = app.events(&app.find(&id).await).await;
+        events
+            .until_all(|events| count(events, "tool.started") == 1)
+            .await;
+        app.daemon.kill().await;
+        app.restart_after_end().await;
+        let run = app.find(&id).await.ended().await;
+        assert_eq!(run.output(), "done");
+        let told = app.provider.seen().last().expect("a request").results();
+        assert_eq!(told, [format!("{}: ", 20 << 20)]);
+        let events = run.events().await;
+        assert_eq!(count(&events, "tool.started"), 1);
+        let at = |kind: &str| events.iter().position(|event| event.kind() == kind);
+        if at("run.resumed") < at("tool.completed") {
+            return;
+        }
+    }
+    panic!("no crash hit a read");
+}
+
+#[tokio::test]
+async fn a_search_ends_when_its_run_is_stopped() {
+    let app = worker(&["read_file"])
+        .file("work/lines", &"\n".repeat(20 << 20))
+        .spawn()
+        .await;
+    let call = ("read_file", json!({"path": "lines", "offset": 20 << 20}));
+    app.provider.will("worker", [calls([call])]);
+    let run = app.start("worker", "go").await;
+    let mut events = app.events(&run).await;
+    events
+        .until_all(|events| count(events, "tool.started") == 1)
+        .await;
+    assert_eq!(run.cancel("enough").await.status(), "cancelled");
+}
