@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::catalog::LoadError;
 use crate::catalog::reload::{Catalog, Watch};
 use crate::config::Config;
 use crate::config::load::{self, ConfigError};
@@ -94,6 +95,11 @@ impl House {
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
         let providers = Registry::build(&config.providers)?;
         let catalog = Arc::new(Catalog::open(config.agents.dirs.clone()));
+        for name in config.runs.per_agent.keys() {
+            if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
+                tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
+            }
+        }
         let bells = Arc::new(Bells::default());
         let (ringing, listening) = (Arc::clone(&bells), Arc::clone(&bells));
         let store = open::open(
@@ -159,8 +165,7 @@ fn settings(config: &Config) -> Settings {
     Settings {
         config_dir: config.config_dir.clone(),
         roots: config.tools.roots.clone(),
-        max_running: config.runs.max_running,
-        max_queued: config.runs.max_queued,
+        runs: config.runs.clone(),
         default_timeout: config.server.default_timeout,
         max_timeout: config.server.max_timeout,
         loop_warn: config.limits.loop_warn,

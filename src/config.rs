@@ -163,6 +163,26 @@ pub struct Runs {
     pub max_running: usize,
     /// Root runs waiting for a slot.
     pub max_queued: usize,
+    /// Root runs of one agent at work at once, by its name; others have no limit of their own.
+    pub per_agent: BTreeMap<String, usize>,
+    /// Root runs of one key at work at once.
+    pub per_key: PerKey,
+}
+
+/// `[runs] per_key`
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PerKey {
+    /// By the key's name.
+    pub named: BTreeMap<String, usize>,
+    /// Of each key that is not named; none means no limit.
+    pub others: Option<usize>,
+}
+
+impl PerKey {
+    /// The limit of the key of this name; none where it has none.
+    pub fn of(&self, name: &str) -> Option<usize> {
+        self.named.get(name).copied().or(self.others)
+    }
 }
 
 /// `[limits]`

@@ -11,10 +11,10 @@ use crate::config::document::{self, Node, Origin, Table, Value};
 use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::{
-    Agents, Config, Data, Durability, Kept, Limits, Retention, Runs, Server, Tools, Webhooks, auth,
-    providers, telemetry,
+    Agents, Auth, Config, Data, Durability, Kept, Limits, PerKey, Retention, Runs, Server, Tools,
+    Webhooks, auth, providers, telemetry,
 };
-use crate::domain::agent::ModelRef;
+use crate::domain::agent::{ModelRef, is_agent_name};
 use crate::domain::usage::Price;
 use crate::net::host_name;
 
@@ -22,6 +22,8 @@ use crate::net::host_name;
 const USUAL_FILE: &str = "config/axed.toml";
 /// Above every price that a model could have, in USD per million tokens.
 const MAX_PRICE: f64 = 1e6;
+/// The name that stands for every key without a limit of its own.
+const OTHERS: &str = "*";
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
@@ -315,18 +317,19 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
 }
 
 fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
+    let auth = top.section("auth", auth::read);
     Config {
         server: top.section("server", server),
-        auth: top.section("auth", auth::read),
         agents: top.section("agents", |s| agents(s, place)),
         data: top.section("data", |s| data(s, place)),
-        runs: top.section("runs", runs),
+        runs: top.section("runs", |s| runs(s, &auth)),
         limits: top.section("limits", limits),
         tools: top.section("tools", |s| tools(s, place)),
         webhooks: top.section("webhooks", webhooks),
         providers: top.named("providers", |name, s| providers::read(name, s, place)),
         prices: Prices::new(top.named("prices", price)),
         telemetry: top.section("telemetry", |s| telemetry::read(s, place)),
+        auth,
         config_dir: place.config_dir.clone(),
     }
 }
@@ -398,13 +401,37 @@ fn kept(s: &mut Section<'_>, all: Kept) -> Kept {
     }
 }
 
-fn runs(s: &mut Section<'_>) -> Runs {
-    s.unsupported("per_agent");
-    s.unsupported("per_key");
+fn runs(s: &mut Section<'_>, auth: &Auth) -> Runs {
     Runs {
         max_running: s.count("max_running", 1).unwrap_or(10_000),
         max_queued: s.count("max_queued", 0).unwrap_or(100_000),
+        per_agent: s.counts_by_name("per_agent", 1, |name| match is_agent_name(name) {
+            true => Ok(()),
+            false => Err("is no name that an agent can have".to_owned()),
+        }),
+        per_key: per_key(s, auth),
     }
+}
+
+/// A number is everybody's limit; a table has limits by the keys' names, with `"*"` for all others.
+fn per_key(s: &mut Section<'_>, auth: &Auth) -> PerKey {
+    let node = s.peek("per_key");
+    if !matches!(node.map(|node| node.value), Some(Value::Table(_))) {
+        return PerKey {
+            named: BTreeMap::new(),
+            others: s.count("per_key", 1),
+        };
+    }
+    let mut named = s.counts_by_name("per_key", 1, |name| {
+        match name == OTHERS || auth.keys.iter().any(|key| key.name == name) {
+            true => Ok(()),
+            false => Err(format!(
+                "names no key of [auth.keys]; \"{OTHERS}\" names all that are not named"
+            )),
+        }
+    });
+    let others = named.remove(OTHERS);
+    PerKey { named, others }
 }
 
 fn limits(s: &mut Section<'_>) -> Limits {

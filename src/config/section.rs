@@ -98,26 +98,11 @@ impl Section<'_> {
     /// A whole number in a range.
     pub fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let node = self.take(key)?;
-        let number = match &node.value {
-            Value::Integer(number) => i128::from(*number),
-            Value::HugeInteger => i128::MAX,
-            Value::Untyped(text) if text.trim().parse::<i128>().is_ok() => {
-                text.trim().parse().unwrap_or(i128::MAX)
-            }
-            other => {
-                self.wrong_type(&node, key, "a whole number", other);
-                return None;
-            }
-        };
-        let (min, max) = (*range.start(), *range.end());
-        let why = match u64::try_from(number) {
-            Ok(number) if range.contains(&number) => return Some(number),
-            Ok(number) if number > max => format!("cannot exceed {max}"),
-            Err(_) if number > 0 => format!("cannot exceed {max}"),
-            _ if min == 0 => "must be non-negative".to_owned(),
-            _ => format!("must be at least {min}"),
-        };
-        self.rule(&node, key, &why);
+        match whole_in(&node.value, range) {
+            Some(Ok(number)) => return Some(number),
+            Some(Err(why)) => self.rule(&node, key, &why),
+            None => self.wrong_type(&node, key, "a whole number", &node.value),
+        }
         None
     }
 
@@ -308,6 +293,32 @@ impl Section<'_> {
         made
     }
 
+    /// A table of how many, `min` at least, under names that the writer chose; what `check` says follows the name.
+    pub fn counts_by_name(
+        &mut self,
+        key: &'static str,
+        min: u64,
+        check: impl Fn(&str) -> Result<(), String>,
+    ) -> BTreeMap<String, usize> {
+        let mut made = BTreeMap::new();
+        for (name, node) in self.table(key) {
+            let whole = whole_in(&node.value, min..=MAX_COUNT).unwrap_or_else(|| {
+                let found = type_of(&node.value);
+                Err(format!("must be a whole number, not {found}"))
+            });
+            match check(&name).and(whole) {
+                Ok(count) => {
+                    made.insert(name, usize::try_from(count).unwrap_or(usize::MAX));
+                }
+                Err(why) => {
+                    let text = format!("{}.{} {why}", self.full(key), quoted(&name));
+                    self.fault(node.origin, text);
+                }
+            }
+        }
+        made
+    }
+
     /// The value as it stands.
     pub fn raw(&mut self, key: &'static str) -> Option<Node> {
         self.take(key)
@@ -451,6 +462,25 @@ pub fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
         .filter(|(likeness, _)| *likeness >= 0.75)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate)
+}
+
+/// A whole number within the range, or the rule that it breaks; none where the value is none.
+fn whole_in(value: &Value, range: RangeInclusive<u64>) -> Option<Result<u64, String>> {
+    let number = match value {
+        Value::Integer(number) => i128::from(*number),
+        Value::HugeInteger => i128::MAX,
+        Value::Untyped(text) => text.trim().parse().ok()?,
+        _ => return None,
+    };
+    let (min, max) = (*range.start(), *range.end());
+    let why = match u64::try_from(number) {
+        Ok(number) if range.contains(&number) => return Some(Ok(number)),
+        Ok(number) if number > max => format!("cannot exceed {max}"),
+        Err(_) if number > 0 => format!("cannot exceed {max}"),
+        _ if min == 0 => "must be non-negative".to_owned(),
+        _ => format!("must be at least {min}"),
+    };
+    Some(Err(why))
 }
 
 /// The bytes that a text such as `4 MiB`, `10MB` or `512` names.

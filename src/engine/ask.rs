@@ -11,6 +11,7 @@ use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, ModelRef, ModelRefError, Params, ResponseFormat};
 use crate::domain::message::ToolSpec;
 use crate::domain::trace::TraceContext;
+use crate::engine::queue::Full;
 use crate::providers::registry::Unavailable;
 use crate::store::{Claim, StoreError};
 
@@ -110,13 +111,8 @@ pub enum StartError {
         why: String,
     },
     /// The queue is full.
-    #[error("{running} runs are at work and {queued} wait; try again later")]
-    Full {
-        /// At work.
-        running: usize,
-        /// Waiting.
-        queued: usize,
-    },
+    #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]
+    Full(Full),
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Draining,

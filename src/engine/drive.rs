@@ -23,6 +23,7 @@ use crate::engine::endings;
 use crate::engine::entry::{Draft, Entry, begin};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::queue::Slot;
 use crate::engine::quotas::AtWork;
 use crate::engine::recovery;
 use crate::engine::remains::{self, Begun, Remains, Replied};
@@ -34,13 +35,15 @@ use crate::tools::toolbox::Toolbox;
 use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
 /// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
-/// written, and then the run stays as it was last committed.
+/// written, and then the run stays as it was last committed. A root's slot is free before anybody hears of its end, so
+/// that a caller who comes back at once finds it.
 pub async fn drive(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
     mut run: Arc<Run>,
     message: String,
     entry: Entry,
+    slot: Option<Slot>,
 ) -> Option<Arc<Run>> {
     let mut state = State {
         progress: Progress {
@@ -57,6 +60,7 @@ pub async fn drive(
         Err(_) => Ending::failed(endings::internal("panicked")),
     };
     let closed = Box::pin(close::close(engine, live, run, state, ending)).await;
+    drop(slot);
     close::leave(engine, live, closed)
 }
 
@@ -784,7 +788,7 @@ impl Caller {
             accepted: None,
             claim: None,
         };
-        drive(engine, &child, run, message, entry)
+        drive(engine, &child, run, message, entry, None)
             .await
             .ok_or_else(unrecorded)
     }
@@ -820,7 +824,7 @@ impl Caller {
         };
         let message = run.input.clone();
         let entry = Entry::Resumed(Box::new(remains));
-        drive(engine, &child, Arc::new(run), message, entry)
+        drive(engine, &child, Arc::new(run), message, entry, None)
             .await
             .ok_or_else(unrecorded)
     }

@@ -2,19 +2,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
+use crate::config::Runs;
 use crate::config::prices::Prices;
 use crate::engine::definitions::Definitions;
 use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
 use crate::engine::memory::Memories;
+use crate::engine::queue::Queue;
 use crate::engine::recovery::Left;
 use crate::net::Guard;
 use crate::providers::registry::Registry;
@@ -49,10 +50,8 @@ pub struct Engine {
     pub traces: Option<Traces>,
     /// What the configuration says of runs.
     pub settings: Settings,
-    /// Slots for root runs.
-    pub slots: Arc<Semaphore>,
-    /// Root runs waiting for a slot.
-    pub queued: AtomicUsize,
+    /// Slots for root runs, and the line for them.
+    pub queue: Queue,
     /// No new runs.
     pub draining: AtomicBool,
     /// Owns every root run's task.
@@ -68,10 +67,8 @@ pub struct Settings {
     pub config_dir: PathBuf,
     /// Where a request's `workdir` and `skill` may point.
     pub roots: Vec<PathBuf>,
-    /// Root runs at work at once.
-    pub max_running: usize,
-    /// Root runs waiting.
-    pub max_queued: usize,
+    /// Who may be at work at once, and who may wait.
+    pub runs: Runs,
     /// A root's deadline where nothing is said.
     pub default_timeout: Duration,
     /// No root's deadline is above this.

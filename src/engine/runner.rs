@@ -1,13 +1,10 @@
 //! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
 
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -19,18 +16,18 @@ use crate::domain::usage::TreeUsage;
 use crate::engine::ask::{DryRun, RunAsk, StartError};
 use crate::engine::budget::Budgets;
 use crate::engine::definitions::Definitions;
-use crate::engine::drive;
-use crate::engine::entry::{Accepted, Entry};
 use crate::engine::journal::{Journal, Listener};
-use crate::engine::live::{Deadline, LiveRun, LiveRuns, Tree};
+use crate::engine::live::{LiveRun, LiveRuns, Tree};
 use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Settings};
+use crate::engine::queue::Queue;
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
+use crate::engine::root::{LeftRoot, Root};
 use crate::engine::spans::Trace;
-use crate::engine::{close, collect, record, recovery, remains, resolve, turn, webhook};
+use crate::engine::{collect, record, recovery, resolve, webhook};
 use crate::providers::registry::Registry;
-use crate::store::{Change, Claim, Continuation, Opening, RunStore, Step, StoreError};
+use crate::store::{Change, RunStore, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
 use crate::telemetry::traces::Traces;
 use crate::tools::mcp::Servers;
@@ -54,9 +51,7 @@ impl Runner {
         settings: Settings,
         traces: Option<Traces>,
     ) -> Self {
-        let slots = Arc::new(Semaphore::new(
-            settings.max_running.min(Semaphore::MAX_PERMITS),
-        ));
+        let queue = Queue::new(settings.runs.clone());
         let engine = Engine {
             catalog,
             providers,
@@ -70,8 +65,7 @@ impl Runner {
             metrics: Arc::default(),
             traces,
             settings,
-            slots,
-            queued: AtomicUsize::new(0),
+            queue,
             draining: AtomicBool::new(false),
             tasks: TaskTracker::new(),
             halt: CancellationToken::new(),
@@ -84,21 +78,21 @@ impl Runner {
     /// Checks and accepts a root run, commits it, and sets it going. Returns its record as accepted.
     /// The run does not depend on the caller's future from then on.
     pub async fn start(&self, ask: RunAsk) -> Result<Arc<Run>, StartError> {
-        let (root, place) = self.check(ask).await?;
-        self.set_going(root, place).await
+        let root = self.check(ask).await?;
+        self.set_going(root).await
     }
 
     /// As [`Runner::start`], with a listener that stands before the run is set going: it hears the tree's first event
     /// and everything after it.
     pub async fn start_listening(&self, ask: RunAsk) -> Result<(Arc<Run>, Listener), StartError> {
-        let (root, place) = self.check(ask).await?;
+        let root = self.check(ask).await?;
         let listener = self.engine.journal.bells().listen(root.live.scope.run);
-        let run = self.set_going(root, place).await?;
+        let run = self.set_going(root).await?;
         Ok((run, listener))
     }
 
-    /// A root run for this wish, and where it begins.
-    async fn check(&self, ask: RunAsk) -> Result<(Root, Place), StartError> {
+    /// A root run for this wish, with its slot or its place in line.
+    async fn check(&self, ask: RunAsk) -> Result<Root, StartError> {
         let engine = &self.engine;
         if self.is_draining() {
             return Err(StartError::Draining);
@@ -119,7 +113,11 @@ impl Runner {
             );
         }
         let webhook = webhook::of(&engine.settings, &ask, &agent)?;
-        let place = self.place()?;
+        // In line before its caller is told, so that who comes after that stays behind it.
+        let place = engine
+            .queue
+            .enter(ask.owner.as_deref(), &agent.name)
+            .map_err(StartError::Full)?;
         let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
         let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
         let tree = Arc::new(Tree {
@@ -141,47 +139,25 @@ impl Runner {
             labels: ask.labels,
             ..record::new(&live)
         });
-        let root = Root {
+        Ok(Root {
             live,
             run,
             message,
             timeout,
             claim: ask.claim,
-        };
-        Ok((root, place))
+            place,
+        })
     }
 
     /// Hands the run to a task of its own, and waits for its commit.
-    async fn set_going(&self, root: Root, place: Place) -> Result<Arc<Run>, StartError> {
+    async fn set_going(&self, root: Root) -> Result<Arc<Run>, StartError> {
         let engine = &self.engine;
         engine.live.add(&root.live);
         let (accepted, told) = oneshot::channel();
-        engine
-            .tasks
-            .spawn(root.work(Arc::clone(engine), place, accepted));
+        engine.tasks.spawn(root.work(Arc::clone(engine), accepted));
         told.await
             .unwrap_or(Err(StoreError::Closed))
             .map_err(StartError::from)
-    }
-
-    /// A slot, or a place in the queue.
-    fn place(&self) -> Result<Place, StartError> {
-        let engine = &self.engine;
-        if let Ok(slot) = Arc::clone(&engine.slots).try_acquire_owned() {
-            return Ok(Place::Slot(slot));
-        }
-        let most = engine.settings.max_queued;
-        let (take, now) = (Ordering::AcqRel, Ordering::Acquire);
-        match engine
-            .queued
-            .fetch_update(take, now, |queued| (queued < most).then_some(queued + 1))
-        {
-            Ok(_) => Ok(Place::Queue(QueueTicket(Arc::clone(engine)))),
-            Err(queued) => Err(StartError::Full {
-                running: self.load().0,
-                queued,
-            }),
-        }
     }
 
     /// What that run would be. Calls no model and needs no key.
@@ -273,34 +249,27 @@ impl Runner {
 
     /// Root runs at work, and waiting for a slot.
     pub fn load(&self) -> (usize, usize) {
-        let running = self
-            .engine
-            .settings
-            .max_running
-            .saturating_sub(self.engine.slots.available_permits());
-        (running, self.engine.queued.load(Ordering::Acquire))
+        self.engine.queue.load()
     }
 
     /// Goes on with what an earlier process left unfinished, each run from its last committed step, and returns how many
     /// root runs that are. What cannot go on is failed as `interrupted`.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let engine = &self.engine;
-        let revived = recovery::revive_all(engine).await?;
+        let mut revived = recovery::revive_all(engine).await?;
         let count = revived.len();
+        // Those that had a slot come first: their time runs. The others keep their order, all before anybody new.
+        revived.sort_by_key(|revived| revived.run.started_at.is_none());
         for Revived { live, run, timeout } in revived {
             engine.live.add(&live);
-            let slots = Arc::clone(&engine.slots);
-            let mut slot: InLine = Box::pin(maybe_done(slots.acquire_owned().boxed()));
-            // In line in their order, before anybody new.
-            let _ = futures_util::poll!(slot.as_mut());
-            // They were accepted once, so a full queue does not refuse them.
-            engine.queued.fetch_add(1, Ordering::AcqRel);
+            let place = engine
+                .queue
+                .enter_again(run.owner.as_deref(), &live.agent.name);
             let left = LeftRoot {
                 live,
                 run,
                 timeout: Duration::from_secs(timeout),
-                slot,
-                ticket: QueueTicket(Arc::clone(engine)),
+                place,
             };
             engine.tasks.spawn(left.work(Arc::clone(engine)));
         }
@@ -314,7 +283,7 @@ impl Runner {
 
     /// What stands now, to be shown beside what is counted.
     pub fn now(&self) -> Now {
-        let queued = self.engine.queued.load(Ordering::Acquire);
+        let (_, queued) = self.load();
         Now {
             // Those that wait are among the live ones.
             running: self.engine.live.count().saturating_sub(queued),
@@ -345,201 +314,4 @@ impl Runner {
         self.engine.halt.cancel();
         self.idle().await;
     }
-}
-
-/// Where an accepted root run begins.
-enum Place {
-    Slot(OwnedSemaphorePermit),
-    Queue(QueueTicket),
-}
-
-/// One run's place in the count of those that wait.
-struct QueueTicket(Arc<Engine>);
-
-impl Drop for QueueTicket {
-    fn drop(&mut self) {
-        self.0.queued.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A root run that has been checked.
-struct Root {
-    live: Arc<LiveRun>,
-    /// One record for the store, the caller and the run itself: thousands wait at once.
-    run: Arc<Run>,
-    message: String,
-    timeout: Duration,
-    claim: Option<Claim>,
-}
-
-impl Root {
-    async fn work(self, engine: Arc<Engine>, place: Place, accepted: Accepted) {
-        let halt = engine.halt.clone();
-        let id = self.live.scope.run;
-        tokio::select! {
-            () = self.run_to_its_end(&engine, place, accepted) => {}
-            () = halt.cancelled() => park(&engine, id),
-        }
-    }
-
-    async fn run_to_its_end(self, engine: &Arc<Engine>, place: Place, accepted: Accepted) {
-        let Self {
-            live,
-            run,
-            message,
-            timeout,
-            claim,
-        } = self;
-        let (_slot, entry) = match place {
-            Place::Slot(slot) => (
-                slot,
-                Entry::New {
-                    accepted: Some(accepted),
-                    claim,
-                },
-            ),
-            Place::Queue(ticket) => {
-                let mut slot = pin!(maybe_done(Arc::clone(&engine.slots).acquire_owned()));
-                // It stands in line before its caller is told, so that who comes after that stays behind it.
-                let _ = futures_util::poll!(slot.as_mut());
-                if !open_queued(engine, &live, &run, &message, timeout, claim, accepted).await {
-                    forget(engine, live.scope.run);
-                    return;
-                }
-                tokio::select! {
-                    () = slot.as_mut() => {}
-                    () = live.stop.cancelled() => return close::cancel_queued(engine, &live, run).await,
-                }
-                drop(ticket);
-                let Some(Ok(slot)) = slot.take_output() else {
-                    return;
-                };
-                (slot, Entry::Queued)
-            }
-        };
-        // Its time starts when it starts, not while it is queued.
-        live.set_deadline(Deadline::within(timeout));
-        drive::drive(engine, &live, run, message, entry).await;
-    }
-}
-
-/// Lets go of a root run where it stands.
-fn park(engine: &Engine, id: RunId) {
-    tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
-    forget(engine, id);
-}
-
-/// Takes a root run off the list of those at work, and its bell down.
-fn forget(engine: &Engine, id: RunId) {
-    engine.live.remove(id);
-    engine.journal.bells().silence(id);
-}
-
-/// A place in line for a slot.
-type InLine = Pin<Box<MaybeDone<BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>>>>;
-
-/// A root run that an earlier process left.
-struct LeftRoot {
-    live: Arc<LiveRun>,
-    run: Arc<Run>,
-    timeout: Duration,
-    slot: InLine,
-    ticket: QueueTicket,
-}
-
-impl LeftRoot {
-    async fn work(self, engine: Arc<Engine>) {
-        let halt = engine.halt.clone();
-        let id = self.live.scope.run;
-        tokio::select! {
-            () = self.run_to_its_end(&engine) => {}
-            () = halt.cancelled() => return park(&engine, id),
-        }
-        if let Err(error) = recovery::sweep(&engine, id).await {
-            tracing::error!(run.root = %id, "What is left of {id} could not be settled: {error}");
-        }
-    }
-
-    async fn run_to_its_end(self, engine: &Arc<Engine>) {
-        let Self {
-            live,
-            run,
-            timeout,
-            mut slot,
-            ticket,
-        } = self;
-        let is_queued = run.started_at.is_none();
-        // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
-        let _ = turn::bounded(&live, slot.as_mut()).await;
-        drop(ticket);
-        let _slot = slot.as_mut().take_output();
-        if is_queued && live.stop.is_cancelled() {
-            return close::cancel_queued(engine, &live, run).await;
-        }
-        let remains = match remains::load(engine, &run).await {
-            Ok(remains) => remains,
-            Err(error) => {
-                tracing::error!(
-                    run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-                    "{} cannot go on, its record cannot be read: {error}", run.id
-                );
-                return drop(close::leave(engine, &live, Err(error)));
-            }
-        };
-        // What a queued run was asked stands in its record; its prompt is assembled when it starts.
-        let message = match &remains.prompt {
-            Some((_, message)) => message.clone(),
-            None => run.input.clone(),
-        };
-        tracing::info!(
-            run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-            "Going on with {}, which an earlier process left after {} replies", run.id, remains.replies.len()
-        );
-        let entry = match is_queued {
-            true => {
-                live.set_deadline(Deadline::within(timeout));
-                Entry::Queued
-            }
-            false => Entry::Resumed(Box::new(remains)),
-        };
-        drive::drive(engine, &live, run, message, entry).await;
-    }
-}
-
-/// Commits a run that waits for a slot; false where that failed.
-async fn open_queued(
-    engine: &Engine,
-    live: &LiveRun,
-    run: &Arc<Run>,
-    message: &str,
-    timeout: Duration,
-    claim: Option<Claim>,
-    accepted: Accepted,
-) -> bool {
-    let queued = vec![EventKind::RunQueued {
-        parent_id: None,
-        tool_call_id: None,
-    }];
-    // Its context is in no other place; the whole prompt takes this one's place when it starts.
-    let asked = Step::Prompt {
-        system: String::new(),
-        message: message.to_owned(),
-    };
-    let continuation = Continuation {
-        timeout: timeout.as_secs(),
-        ..record::continuation(live)
-    };
-    let change = Change::Open(Box::new(Opening {
-        run: Arc::clone(run),
-        continuation,
-        claim,
-    }));
-    let committed = engine
-        .journal
-        .record(live, change, vec![asked], queued)
-        .await;
-    let is_committed = committed.is_ok();
-    // A caller that went away does not stop the run.
-    let _ = accepted.send(committed.map(|_| Arc::clone(run)));
-    is_committed
 }

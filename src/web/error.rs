@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::catalog::LoadError;
 use crate::engine::ask::StartError;
 use crate::engine::memory::MemoryError;
+use crate::engine::queue::Full;
 use crate::store::StoreError;
 
 /// Seconds after which a client may try again where we cannot tell better.
@@ -31,6 +32,7 @@ struct Inner {
     detail: String,
     errors: Vec<FieldError>,
     retry_after: Option<u64>,
+    load: Option<Full>,
     cause: Option<String>,
 }
 
@@ -54,6 +56,12 @@ struct Envelope<'a> {
     request_id: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     errors: &'a [FieldError],
+    /// Of a full queue: root runs at work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    running: Option<usize>,
+    /// Of a full queue: root runs that wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queued: Option<usize>,
 }
 
 impl Problem {
@@ -65,6 +73,7 @@ impl Problem {
             detail: cut(detail.into(), MAX_DETAIL),
             errors: Vec::new(),
             retry_after: None,
+            load: None,
             cause: None,
         }))
     }
@@ -123,6 +132,13 @@ impl Problem {
         self
     }
 
+    /// Tells how full the house is.
+    #[must_use]
+    fn with_load(mut self, load: Full) -> Self {
+        self.0.load = Some(load);
+        self
+    }
+
     /// What the log is told and the caller is not.
     #[must_use]
     fn because(mut self, cause: impl Into<String>) -> Self {
@@ -156,6 +172,8 @@ impl Problem {
             code: self.0.code,
             request_id,
             errors: &self.0.errors,
+            running: self.0.load.map(|load| load.running),
+            queued: self.0.load.map(|load| load.queued),
         };
         serde_json::to_vec(&envelope).unwrap_or_default()
     }
@@ -254,9 +272,9 @@ impl From<StartError> for Problem {
             StartError::Override { field, why } => {
                 Self::field("invalid_override", format!("/{field}"), why)
             }
-            StartError::Full { .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text).retry_after(SOON)
-            }
+            StartError::Full(load) => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text)
+                .retry_after(SOON)
+                .with_load(load),
             StartError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
                 .retry_after(AFTER_RESTART),
             StartError::Store(error) => error.into(),
@@ -318,6 +336,7 @@ mod tests {
 
     use super::{Problem, did_you_mean, word};
     use crate::engine::ask::StartError;
+    use crate::engine::queue::Full;
 
     #[test]
     fn the_envelope_is_rfc_9457() {
@@ -328,11 +347,14 @@ mod tests {
 
     #[test]
     fn a_full_queue_says_when_to_come_back() {
-        let full = StartError::Full {
+        let full = StartError::Full(Full {
             running: 1,
             queued: 2,
-        };
-        let response = Problem::from(full).into_response();
+        });
+        let problem = Problem::from(full);
+        let body = problem.render("/agents/a/runs", "req_1");
+        insta::assert_snapshot!(String::from_utf8_lossy(&body), @r#"{"type":"about:blank","title":"Too Many Requests","status":429,"detail":"1 runs are at work and 2 wait; try again later","instance":"/agents/a/runs","code":"queue_full","request_id":"req_1","running":1,"queued":2}"#);
+        let response = problem.into_response();
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()["retry-after"], "1");
     }

@@ -177,6 +177,30 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "DIR/axed.toml:2:1: runs.max_running must be at least 1",
         ),
         (
+            "[runs.per_agent]\nplanner = 0",
+            "DIR/axed.toml:2:1: runs.per_agent.planner must be at least 1",
+        ),
+        (
+            "[runs.per_agent]\n\"../x\" = 1",
+            "DIR/axed.toml:2:1: runs.per_agent.\"../x\" is no name that an agent can have",
+        ),
+        (
+            "[runs]\nper_agent = 1",
+            "DIR/axed.toml:2:1: runs.per_agent must be a table, not a whole number",
+        ),
+        (
+            "[runs]\nper_key = \"many\"",
+            "DIR/axed.toml:2:1: runs.per_key must be a whole number, not a string",
+        ),
+        (
+            "[runs.per_key]\nci = true",
+            "DIR/axed.toml:2:1: runs.per_key.ci names no key of [auth.keys]; \"*\" names all that are not named",
+        ),
+        (
+            "[runs.per_key]\n\"*\" = true",
+            "DIR/axed.toml:2:1: runs.per_key.\"*\" must be a whole number, not true or false",
+        ),
+        (
             "[agents]\ndirs = []",
             "DIR/axed.toml:2:1: agents.dirs must name at least one directory",
         ),
@@ -260,6 +284,32 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         told.starts_with("--listen: server.listen is \"here\""),
         "{told}"
     );
+}
+
+#[test]
+fn runs_of_an_agent_and_of_a_key_are_limited_by_name() {
+    let key = |name| {
+        format!(
+            "[auth.keys.{name}]\nsha256 = \"{:064}\"\nscopes = [\"run\"]\n",
+            7
+        )
+    };
+    let text = format!(
+        "{}[runs.per_agent]\nplanner = 2\n[runs.per_key]\nci = 5\n\"*\" = 100\n",
+        key("ci")
+    );
+    let runs = config(&text, &[("AXED_RUNS__PER_AGENT__READER", "3")]).expect("a config");
+    let limits = runs.runs.per_agent;
+    assert_eq!((limits["planner"], limits["reader"]), (2, 3));
+    let per_key = runs.runs.per_key;
+    assert_eq!((per_key.of("ci"), per_key.of("ada")), (Some(5), Some(100)));
+
+    let each = config("[runs]\nper_key = 100", &[]).expect("a config");
+    assert_eq!(each.runs.per_key.of("ada"), Some(100));
+    let each = config("", &[("AXED_RUNS__PER_KEY", "7")]).expect("a config");
+    assert_eq!(each.runs.per_key.of("ada"), Some(7));
+    let none = config("", &[]).expect("a config").runs;
+    assert!(none.per_agent.is_empty() && none.per_key.of("ada").is_none());
 }
 
 #[test]

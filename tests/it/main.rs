@@ -1,5 +1,6 @@
 //! Stories about axed from outside: the real daemon as a process, a provider that speaks the real wires.
 
+mod admission;
 mod architecture;
 mod auth;
 mod bad_input;

@@ -1,0 +1,536 @@
+//! Who runs and who waits: root runs in line for a slot, within the limits of the house, their agent and their key, and
+//! fair between keys. Only counts and order; knows nothing of tasks, locks or the record.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::config::Runs;
+
+/// Without a key, and of an agent without a limit: both stand first in their lists, and nothing bounds them.
+const UNNAMED: u32 = 0;
+
+/// Whose limits a run counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    key: u32,
+    agent: u32,
+}
+
+/// A place in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Whose limits it counts for.
+    pub seat: Seat,
+    /// Of two with one key and one agent the lower is the earlier.
+    number: u64,
+}
+
+/// The line. `W` is what its owner keeps of each run that waits.
+///
+/// After [`Line::release`] its owner asks for [`Line::admit`] until there is none: whoever comes later finds a free slot
+/// only where nobody who waits could take it.
+#[derive(Debug)]
+pub struct Line<W> {
+    limits: Runs,
+    running: usize,
+    waiting: usize,
+    keys: Vec<Key<W>>,
+    key_names: HashMap<Box<str>, u32>,
+    agents: Vec<Holder>,
+    agent_names: HashMap<Box<str>, u32>,
+    /// The keys of which a run waits; who was served longest ago stands first.
+    turns: BTreeSet<(u64, u32)>,
+    /// Counts the slots that were ever given.
+    served: u64,
+    /// Counts the places that were ever given.
+    places: u64,
+}
+
+/// Who may hold so many slots at once.
+#[derive(Debug)]
+struct Holder {
+    limit: usize,
+    running: usize,
+}
+
+impl Holder {
+    fn new(limit: Option<usize>) -> Self {
+        Self {
+            limit: limit.unwrap_or(usize::MAX),
+            running: 0,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.running < self.limit
+    }
+}
+
+#[derive(Debug)]
+struct Key<W> {
+    holder: Holder,
+    /// When it was last given a slot, by [`Line::served`].
+    turn: u64,
+    waiting: usize,
+    /// Its runs that wait, by agent: one whose agent is at its limit holds up nobody behind it. Agents without a limit
+    /// share the first lane, so there are no more lanes than the configuration has limits.
+    lanes: Vec<BTreeMap<u64, W>>,
+}
+
+impl<W> Key<W> {
+    fn new(limit: Option<usize>) -> Self {
+        Self {
+            holder: Holder::new(limit),
+            turn: 0,
+            waiting: 0,
+            lanes: Vec::new(),
+        }
+    }
+
+    /// The agent of its earliest run that could start now.
+    fn first(&self, agents: &[Holder]) -> Option<u32> {
+        if !self.holder.has_room() {
+            return None;
+        }
+        let open = (0..).zip(&self.lanes).zip(agents);
+        open.filter(|(_, agent)| agent.has_room())
+            .filter_map(|((at, lane), _)| Some((*lane.first_key_value()?.0, at)))
+            .min()
+            .map(|(_, at)| at)
+    }
+}
+
+impl<W> Line<W> {
+    /// An empty house with these limits.
+    pub fn new(limits: Runs) -> Self {
+        let mut agents = vec![Holder::new(None)];
+        let mut agent_names = HashMap::new();
+        for ((name, limit), at) in limits.per_agent.iter().zip(1..) {
+            agents.push(Holder::new(Some(*limit)));
+            agent_names.insert(name.as_str().into(), at);
+        }
+        Self {
+            limits,
+            running: 0,
+            waiting: 0,
+            keys: vec![Key::new(None)],
+            key_names: HashMap::new(),
+            agents,
+            agent_names,
+            turns: BTreeSet::new(),
+            served: 0,
+            places: 0,
+        }
+    }
+
+    /// Whose limits a run of this agent counts for that was accepted with the key of this name. A name is remembered for
+    /// good: there are as many as the configuration has keys, or had when a run was accepted that is still unfinished.
+    pub fn seat(&mut self, key: Option<&str>, agent: &str) -> Seat {
+        let agent = match self.agent_names.is_empty() {
+            true => UNNAMED,
+            false => self.agent_names.get(agent).copied().unwrap_or(UNNAMED),
+        };
+        let key = match key {
+            None => UNNAMED,
+            Some(name) => match self.key_names.get(name) {
+                Some(at) => *at,
+                None => self.new_key(name),
+            },
+        };
+        Seat { key, agent }
+    }
+
+    fn new_key(&mut self, name: &str) -> u32 {
+        let Ok(at) = u32::try_from(self.keys.len()) else {
+            return UNNAMED;
+        };
+        self.keys.push(Key::new(self.limits.per_key.of(name)));
+        self.key_names.insert(name.into(), at);
+        at
+    }
+
+    /// Takes a slot at once; false where none is free, or a limit is reached.
+    pub fn take(&mut self, seat: Seat) -> bool {
+        let free = self.running < self.limits.max_running
+            && self.key(seat).holder.has_room()
+            && self.agent(seat).has_room();
+        if free {
+            self.serve(seat);
+        }
+        free
+    }
+
+    /// Whether one more may wait.
+    pub fn has_room(&self) -> bool {
+        self.waiting < self.limits.max_queued
+    }
+
+    /// Stands at the end of the line, however long it is.
+    pub fn join(&mut self, seat: Seat, who: W) -> Ticket {
+        self.places += 1;
+        let number = self.places;
+        self.waiting += 1;
+        let key = self.key(seat);
+        let lane = lane_of(seat);
+        if key.lanes.len() <= lane {
+            key.lanes.resize_with(lane + 1, BTreeMap::new);
+        }
+        key.lanes[lane].insert(number, who);
+        key.waiting += 1;
+        let turn = key.turn;
+        self.turns.insert((turn, seat.key));
+        Ticket { seat, number }
+    }
+
+    /// Who stands there; none where it has been given a slot.
+    pub fn find(&mut self, ticket: Ticket) -> Option<&mut W> {
+        let lane = self.key(ticket.seat).lanes.get_mut(lane_of(ticket.seat))?;
+        lane.get_mut(&ticket.number)
+    }
+
+    /// Steps out of line; none where it has been given a slot, which is then to be released.
+    pub fn leave(&mut self, ticket: Ticket) -> Option<W> {
+        let seat = ticket.seat;
+        let key = self.key(seat);
+        let who = key.lanes.get_mut(lane_of(seat))?.remove(&ticket.number)?;
+        key.waiting -= 1;
+        if key.waiting == 0 {
+            let turn = key.turn;
+            self.turns.remove(&(turn, seat.key));
+        }
+        self.waiting -= 1;
+        Some(who)
+    }
+
+    /// Gives a slot back.
+    pub fn release(&mut self, seat: Seat) {
+        self.running -= 1;
+        self.key(seat).holder.running -= 1;
+        self.agent(seat).running -= 1;
+    }
+
+    /// Gives a free slot to who is next: of the keys of which a run could start, the one that was served longest ago;
+    /// of its runs the earliest that could. None where no slot is free, or nobody who waits could take it.
+    pub fn admit(&mut self) -> Option<W> {
+        if self.waiting == 0 || self.running >= self.limits.max_running {
+            return None;
+        }
+        let seat = self.turns.iter().find_map(|(_, key)| {
+            let agent = self.keys[*key as usize].first(&self.agents)?;
+            Some(Seat { key: *key, agent })
+        })?;
+        let number = *self.key(seat).lanes[lane_of(seat)].first_key_value()?.0;
+        let who = self.leave(Ticket { seat, number });
+        self.serve(seat);
+        who
+    }
+
+    /// How many hold a slot, and how many wait.
+    pub fn load(&self) -> (usize, usize) {
+        (self.running, self.waiting)
+    }
+
+    /// Counts a slot for them, and puts the key behind all others.
+    fn serve(&mut self, seat: Seat) {
+        self.running += 1;
+        self.served += 1;
+        self.agent(seat).running += 1;
+        let now = self.served;
+        let key = self.key(seat);
+        key.holder.running += 1;
+        let before = std::mem::replace(&mut key.turn, now);
+        if key.waiting > 0 {
+            self.turns.remove(&(before, seat.key));
+            self.turns.insert((now, seat.key));
+        }
+    }
+
+    // Seats are made by `seat` alone, from what stands in both lists, and nothing is ever taken out of them.
+
+    fn key(&mut self, seat: Seat) -> &mut Key<W> {
+        &mut self.keys[seat.key as usize]
+    }
+
+    fn agent(&mut self, seat: Seat) -> &mut Holder {
+        &mut self.agents[seat.agent as usize]
+    }
+}
+
+fn lane_of(seat: Seat) -> usize {
+    seat.agent as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{Line, Ticket};
+    use crate::config::{PerKey, Runs};
+
+    const KEYS: [Option<&str>; 4] = [None, Some("ada"), Some("bob"), Some("ci")];
+    const AGENTS: [&str; 4] = ["free", "loose", "planner", "reader"];
+
+    fn limits(max_running: usize) -> Runs {
+        Runs {
+            max_running,
+            max_queued: 1000,
+            per_agent: BTreeMap::new(),
+            per_key: PerKey::default(),
+        }
+    }
+
+    /// Three may run, one of them a planner, two of them a reader, two of them a key's, one of them ci's.
+    fn tight() -> Runs {
+        let counts = |counts: &[(&str, usize)]| {
+            let named = counts.iter().map(|(name, count)| ((*name).into(), *count));
+            named.collect::<BTreeMap<String, usize>>()
+        };
+        Runs {
+            per_agent: counts(&[("planner", 1), ("reader", 2)]),
+            per_key: PerKey {
+                named: counts(&[("ci", 1)]),
+                others: Some(2),
+            },
+            ..limits(3)
+        }
+    }
+
+    /// Who comes next, once everybody may.
+    fn drain(line: &mut Line<&'static str>) -> Vec<&'static str> {
+        line.limits.max_running = usize::MAX;
+        std::iter::from_fn(|| line.admit()).collect()
+    }
+
+    #[test]
+    fn within_a_key_who_comes_first_is_served_first() {
+        let mut line = Line::new(limits(0));
+        for (agent, who) in [("free", "1"), ("loose", "2"), ("free", "3")] {
+            let seat = line.seat(Some("ada"), agent);
+            assert!(!line.take(seat));
+            line.join(seat, who);
+        }
+        assert_eq!(line.load(), (0, 3));
+        assert_eq!(drain(&mut line), ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn keys_take_turns() {
+        let mut line = Line::new(limits(1));
+        let (ada, bob) = (line.seat(Some("ada"), "a"), line.seat(Some("bob"), "a"));
+        assert!(line.take(ada));
+        for who in ["ada 2", "ada 3", "ada 4"] {
+            line.join(ada, who);
+        }
+        line.join(bob, "bob 1");
+        line.join(bob, "bob 2");
+        // Ada has had a slot, Bob none.
+        assert_eq!(
+            drain(&mut line),
+            ["bob 1", "ada 2", "bob 2", "ada 3", "ada 4"]
+        );
+    }
+
+    #[test]
+    fn who_took_a_free_slot_has_had_a_turn() {
+        let mut line = Line::new(limits(2));
+        let (ada, bob) = (line.seat(Some("ada"), "a"), line.seat(Some("bob"), "a"));
+        assert!(line.take(bob) && line.take(ada));
+        line.join(ada, "ada");
+        line.join(bob, "bob");
+        line.release(bob);
+        assert_eq!((line.admit(), line.admit()), (Some("bob"), None));
+    }
+
+    #[test]
+    fn a_limited_agent_holds_up_nobody_behind_it() {
+        let mut line = Line::new(tight());
+        let planner = line.seat(None, "planner");
+        let free = line.seat(None, "free");
+        assert!(line.take(planner) && line.take(free) && line.take(free));
+        line.join(planner, "planner");
+        line.join(free, "free");
+        line.release(free);
+        assert_eq!((line.admit(), line.admit()), (Some("free"), None));
+        // A slot is free and the planner still waits for its own.
+        line.release(free);
+        assert_eq!(line.admit(), None);
+        assert!(line.take(free));
+        line.release(free);
+        line.release(planner);
+        assert_eq!(line.admit(), Some("planner"));
+    }
+
+    #[test]
+    fn a_key_has_its_own_limit_or_that_of_all_others() {
+        let mut line = Line::new(tight());
+        let (ci, ada) = (
+            line.seat(Some("ci"), "free"),
+            line.seat(Some("ada"), "free"),
+        );
+        assert!(line.take(ci) && !line.take(ci));
+        assert!(line.take(ada) && line.take(ada));
+        line.join(ci, "ci");
+        line.release(ada);
+        assert_eq!(line.admit(), None);
+        line.release(ci);
+        assert_eq!(line.admit(), Some("ci"));
+    }
+
+    #[test]
+    fn one_slot_that_gets_free_may_let_two_start() {
+        let mut line = Line::new(Runs {
+            max_running: 10,
+            ..tight()
+        });
+        let [ada, bob, ci] = ["ada", "bob", "ci"].map(Some);
+        let planner_of_ci = line.seat(ci, "planner");
+        assert!(line.take(planner_of_ci));
+        let (of_ci, of_ada) = (line.seat(ci, "free"), line.seat(ada, "planner"));
+        line.join(of_ci, "ci's");
+        line.join(of_ada, "ada's planner");
+        let of_bob = line.seat(bob, "planner");
+        line.join(of_bob, "bob's planner");
+        line.release(planner_of_ci);
+        let next = [line.admit(), line.admit(), line.admit()];
+        assert_eq!(next, [Some("ada's planner"), Some("ci's"), None]);
+    }
+
+    #[test]
+    fn who_leaves_leaves_no_hole() {
+        let mut line = Line::new(limits(0));
+        let seat = line.seat(Some("ada"), "free");
+        let first = line.join(seat, "1");
+        let second = line.join(seat, "2");
+        line.join(seat, "3");
+        assert_eq!(line.leave(second), Some("2"));
+        assert_eq!(line.leave(second), None);
+        assert_eq!(line.leave(first), Some("1"));
+        assert_eq!(line.load(), (0, 1));
+        assert_eq!(drain(&mut line), ["3"]);
+        assert!(line.turns.is_empty());
+    }
+
+    /// What may happen to a line. Numbers choose among what there is.
+    #[derive(Clone, Debug)]
+    enum Deed {
+        Come { key: usize, agent: usize },
+        Leave(usize),
+        Release(usize),
+    }
+
+    fn deed() -> impl Strategy<Value = Deed> {
+        prop_oneof![
+            3 => (0..KEYS.len(), 0..AGENTS.len()).prop_map(|(key, agent)| Deed::Come { key, agent }),
+            1 => any::<usize>().prop_map(Deed::Leave),
+            2 => any::<usize>().prop_map(Deed::Release),
+        ]
+    }
+
+    /// One who waits: a number of its own, where it stands, whose it is.
+    #[derive(Clone, Copy, Debug)]
+    struct Waiter {
+        number: usize,
+        ticket: Ticket,
+        key: usize,
+        agent: usize,
+    }
+
+    /// The same in the plainest words: who runs, who waits in the order of arrival, and when each key was served.
+    #[derive(Default)]
+    struct Plain {
+        running: Vec<(usize, usize)>,
+        waiting: Vec<Waiter>,
+        turns: [usize; KEYS.len()],
+        served: usize,
+    }
+
+    impl Plain {
+        fn could_start(&self, key: usize, agent: usize) -> bool {
+            let limits = tight();
+            let of_key = self.running.iter().filter(|run| run.0 == key).count();
+            let of_agent = self.running.iter().filter(|run| run.1 == agent).count();
+            let key_limit = KEYS[key].and_then(|name| limits.per_key.of(name));
+            self.running.len() < limits.max_running
+                && key_limit.is_none_or(|limit| of_key < limit)
+                && (limits.per_agent.get(AGENTS[agent])).is_none_or(|limit| of_agent < *limit)
+        }
+
+        fn start(&mut self, key: usize, agent: usize) {
+            self.running.push((key, agent));
+            self.served += 1;
+            self.turns[key] = self.served;
+        }
+
+        /// Who must come next: of those that could start the earliest of the key that was served longest ago.
+        fn next(&mut self) -> Option<Waiter> {
+            let could =
+                |at: &usize| self.could_start(self.waiting[*at].key, self.waiting[*at].agent);
+            let turn = |at: &usize| {
+                let key = self.waiting[*at].key;
+                (self.turns[key], key)
+            };
+            let at = (0..self.waiting.len()).filter(could).min_by_key(turn)?;
+            let next = self.waiting.remove(at);
+            self.start(next.key, next.agent);
+            Some(next)
+        }
+    }
+
+    proptest! {
+        /// Never above a limit, never out of turn, nobody forgotten, no slot lost: whatever happens, the line says what
+        /// the plain words say.
+        #[test]
+        fn it_does_what_the_plain_words_say(deeds in proptest::collection::vec(deed(), 0..200)) {
+            let mut line: Line<usize> = Line::new(tight());
+            // Keys that were never served stand in the order in which they came to be known.
+            for key in KEYS {
+                line.seat(key, "free");
+            }
+            let mut plain = Plain::default();
+            for (number, deed) in deeds.into_iter().enumerate() {
+                match deed {
+                    Deed::Come { key, agent } => {
+                        let seat = line.seat(KEYS[key], AGENTS[agent]);
+                        let starts = plain.could_start(key, agent);
+                        prop_assert_eq!(line.take(seat), starts);
+                        if starts {
+                            plain.start(key, agent);
+                        } else {
+                            let ticket = line.join(seat, number);
+                            plain.waiting.push(Waiter { number, ticket, key, agent });
+                        }
+                    }
+                    Deed::Leave(which) if !plain.waiting.is_empty() => {
+                        let left = plain.waiting.remove(which % plain.waiting.len());
+                        prop_assert_eq!(line.leave(left.ticket), Some(left.number));
+                    }
+                    Deed::Release(which) if !plain.running.is_empty() => {
+                        let (key, agent) = plain.running.remove(which % plain.running.len());
+                        let seat = line.seat(KEYS[key], AGENTS[agent]);
+                        line.release(seat);
+                        while let Some(next) = line.admit() {
+                            prop_assert_eq!(Some(next), plain.next().map(|next| next.number));
+                        }
+                        prop_assert!(plain.next().is_none());
+                    }
+                    Deed::Leave(_) | Deed::Release(_) => {}
+                }
+                prop_assert_eq!(line.load(), (plain.running.len(), plain.waiting.len()));
+                for waiter in &plain.waiting {
+                    prop_assert_eq!(line.find(waiter.ticket).copied(), Some(waiter.number));
+                }
+            }
+            // Everybody who still waits is served in the end.
+            while let Some((key, agent)) = plain.running.pop() {
+                let seat = line.seat(KEYS[key], AGENTS[agent]);
+                line.release(seat);
+                while let Some(next) = line.admit() {
+                    prop_assert_eq!(Some(next), plain.next().map(|next| next.number));
+                }
+            }
+            prop_assert_eq!(line.load(), (0, 0));
+            prop_assert!(line.turns.is_empty());
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Who is let in and when: limits of an agent and of a key, turns between keys, and what outlives a crash.
+
+use axed::config::auth::KeyHash;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{Answer, asks, hangs, says};
+
+/// A daemon with two keys, their own names, and an agent.
+fn of_ada_and_bob(runs: &str) -> Setup {
+    let key = |name: &str| {
+        let sha256 = KeyHash::of(name.as_bytes());
+        format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\n")
+    };
+    TestApp::with()
+        .config(&format!("[runs]\n{runs}\n{}{}", key("ada"), key("bob")))
+        .agent("solo", "")
+}
+
+async fn post(app: &TestApp, key: &str, path: &str, body: &Value) -> Got {
+    send(app.request(Method::POST, path).bearer_auth(key).json(body)).await
+}
+
+async fn get(app: &TestApp, key: &str, path: &str) -> Got {
+    send(app.request(Method::GET, path).bearer_auth(key)).await
+}
+
+/// Starts a run with a key; its record as accepted.
+async fn start(app: &TestApp, key: &str, input: &str) -> Value {
+    let accepted = post(app, key, "/agents/solo/runs", &json!({"input": input})).await;
+    assert_eq!(accepted.status, 202, "{}", accepted.text);
+    accepted.json()
+}
+
+/// Waits for a run's end; its final text.
+async fn ended(app: &TestApp, key: &str, run: &Value) -> Value {
+    let path = format!("/runs/{}?wait=30", run["id"].as_str().expect("an id"));
+    get(app, key, &path).await.json()["content"].clone()
+}
+
+/// What the provider was asked, in order.
+fn asked(app: &TestApp) -> Vec<String> {
+    let seen = app.provider.seen();
+    seen.iter().map(|seen| seen.user()[0].clone()).collect()
+}
+
+/// Says "done" once the gate is open.
+fn behind(gate: &Gate) -> impl Fn() -> Answer + Send + Sync + 'static {
+    let gate = gate.clone();
+    move || says("done").after(&gate)
+}
+
+/// A series of the metrics.
+async fn metric(app: &TestApp, name: &str) -> String {
+    let page = app.get("/metrics").await.text;
+    let found = page
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found.unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_limited_agent_waits_and_others_pass() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_running = 2\nmax_queued = 2\n[runs.per_agent]\nplanner = 1")
+        .agent("planner", "")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider.always("planner", move |_| answer());
+    app.provider.always("solo", |_| says("passed"));
+
+    let first = app.start("planner", "1").await;
+    let second = app.start("planner", "2").await;
+    let third = app.start("planner", "3").await;
+    assert_eq!(second.status(), "queued");
+    app.provider.busy("planner", 1).await;
+    let refused = app.post("/agents/planner/runs", &json!({})).await;
+    refused.problem(429);
+    // The queue is full of runs that cannot start; one that can is let in.
+    assert_eq!(app.run("solo", "go").await.output(), "passed");
+
+    assert_eq!(second.now().await.status(), "queued");
+    assert_eq!(metric(&app, "axed_runs_queued").await, "2");
+    assert_eq!(metric(&app, "axed_runs_running").await, "1");
+    assert_eq!(metric(&app, "axed_queue_wait_seconds_count").await, "2");
+    gate.open();
+    for run in [first, second, third] {
+        assert_eq!(run.ended().await.output(), "done");
+    }
+    assert_eq!(app.provider.most_busy("planner"), 1);
+    assert_eq!(metric(&app, "axed_runs_queued").await, "0");
+    assert_eq!(metric(&app, "axed_queue_wait_seconds_count").await, "4");
+}
+
+#[tokio::test]
+async fn an_agents_limit_is_not_for_its_runs_as_a_child() {
+    let app = TestApp::with()
+        .config("[runs.per_agent]\nreader = 1")
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will("reader", [hangs()]);
+    app.provider.always("reader", |_| says("read"));
+    app.provider.will(
+        "planner",
+        [asks([("reader", "a"), ("reader", "b")]), says("done")],
+    );
+    let root = app.start("reader", "go").await;
+    app.provider.busy("reader", 1).await;
+
+    assert_eq!(app.run("planner", "go").await.output(), "done");
+    assert_eq!(root.cancel("enough").await.status(), "cancelled");
+}
+
+#[tokio::test]
+async fn a_key_at_its_limit_waits_and_others_pass() {
+    let app = of_ada_and_bob("per_key = 1").spawn().await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider
+        .always("solo", move |seen| match seen.user()[0].as_str() {
+            "bob" => says("passed"),
+            _ => answer(),
+        });
+
+    let first = start(&app, "ada", "1").await;
+    let second = start(&app, "ada", "2").await;
+    app.provider.busy("solo", 1).await;
+    let bob = start(&app, "bob", "bob").await;
+
+    assert_eq!(ended(&app, "bob", &bob).await, "passed");
+    let path = format!("/runs/{}", second["id"].as_str().expect("an id"));
+    assert_eq!(get(&app, "ada", &path).await.json()["status"], "queued");
+    gate.open();
+    assert_eq!(ended(&app, "ada", &first).await, "done");
+    assert_eq!(ended(&app, "ada", &second).await, "done");
+    assert_eq!(asked(&app), ["1", "bob", "2"]);
+}
+
+#[tokio::test]
+async fn one_keys_flood_does_not_hold_up_another() {
+    let app = of_ada_and_bob("max_running = 1").spawn().await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider.always("solo", move |_| answer());
+    let mut runs = Vec::new();
+    for number in 0..=50 {
+        runs.push(start(&app, "ada", &number.to_string()).await);
+    }
+    let bob = start(&app, "bob", "bob").await;
+    app.provider.busy("solo", 1).await;
+    gate.open();
+
+    assert_eq!(ended(&app, "bob", &bob).await, "done");
+    for run in &runs {
+        assert_eq!(ended(&app, "ada", run).await, "done");
+    }
+    let mut order: Vec<String> = (0..=50).map(|number| number.to_string()).collect();
+    order.insert(1, "bob".to_owned());
+    assert_eq!(asked(&app), order);
+    assert_eq!(app.provider.most_busy("solo"), 1);
+}
+
+#[tokio::test]
+async fn a_refusal_tells_how_full_it_is() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_running = 1\nmax_queued = 2")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider.always("solo", move |_| answer());
+    for input in ["1", "2", "3"] {
+        app.start("solo", input).await;
+    }
+
+    let refused = app.post("/agents/solo/runs", &json!({})).await;
+
+    refused.problem(429);
+    let body = refused.json();
+    assert_eq!(body["code"], "queue_full");
+    assert_eq!((&body["running"], &body["queued"]), (&json!(1), &json!(2)));
+    let wait = refused.header("retry-after").parse::<u64>();
+    assert!(wait.is_ok_and(|wait| wait >= 1), "{:?}", refused.headers);
+    gate.open();
+}
+
+#[tokio::test]
+async fn who_is_cancelled_in_line_leaves_no_hole() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_running = 1\nmax_queued = 2")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider.always("solo", move |_| answer());
+    app.start("solo", "1").await;
+    let second = app.start("solo", "2").await;
+    let third = app.start("solo", "3").await;
+
+    assert_eq!(second.cancel("never mind").await.status(), "cancelled");
+    // Its place is free.
+    let fourth = app.start("solo", "4").await;
+    app.provider.busy("solo", 1).await;
+    gate.open();
+
+    assert_eq!(third.ended().await.output(), "done");
+    assert_eq!(fourth.ended().await.output(), "done");
+    assert_eq!(asked(&app), ["1", "3", "4"]);
+}
+
+#[tokio::test]
+async fn the_line_outlives_a_crash() {
+    let mut app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider.will("solo", [answer(), hangs()]);
+    app.provider.always("solo", |_| says("done"));
+    let first = start(&app, "ada", "ada 1").await;
+    let mut runs = Vec::new();
+    for (key, input) in [
+        ("ada", "ada 2"),
+        ("ada", "ada 3"),
+        ("ada", "ada 4"),
+        ("bob", "bob 1"),
+    ] {
+        runs.push((key, start(&app, key, input).await));
+    }
+    app.provider.busy("solo", 1).await;
+    gate.open();
+    assert_eq!(ended(&app, "ada", &first).await, "done");
+    // It was Bob's turn: his run is younger than Ada's and at work.
+    app.provider.asked("solo", 2).await;
+    runs.push(("bob", start(&app, "bob", "bob 2").await));
+
+    app.crash_and_restart().await;
+
+    for (key, run) in &runs {
+        assert_eq!(ended(&app, key, run).await, "done");
+    }
+    // It goes on first, and the turns go on behind it.
+    let order = [
+        "ada 1", "bob 1", "bob 1", "ada 2", "bob 2", "ada 3", "ada 4",
+    ];
+    assert_eq!(asked(&app), order);
+    assert_eq!(app.provider.most_busy("solo"), 1);
+}
