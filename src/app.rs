@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::config::load::{self, ConfigError};
 use crate::engine::journal::{Bells, Journal};
 use crate::engine::memory::Memories;
-use crate::engine::parts::Settings;
+use crate::engine::parts::{Parts, Settings};
 use crate::engine::retention;
 use crate::engine::runner::Runner;
 use crate::providers::registry::Registry;
@@ -111,16 +111,16 @@ impl House {
         let memories = Memories::new(&config.data.dir);
         let (traces, exporting) = Exporting::start(config)?;
         let mcp = Arc::new(Servers::new(load::environment()));
-        let runner = Runner::new(
-            Arc::clone(&catalog),
+        let runner = Runner::new(Parts {
+            catalog: Arc::clone(&catalog),
             providers,
-            Shelf::new(&config.tools),
-            Arc::clone(&mcp),
+            shelf: Shelf::new(&config.tools),
+            mcp: Arc::clone(&mcp),
             journal,
             memories,
-            settings(config),
+            settings: settings(config),
             traces,
-        );
+        });
         runner.recover().await?;
         let watch =
             match config.agents.watch {

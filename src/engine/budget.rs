@@ -146,6 +146,32 @@ impl Budgets {
         })
     }
 
+    /// The refusals of whatever is counted and full now, the nearest to the root first.
+    pub fn refusals(&self, drawn: &[usize]) -> Vec<Refused> {
+        if drawn.is_empty() {
+            return Vec::new();
+        }
+        let accounts = self.lock();
+        let full = drawn.iter().flat_map(|&account| {
+            let Account {
+                limits,
+                tool_calls,
+                runs,
+                ..
+            } = &accounts[account];
+            let counted = [
+                (*tool_calls, limits.max_tool_calls, "tool calls"),
+                (*runs, limits.max_runs, "runs"),
+            ];
+            counted.into_iter().filter_map(move |(used, limit, unit)| {
+                let limit = limit.filter(|limit| used >= *limit)?;
+                let exceeded = exceeded(used, limit, unit);
+                Some(Refused { account, exceeded })
+            })
+        });
+        full.collect()
+    }
+
     fn take(
         &self,
         drawn: &[usize],

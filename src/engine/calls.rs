@@ -165,13 +165,19 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
             ..batch.progress.clone()
         })
     };
-    if !is_begun {
-        engine
-            .journal
-            .note(live, progress(), Vec::new(), vec![started])
-            .await?;
-    }
     let is_performed = taken.is_ok();
+    let mut events = Vec::new();
+    match is_begun {
+        true => {}
+        false if is_performed => {
+            engine
+                .journal
+                .note(live, progress(), Vec::new(), vec![started])
+                .await?;
+        }
+        // One entry with its result: a process that went on between the two would perform it.
+        false => events.push(started),
+    }
     let performed = match taken {
         Ok(()) => {
             let work = batch
@@ -205,13 +211,13 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
     if is_performed {
         spans::tool_ended(live, *turn, call, &result, took);
     }
-    let completed = EventKind::ToolCompleted {
+    events.push(EventKind::ToolCompleted {
         turn: *turn,
         tool_call_id: call.id.clone(),
         tool,
         duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         is_error,
-    };
+    });
     let step = Step::Result {
         turn: *turn,
         position: u32::try_from(position).unwrap_or(u32::MAX),
@@ -219,7 +225,7 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
     };
     engine
         .journal
-        .record(live, progress(), vec![step], vec![completed])
+        .record(live, progress(), vec![step], events)
         .await?;
     Ok(result)
 }

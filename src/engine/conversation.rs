@@ -286,4 +286,45 @@ mod tests {
         assert_eq!(say("other"), Repeats::Hinted(4));
         assert_eq!(say("other"), Repeats::TooMany(5));
     }
+
+    proptest::proptest! {
+        /// Another process that takes up a part of the record stands where this one stood, and goes on alike.
+        #[test]
+        fn what_is_heard_again_is_what_was_heard(
+            batches in proptest::collection::vec(
+                (proptest::collection::vec(proptest::sample::select(vec!["", "a", "b", "a_2_0"]), 1..4), 0..2_u8),
+                1..8,
+            ),
+            taken_up in 0..8_usize,
+        ) {
+            let talk = || Conversation::new("hi".into(), 50, 2, 4);
+            let (mut first, mut next) = (talk(), talk());
+            for (at, (ids, result)) in batches.iter().enumerate() {
+                let turn = first.next_turn();
+                let Heard::Calls(said) = first.hear(asks(ids), true) else {
+                    panic!("no calls")
+                };
+                match at < taken_up {
+                    true => next.hear_again(turn, said),
+                    false => {
+                        assert_eq!(next.next_turn(), turn);
+                        assert!(matches!(next.hear(asks(ids), true), Heard::Calls(_)));
+                    }
+                }
+                let text = result.to_string();
+                assert_eq!(answer_all(&mut next, &text), answer_all(&mut first, &text));
+                assert_eq!(format!("{:?}", next.messages()), format!("{:?}", first.messages()));
+            }
+            let ids: Vec<_> = first
+                .messages()
+                .iter()
+                .flat_map(|message| match message {
+                    Message::Assistant(said) => said.tool_calls.as_slice(),
+                    _ => &[],
+                })
+                .map(|call| &call.id)
+                .collect();
+            assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), ids.len(), "{ids:?}");
+        }
+    }
 }

@@ -564,6 +564,7 @@ async fn answer(
         begun,
     } = asked;
     let is_new = results.iter().any(Option::is_none);
+    let is_old = begun.last_turn >= turn;
     let delegate = Arc::new(Caller::new(engine, live, &begun));
     let batch = Batch {
         engine: Arc::clone(engine),
@@ -585,6 +586,12 @@ async fn answer(
             return Err(Ending::failed(endings::interrupted(&message)));
         }
     };
+    if is_old {
+        // What was refused before ends the run now as it would have then.
+        for result in results.iter().filter(|result| result.is_error) {
+            live.refuse_again(&result.content);
+        }
+    }
     match talk.answer(results) {
         Repeats::Fine => Ok(()),
         // Told by the process that took the last of the results in.

@@ -204,6 +204,16 @@ impl LiveRun {
         }
     }
 
+    /// Remembers what an earlier process refused, by the error that a call's result recorded: an account that is full now
+    /// refuses in the same words.
+    pub fn refuse_again(&self, recorded: &str) {
+        for refused in self.tree.budgets.refusals(&self.accounts) {
+            if recorded.contains(&refused.exceeded.to_string()) {
+                return self.refuse(&refused);
+            }
+        }
+    }
+
     /// Whether its budgets let it go on.
     pub fn check_budgets(&self) -> Result<(), Exceeded> {
         match self.refused.get() {

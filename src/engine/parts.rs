@@ -24,6 +24,26 @@ use crate::telemetry::traces::Traces;
 use crate::tools::mcp::Servers;
 use crate::tools::shelf::Shelf;
 
+/// What the runner is built over.
+pub struct Parts {
+    /// Where agents come from.
+    pub catalog: Arc<Catalog>,
+    /// Who answers turns.
+    pub providers: Registry,
+    /// The built-in tools.
+    pub shelf: Shelf,
+    /// The tools of MCP servers.
+    pub mcp: Arc<Servers>,
+    /// Who writes the record.
+    pub journal: Journal,
+    /// What the agents remember.
+    pub memories: Memories,
+    /// What the configuration says of runs.
+    pub settings: Settings,
+    /// Who is sent traces; none where nobody is.
+    pub traces: Option<Traces>,
+}
+
 /// The engine's parts, shared by all runs.
 pub struct Engine {
     /// Where agents come from.

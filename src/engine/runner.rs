@@ -16,22 +16,18 @@ use crate::domain::usage::TreeUsage;
 use crate::engine::ask::{DryRun, RunAsk, StartError};
 use crate::engine::budget::Budgets;
 use crate::engine::definitions::Definitions;
-use crate::engine::journal::{Journal, Listener};
+use crate::engine::journal::Listener;
 use crate::engine::live::{LiveRun, LiveRuns, Tree};
-use crate::engine::memory::{GcReport, Memories, MemoryEntry, MemoryError};
-use crate::engine::parts::{Engine, Settings};
+use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::parts::{Engine, Parts};
 use crate::engine::queue::Queue;
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
 use crate::engine::root::{LeftRoot, Root};
 use crate::engine::spans::Trace;
 use crate::engine::{collect, record, recovery, resolve, webhook};
-use crate::providers::registry::Registry;
 use crate::store::{Change, RunStore, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
-use crate::telemetry::traces::Traces;
-use crate::tools::mcp::Servers;
-use crate::tools::shelf::Shelf;
 
 /// The engine's front: cheap to clone.
 #[derive(Clone)]
@@ -41,16 +37,17 @@ pub struct Runner {
 
 impl Runner {
     /// Over these parts.
-    pub fn new(
-        catalog: Arc<Catalog>,
-        providers: Registry,
-        shelf: Shelf,
-        mcp: Arc<Servers>,
-        journal: Journal,
-        memories: Memories,
-        settings: Settings,
-        traces: Option<Traces>,
-    ) -> Self {
+    pub fn new(parts: Parts) -> Self {
+        let Parts {
+            catalog,
+            providers,
+            shelf,
+            mcp,
+            journal,
+            memories,
+            settings,
+            traces,
+        } = parts;
         let queue = Queue::new(settings.runs.clone());
         let engine = Engine {
             catalog,

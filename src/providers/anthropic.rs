@@ -15,7 +15,7 @@ use crate::domain::agent::ResponseFormat;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
-use crate::providers::wire::{Base, Part, Wire};
+use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
 };
@@ -45,6 +45,32 @@ impl Anthropic {
         let wire = Wire::new(config, &base, "/v1/messages", &headers, None)?;
         Ok(Self { wire, mark })
     }
+
+    /// Reads an answer of the service. `stream` is whether a stream, and so deltas, was asked for.
+    pub async fn hear(
+        &self,
+        answered: Answered,
+        stream: bool,
+        deltas: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Reply, ProviderError> {
+        let mut heard = Heard::default();
+        self.wire
+            .hear(answered, Format::Sse, stream, |part| {
+                let deltas = &mut |delta: &str| {
+                    if stream {
+                        deltas(delta);
+                    }
+                };
+                match part {
+                    Part::Whole(text) => heard.whole(text, deltas),
+                    Part::Message(text) => heard.event(text, deltas),
+                }
+            })
+            .await?;
+        heard
+            .reply(&self.mark)
+            .map_err(|error| self.wire.broke_off(error))
+    }
 }
 
 impl Provider for Anthropic {
@@ -56,23 +82,8 @@ impl Provider for Anthropic {
         let body = wire::write(&Body::of(&request, &self.mark));
         let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
-            let mut heard = Heard::default();
-            self.wire
-                .ask(body?, trace, Format::Sse, stream, |part| {
-                    let deltas = &mut |delta: &str| {
-                        if stream {
-                            deltas(delta);
-                        }
-                    };
-                    match part {
-                        Part::Whole(text) => heard.whole(text, deltas),
-                        Part::Message(text) => heard.event(text, deltas),
-                    }
-                })
-                .await?;
-            heard
-                .reply(&self.mark)
-                .map_err(|error| self.wire.broke_off(error))
+            let answered = self.wire.send(body?, trace).await?;
+            self.hear(answered, stream, deltas).await
         })
     }
 }

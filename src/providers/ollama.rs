@@ -11,7 +11,7 @@ use crate::domain::agent::ResponseFormat;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
-use crate::providers::wire::{Base, Part, Wire};
+use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
 };
@@ -38,6 +38,29 @@ impl Ollama {
         let wire = Wire::new(config, &base, "/api/chat", &headers, Some(refused))?;
         Ok(Self { wire, mark })
     }
+
+    /// Reads an answer of the service. `stream` is whether a stream, and so deltas, was asked for.
+    pub async fn hear(
+        &self,
+        answered: Answered,
+        stream: bool,
+        deltas: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<Reply, ProviderError> {
+        let mut heard = Heard::default();
+        self.wire
+            .hear(answered, Format::Ndjson, stream, |part| {
+                let (Part::Whole(text) | Part::Message(text)) = part;
+                heard.line(text, &mut |delta| {
+                    if stream {
+                        deltas(delta);
+                    }
+                })
+            })
+            .await?;
+        heard
+            .reply(&self.mark)
+            .map_err(|error| self.wire.broke_off(error))
+    }
 }
 
 impl Provider for Ollama {
@@ -49,20 +72,8 @@ impl Provider for Ollama {
         let body = wire::write(&Body::of(&request, &self.mark));
         let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
-            let mut heard = Heard::default();
-            self.wire
-                .ask(body?, trace, Format::Ndjson, stream, |part| {
-                    let (Part::Whole(text) | Part::Message(text)) = part;
-                    heard.line(text, &mut |delta| {
-                        if stream {
-                            deltas(delta);
-                        }
-                    })
-                })
-                .await?;
-            heard
-                .reply(&self.mark)
-                .map_err(|error| self.wire.broke_off(error))
+            let answered = self.wire.send(body?, trace).await?;
+            self.hear(answered, stream, deltas).await
         })
     }
 }

@@ -7,10 +7,11 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::stream;
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use jiff::Timestamp;
-use reqwest::{Client, Request, Response, Url};
+use reqwest::{Body, Client, Request, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +114,27 @@ pub struct Wire {
     refused: Option<String>,
 }
 
+/// What a service answered, as far as it has come: its head is here, its body may be on its way.
+pub struct Answered(Response);
+
+impl Answered {
+    /// An answer that has come already, in these chunks. It is read as one from the network is.
+    ///
+    /// # Errors
+    /// A status or a content type that HTTP does not have.
+    pub fn whole(
+        status: u16,
+        content_type: &str,
+        chunks: impl IntoIterator<Item = Bytes, IntoIter: Send + 'static>,
+    ) -> Result<Self, http::Error> {
+        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, io::Error>));
+        let head = http::Response::builder()
+            .status(status)
+            .header(CONTENT_TYPE, content_type);
+        Ok(Self(head.body(Body::wrap_stream(chunks))?.into()))
+    }
+}
+
 /// What the body of a reply is made of.
 #[derive(Clone, Copy, Debug)]
 pub enum Part<'a> {
@@ -173,27 +195,34 @@ impl Wire {
         })
     }
 
-    /// Posts `body` and hands the reply over to `hear`, as one document or message by message, whichever the service
-    /// sends; a stream is cut as `format` says. `hear` says whether the reply is complete; a stream that ends before that
-    /// has broken off. `stream` is whether a stream was asked for.
-    pub async fn ask(
+    /// Posts `body`, with its place in a trace.
+    pub async fn send(
         &self,
         body: Vec<u8>,
         trace: Option<&TraceContext>,
-        format: Format,
-        stream: bool,
-        mut hear: impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<Answered, ProviderError> {
         let mut request = Request::new(Method::POST, self.url.clone());
         *request.headers_mut() = self.headers.clone();
         if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
             request.headers_mut().insert(TRACEPARENT, value);
         }
         *request.body_mut() = Some(body.into());
-        let mut response = match self.client.execute(request).await {
-            Ok(response) => response,
-            Err(why) => return Err(self.cleaned(self.unreached(&why))),
-        };
+        match self.client.execute(request).await {
+            Ok(response) => Ok(Answered(response)),
+            Err(why) => Err(self.cleaned(self.unreached(&why))),
+        }
+    }
+
+    /// Hands an answer over to `hear`, as one document or message by message, whichever the service sends; a stream is
+    /// cut as `format` says. `hear` says whether the reply is complete; a stream that ends before that has broken off.
+    /// `stream` is whether a stream was asked for.
+    pub async fn hear(
+        &self,
+        Answered(mut response): Answered,
+        format: Format,
+        stream: bool,
+        mut hear: impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send,
+    ) -> Result<(), ProviderError> {
         if !response.status().is_success() {
             // Boxed because it is rare and would make every waiting request larger.
             return Err(self.cleaned(Box::pin(self.refusal(response)).await));
@@ -221,15 +250,21 @@ impl Wire {
         hear: &mut (impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send),
     ) -> Result<(), ProviderError> {
         let mut messages = Messages::new(format, MAX_MESSAGE.min(self.max_reply));
-        let mut seen = 0;
-        while let Some(chunk) = response.chunk().await.map_err(|why| self.cut(&why))? {
-            self.count(&mut seen, &chunk)?;
+        let mut room = self.max_reply;
+        while let Some(mut chunk) = response.chunk().await.map_err(|why| self.cut(&why))? {
+            // What comes before the bound is heard in any case: how the network cuts must make no difference.
+            let is_too_much = chunk.len() > room;
+            chunk.truncate(room);
+            room -= chunk.len();
             messages.feed(chunk);
             while let Some(message) = messages.next_message()? {
                 if hear(Part::Message(&message))? {
                     let _ = tokio::time::timeout(LINGER, response.chunk()).await;
                     return Ok(());
                 }
+            }
+            if is_too_much {
+                return Err(TooLong.into());
             }
         }
         let complete = match messages.rest() {

@@ -2,9 +2,11 @@
 
 pub mod app;
 pub mod client;
+pub mod crashing;
 pub mod daemon;
 pub mod events;
 pub mod gate;
+pub mod hostile;
 pub mod provider;
 pub mod receiver;
 pub mod replay;

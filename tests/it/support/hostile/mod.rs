@@ -1,0 +1,26 @@
+//! What must hold whatever comes from outside, told once. The rules name nothing but the library, so that a fuzzer that
+//! is guided by coverage can be given them as they are.
+
+use axed::config::load::environment;
+use proptest::test_runner::{Config, RngSeed};
+
+pub mod files;
+pub mod wires;
+
+/// So many cases, always the same ones. With `PROPTEST_CASES` set, so many and other ones each time.
+pub fn cases(usual: u32) -> Config {
+    let usual = Config {
+        cases: usual,
+        rng_seed: RngSeed::Fixed(0x0a_5e_ed),
+        ..Config::default()
+    };
+    let base = match environment().contains_key("PROPTEST_CASES") {
+        true => Config::default(),
+        false => usual,
+    };
+    Config {
+        // A case that failed becomes a test with a name.
+        failure_persistence: None,
+        ..base
+    }
+}

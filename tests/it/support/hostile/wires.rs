@@ -1,0 +1,192 @@
+//! What must hold of a service's answer, whatever its bytes and however the network cuts them: a reply or a classified
+//! error, the same for every cut, within bounds, without our key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use axed::config::{Provider, ProviderKind};
+use axed::providers::anthropic::Anthropic;
+use axed::providers::calls::MAX_CALLS;
+use axed::providers::ollama::Ollama;
+use axed::providers::openai::OpenAi;
+use axed::providers::wire::Answered;
+use axed::providers::{ProviderError, Reply};
+use bytes::Bytes;
+use tokio::runtime::{Builder, Runtime};
+
+/// The key that the clients come with. No error may repeat it.
+pub const KEY: &str = "sk-hostile-1234567890";
+/// Most bytes of a reply: little, so that answers come above it.
+pub const MAX_REPLY: usize = 16 << 10;
+/// Most bytes of an error's message: it goes into the record, the log and the client's answer.
+const MAX_ERROR: usize = 4 << 10;
+
+/// One client of each wire.
+pub struct Services {
+    runtime: Runtime,
+    anthropic: Anthropic,
+    openai: OpenAi,
+    ollama: Ollama,
+}
+
+/// The wires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// Anthropic's.
+    Anthropic,
+    /// OpenAI's.
+    OpenAi,
+    /// Ollama's.
+    Ollama,
+}
+
+/// An answer as it comes from outside.
+#[derive(Clone)]
+pub struct Sent {
+    /// HTTP's status.
+    pub status: u16,
+    /// The content type.
+    pub kind: &'static str,
+    /// Whether a stream was asked for.
+    pub stream: bool,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl fmt::Debug for Sent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let body = self.body[..self.body.len().min(600)].escape_ascii();
+        write!(
+            f,
+            "{} {:?} {} {} bytes: {body}",
+            self.status,
+            self.kind,
+            self.stream,
+            self.body.len()
+        )
+    }
+}
+
+/// What an answer came to: the reply's every field as text, and the deltas told on the way.
+#[derive(Debug, PartialEq)]
+struct Heard {
+    reply: Result<String, ProviderError>,
+    deltas: String,
+}
+
+impl Services {
+    /// Clients that never connect.
+    pub fn new() -> Self {
+        let config = |kind| Provider {
+            kind,
+            api_key: Some(KEY.to_owned().into()),
+            key_env: String::new(),
+            base_url: Some("http://127.0.0.1:9".to_owned()),
+            headers: BTreeMap::new(),
+            max_concurrent: None,
+            timeout: None,
+            version: None,
+            max_tokens_field: None,
+            max_reply: MAX_REPLY,
+            scripts: Vec::new(),
+        };
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let mark = || "mark".to_owned();
+        Self {
+            runtime: runtime.expect("a runtime"),
+            anthropic: Anthropic::new(mark(), &config(ProviderKind::Anthropic)).expect("a client"),
+            openai: OpenAi::new(mark(), &config(ProviderKind::Openai)).expect("a client"),
+            ollama: Ollama::new(mark(), &config(ProviderKind::Ollama)).expect("a client"),
+        }
+    }
+
+    /// Checks everything that must hold of this answer; `cuts` are any numbers.
+    pub fn check(&self, wire: Wire, sent: &Sent, cuts: &[usize]) {
+        let (reply, deltas) = self.hear(wire, sent, [Bytes::from(sent.body.clone())].into());
+        match &reply {
+            Ok(reply) => is_sound(wire, sent, reply, &deltas),
+            Err(error) => {
+                assert!(error.message.len() <= MAX_ERROR, "{error}");
+                assert!(!error.message.contains(KEY), "{error}");
+            }
+        }
+        let whole = Heard::of(reply, deltas);
+        let every: Vec<_> = (0..sent.body.len().min(200)).collect();
+        for cuts in [cuts, &every] {
+            let (reply, deltas) = self.hear(wire, sent, cut(&sent.body, cuts));
+            let in_pieces = Heard::of(reply, deltas);
+            assert_eq!(in_pieces, whole, "cut at {cuts:?}: {sent:?}");
+        }
+    }
+
+    fn hear(
+        &self,
+        wire: Wire,
+        sent: &Sent,
+        chunks: Vec<Bytes>,
+    ) -> (Result<Reply, ProviderError>, String) {
+        let mut told = String::new();
+        let deltas = &mut |delta: &str| told.push_str(delta);
+        let reply = self.runtime.block_on(async {
+            let answered = Answered::whole(sent.status, sent.kind, chunks).expect("a head");
+            match wire {
+                Wire::Anthropic => self.anthropic.hear(answered, sent.stream, deltas).await,
+                Wire::OpenAi => self.openai.hear(answered, sent.stream, deltas).await,
+                Wire::Ollama => self.ollama.hear(answered, sent.stream, deltas).await,
+            }
+        });
+        (reply, told)
+    }
+}
+
+impl Heard {
+    fn of(reply: Result<Reply, ProviderError>, deltas: String) -> Self {
+        Self {
+            reply: reply.map(|reply| format!("{reply:?}")),
+            deltas,
+        }
+    }
+}
+
+fn is_sound(wire: Wire, sent: &Sent, reply: &Reply, deltas: &str) {
+    let said = &reply.message;
+    assert!((200..300).contains(&sent.status), "{reply:?}");
+    assert!(said.tool_calls.len() <= MAX_CALLS);
+    for call in &said.tool_calls {
+        let arguments: Result<serde_json::Map<_, _>, _> =
+            serde_json::from_str(call.arguments.get());
+        // Deeper than serde reads is still JSON.
+        let fine = match &arguments {
+            Ok(_) => true,
+            Err(why) => why.to_string().contains("recursion limit"),
+        };
+        assert!(fine, "{call:?}");
+        assert!(!call.id.is_empty(), "{call:?}");
+    }
+    // A byte that is not UTF-8 becomes three.
+    let most = 3 * sent.body.len();
+    assert!(said.content.len() <= most, "{reply:?}");
+    let echo = said.echo.as_ref().map_or(0, |echo| echo.body.get().len());
+    assert!(
+        echo <= 8 * most + 1000,
+        "{echo} bytes from {}",
+        sent.body.len()
+    );
+    match (sent.stream, wire) {
+        (false, _) => assert_eq!(deltas, ""),
+        // Its blocks may come in pieces that are mixed.
+        (true, Wire::Anthropic) => assert_eq!(deltas.len(), said.content.len(), "{reply:?}"),
+        (true, _) => assert_eq!(deltas, said.content),
+    }
+}
+
+/// The body in chunks that begin at these places.
+fn cut(body: &[u8], cuts: &[usize]) -> Vec<Bytes> {
+    let mut cuts: Vec<_> = cuts.iter().map(|cut| cut % (body.len() + 1)).collect();
+    cuts.extend([0, body.len()]);
+    cuts.sort_unstable();
+    let chunks = cuts.windows(2);
+    chunks
+        .map(|pair| Bytes::copy_from_slice(&body[pair[0]..pair[1]]))
+        .collect()
+}
