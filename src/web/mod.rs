@@ -7,6 +7,7 @@ pub mod browser;
 pub mod create;
 pub mod deliveries;
 pub mod error;
+pub mod follower;
 pub mod frame;
 pub mod health;
 pub mod idempotency;
