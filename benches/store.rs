@@ -153,6 +153,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
                     timeout: 60,
                     stream: false,
                     webhook: None,
+                    waiting_since: None,
                 },
                 claim: None,
             })),

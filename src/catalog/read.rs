@@ -18,6 +18,7 @@ use crate::domain::agent::{
     ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, is_agent_name,
 };
 use crate::domain::event::NAMES;
+use crate::domain::mcp::SEPARATOR;
 use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
@@ -67,6 +68,9 @@ pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>
     }
     for tool in &agent.tools {
         check_tool(tool)?;
+    }
+    for tool in &agent.approve {
+        check_approved(&agent, tool)?;
     }
     for pattern in &agent.files {
         context_files::check(pattern).map_err(LoadError::Invalid)?;
@@ -128,9 +132,9 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         ad_hoc: None,
         webhook: top.section("webhook", webhook),
         mcp_servers: mcp_servers::read(top),
+        approve: folded(top.texts("approve").unwrap_or_default()),
+        approve_timeout: time(top, "approve_timeout"),
     };
-    top.unsupported("approve");
-    top.whole("approve_timeout", 0..=MAX_COUNT);
     let subagent = top.section("subagent", subagent);
     top.unsupported("allowed_hosts");
     Written {
@@ -343,6 +347,32 @@ fn check_tool(tool: &str) -> Result<(), LoadError> {
         return Err(LoadError::Invalid(text));
     }
     Ok(())
+}
+
+/// A tool that nobody would ever be asked about is a slip of the pen, and a dangerous one.
+fn check_approved(agent: &Agent, tool: &str) -> Result<(), LoadError> {
+    let is_there = match tool {
+        "call_agent" => !agent.sub_agents.is_empty(),
+        "subagent" => agent.subagent.is_some(),
+        _ => match tool.split_once(SEPARATOR) {
+            Some((of, name)) => {
+                let mut servers = agent.mcp_servers.iter();
+                let named = |listed: &String| listed == name;
+                servers.any(|server| {
+                    let is_listed = server.tools.is_empty() || server.tools.iter().any(named);
+                    server.name == of && !name.is_empty() && is_listed
+                })
+            }
+            None => agent.tools.iter().any(|listed| listed == tool),
+        },
+    };
+    if is_there {
+        return Ok(());
+    }
+    Err(LoadError::Invalid(format!(
+        "approve names \"{tool}\", which this agent does not have: name a tool of its tools list, call_agent (with \
+         sub_agents), subagent (where it is enabled), or <server>__<tool> of one of its mcp_servers"
+    )))
 }
 
 /// What is odd in a definition without being wrong.
@@ -561,20 +591,44 @@ mod tests {
 
     #[test]
     fn what_this_version_lacks_is_refused_and_may_be_off() {
-        for (text, key) in [
-            ("approve = [\"a\"]", "approve"),
-            ("allowed_hosts = [\"a\"]", "allowed_hosts"),
-        ] {
-            let told = error(text);
-            let wanted = format!("{key} is not supported by this version of axed");
-            assert!(
-                told.contains(&wanted) && told.contains("agents/x.toml:"),
-                "{told}"
-            );
-        }
+        let told = error("allowed_hosts = [\"a\"]");
+        let wanted = "allowed_hosts is not supported by this version of axed";
+        assert!(
+            told.contains(wanted) && told.contains("agents/x.toml:"),
+            "{told}"
+        );
         agent(
             "approve = []\napprove_timeout = 3\nallowed_hosts = []\nmcp_servers = []\n[subagent]\nenabled = false\nmax_depth = 2\n[webhook]",
         );
+    }
+
+    #[test]
+    fn what_waits_for_approval_is_something_the_agent_has() {
+        let server = "[[mcp_servers]]\nname = \"fs\"\ntransport = \"stdio\"\ncommand = \"x\"\ntools = [\"ls\"]\n";
+        let read = agent(&format!(
+            "tools = [\"grep\"]\nsub_agents = [\"a\"]\napprove_timeout = 5\n\
+             approve = [\"grep\", \"call_agent\", \"fs__ls\", \"grep\"]\n{server}"
+        ));
+        assert_eq!(read.approve, ["grep", "call_agent", "fs__ls"]);
+        assert_eq!(
+            read.approve_timeout,
+            Some(std::time::Duration::from_secs(5))
+        );
+        for wrong in [
+            "grpe",
+            "read_file",
+            "subagent",
+            "fs__rm",
+            "other__ls",
+            "fs__",
+            "",
+        ] {
+            let told = error(&format!(
+                "tools = [\"grep\"]\nsub_agents = [\"a\"]\napprove = [{wrong:?}]\n{server}"
+            ));
+            let wanted = format!("approve names {wrong:?}, which this agent does not have");
+            assert!(told.starts_with(&wanted), "{told}");
+        }
     }
 
     #[test]

@@ -40,6 +40,11 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # Agents that this one may call, by the names of their files. Naming one offers the tool call_agent.
 # sub_agents = ["researcher", "critic"]
 
+# Tools whose calls wait for a person's word (docs/TOOLS.md): those of tools, call_agent, subagent, or <server>__<tool>.
+# approve = ["call_agent"]
+# Seconds that each call waits; then it is refused. 0: as long as it takes.
+# approve_timeout = 0
+
 # Whether replies are streamed from the provider.
 # stream = false
 

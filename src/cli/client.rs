@@ -201,6 +201,24 @@ impl Client {
         self.json(self.http.get(url)).await
     }
 
+    /// Gives a person's word on a tool call that waits for it.
+    pub async fn decide(
+        &self,
+        id: &str,
+        call: &str,
+        decision: &str,
+        reason: Option<&str>,
+    ) -> Result<Value, ClientError> {
+        let body = serde_json::json!({ "decision": decision, "reason": reason });
+        let url = self.url(&["runs", id, "approvals", call]);
+        self.json(self.http.post(url).json(&body)).await
+    }
+
+    /// Where the daemon is.
+    pub fn address(&self) -> String {
+        self.base.as_str().trim_end_matches('/').to_owned()
+    }
+
     /// Asks a run and its descendants to stop.
     pub async fn cancel(&self, id: &str, reason: &str) -> Result<Value, ClientError> {
         let body = serde_json::json!({ "reason": reason });

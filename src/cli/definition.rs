@@ -27,6 +27,8 @@ pub fn to_toml(agent: &Agent) -> String {
     file.maybe("workdir", workdir);
     file.key("tools", texts(&agent.tools));
     file.key("sub_agents", texts(&agent.sub_agents));
+    file.key("approve", texts(&agent.approve));
+    file.key("approve_timeout", whole_seconds(agent.approve_timeout));
     file.key("stream", agent.stream);
     file.key("timeout", whole_seconds(agent.timeout));
 

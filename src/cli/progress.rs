@@ -5,6 +5,7 @@ use std::io::Write;
 use serde_json::Value;
 
 use crate::cli::tree::seconds;
+use crate::domain::message::shorten;
 
 /// How much a person wants to see.
 pub enum Progress {
@@ -25,13 +26,17 @@ pub struct Totals {
 }
 
 impl Progress {
-    /// Takes note of an event.
-    pub fn hear(&mut self, event: &Value) {
+    /// Takes note of an event of a run at that daemon.
+    pub fn hear(&mut self, event: &Value, server: &str) {
+        let wish = wish(event, server);
         match self {
             Self::Silent => {}
             Self::Line(totals) => {
                 totals.add(event);
                 erase();
+                if let (Some(line), Some(wish)) = (line(event), &wish) {
+                    anstream::eprintln!("{line}\n{wish}");
+                }
                 let Totals {
                     runs,
                     turns,
@@ -43,6 +48,9 @@ impl Progress {
             Self::Lines => {
                 if let Some(line) = line(event) {
                     anstream::eprintln!("{line}");
+                }
+                if let Some(wish) = wish {
+                    anstream::eprintln!("{wish}");
                 }
             }
         }
@@ -67,6 +75,19 @@ impl Totals {
             _ => {}
         }
     }
+}
+
+/// How a person answers an event that asks for approval.
+fn wish(event: &Value, server: &str) -> Option<String> {
+    let asks = event["type"].as_str()? == "approval.requested";
+    let of = |key| text(event, key);
+    asks.then(|| {
+        format!(
+            "  axed runs approve {} {} --server {server}   (or deny, with --reason)",
+            of("run_id"),
+            of("tool_call_id")
+        )
+    })
 }
 
 fn erase() {
@@ -100,6 +121,18 @@ fn line(event: &Value) -> Option<String> {
                 None => String::new(),
             }
         ),
+        "approval.requested" => {
+            let arguments: String = event["arguments"].to_string();
+            let shown = printable(&shorten(&arguments, 400));
+            format!(
+                "waits for a person's word on {} {shown}",
+                text(event, "tool")
+            )
+        }
+        "approval.decided" => match event["reason"].as_str() {
+            Some(_) => format!("{}: {}", text(event, "decision"), text(event, "reason")),
+            None => text(event, "decision"),
+        },
         "retry.scheduled" => format!(
             "{}; trying again in {}",
             text(event, "reason"),
@@ -127,7 +160,10 @@ fn number(event: &Value, key: &str) -> u64 {
 
 /// Texts come from models: on a terminal only those characters may arrive that cannot steer it.
 fn text(event: &Value, key: &str) -> String {
-    let text = event[key].as_str().unwrap_or_default();
+    printable(event[key].as_str().unwrap_or_default())
+}
+
+fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
@@ -137,7 +173,7 @@ fn text(event: &Value, key: &str) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::line;
+    use super::{line, wish};
 
     #[test]
     fn turns_and_child_runs_are_told_by_depth() {
@@ -152,5 +188,15 @@ mod tests {
         let returned = json!({"type": "agent.returned", "agent": "a", "depth": 0, "child_agent": "b", "duration_ms": 1500, "error": "no"});
         assert_eq!(line(&returned).as_deref(), Some("a: ← b after 1.50 s: no"));
         assert_eq!(line(&json!({"type": "run.queued"})), None);
+        let asks = json!({"type": "approval.requested", "agent": "a", "depth": 0, "run_id": "run_1",
+            "tool_call_id": "c1", "tool": "write_file", "arguments": {"path": "x"}});
+        assert_eq!(
+            line(&asks).as_deref(),
+            Some("a: waits for a person's word on write_file {\"path\":\"x\"}")
+        );
+        assert_eq!(
+            wish(&asks, "http://h").as_deref(),
+            Some("  axed runs approve run_1 c1 --server http://h   (or deny, with --reason)")
+        );
     }
 }

@@ -129,7 +129,10 @@ async fn on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<ExitCo
 async fn wait(client: &Client, id: &str, progress: &mut Progress) -> anyhow::Result<Value> {
     if !matches!(progress, Progress::Silent) {
         // Progress is a courtesy: where it breaks off, the run is still waited for below.
-        let _ = client.follow(id, |event| progress.hear(event)).await;
+        let server = client.address();
+        let _ = client
+            .follow(id, |event| progress.hear(event, &server))
+            .await;
     }
     settle(client, id).await
 }

@@ -1,4 +1,4 @@
-//! `axed runs`: lists, shows and stops the runs of a daemon, over HTTP.
+//! `axed runs`: lists, shows, decides and stops the runs of a daemon, over HTTP.
 
 use std::process::ExitCode;
 
@@ -32,6 +32,10 @@ pub enum Command {
     Tree(Show),
     /// Ask a run and its descendants to stop
     Cancel(Cancel),
+    /// Let a tool call be performed that waits for a person's word
+    Approve(Decide),
+    /// Refuse a tool call that waits for a person's word
+    Deny(Decide),
 }
 
 #[derive(Debug, clap::Args)]
@@ -101,6 +105,24 @@ pub struct Cancel {
     daemon: Daemon,
 }
 
+#[derive(Debug, clap::Args)]
+pub struct Decide {
+    /// The run's id
+    #[arg(value_parser = id)]
+    id: RunId,
+    /// The tool call's id, as the event approval.requested tells it
+    #[arg(value_name = "CALL")]
+    call: String,
+    /// Why; the model is told where the call is denied
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Print the run as JSON, as the HTTP API shows it
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
 /// The parts of a run that are shown.
 #[derive(Deserialize)]
 struct RunView {
@@ -137,6 +159,8 @@ pub async fn runs(command: Command) -> anyhow::Result<ExitCode> {
         Command::Show(args) => show(&args).await?,
         Command::Tree(args) => show_tree(&args).await?,
         Command::Cancel(args) => cancel(&args).await?,
+        Command::Approve(args) => decide(&args, "approve").await?,
+        Command::Deny(args) => decide(&args, "deny").await?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -276,6 +300,19 @@ async fn cancel(args: &Cancel) -> anyhow::Result<()> {
     if args.wait {
         run = run::settle(&client, &id).await?;
     }
+    if args.json {
+        return json(&run);
+    }
+    let run = view(run)?;
+    output::line(format_args!("{} is {}", run.id, run.status.as_str()))
+}
+
+async fn decide(args: &Decide, decision: &str) -> anyhow::Result<()> {
+    let client = args.daemon.client()?;
+    let id = args.id.to_string();
+    let run = client
+        .decide(&id, &args.call, decision, args.reason.as_deref())
+        .await?;
     if args.json {
         return json(&run);
     }

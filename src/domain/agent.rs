@@ -85,6 +85,12 @@ pub struct Agent {
     /// Where the events of its root runs are told.
     #[serde(default)]
     pub webhook: Option<Webhook>,
+    /// The tools whose calls wait for a person's word.
+    #[serde(default)]
+    pub approve: Vec<String>,
+    /// How long each of them waits; unset means as long as it takes.
+    #[serde(default)]
+    pub approve_timeout: Option<Duration>,
 }
 
 /// `[subagent]`: how an agent starts unnamed ones.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::domain::message::ToolCall;
 use crate::domain::run::{Failure, RunId};
@@ -110,6 +111,26 @@ pub enum EventKind {
         output_tokens: u64,
         tool_calls: u64,
     },
+    #[serde(rename = "approval.requested")]
+    ApprovalRequested {
+        turn: u32,
+        tool_call_id: String,
+        tool: String,
+        arguments: Arc<RawValue>,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        deadline: Option<Timestamp>,
+    },
+    #[serde(rename = "approval.decided")]
+    ApprovalDecided {
+        tool_call_id: String,
+        decision: Decision,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+    },
     #[serde(rename = "retry.scheduled")]
     RetryScheduled {
         turn: u32,
@@ -132,6 +153,18 @@ pub enum EventKind {
     TextDelta { turn: u32, text: String },
     #[serde(rename = "text.withdrawn")]
     TextWithdrawn { turn: u32, reason: String },
+}
+
+/// What became of a request for approval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// The call is performed.
+    Approved,
+    /// A person said no.
+    Denied,
+    /// Nobody said anything in time.
+    TimedOut,
 }
 
 /// A tool call as an event shows it.
@@ -171,6 +204,8 @@ impl EventKind {
             Self::ToolCompleted { .. } => "tool.completed",
             Self::AgentCalled { .. } => "agent.called",
             Self::AgentReturned { .. } => "agent.returned",
+            Self::ApprovalRequested { .. } => "approval.requested",
+            Self::ApprovalDecided { .. } => "approval.decided",
             Self::RetryScheduled { .. } => "retry.scheduled",
             Self::MemoryWarning { .. } => "memory.warning",
             Self::ToolsWarning { .. } => "tools.warning",
@@ -182,7 +217,7 @@ impl EventKind {
 }
 
 /// The names of all events with a number, in the order of [`EventKind`].
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 18] = [
     "run.queued",
     "run.started",
     "run.resumed",
@@ -196,6 +231,8 @@ pub const NAMES: [&str; 16] = [
     "tool.completed",
     "agent.called",
     "agent.returned",
+    "approval.requested",
+    "approval.decided",
     "retry.scheduled",
     "memory.warning",
     "loop.warning",

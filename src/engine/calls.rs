@@ -3,7 +3,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio::task::JoinSet;
@@ -11,12 +11,14 @@ use tokio::task::JoinSet;
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::Usage;
+use crate::engine::approval;
 use crate::engine::endings;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
 use crate::engine::spans;
 use crate::engine::turn::{self, TurnError};
+use crate::engine::waiting;
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect};
@@ -98,12 +100,15 @@ async fn perform_all(
     if missing <= 1 || !batch.live.agent.delegation.parallel {
         for (position, call) in calls.iter().enumerate() {
             if results[position].is_none() {
+                batch.live.clock().at_work += 1;
                 results[position] = Some(one(&batch, position, call).await?);
             }
         }
         return Ok(results.into_iter().flatten().collect());
     }
     // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
+    // All before the first begins, so that a run with work to do never seems to wait.
+    batch.live.clock().at_work += missing;
     let mut at_work = JoinSet::new();
     let stop = batch.live.stop.clone();
     for (position, call) in calls
@@ -134,6 +139,50 @@ async fn perform_all(
 }
 
 async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResult, StoreError> {
+    let result = decided(batch, position, call).await;
+    waiting::done(&batch.engine, &batch.live).await?;
+    result
+}
+
+/// Performs a call, once a person has let it where the agent's file asks for that.
+async fn decided(
+    batch: &Batch,
+    position: usize,
+    call: &ToolCall,
+) -> Result<ToolResult, StoreError> {
+    let Batch {
+        engine,
+        live,
+        turn,
+        begun,
+        ..
+    } = batch;
+    let asks = live.agent.approve.contains(&call.name)
+        && !begun.started.contains(&call.id)
+        // Nobody is asked about what would only be refused.
+        && batch.toolbox.accepts(call);
+    if !asks {
+        return performed(batch, position, call).await;
+    }
+    let word = Box::pin(approval::word(engine, live, begun, *turn, call)).await?;
+    let Err(why) = word else {
+        return performed(batch, position, call).await;
+    };
+    // It was not begun: it neither counts nor took any time.
+    let result = ToolResult {
+        call_id: call.id.clone(),
+        content: why,
+        is_error: true,
+    };
+    record(batch, position, call, &result, Duration::ZERO, Vec::new()).await?;
+    Ok(result)
+}
+
+async fn performed(
+    batch: &Batch,
+    position: usize,
+    call: &ToolCall,
+) -> Result<ToolResult, StoreError> {
     let Batch {
         engine, live, turn, ..
     } = batch;
@@ -159,12 +208,6 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
         Ok(()) => {}
         Err(refused) => live.refuse(refused),
     }
-    let progress = || {
-        Change::Progress(Progress {
-            usage: live.usage().0,
-            ..batch.progress.clone()
-        })
-    };
     let is_performed = taken.is_ok();
     let mut events = Vec::new();
     match is_begun {
@@ -172,7 +215,7 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
         false if is_performed => {
             engine
                 .journal
-                .note(live, progress(), Vec::new(), vec![started])
+                .note(live, progress(batch), Vec::new(), vec![started])
                 .await?;
         }
         // One entry with its result: a process that went on between the two would perform it.
@@ -211,21 +254,42 @@ async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResu
     if is_performed {
         spans::tool_ended(live, *turn, call, &result, took);
     }
+    record(batch, position, call, &result, took, events).await?;
+    Ok(result)
+}
+
+/// Commits a result.
+async fn record(
+    batch: &Batch,
+    position: usize,
+    call: &ToolCall,
+    result: &ToolResult,
+    took: Duration,
+    mut events: Vec<EventKind>,
+) -> Result<(), StoreError> {
     events.push(EventKind::ToolCompleted {
-        turn: *turn,
+        turn: batch.turn,
         tool_call_id: call.id.clone(),
-        tool,
+        tool: shorten(&call.name, 200),
         duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-        is_error,
+        is_error: result.is_error,
     });
     let step = Step::Result {
-        turn: *turn,
+        turn: batch.turn,
         position: u32::try_from(position).unwrap_or(u32::MAX),
         result: result.clone(),
     };
-    engine
+    batch
+        .engine
         .journal
-        .record(live, progress(), vec![step], events)
-        .await?;
-    Ok(result)
+        .record(&batch.live, progress(batch), vec![step], events)
+        .await
+        .map(drop)
+}
+
+fn progress(batch: &Batch) -> Change {
+    Change::Progress(Progress {
+        usage: batch.live.usage().0,
+        ..batch.progress.clone()
+    })
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::domain::event::{CalledTool, EventKind};
@@ -29,6 +29,7 @@ use crate::engine::recovery;
 use crate::engine::remains::{self, Begun, Remains, Replied};
 use crate::engine::resolve::{self, Prompt};
 use crate::engine::turn::{self, Answer, Question, TurnError};
+use crate::engine::waiting::{self, Call};
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
 use crate::tools::toolbox::Toolbox;
@@ -45,6 +46,9 @@ pub async fn drive(
     entry: Entry,
     slot: Option<Slot>,
 ) -> Option<Arc<Run>> {
+    if let Some(slot) = slot {
+        live.tree.seat.put(slot);
+    }
     let mut state = State {
         progress: Progress {
             turns: run.turns,
@@ -60,7 +64,9 @@ pub async fn drive(
         Err(_) => Ending::failed(endings::internal("panicked")),
     };
     let closed = Box::pin(close::close(engine, live, run, state, ending)).await;
-    drop(slot);
+    if live.parent.is_none() {
+        drop(live.tree.seat.take());
+    }
     close::leave(engine, live, closed)
 }
 
@@ -152,6 +158,9 @@ async fn turns(
     }
     let mut draft = Some(draft);
     loop {
+        if let Err(error) = waiting::resume(engine, live).await {
+            return error.into();
+        }
         let may_go_on = check(live);
         let mut entry = draft
             .take()
@@ -491,7 +500,9 @@ async fn replay(
             });
         }
         let is_missing = results.iter().any(Option::is_none);
-        let is_begun = |call: &ToolCall| begun.started.contains(&call.id);
+        let is_begun = |call: &ToolCall| {
+            begun.started.contains(&call.id) || begun.requested.contains_key(&call.id)
+        };
         if is_missing && !message.tool_calls.iter().any(is_begun) {
             // The other process had not come to look whether it may perform them.
             if let Err(error) = check(live) {
@@ -758,20 +769,14 @@ impl Caller {
     ) -> Result<Arc<Run>, String> {
         let Self {
             engine,
-            live,
             at_once,
             begun,
             ..
         } = self;
-        let waited = async {
-            match at_once {
-                Some(at_once) => at_once.acquire().await.ok(),
-                None => None,
-            }
+        let _turn = match at_once {
+            Some(at_once) => Some(self.turn_of(at_once).await?),
+            None => None,
         };
-        let _turn = turn::bounded(live, waited)
-            .await
-            .map_err(|error| children::why_not_started(live, &error))?;
         // An earlier process may have told of the child and ended before it opened it.
         let told = begun.called.get(call).copied();
         let Child {
@@ -798,6 +803,22 @@ impl Caller {
         drive(engine, &child, run, message, entry, None)
             .await
             .ok_or_else(unrecorded)
+    }
+
+    /// Waits until fewer than `max_concurrent` children are there. Where all of those wait for a person, so does this run.
+    async fn turn_of<'s>(&self, at_once: &'s Semaphore) -> Result<SemaphorePermit<'s>, String> {
+        let Self { engine, live, .. } = self;
+        if let Ok(turn) = at_once.try_acquire() {
+            return Ok(turn);
+        }
+        let unwritten = |error: StoreError| error.to_string();
+        let rested = waiting::rest(engine, live, Call::Queues, None).await;
+        rested.map_err(unwritten)?;
+        let turn = waiting::until(live, at_once.acquire()).await;
+        let going = waiting::go(engine, live, Call::Queues).await;
+        going.map_err(unwritten)?;
+        let turn = turn.map_err(|error| children::why_not_started(live, &error))?;
+        turn.map_err(|error| error.to_string())
     }
 
     /// Goes on with a child that an earlier process left unfinished.

@@ -145,6 +145,19 @@ impl Journal {
         self.store.write(write).await.map(drop)
     }
 
+    /// Writes something that happened to a run which no process drives yet.
+    pub async fn tell_of_left(&self, run: &Run, kind: EventKind) -> Result<(), StoreError> {
+        let write = Write {
+            run: run.id,
+            root: run.root_id,
+            change: Change::Nothing,
+            steps: Vec::new(),
+            events: vec![event_of(run, kind)],
+            deliveries: Vec::new(),
+        };
+        self.store.write(write).await.map(drop)
+    }
+
     /// Writes the end of a run that no process drives any more, and tells it to its webhook.
     pub async fn close_orphan(
         &self,

@@ -1,10 +1,11 @@
 //! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +15,7 @@ use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::Webhook;
 use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
+use crate::engine::queue::Slot;
 use crate::engine::quotas::Quotas;
 use crate::engine::spans::Trace;
 
@@ -27,8 +29,6 @@ pub struct LiveRun {
     pub tree: Arc<Tree>,
     /// The run that called it.
     pub parent: Option<Arc<LiveRun>>,
-    /// When it must have ended; none until its time starts.
-    pub deadline: Mutex<Option<Deadline>>,
     /// The accounts it draws on.
     pub accounts: Accounts,
     /// Its definition as another process will read it.
@@ -36,6 +36,7 @@ pub struct LiveRun {
     /// Heard by everything that waits for this run's sake; cancelled with the parent's.
     pub stop: CancellationToken,
     name: Arc<str>,
+    clock: Mutex<Clock>,
     phase: Mutex<Phase>,
     meter: Mutex<Meter>,
     /// A call of this run, or of one below it, was past this limit.
@@ -47,6 +48,8 @@ pub struct LiveRun {
 pub struct Tree {
     /// Its accounts.
     pub budgets: Budgets,
+    /// The root's right to be at work, and who waits for it.
+    pub seat: Seat,
     /// Whether the root wished for deltas.
     pub stream: bool,
     /// The name of the key that the root was accepted with.
@@ -85,6 +88,79 @@ impl Deadline {
             Some(other) if other.at < self.at => other,
             _ => self,
         }
+    }
+}
+
+/// A run's time, and what its calls do: it stands still while all that they do is to wait for a person's word.
+#[derive(Debug, Default)]
+pub struct Clock {
+    /// When the run must have ended; none until its time starts. Moved when it goes on.
+    pub deadline: Option<Deadline>,
+    /// Since when it stands still.
+    pub stands_since: Option<Instant>,
+    /// Whether the record says that the run waits.
+    pub is_told: bool,
+    /// Calls that do something.
+    pub at_work: usize,
+    /// Calls that wait for a person's word, or for a child all of whose calls do.
+    pub asking: usize,
+}
+
+impl Clock {
+    /// The deadline, where it comes nearer, or had passed before the time stood still.
+    fn runs_out(&self) -> Option<Deadline> {
+        self.deadline
+            .filter(|deadline| self.stands_since.is_none_or(|since| deadline.at <= since))
+    }
+}
+
+/// The slot of a tree's root, which is given back while the tree waits for a person.
+#[derive(Debug, Default)]
+pub struct Seat {
+    slot: Mutex<Option<Slot>>,
+    is_in_line: AtomicBool,
+    /// Held by who changes what a call of the tree does, until the record has been told: there the changes stand in the
+    /// order in which they were made.
+    pub turn: tokio::sync::Mutex<()>,
+    /// Held by who waits for the slot.
+    pub coming: tokio::sync::Mutex<()>,
+    /// Told when a run's time has begun to stand still, or to go on.
+    pub changed: Notify,
+}
+
+impl Seat {
+    /// Whether it has the slot.
+    pub fn is_held(&self) -> bool {
+        lock(&self.slot).is_some()
+    }
+
+    /// Takes the slot in.
+    pub fn put(&self, slot: Slot) {
+        *lock(&self.slot) = Some(slot);
+    }
+
+    /// Hands the slot out.
+    pub fn take(&self) -> Option<Slot> {
+        lock(&self.slot).take()
+    }
+
+    /// In line for the slot, until what is returned is dropped.
+    pub fn in_line(&self) -> InLine<'_> {
+        self.is_in_line.store(true, Ordering::Relaxed);
+        InLine(self)
+    }
+
+    fn is_in_line(&self) -> bool {
+        self.is_in_line.load(Ordering::Relaxed)
+    }
+}
+
+/// The time in line for a slot.
+pub struct InLine<'s>(&'s Seat);
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        self.0.is_in_line.store(false, Ordering::Relaxed);
     }
 }
 
@@ -155,11 +231,11 @@ impl LiveRun {
             agent,
             tree,
             parent,
-            deadline: Mutex::new(None),
             accounts,
             definition,
             stop,
             name,
+            clock: Mutex::default(),
             phase: Mutex::new(Phase::Open),
             meter: Mutex::new(Meter { own, tree: below }),
             refused: OnceLock::new(),
@@ -184,14 +260,33 @@ impl LiveRun {
         self.tree.stream || self.agent.stream
     }
 
-    /// When it must have ended.
+    /// When it must have ended, as far as that is known now: its own deadline or an ancestor's, but of none whose time
+    /// stands still.
     pub fn deadline(&self) -> Option<Deadline> {
-        *lock(&self.deadline)
+        let mut earliest: Option<Deadline> = None;
+        let mut next = Some(self);
+        while let Some(live) = next {
+            if let Some(deadline) = live.clock().runs_out() {
+                earliest = Some(earliest.map_or(deadline, |first| first.earlier(Some(deadline))));
+            }
+            next = live.parent.as_deref();
+        }
+        earliest
+    }
+
+    /// Whether all that it does is to wait for a person's word.
+    pub fn is_waiting(&self) -> bool {
+        self.clock().stands_since.is_some()
+    }
+
+    /// Its clock. Who changes what its calls do has the tree's turn.
+    pub fn clock(&self) -> MutexGuard<'_, Clock> {
+        lock(&self.clock)
     }
 
     /// Starts its clock.
     pub fn set_deadline(&self, deadline: Deadline) {
-        *lock(&self.deadline) = Some(deadline);
+        self.clock().deadline = Some(deadline);
     }
 
     /// Remembers that a call of this run was refused, here and above as far as the limit reaches.
@@ -310,6 +405,15 @@ impl LiveRuns {
     /// Finds one.
     pub fn get(&self, id: RunId) -> Option<Arc<LiveRun>> {
         lock(&self.runs).get(&id).cloned()
+    }
+
+    /// How many of them wait for a person's word and are not in line for a slot to go on.
+    pub fn waiting(&self) -> usize {
+        let waits = |live: &&Arc<LiveRun>| {
+            let is_in_line = live.parent.is_none() && live.tree.seat.is_in_line();
+            live.is_waiting() && !is_in_line
+        };
+        lock(&self.runs).values().filter(waits).count()
     }
 
     /// How many there are, those that wait for a slot included.

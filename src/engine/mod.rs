@@ -1,6 +1,7 @@
 //! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
 
 pub mod ad_hoc;
+pub mod approval;
 pub mod ask;
 pub mod budget;
 pub mod calls;
@@ -28,4 +29,5 @@ pub mod root;
 pub mod runner;
 pub mod spans;
 pub mod turn;
+pub mod waiting;
 pub mod webhook;

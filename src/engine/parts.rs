@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -11,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use crate::catalog::reload::Catalog;
 use crate::config::Runs;
 use crate::config::prices::Prices;
+use crate::engine::approval::Desk;
 use crate::engine::definitions::Definitions;
 use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
@@ -72,8 +72,10 @@ pub struct Engine {
     pub settings: Settings,
     /// Slots for root runs, and the line for them.
     pub queue: Queue,
-    /// No new runs.
-    pub draining: AtomicBool,
+    /// Calls that wait for a person's word.
+    pub desk: Desk,
+    /// No new runs; those that wait for a person are let go of.
+    pub draining: CancellationToken,
     /// Owns every root run's task.
     pub tasks: TaskTracker,
     /// Drops every run where it stands, for a stop that does not wait.

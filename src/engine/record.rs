@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::domain::run::{Run, Status, now};
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::engine::live::LiveRun;
+use crate::engine::live::{Deadline, LiveRun};
 use crate::store::Continuation;
 
 /// The record of a run that has just been accepted; what only a root or only a child has is left empty.
@@ -59,16 +59,21 @@ pub fn continuation(live: &LiveRun) -> Continuation {
         timeout: deadline.map_or(0, |(_, seconds)| seconds),
         stream: live.tree.stream,
         webhook: live.tree.webhook.clone().filter(|_| live.parent.is_none()),
+        waiting_since: None,
     }
 }
 
 /// Its deadline on the calendar's clock, which outlives the process, with the bound that set it.
 pub fn deadline(live: &LiveRun) -> Option<(Timestamp, u64)> {
-    let deadline = live.deadline()?;
+    live.deadline().map(on_the_calendar)
+}
+
+/// A deadline on the calendar's clock, with the bound that set it.
+pub fn on_the_calendar(deadline: Deadline) -> (Timestamp, u64) {
     let left = deadline.at.saturating_duration_since(Instant::now());
     let left = SignedDuration::try_from(left).unwrap_or(SignedDuration::MAX);
-    Some((
+    (
         now().checked_add(left).unwrap_or(Timestamp::MAX),
         deadline.seconds,
-    ))
+    )
 }

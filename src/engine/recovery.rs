@@ -4,16 +4,16 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jiff::Timestamp;
+use jiff::SignedDuration;
 use tokio::time::Instant;
 
-use crate::domain::run::{Run, RunId, Scope, Status};
+use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
 use crate::engine::endings;
-use crate::engine::live::{Deadline, LiveRun, Tree};
+use crate::engine::live::{Deadline, LiveRun, Seat, Tree};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
 use crate::engine::spans::Trace;
@@ -188,6 +188,7 @@ pub fn revive(
         Some(parent) => Arc::clone(&parent.tree),
         None => Arc::new(Tree {
             budgets: Budgets::default(),
+            seat: Seat::default(),
             stream: continuation.stream,
             owner: run.owner.clone(),
             quotas: Quotas::default(),
@@ -208,10 +209,13 @@ pub fn revive(
         (run.usage, run.tree),
     );
     if let Some((at, seconds)) = continuation.deadline {
+        // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
+        let since = continuation.waiting_since.unwrap_or_else(now);
         live.set_deadline(Deadline {
-            at: instant(at),
+            at: later(since.duration_until(at)),
             seconds,
         });
+        live.clock().is_told = continuation.waiting_since.is_some();
     }
     if run.status == Status::Cancelling {
         live.begin_cancel(
@@ -224,8 +228,7 @@ pub fn revive(
     Some(live)
 }
 
-/// A moment on the calendar's clock as one on the process's own: the past is now.
-fn instant(at: Timestamp) -> Instant {
-    let left = Timestamp::now().duration_until(at);
+/// The moment when this has passed: what is past already is now.
+fn later(left: SignedDuration) -> Instant {
     Instant::now() + std::time::Duration::try_from(left).unwrap_or_default()
 }

@@ -3,8 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::engine::parts::Engine;
@@ -12,6 +14,16 @@ use crate::store::{EventQuery, Step, StoreError};
 
 /// Events read at once.
 const PAGE: usize = 1000;
+
+/// The events that say how far a call is.
+const TOLD_OF_CALLS: [&str; 6] = [
+    "tool.started",
+    "tool.completed",
+    "agent.called",
+    "agent.returned",
+    "approval.requested",
+    "approval.decided",
+];
 
 /// The steps of a run, put together again.
 #[derive(Debug, Default)]
@@ -48,8 +60,46 @@ pub struct Begun {
     pub returned: HashSet<String>,
     /// The child runs there are, by call.
     pub children: HashMap<String, Run>,
+    /// When calls asked for a person's word.
+    pub requested: HashMap<String, Timestamp>,
+    /// The words that came.
+    pub decided: HashMap<String, Decided>,
+    /// Calls whose `tool.completed` is in the log.
+    pub completed: HashSet<String>,
     /// The last turn whose `turn.started` is in the log; 0 for none.
     pub last_turn: u32,
+}
+
+/// What was decided about a call that waited for a person's word.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Decided {
+    /// What.
+    pub decision: Decision,
+    /// Why, for the model.
+    pub reason: Option<String>,
+    /// The name of the key that decided; none without keys.
+    pub by: Option<String>,
+}
+
+impl Decided {
+    /// Nobody said anything in time.
+    pub fn timed_out() -> Self {
+        Self {
+            decision: Decision::TimedOut,
+            reason: None,
+            by: None,
+        }
+    }
+
+    /// The event that tells it.
+    pub fn event(&self, call: &str) -> EventKind {
+        EventKind::ApprovalDecided {
+            tool_call_id: call.to_owned(),
+            decision: self.decision,
+            reason: self.reason.clone(),
+            by: self.by.clone(),
+        }
+    }
 }
 
 /// Reads what is left of a run.
@@ -89,14 +139,22 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
             }
         }
     }
+    remains.calls = calls(engine, run.root_id, run.id).await?;
     for child in store.children(run.id).await? {
         if let Some(call) = child.tool_call_id.clone() {
             remains.calls.children.insert(call, child);
         }
     }
+    Ok(remains)
+}
+
+/// Reads what the log of the tree says of a run's calls, without the children that they started.
+pub async fn calls(engine: &Engine, root: RunId, of: RunId) -> Result<Begun, StoreError> {
+    let store = engine.journal.store();
+    let mut calls = Begun::default();
     let mut query = EventQuery {
-        root: run.root_id,
-        of: run.id,
+        root,
+        of,
         only: true,
         after: 0,
         limit: PAGE,
@@ -104,11 +162,11 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
     loop {
         let page = store.events(query).await?;
         let Some(last) = page.last() else {
-            return Ok(remains);
+            return Ok(calls);
         };
         query.after = last.seq;
         for event in page {
-            remains.calls.note(&event.name, &event.data);
+            calls.note(&event.name, &event.data);
         }
     }
 }
@@ -119,6 +177,7 @@ impl Begun {
         struct Call {
             tool_call_id: String,
             child_id: Option<RunId>,
+            time: Timestamp,
         }
         #[derive(Deserialize)]
         struct Turn {
@@ -128,7 +187,7 @@ impl Begun {
             self.last_turn =
                 serde_json::from_str::<Turn>(data).map_or(self.last_turn, |started| started.turn);
         }
-        if !matches!(name, "tool.started" | "agent.called" | "agent.returned") {
+        if !TOLD_OF_CALLS.contains(&name) {
             return;
         }
         let Ok(call) = serde_json::from_str::<Call>(data) else {
@@ -137,6 +196,15 @@ impl Begun {
         match (name, call.child_id) {
             ("tool.started", _) => drop(self.started.insert(call.tool_call_id)),
             ("agent.called", Some(child)) => drop(self.called.insert(call.tool_call_id, child)),
+            ("approval.requested", _) => {
+                self.requested.insert(call.tool_call_id, call.time);
+            }
+            ("approval.decided", _) => {
+                if let Ok(decided) = serde_json::from_str(data) {
+                    self.decided.entry(call.tool_call_id).or_insert(decided);
+                }
+            }
+            ("tool.completed", _) => drop(self.completed.insert(call.tool_call_id)),
             ("agent.returned", _) => drop(self.returned.insert(call.tool_call_id)),
             _ => {}
         }

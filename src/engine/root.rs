@@ -10,7 +10,7 @@ use crate::engine::entry::{Accepted, Entry};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
 use crate::engine::queue::Place;
-use crate::engine::{close, drive, record, recovery, remains, turn};
+use crate::engine::{close, drive, record, recovery, remains, turn, waiting};
 use crate::store::{Change, Claim, Continuation, Opening, Step};
 
 /// A root run that has been checked.
@@ -33,10 +33,11 @@ impl Root {
     /// Commits the run, tells `accepted`, and works until it has ended or the house is halted.
     pub async fn work(self, engine: Arc<Engine>, accepted: Accepted) {
         let halt = engine.halt.clone();
-        let id = self.live.scope.run;
+        let live = Arc::clone(&self.live);
         tokio::select! {
             () = self.run_to_its_end(&engine, accepted) => {}
-            () = halt.cancelled() => park(&engine, id),
+            () = halt.cancelled() => park(&engine, &live),
+            () = waiting::in_vain(&engine, &live) => park(&engine, &live),
         }
     }
 
@@ -82,18 +83,20 @@ pub struct LeftRoot {
     pub run: Arc<Run>,
     /// How long it may take from its start, where it has not started.
     pub timeout: Duration,
-    /// Where it goes on.
-    pub place: Place,
+    /// Where it goes on; none where it waits for a person, and needs no slot before it goes on.
+    pub place: Option<Place>,
 }
 
 impl LeftRoot {
     /// Goes on until it has ended or the house is halted; settles what is left of its tree.
     pub async fn work(self, engine: Arc<Engine>) {
         let halt = engine.halt.clone();
-        let id = self.live.scope.run;
+        let live = Arc::clone(&self.live);
+        let id = live.scope.run;
         tokio::select! {
             () = self.run_to_its_end(&engine) => {}
-            () = halt.cancelled() => return park(&engine, id),
+            () = halt.cancelled() => return park(&engine, &live),
+            () = waiting::in_vain(&engine, &live) => return park(&engine, &live),
         }
         if let Err(error) = recovery::sweep(&engine, id).await {
             tracing::error!(run.root = %id, "What is left of {id} could not be settled: {error}");
@@ -109,7 +112,10 @@ impl LeftRoot {
         } = self;
         let is_queued = run.started_at.is_none();
         // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
-        let slot = turn::bounded(&live, place.slot()).await.ok();
+        let slot = match place {
+            Some(place) => turn::bounded(&live, place.slot()).await.ok(),
+            None => None,
+        };
         if is_queued && slot.is_none() {
             return close::cancel_queued(engine, &live, run).await;
         }
@@ -144,9 +150,12 @@ impl LeftRoot {
 }
 
 /// Lets go of a root run where it stands.
-fn park(engine: &Engine, id: RunId) {
+fn park(engine: &Engine, live: &LiveRun) {
+    let id = live.scope.run;
     tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
     forget(engine, id);
+    // Who waits for its end waits in vain, and reads how it stands.
+    live.announce(None);
 }
 
 /// Takes a root run off the list of those at work, and its bell down.

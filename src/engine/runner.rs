@@ -1,7 +1,6 @@
 //! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -11,18 +10,20 @@ use tokio_util::task::TaskTracker;
 use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::event::EventKind;
-use crate::domain::run::{Run, RunId, Scope};
+use crate::domain::run::{Run, RunId, Scope, Status};
 use crate::domain::usage::TreeUsage;
+use crate::engine::approval::{self, DecideError, Desk};
 use crate::engine::ask::{DryRun, RunAsk, StartError};
 use crate::engine::budget::Budgets;
 use crate::engine::definitions::Definitions;
 use crate::engine::journal::Listener;
-use crate::engine::live::{LiveRun, LiveRuns, Tree};
+use crate::engine::live::{LiveRun, LiveRuns, Seat, Tree};
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Parts};
 use crate::engine::queue::Queue;
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
+use crate::engine::remains::Decided;
 use crate::engine::root::{LeftRoot, Root};
 use crate::engine::spans::Trace;
 use crate::engine::{collect, record, recovery, resolve, webhook};
@@ -63,7 +64,8 @@ impl Runner {
             traces,
             settings,
             queue,
-            draining: AtomicBool::new(false),
+            desk: Desk::default(),
+            draining: CancellationToken::new(),
             tasks: TaskTracker::new(),
             halt: CancellationToken::new(),
         };
@@ -119,6 +121,7 @@ impl Runner {
         let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
         let tree = Arc::new(Tree {
             budgets: Budgets::default(),
+            seat: Seat::default(),
             stream: ask.stream.unwrap_or(agent.stream),
             owner: ask.owner,
             quotas: Quotas::default(),
@@ -206,6 +209,18 @@ impl Runner {
         Ok(self.store().run(id).await?.map(Arc::new))
     }
 
+    /// Takes a person's word on a tool call that waits for it, and returns the run's record once the word is committed.
+    pub async fn decide(
+        &self,
+        id: RunId,
+        call: &str,
+        decided: Decided,
+    ) -> Result<Run, DecideError> {
+        approval::decide(&self.engine, id, call, decided).await?;
+        let run = self.store().run(id).await?;
+        run.ok_or(DecideError::NoSuchRun(id))
+    }
+
     /// Listens to a tree; none where it is not at work in this process (then the store has all there will be).
     /// Subscribe first, then read the store, then follow.
     pub fn listen(&self, root: RunId) -> Option<Listener> {
@@ -259,9 +274,11 @@ impl Runner {
         revived.sort_by_key(|revived| revived.run.started_at.is_none());
         for Revived { live, run, timeout } in revived {
             engine.live.add(&live);
-            let place = engine
-                .queue
-                .enter_again(run.owner.as_deref(), &live.agent.name);
+            // One that waits for a person needs no slot before it goes on.
+            let place = (run.status != Status::Waiting).then(|| {
+                let queue = &engine.queue;
+                queue.enter_again(run.owner.as_deref(), &live.agent.name)
+            });
             let left = LeftRoot {
                 live,
                 run,
@@ -282,8 +299,8 @@ impl Runner {
     pub fn now(&self) -> Now {
         let (_, queued) = self.load();
         Now {
-            // Those that wait are among the live ones.
-            running: self.engine.live.count().saturating_sub(queued),
+            // Those in line and those that wait for a person are among the live ones.
+            running: (self.engine.live.count()).saturating_sub(queued + self.engine.live.waiting()),
             queued,
             commits: self.store().commits(),
         }
@@ -291,13 +308,13 @@ impl Runner {
 
     /// Refuses new runs from now on.
     pub fn drain(&self) {
-        self.engine.draining.store(true, Ordering::Release);
+        self.engine.draining.cancel();
         self.engine.tasks.close();
     }
 
     /// Whether new runs are refused.
     pub fn is_draining(&self) -> bool {
-        self.engine.draining.load(Ordering::Acquire)
+        self.engine.draining.is_cancelled()
     }
 
     /// Waits until every run has ended. [`Runner::drain`] comes first.

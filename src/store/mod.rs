@@ -124,6 +124,8 @@ pub struct Continuation {
     pub stream: bool,
     /// A root's: where its events are told.
     pub webhook: Option<Arc<Webhook>>,
+    /// Since when it waits for a person's word, where it does: its time stands still from then on.
+    pub waiting_since: Option<Timestamp>,
 }
 
 /// A run that no process drives, with what its continuation needs.
@@ -193,6 +195,16 @@ pub enum Change {
         /// When.
         at: Timestamp,
         /// When it must have ended, and the bound in whole seconds that set it.
+        deadline: (Timestamp, u64),
+    },
+    /// From now on it waits for a person's word. One that has been asked to stop stays `cancelling`.
+    Waiting {
+        /// When its time began to stand still.
+        since: Timestamp,
+    },
+    /// It waits no longer.
+    Going {
+        /// Its deadline, moved by the time it waited, with the bound in whole seconds that set it.
         deadline: (Timestamp, u64),
     },
     /// Another process goes on with it: one attempt more.

@@ -95,6 +95,16 @@ impl Toolbox {
         missing.find(|it| name.starts_with(&it.prefix))
     }
 
+    /// Whether a call would come to a tool that takes its arguments.
+    pub fn accepts(&self, call: &ToolCall) -> bool {
+        let Some(tool) = self.tools.get(&call.name) else {
+            return false;
+        };
+        let checks_itself = tool.effect() == Effect::Delegates;
+        let schema = tool.schema().filter(|_| !checks_itself);
+        schema.is_none_or(|schema| fitting(call, schema).is_ok())
+    }
+
     /// Performs a call, or says that there is no such tool, or what is wrong with the arguments.
     pub async fn perform(
         &self,

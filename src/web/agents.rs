@@ -134,6 +134,8 @@ struct Definition<'a> {
     workdir: Option<&'a Path>,
     stream: bool,
     timeout: u64,
+    approve: &'a [String],
+    approve_timeout: u64,
     sub_agents_config: Delegation,
     params: BTreeMap<&'static str, Param<'a>>,
     limits: Limits,
@@ -274,6 +276,8 @@ impl<'a> Definition<'a> {
             workdir: agent.workdir.as_deref(),
             stream: agent.stream,
             timeout: agent.timeout.map_or(0, |timeout| timeout.as_secs()),
+            approve: &agent.approve,
+            approve_timeout: agent.approve_timeout.map_or(0, |time| time.as_secs()),
             sub_agents_config: Delegation {
                 max_depth: delegation.max_depth.unwrap_or(0),
                 parallel: delegation.parallel,
@@ -385,6 +389,8 @@ mod tests {
                 events: Vec::new(),
             }),
             mcp_servers: Vec::new(),
+            approve: Vec::new(),
+            approve_timeout: None,
         };
         Entry {
             name: "planner".to_owned(),

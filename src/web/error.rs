@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::catalog::LoadError;
+use crate::engine::approval::DecideError;
 use crate::engine::ask::StartError;
 use crate::engine::memory::MemoryError;
 use crate::engine::queue::Full;
@@ -254,6 +255,21 @@ impl From<LoadError> for Problem {
                 "agent_invalid",
                 error.to_string(),
             ),
+        }
+    }
+}
+
+impl From<DecideError> for Problem {
+    fn from(error: DecideError) -> Self {
+        let text = error.to_string();
+        match error {
+            DecideError::NoSuchRun(id) => Self::no_such_run(id),
+            DecideError::NothingWaits { .. } => {
+                Self::new(StatusCode::CONFLICT, "nothing_waits", text)
+            }
+            DecideError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
+                .retry_after(AFTER_RESTART),
+            DecideError::Store(error) => error.into(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The HTTP surface: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
 
 pub mod agents;
+pub mod approvals;
 pub mod auth;
 pub mod body;
 pub mod browser;

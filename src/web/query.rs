@@ -39,6 +39,19 @@ impl FromRequestParts<AppState> for DeliveryPath {
     }
 }
 
+/// `{id}` and `{call}` of a path; the run as in [`RunPath`], the call's id unchecked.
+pub struct CallPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for CallPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, call): (String, String) = segment(parts).await?;
+        let run = visible(parts, state, &run).await?;
+        Ok(Self(run, call))
+    }
+}
+
 /// The run that a text names, where the caller may see it.
 async fn visible(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
     let caller = Caller::of(parts, state)?;

@@ -28,7 +28,7 @@ const PAGE: usize = 50;
 const MAX_PAGE: usize = 200;
 /// Labels that one list may ask for.
 const MAX_LABELS: usize = 64;
-/// Most characters of a cancel's reason.
+/// Most characters of the reason of a cancel or a decision.
 const MAX_REASON: usize = 1000;
 
 /// What `GET /runs` takes.
@@ -188,7 +188,7 @@ pub async fn cancel(
             settings.client_timeout,
         )
         .await?;
-        (reason(sent.json()?)?, limit)
+        (reason(sent.json::<Cancel>()?.reason)?, limit)
     };
     let run = state
         .runner
@@ -284,8 +284,9 @@ fn time(text: &str) -> Option<Timestamp> {
         .ok()
 }
 
-fn reason(cancel: Cancel) -> Result<Option<String>, Problem> {
-    let reason = cancel.reason.filter(|reason| !reason.trim().is_empty());
+/// Why somebody did something, within bounds; none where that is blank.
+pub fn reason(sent: Option<String>) -> Result<Option<String>, Problem> {
+    let reason = sent.filter(|reason| !reason.trim().is_empty());
     if reason
         .as_ref()
         .is_some_and(|reason| reason.chars().nth(MAX_REASON).is_some())

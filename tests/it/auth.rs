@@ -11,7 +11,7 @@ use crate::support::provider::answer::{asks, says};
 use crate::support::soon;
 
 /// Every route that asks for a key, with the scope that it names.
-const ROUTES: [(Method, &str, &str); 17] = [
+const ROUTES: [(Method, &str, &str); 18] = [
     (Method::GET, "/agents", "read"),
     (Method::GET, "/metrics", "metrics"),
     (Method::GET, "/agents/solo", "read"),
@@ -29,6 +29,7 @@ const ROUTES: [(Method, &str, &str); 17] = [
     (Method::GET, "/runs/RUN/deliveries", "admin"),
     (Method::POST, "/runs/RUN/deliveries/NONE/resend", "admin"),
     (Method::POST, "/runs/RUN/cancel", "cancel"),
+    (Method::POST, "/runs/RUN/approvals/NONE", "run"),
 ];
 /// An id that no run has.
 const NO_RUN: &str = "run_00000000-0000-7000-8000-000000000000";

@@ -1,6 +1,7 @@
 //! Stories about axed from outside: the real daemon as a process, a provider that speaks the real wires.
 
 mod admission;
+mod approvals;
 mod architecture;
 mod auth;
 mod bad_input;

@@ -63,6 +63,7 @@ pub fn fresh(run: Run) -> Opening {
         timeout: 60,
         stream: false,
         webhook: None,
+        waiting_since: None,
     };
     Opening {
         run: Arc::new(run),
@@ -1009,6 +1010,7 @@ async fn a_continuation_reads_back(opened: &Opened) {
         timeout: 300,
         stream: deadline.is_none(),
         webhook: deadline.is_none().then(webhook),
+        waiting_since: None,
     };
     let of_child = kept("{\"name\":\"child\"}", Some((deadline(1), 40)));
     let of_root = kept("{\"name\":\"é\"}", None);
@@ -1038,7 +1040,30 @@ async fn a_continuation_reads_back(opened: &Opened) {
         deadline: Some((deadline(2), 50)),
         ..of_root
     };
-    assert_eq!(found[0].continuation, Some(started));
+    assert_eq!(found[0].continuation, Some(started.clone()));
+
+    // While it waits its time stands still; afterwards it has a new deadline.
+    let since = deadline(0);
+    let waiting = Change::Waiting { since };
+    store.write(write(&root, waiting, 1)).await.expect("waits");
+    let found = store.unfinished().await.expect("unfinished");
+    assert_eq!(found[0].run.status, Status::Waiting);
+    let waits = Continuation {
+        waiting_since: Some(since),
+        ..started.clone()
+    };
+    assert_eq!(found[0].continuation, Some(waits));
+    let going = Change::Going {
+        deadline: (deadline(9), 50),
+    };
+    store.write(write(&root, going, 0)).await.expect("goes on");
+    let found = store.unfinished().await.expect("unfinished");
+    assert_eq!(found[0].run.status, Status::Running);
+    let goes = Continuation {
+        deadline: Some((deadline(9), 50)),
+        ..started
+    };
+    assert_eq!(found[0].continuation, Some(goes));
 }
 
 /// Every process that goes on with a run counts; where the run stands is not changed by it.
@@ -1571,6 +1596,7 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     sql(
         dir,
         "DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+         ALTER TABLE runs DROP COLUMN waiting_since; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );

@@ -40,8 +40,7 @@ const OWNER: usize = 42;
 const STRUCTURED: usize = 43;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
-pub const CONTINUATION_COLUMNS: &str =
-    "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook";
+pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since";
 const CONTINUATION: usize = STRUCTURED + 1;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
@@ -115,6 +114,7 @@ pub fn continuation(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Con
         timeout: count(3)?,
         stream: count(4)? != 0,
         webhook: json(row, CONTINUATION + 5)?,
+        waiting_since: time(row, CONTINUATION + 6)?,
     })
 }
 

@@ -9,7 +9,7 @@ use crate::config::Durability;
 use crate::store::StoreError;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
-const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED, RETENTION];
+const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED, RETENTION, WAITING];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
@@ -165,6 +165,9 @@ ALTER TABLE definitions ADD COLUMN only_run BLOB;
 UPDATE definitions SET used_until = unixepoch() * 1000 + 60000;
 CREATE INDEX definitions_used ON definitions (used_until);
 ";
+
+/// Since when a run waits for a person's word.
+const WAITING: &str = "ALTER TABLE runs ADD COLUMN waiting_since INTEGER;";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.
 const REBUILT_BYTES: i64 = 64 << 20;

@@ -30,6 +30,10 @@ pub struct Statements<'c> {
     pub label: Statement<'c>,
     /// It left the queue.
     pub start: Statement<'c>,
+    /// It waits for a person's word.
+    pub waiting: Statement<'c>,
+    /// It waits no longer.
+    pub going: Statement<'c>,
     /// Another process goes on with it.
     pub resume: Statement<'c>,
     /// Only its last number changes.
@@ -115,6 +119,16 @@ impl<'c> Statements<'c> {
                 "UPDATE runs SET last_event = max(last_event, ?2), started_at = coalesce(started_at, ?3), \
                  deadline_at = ?4, deadline_seconds = ?5, \
                  status = CASE status WHEN 'queued' THEN 'running' ELSE status END \
+                 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            waiting: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = ?3, \
+                 status = CASE status WHEN 'running' THEN 'waiting' ELSE status END \
+                 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            going: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = NULL, deadline_at = ?3, \
+                 deadline_seconds = ?4, status = CASE status WHEN 'waiting' THEN 'running' ELSE status END \
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             resume: sql(

@@ -399,6 +399,17 @@ impl<'c> Writer<'c> {
                 deadline.0.as_millisecond(),
                 rows::signed(deadline.1),
             ])?,
+            Change::Waiting { since } => {
+                self.sql
+                    .waiting
+                    .execute(params![id, last, since.as_millisecond()])?
+            }
+            Change::Going { deadline } => self.sql.going.execute(params![
+                id,
+                last,
+                deadline.0.as_millisecond(),
+                rows::signed(deadline.1),
+            ])?,
             Change::Resume => self.sql.resume.execute(params![id, last])?,
             Change::Nothing => self.sql.nothing.execute(params![id, last])?,
             Change::Progress(progress) => self.progress(id, last, progress)?,

@@ -1,0 +1,511 @@
+//! Tool calls that wait for a person's word: what is asked, what the word does, and what stands still meanwhile.
+
+use axed::config::auth::KeyHash;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::daemon::axed;
+use crate::support::events::{Event, Events, count, is_whole, kinds};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{Answer, asks, calls, says};
+use crate::support::run::Run;
+use crate::support::soon;
+
+/// An agent whose writing waits for a person.
+const CAREFUL: &str =
+    "workdir = \"work\"\ntools = [\"write_file\", \"read_file\"]\napprove = [\"write_file\"]\n";
+
+fn careful(more: &str) -> Setup {
+    TestApp::with()
+        .agent("careful", &format!("{CAREFUL}{more}"))
+        .agent("solo", "")
+        .agent("planner", "sub_agents = [\"careful\", \"solo\"]")
+        .file("work/here.txt", "here")
+}
+
+fn writes(path: &str) -> Answer {
+    calls([("write_file", json!({"path": path, "content": "new"}))])
+}
+
+/// The requests for approval among the events of the run's tree, once there are so many.
+async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
+    let run = app.find(id).await;
+    let mut events = app.events(&run).await;
+    let heard = events
+        .until_all(|events| count(events, "approval.requested") == many)
+        .await;
+    heard
+        .into_iter()
+        .filter(|event| event.kind() == "approval.requested")
+        .collect()
+}
+
+/// Sets an agent to work and waits until it asks for approval once.
+async fn asked(app: &TestApp, agent: &str) -> (String, Event) {
+    let id = app.start(agent, "go").await.id().to_owned();
+    let request = requests(app, &id, 1).await.remove(0);
+    (id, request)
+}
+
+fn path_of(request: &Event) -> String {
+    let of = |key: &str| request[key].as_str().expect(key).to_owned();
+    format!("/runs/{}/approvals/{}", of("run_id"), of("tool_call_id"))
+}
+
+async fn decide(app: &TestApp, request: &Event, decision: Value) -> Got {
+    app.post(&path_of(request), &decision).await
+}
+
+async fn approve(app: &TestApp, request: &Event) {
+    let decided = decide(app, request, json!({"decision": "approve"})).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+}
+
+fn wrote(app: &TestApp, file: &str) -> bool {
+    app.path(&format!("work/{file}")).exists()
+}
+
+fn find<'e>(events: &'e [Event], kind: &str) -> &'e Event {
+    let mut found = events.iter().filter(|event| event.kind() == kind);
+    let event = found
+        .next()
+        .unwrap_or_else(|| panic!("{kind} in {events:#?}"));
+    assert!(found.next().is_none(), "more than one {kind}");
+    event
+}
+
+/// The run has ended well, asked once, was answered once, and performed what it asked for once.
+async fn ended_well(run: &Run<'_>, calls: u64) {
+    let run = run.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run.usage().2, calls);
+    let events = run.events().await;
+    is_whole(&events);
+    find(&events, "approval.requested");
+    find(&events, "approval.decided");
+    assert_eq!(count(&events, "tool.started"), calls as usize);
+}
+
+#[tokio::test]
+async fn an_approved_call_is_performed() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = asked(&app, "careful").await;
+    assert_eq!(request["tool"], "write_file");
+    assert_eq!(request["arguments"], json!({"path": "a", "content": "new"}));
+    assert_eq!(request["turn"], 1);
+    let run = app.find(&id).await;
+    assert_eq!(run.status(), "waiting");
+    assert!(!wrote(&app, "a"));
+    let listed = app.get("/runs?status=waiting").await.json();
+    assert_eq!(listed["data"][0]["id"], id);
+
+    let decided = decide(&app, &request, json!({"decision": "approve"})).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+    assert_eq!(decided.json()["id"], id);
+    ended_well(&run, 1).await;
+    assert!(wrote(&app, "a"));
+    let events = run.events().await;
+    assert_eq!(
+        kinds(&events)[3..8],
+        [
+            "turn.completed",
+            "approval.requested",
+            "approval.decided",
+            "tool.started",
+            "tool.completed"
+        ]
+    );
+    assert_eq!(find(&events, "approval.decided")["decision"], "approved");
+    // Nothing waits for it any more.
+    let again = decide(&app, &request, json!({"decision": "deny"})).await;
+    again.problem(409);
+    assert_eq!(again.json()["code"], "nothing_waits");
+}
+
+#[tokio::test]
+async fn a_denial_and_its_reason_reach_the_model() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = asked(&app, "careful").await;
+    let no = json!({"decision": "deny", "reason": "not on a Friday"});
+    assert_eq!(decide(&app, &request, no).await.status, 202);
+    ended_well(&app.find(&id).await, 0).await;
+    let seen = app.provider.asked("careful", 2).await;
+    assert_eq!(
+        seen.results(),
+        ["The call of write_file was denied: not on a Friday"]
+    );
+    assert_eq!(seen.errors(), [true]);
+    assert!(!wrote(&app, "a"));
+    let events = app.find(&id).await.events().await;
+    let decided = find(&events, "approval.decided");
+    assert_eq!(
+        (&decided["decision"], &decided["reason"]),
+        (&json!("denied"), &json!("not on a Friday"))
+    );
+}
+
+#[tokio::test]
+async fn a_call_nobody_decides_about_in_time_is_not_performed() {
+    let app = careful("approve_timeout = 1").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = asked(&app, "careful").await;
+    assert!(request["deadline"].is_string(), "{request:?}");
+    ended_well(&app.find(&id).await, 0).await;
+    let seen = app.provider.asked("careful", 2).await;
+    assert_eq!(
+        seen.results(),
+        ["The call of write_file was not approved: no decision within 1s"]
+    );
+    let events = app.find(&id).await.events().await;
+    assert_eq!(find(&events, "approval.decided")["decision"], "timed_out");
+    decide(&app, &request, json!({"decision": "approve"}))
+        .await
+        .problem(409);
+}
+
+#[tokio::test]
+async fn each_of_several_calls_is_decided_on_its_own_while_others_work() {
+    let app = careful("").spawn().await;
+    let file = |path: &str| ("write_file", json!({"path": path, "content": "new"}));
+    let reads = ("read_file", json!({"path": "here.txt"}));
+    let asks = calls([file("a"), reads, file("b"), ("write_file", json!({}))]);
+    app.provider.will("careful", [asks, says("done")]);
+    let id = app.start("careful", "go").await.id().to_owned();
+    // The fourth does not fit its schema: nobody is asked.
+    let requests = requests(&app, &id, 2).await;
+    let path = |request: &Event| request["arguments"]["path"].clone();
+    let of = |name: &str| requests.iter().find(|it| path(it) == name).expect(name);
+    assert_eq!(
+        decide(&app, of("b"), json!({"decision": "deny"}))
+            .await
+            .status,
+        202
+    );
+    let run = app.find(&id).await;
+    let mut events = app.events(&run).await;
+    events
+        .until_all(|events| count(events, "tool.completed") == 3)
+        .await;
+    let path = format!("/runs/{id}");
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    approve(&app, of("a")).await;
+    assert_eq!(run.ended().await.output(), "done");
+    let results = app.provider.asked("careful", 2).await.results();
+    assert!(results[1].contains("here"), "{results:?}");
+    assert_eq!(results[2], "The call of write_file was denied");
+    assert!(results[3].contains("do not fit"), "{results:?}");
+    assert!(wrote(&app, "a") && !wrote(&app, "b"));
+}
+
+#[tokio::test]
+async fn a_parent_waits_while_all_its_children_wait() {
+    let app = careful("").spawn().await;
+    let gate = Gate::shut();
+    app.provider.will(
+        "planner",
+        [
+            asks([("careful", "write"), ("solo", "think")]),
+            says("done"),
+        ],
+    );
+    app.provider.will("careful", [writes("a"), says("written")]);
+    app.provider.will("solo", [says("thought").after(&gate)]);
+    let (id, request) = asked(&app, "planner").await;
+    let child = request["run_id"].as_str().expect("an id");
+    assert_eq!(app.find(child).await.status(), "waiting");
+    assert_eq!(app.find(&id).await.status(), "running", "the other works");
+    gate.open();
+    let path = format!("/runs/{id}");
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+
+    let last = Gate::shut();
+    app.provider.will("careful", [says("written").after(&last)]);
+    approve(&app, &request).await;
+    let run = app.find(&id).await;
+    let mut events = app.events(&run).await;
+    events
+        .until_all(|events| count(events, "tool.started") == 3)
+        .await;
+    app.get_until(&path, |got| got.json()["status"] != "waiting")
+        .await;
+    last.open();
+    assert_eq!(run.ended().await.output(), "done");
+}
+
+#[tokio::test]
+async fn time_stands_still_for_who_waits_and_for_who_waits_for_it() {
+    let app = careful("").agent("other", "timeout = 1").spawn().await;
+    app.provider
+        .will("planner", [asks([("careful", "write")]), says("done")]);
+    app.provider.will("careful", [writes("a"), says("written")]);
+    let body = json!({"input": "go", "timeout": 1});
+    let id = app
+        .start_with("planner", body.clone())
+        .await
+        .id()
+        .to_owned();
+    let request = requests(&app, &id, 1).await.remove(0);
+    // As long as another run needs to run out of the same time.
+    app.provider
+        .will("other", [says("late").after(&Gate::shut())]);
+    let overdue = app.run_with("other", body).await;
+    assert_eq!(overdue.failure().0, "timeout");
+    approve(&app, &request).await;
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+}
+
+#[tokio::test]
+async fn a_child_in_line_behind_one_that_waits_does_not_keep_its_parent_at_work() {
+    let app = careful("")
+        .agent(
+            "planner",
+            "sub_agents = [\"careful\"]\n[sub_agents_config]\nmax_concurrent = 1",
+        )
+        .spawn()
+        .await;
+    let both = [("careful", "one"), ("careful", "two")];
+    app.provider.will("planner", [asks(both), says("done")]);
+    let files = [writes("a"), says("one"), writes("b"), says("two")];
+    app.provider.will("careful", files);
+    let (id, first) = asked(&app, "planner").await;
+    let path = format!("/runs/{id}");
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    approve(&app, &first).await;
+    let second = requests(&app, &id, 2).await.remove(1);
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    approve(&app, &second).await;
+    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert!(wrote(&app, "a") && wrote(&app, "b"));
+}
+
+#[tokio::test]
+async fn the_command_line_decides_and_the_metrics_do_not_count_who_waits() {
+    let app = careful("").spawn().await;
+    app.provider.will(
+        "careful",
+        [writes("a"), says("done"), writes("b"), says("done")],
+    );
+    for (decision, file) in [("approve", "a"), ("deny", "b")] {
+        let (id, request) = asked(&app, "careful").await;
+        let metrics = app.get("/metrics").await.text;
+        assert!(metrics.contains("\naxed_runs_running 0\n"), "{metrics}");
+        let call = request["tool_call_id"].as_str().expect("an id");
+        let arguments = ["runs", decision, &id, call, "--reason", "so"];
+        let mut command = axed(&app.path(""), &arguments);
+        command.args(["--server", &app.daemon.url]);
+        let done = soon("the command", command.output()).await.expect("an end");
+        assert!(done.status.success(), "{done:?}");
+        assert!(String::from_utf8_lossy(&done.stdout).starts_with(&id));
+        assert_eq!(app.find(&id).await.ended().await.output(), "done");
+        assert_eq!(wrote(&app, file), decision == "approve");
+        let again = axed(&app.path(""), &arguments)
+            .args(["--server", &app.daemon.url])
+            .output();
+        let refused = soon("the command", again).await.expect("an end");
+        assert!(!refused.status.success(), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_waits_gives_its_slot_back_and_takes_its_place_in_line_again() {
+    let app = careful("").config("[runs]\nmax_running = 1").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = asked(&app, "careful").await;
+    app.provider.will("solo", [says("first")]);
+    assert_eq!(app.run("solo", "go").await.output(), "first");
+
+    let gate = Gate::shut();
+    app.provider.will("solo", [says("second").after(&gate)]);
+    let second = app.start("solo", "go").await;
+    app.provider.asked("solo", 2).await;
+    approve(&app, &request).await;
+    let run = app.find(&id).await;
+    assert_eq!(run.status(), "waiting", "another has the slot");
+    assert!(!wrote(&app, "a"));
+    gate.open();
+    assert_eq!(second.ended().await.output(), "second");
+    ended_well(&run, 1).await;
+}
+
+#[tokio::test]
+async fn a_run_that_waits_can_be_cancelled() {
+    let app = careful("").config("[runs]\nmax_running = 1").spawn().await;
+    app.provider.will("careful", [writes("a")]);
+    app.provider.will("planner", [asks([("careful", "write")])]);
+    for agent in ["careful", "planner"] {
+        app.provider.will("careful", [writes("a")]);
+        let (id, request) = asked(&app, agent).await;
+        let run = app.find(&id).await.cancel("changed my mind").await;
+        assert_eq!(run.status(), "cancelled");
+        decide(&app, &request, json!({"decision": "approve"}))
+            .await
+            .problem(409);
+    }
+    assert!(!wrote(&app, "a"));
+    // A child that is cancelled alone is an error result; its parent needs its slot to go on.
+    app.provider
+        .will("planner", [asks([("careful", "write")]), says("done")]);
+    let (id, request) = asked(&app, "planner").await;
+    let child = request["run_id"].as_str().expect("an id");
+    assert_eq!(
+        app.find(child).await.cancel("no").await.status(),
+        "cancelled"
+    );
+    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_killed_daemon_is_told_at_once_what_its_run_waits_for() {
+    for agent in ["careful", "planner"] {
+        // A second run has the only slot: those that wait need none before they are decided.
+        let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
+        app.provider
+            .will("planner", [asks([("careful", "write")]), says("done")]);
+        app.provider.will("careful", [writes("a"), says("done")]);
+        let (id, request) = asked(&app, agent).await;
+        app.crash_and_restart().await;
+        assert_eq!(app.find(&id).await.status(), "waiting");
+        approve(&app, &request).await;
+        let run = app.find(&id).await.ended().await;
+        assert_eq!(run.output(), "done");
+        assert!(wrote(&app, "a"));
+        let events = run.events().await;
+        is_whole(&events);
+        find(&events, "approval.requested");
+        find(&events, "approval.decided");
+    }
+}
+
+#[tokio::test]
+async fn time_stands_still_while_no_daemon_is_there_too() {
+    let mut app = careful("").agent("other", "timeout = 1").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let body = json!({"input": "go", "timeout": 1});
+    let id = app
+        .start_with("careful", body.clone())
+        .await
+        .id()
+        .to_owned();
+    let request = requests(&app, &id, 1).await.remove(0);
+    app.provider
+        .will("other", [says("late").after(&Gate::shut())]);
+    assert_eq!(app.run_with("other", body).await.failure().0, "timeout");
+    app.crash_and_restart().await;
+    approve(&app, &request).await;
+    ended_well(&app.find(&id).await, 1).await;
+}
+
+#[tokio::test]
+async fn a_decision_outlives_the_daemon_that_took_it() {
+    for (decision, calls) in [("approve", 1), ("deny", 0)] {
+        let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
+        app.provider.will("careful", [writes("a"), says("done")]);
+        let (id, request) = asked(&app, "careful").await;
+        // It is decided, but cannot go on before it has a slot again.
+        app.provider.will("solo", [says("x").after(&Gate::shut())]);
+        let other = app.start("solo", "go").await.id().to_owned();
+        app.provider.asked("solo", 1).await;
+        let decided = decide(
+            &app,
+            &request,
+            json!({"decision": decision, "reason": "so"}),
+        )
+        .await;
+        assert_eq!(decided.status, 202, "{}", decided.text);
+        app.provider.will("solo", [says("done")]);
+        app.crash_and_restart().await;
+        decide(&app, &request, json!({"decision": "approve"}))
+            .await
+            .problem(409);
+        assert_eq!(app.find(&other).await.ended().await.output(), "done");
+        ended_well(&app.find(&id).await, calls).await;
+        assert_eq!(wrote(&app, "a"), decision == "approve");
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
+    let mut app = careful("").server("drain_timeout = 600").spawn().await;
+    app.provider
+        .will("planner", [asks([("careful", "write")]), says("done")]);
+    app.provider.will("careful", [writes("a"), says("written")]);
+    let (id, request) = asked(&app, "planner").await;
+    app.restart().await;
+    assert_eq!(app.find(&id).await.status(), "waiting");
+    approve(&app, &request).await;
+    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+}
+
+#[tokio::test]
+async fn what_cannot_be_decided_is_refused() {
+    let app = careful("").spawn().await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let (id, request) = asked(&app, "careful").await;
+    for wrong in [
+        json!({}),
+        json!({"decision": "perhaps"}),
+        json!({"decision": "approve", "reason": 1}),
+        json!({"decision": "deny", "reason": "x".repeat(1001)}),
+        json!({"decision": "approve", "also": 1}),
+    ] {
+        decide(&app, &request, wrong).await.problem(422);
+    }
+    let yes = json!({"decision": "approve"});
+    let other = format!("/runs/{id}/approvals/nobody");
+    app.post(&other, &yes).await.problem(409);
+    let nowhere = "/runs/run_00000000-0000-7000-8000-000000000000/approvals/x";
+    app.post(nowhere, &yes).await.problem(404);
+    // Of two at once one decides.
+    let (one, two) = tokio::join!(
+        decide(&app, &request, yes.clone()),
+        decide(&app, &request, yes.clone())
+    );
+    let mut both = [one.status, two.status];
+    both.sort_unstable();
+    assert_eq!(both, [202, 409]);
+    ended_well(&app.find(&id).await, 1).await;
+}
+
+#[tokio::test]
+async fn the_key_that_decided_is_told_and_others_see_nothing() {
+    let key = |name: &str| {
+        let sha256 = KeyHash::of(format!("key-of-{name}").as_bytes());
+        format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"run\", \"read\"]\n")
+    };
+    let app = careful("")
+        .config(&(key("ada") + &key("bob")))
+        .spawn()
+        .await;
+    app.provider.will("careful", [writes("a"), says("done")]);
+    let by = |name: &str, method: Method, path: &str| {
+        app.request(method, path)
+            .bearer_auth(format!("key-of-{name}"))
+    };
+    let start = by("ada", Method::POST, "/agents/careful/runs").json(&json!({"input": "go"}));
+    let id = send(start).await.json()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    let listen = by("ada", Method::GET, &format!("/runs/{id}/events"));
+    let stream = listen.header("accept", "text/event-stream").send().await;
+    let mut stream = Events::new(stream.expect("a stream"));
+    let request = stream.until("approval.requested").await;
+    let request = request.last().expect("the request");
+    let yes = json!({"decision": "approve"});
+    let path = path_of(request);
+    send(by("bob", Method::POST, &path).json(&yes))
+        .await
+        .problem(404);
+    let decided = send(by("ada", Method::POST, &path).json(&yes)).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+    let events = stream.until("run.completed").await;
+    assert_eq!(find(&events, "approval.decided")["by"], "ada");
+}
