@@ -89,6 +89,7 @@ async fn grep(place: &Path, pattern: &str) -> Duration {
     let workdir = Workdir::new(Some(place.to_owned()));
     let scope = Scope::root(RunId::new(), None);
     let context = Context {
+        allowed_hosts: &[],
         scope: &scope,
         workdir: &workdir,
         delegate: &Nobody,

@@ -19,6 +19,7 @@ pub mod prices;
 mod providers;
 pub mod section;
 mod telemetry;
+mod web_tools;
 
 /// Everything the daemon is told, checked.
 #[derive(Clone, Debug)]
@@ -205,6 +206,52 @@ pub struct Tools {
     pub roots: Vec<PathBuf>,
     /// Most bytes of a tool's result.
     pub max_result: usize,
+    /// `[tools.url_fetch]`
+    pub url_fetch: UrlFetch,
+    /// `[tools.web_search]`; none where no service is configured.
+    pub web_search: Option<WebSearch>,
+}
+
+/// `[tools.url_fetch]`
+#[derive(Clone, Debug)]
+pub struct UrlFetch {
+    /// Hosts that may be at addresses which are not public: names and addresses, in lower case, without brackets.
+    pub allow_hosts: Vec<String>,
+    /// For one call, its redirects included.
+    pub timeout: Duration,
+}
+
+impl Default for UrlFetch {
+    fn default() -> Self {
+        Self {
+            allow_hosts: Vec::new(),
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// `[tools.web_search]`
+#[derive(Clone, Debug)]
+pub struct WebSearch {
+    /// The wire it speaks.
+    pub kind: SearchKind,
+    /// What is asked; its query is kept. It may hold a secret.
+    pub url: SecretString,
+    /// The environment variable with the service's key; none where it needs none.
+    pub api_key_env: Option<String>,
+    /// The key, where the variable is set.
+    pub api_key: Option<SecretString>,
+    /// For one search.
+    pub timeout: Duration,
+}
+
+/// The wires of search services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchKind {
+    /// SearXNG's JSON.
+    Searxng,
+    /// Brave's web search.
+    Brave,
 }
 
 /// `[webhooks]`

@@ -58,11 +58,50 @@ pub fn shown(url: &str) -> String {
     }
 }
 
+/// A host as an agent allows it: a name, an address, or `*.` and a name for every host below that name.
+pub fn host_pattern(text: &str) -> Result<String, String> {
+    let wrong = || {
+        format!(
+            "has {text:?}, which is no host; write names such as example.com or *.example.com, or addresses, without \
+             scheme, port and path"
+        )
+    };
+    let (below, name) = match text.strip_prefix("*.") {
+        Some(name) => ("*.", name),
+        None => ("", text),
+    };
+    if name.parse::<Ipv6Addr>().is_ok() {
+        return match below {
+            "" => Ok(host_name(name)),
+            _ => Err(wrong()),
+        };
+    }
+    // As URLs have it: names of other scripts in their ASCII form, addresses in their usual spelling.
+    let host = Host::parse(name).map_err(|_| wrong())?;
+    let is_name = matches!(host, Host::Domain(_));
+    let host = host_name(&host.to_string());
+    match host.is_empty() || host.contains('*') || (!is_name && !below.is_empty()) {
+        true => Err(wrong()),
+        false => Ok(format!("{below}{host}")),
+    }
+}
+
+/// Whether such a pattern means this host.
+pub fn matches(pattern: &str, host: &str) -> bool {
+    let host = host_name(host);
+    match pattern.strip_prefix('*') {
+        // With its dot: evil-example.com is not below example.com.
+        Some(end) => host.len() > end.len() && host.ends_with(end),
+        None => host == pattern,
+    }
+}
+
 /// Lets requests through to public addresses by https, and to the hosts that the operator has named however they like.
 #[derive(Clone, Debug)]
 pub struct Guard {
     allowed: BTreeSet<String>,
     list: &'static str,
+    takes_http: bool,
 }
 
 impl Guard {
@@ -71,7 +110,14 @@ impl Guard {
         Self {
             allowed: allowed.into_iter().collect(),
             list,
+            takes_http: false,
         }
+    }
+
+    /// Lets plain HTTP through as well: for what holds no secret.
+    pub fn with_http(mut self) -> Self {
+        self.takes_http = true;
+        self
     }
 
     /// Whether the address may be asked as far as can be told without resolving its name.
@@ -83,7 +129,7 @@ impl Guard {
         if self.allows(&name) {
             return Ok(());
         }
-        if url.scheme() != "https" {
+        if url.scheme() != "https" && !self.takes_http {
             return Err(Refused::NotHttps(name, self.list));
         }
         let address = match host {
@@ -123,7 +169,8 @@ impl Guard {
         }
     }
 
-    fn allows(&self, host: &str) -> bool {
+    /// Whether the operator has named this host.
+    pub fn allows(&self, host: &str) -> bool {
         self.allowed.contains(&host_name(host))
     }
 
@@ -205,7 +252,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 mod tests {
     use std::net::{IpAddr, SocketAddr};
 
-    use super::{Guard, host_name, is_public, parse, shown};
+    use super::{Guard, host_name, host_pattern, is_public, matches, parse, shown};
 
     const LIST: &str = "[webhooks] allow_hosts";
 
@@ -341,6 +388,54 @@ mod tests {
         let told = guard.vet("a", found(&["10.0.0.1"])).expect_err("private");
         assert!(told.to_string().contains("10.0.0.1"), "{told}");
         assert!(guard.vet("a", Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_pattern_means_a_host_or_all_below_a_name() {
+        let means = |pattern: &str, host: &str| {
+            let pattern = host_pattern(pattern).expect(pattern);
+            matches(&pattern, host)
+        };
+        for (pattern, host) in [
+            ("example.com", "EXAMPLE.com."),
+            ("*.Example.com", "a.b.example.com"),
+            ("bücher.example", "xn--bcher-kva.example"),
+            ("0x7f.1", "127.0.0.1"),
+            ("::1", "[0:0::1]"),
+        ] {
+            assert!(means(pattern, host), "{pattern} {host}");
+        }
+        for (pattern, host) in [
+            ("example.com", "a.example.com"),
+            ("*.example.com", "example.com"),
+            ("*.example.com", "evil-example.com"),
+            ("*.example.com", ".example.com"),
+            ("example.com", "example.com.evil.org"),
+        ] {
+            assert!(!means(pattern, host), "{pattern} {host}");
+        }
+        for bad in [
+            "",
+            "*",
+            "*.",
+            "*.*.a",
+            "a*b",
+            "https://a",
+            "a:80",
+            "a/b",
+            "*.1.2.3.4",
+            "a b",
+        ] {
+            assert!(host_pattern(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn plain_http_is_let_through_where_it_is_taken() {
+        let guard = Guard::new([], LIST).with_http();
+        let check = |text: &str| guard.check(&parse(text).expect("a URL"));
+        assert_eq!(check("http://example.com/"), Ok(()));
+        assert!(check("http://10.1/").is_err());
     }
 
     #[tokio::test]

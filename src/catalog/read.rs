@@ -117,6 +117,7 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         files: top.texts("files").unwrap_or_default(),
         workdir: path(top, "workdir"),
         tools: folded(top.texts("tools").unwrap_or_default()),
+        allowed_hosts: allowed_hosts(top),
         sub_agents: folded(top.texts("sub_agents").unwrap_or_default()),
         stream: top.flag("stream").unwrap_or(false),
         timeout: time(top, "timeout"),
@@ -136,7 +137,6 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         approve_timeout: time(top, "approve_timeout"),
     };
     let subagent = top.section("subagent", subagent);
-    top.unsupported("allowed_hosts");
     Written {
         name,
         model,
@@ -334,6 +334,17 @@ fn webhook(s: &mut Section<'_>) -> Option<Webhook> {
         secret_env,
         events: folded(named),
     })
+}
+
+/// The hosts that `url_fetch` may ask.
+fn allowed_hosts(s: &mut Section<'_>) -> Vec<String> {
+    let node = s.peek("allowed_hosts");
+    let named = s.texts("allowed_hosts").unwrap_or_default();
+    let read: Result<Vec<_>, _> = named.iter().map(|it| net::host_pattern(it)).collect();
+    if let (Err(why), Some(node)) = (&read, &node) {
+        s.rule(node, "allowed_hosts", why);
+    }
+    folded(read.unwrap_or_default())
 }
 
 fn check_tool(tool: &str) -> Result<(), LoadError> {
@@ -590,16 +601,12 @@ mod tests {
     }
 
     #[test]
-    fn what_this_version_lacks_is_refused_and_may_be_off() {
-        let told = error("allowed_hosts = [\"a\"]");
-        let wanted = "allowed_hosts is not supported by this version of axed";
-        assert!(
-            told.contains(wanted) && told.contains("agents/x.toml:"),
-            "{told}"
+    fn what_is_off_may_stand_there() {
+        let off = agent(
+            "approve = []\napprove_timeout = 3\nallowed_hosts = []\nmcp_servers = []\n[subagent]\nenabled = false\n\
+             max_depth = 2\n[webhook]",
         );
-        agent(
-            "approve = []\napprove_timeout = 3\nallowed_hosts = []\nmcp_servers = []\n[subagent]\nenabled = false\nmax_depth = 2\n[webhook]",
-        );
+        assert!(off.subagent.is_none() && off.webhook.is_none());
     }
 
     #[test]

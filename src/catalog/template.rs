@@ -34,8 +34,13 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # workdir = "/srv/project"
 
 # Built-in tools offered to the model (docs/TOOLS.md): list_directory, read_file, find_path and grep read; write_file,
-# edit_file, create_directory, copy_path, move_path and delete_path change what is in workdir.
+# edit_file, create_directory, copy_path, move_path and delete_path change what is in workdir; url_fetch and web_search
+# read the web.
 # tools = ["list_directory", "read_file", "find_path", "grep"]
+
+# The hosts that url_fetch may ask: names, addresses, or *.example.com for all below a name. Empty means every public
+# one, or its caller's where another agent calls this one.
+# allowed_hosts = ["docs.rs", "*.wikipedia.org"]
 
 # Agents that this one may call, by the names of their files. Naming one offers the tool call_agent.
 # sub_agents = ["researcher", "critic"]
@@ -176,6 +181,7 @@ mod tests {
         .expect("an agent");
         assert_eq!(agent.sub_agents, ["researcher", "critic"]);
         assert_eq!(agent.memory.max_entries, 100);
+        assert_eq!(agent.allowed_hosts, ["docs.rs", "*.wikipedia.org"]);
         assert!(agent.webhook.is_some());
     }
 }

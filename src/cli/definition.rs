@@ -26,6 +26,7 @@ pub fn to_toml(agent: &Agent) -> String {
         .map(|dir| text(&dir.display().to_string()));
     file.maybe("workdir", workdir);
     file.key("tools", texts(&agent.tools));
+    file.key("allowed_hosts", texts(&agent.allowed_hosts));
     file.key("sub_agents", texts(&agent.sub_agents));
     file.key("approve", texts(&agent.approve));
     file.key("approve_timeout", whole_seconds(agent.approve_timeout));

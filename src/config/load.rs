@@ -10,6 +10,7 @@ use secrecy::SecretString;
 use crate::config::document::{self, Node, Origin, Table, Value};
 use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
+use crate::config::web_tools;
 use crate::config::{
     Agents, Auth, Config, Data, Durability, Kept, Limits, PerKey, Retention, Runs, Server, Tools,
     Webhooks, auth, providers, telemetry,
@@ -450,22 +451,31 @@ fn limits(s: &mut Section<'_>) -> Limits {
 }
 
 fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
-    for key in [
-        "allow_commands",
-        "allow_unconfined",
-        "network",
-        "pass_env",
-        "web_search",
-    ] {
+    for key in ["allow_commands", "allow_unconfined", "network", "pass_env"] {
         s.unsupported(key);
     }
     Tools {
         roots: place.paths(s, "roots").unwrap_or_default(),
         max_result: s.size("max_result").unwrap_or(256 << 10),
+        url_fetch: s.section("url_fetch", web_tools::url_fetch),
+        web_search: s.section("web_search", |s| {
+            web_tools::web_search(s, place.environment)
+        }),
     }
 }
 
 fn webhooks(s: &mut Section<'_>) -> Webhooks {
+    Webhooks {
+        allow_hosts: allow_hosts(s),
+        secret_env: s.checked("secret_env", variable),
+        first_retry: s
+            .whole("first_retry_ms", 1..=3_600_000)
+            .map_or(Duration::from_secs(5), Duration::from_millis),
+    }
+}
+
+/// Hosts that a guard lets through.
+pub(in crate::config) fn allow_hosts(s: &mut Section<'_>) -> Vec<String> {
     let node = s.peek("allow_hosts");
     let hosts = s.texts("allow_hosts").unwrap_or_default();
     let allow_hosts: Vec<String> = hosts.iter().map(|host| host_name(host)).collect();
@@ -477,13 +487,7 @@ fn webhooks(s: &mut Section<'_>) -> Webhooks {
         );
         s.rule(node, "allow_hosts", &why);
     }
-    Webhooks {
-        allow_hosts,
-        secret_env: s.checked("secret_env", variable),
-        first_retry: s
-            .whole("first_retry_ms", 1..=3_600_000)
-            .map_or(Duration::from_secs(5), Duration::from_millis),
-    }
+    allow_hosts
 }
 
 fn is_host(text: &str) -> bool {

@@ -29,6 +29,8 @@ pub const BUILT_IN_TOOLS: &[&str] = &[
     "list_directory",
     "move_path",
     "read_file",
+    "url_fetch",
+    "web_search",
     "write_file",
 ];
 
@@ -55,6 +57,9 @@ pub struct Agent {
     pub workdir: Option<PathBuf>,
     /// Names of the built-in tools it is offered.
     pub tools: Vec<String>,
+    /// The hosts that `url_fetch` may ask, as `net::matches` reads them; empty means every public one, or its caller's.
+    #[serde(default)]
+    pub allowed_hosts: Vec<String>,
     /// Who `call_agent` may call, duplicates folded, in the file's order.
     pub sub_agents: Vec<String>,
     /// Whether replies are streamed from the provider.

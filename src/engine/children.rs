@@ -35,10 +35,15 @@ pub fn prepare(
 ) -> Result<Child, String> {
     let name = ask.agent;
     let agents = engine.catalog.current();
-    let agent = Arc::clone(agents.get(name).map_err(|error| match error {
+    let mut agent = Arc::clone(agents.get(name).map_err(|error| match error {
         LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
         other => format!("failed to load agent \"{name}\": {other}"),
     })?);
+    let hosts = &caller.agent.allowed_hosts;
+    if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
+        // In the definition, which is recorded with the run: it holds for whoever goes on with it, and for its children.
+        Arc::make_mut(&mut agent).allowed_hosts.clone_from(hosts);
+    }
     let limit = caller.scope.max_depth;
     let mut child = make(engine, caller, agent, limit, &caller.accounts, id)?;
     child.message = prompt::child_message(ask.task, ask.context);

@@ -10,10 +10,13 @@ use crate::tools::workdir::Workdir;
 
 pub mod call_agent;
 pub mod files;
+pub mod html;
 pub mod mcp;
 pub mod shelf;
 pub mod subagent;
 pub mod toolbox;
+pub mod url_fetch;
+pub mod web_search;
 pub mod workdir;
 
 /// Something a model may ask to be done.
@@ -57,6 +60,8 @@ pub struct Context<'a> {
     pub scope: &'a Scope,
     /// The directory that its files are in.
     pub workdir: &'a Workdir,
+    /// The hosts that its agent may ask; empty means every public one.
+    pub allowed_hosts: &'a [String],
     /// The one way up: starts child runs of the calling run.
     pub delegate: &'a dyn Delegate,
 }

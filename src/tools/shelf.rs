@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config;
-use crate::tools::{Tool, files};
+use crate::tools::{Tool, files, url_fetch, web_search};
 
 /// The built-in tools by name, with what bounds them all.
 #[derive(Default)]
@@ -16,8 +16,11 @@ pub struct Shelf {
 impl Shelf {
     /// As the configuration allows.
     pub fn new(config: &config::Tools) -> Self {
+        let mut tools: BTreeMap<_, _> = files::all(config.max_result).into_iter().collect();
+        tools.extend(url_fetch::tool(&config.url_fetch, config.max_result));
+        tools.extend(web_search::tool(config.web_search.as_ref()));
         Self {
-            tools: files::all(config.max_result).into_iter().collect(),
+            tools,
             max_result: config.max_result,
         }
     }
@@ -39,6 +42,9 @@ mod tests {
     use crate::config;
     use crate::domain::agent::BUILT_IN_TOOLS;
 
+    /// Those that the usual configuration does not offer.
+    const NOT_OFFERED: &[&str] = &["web_search"];
+
     #[test]
     fn an_agent_may_list_what_is_on_the_shelf() {
         let shelf = Shelf::new(&config::Tools::default());
@@ -49,7 +55,8 @@ mod tests {
             );
         }
         for name in BUILT_IN_TOOLS {
-            assert!(shelf.get(name).is_some(), "{name} is not on the shelf");
+            let is_offered = !NOT_OFFERED.contains(name);
+            assert_eq!(shelf.get(name).is_some(), is_offered, "{name}");
         }
     }
 }

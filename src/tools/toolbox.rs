@@ -22,6 +22,7 @@ pub struct Toolbox {
     /// MCP servers whose tools nobody knows.
     missing: Vec<Missing>,
     workdir: Workdir,
+    allowed_hosts: Vec<String>,
     max_result: usize,
 }
 
@@ -71,6 +72,7 @@ impl Toolbox {
             tools,
             missing: offer.missing,
             workdir: Workdir::new(agent.workdir.clone()),
+            allowed_hosts: agent.allowed_hosts.clone(),
             max_result: shelf.max_result(),
         }
     }
@@ -121,6 +123,7 @@ impl Toolbox {
         let context = Context {
             scope,
             workdir: &self.workdir,
+            allowed_hosts: &self.allowed_hosts,
             delegate,
         };
         if tool.effect() == Effect::Delegates {

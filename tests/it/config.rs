@@ -217,6 +217,26 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "DIR/axed.toml:2:1: tools.allow_commands is not supported by this version of axed; remove it",
         ),
         (
+            "[tools.url_fetch]\nallow_hosts = [\"http://a\"]",
+            "DIR/axed.toml:2:1: tools.url_fetch.allow_hosts has \"http://a\", which is no host; write names or addresses without scheme, port and path",
+        ),
+        (
+            "[tools.web_search]\nkind = \"brave\"",
+            "DIR/axed.toml:1:8: tools.web_search.url is required: the address that is asked, such as \"http://127.0.0.1:8888/search\"",
+        ),
+        (
+            "[tools.web_search]\nurl = \"http://a\"\nkind = \"other\"",
+            "DIR/axed.toml:3:1: tools.web_search.kind must be one of: searxng, brave",
+        ),
+        (
+            "[tools.web_search]\nurl = \"http://a\"\napi_key_env = \"sk-hush\"",
+            "DIR/axed.toml:3:1: tools.web_search.api_key_env must be the name of an environment variable, and not the secret itself",
+        ),
+        (
+            "[tools.web_search]\nurl = \"https://me:hush@a\"",
+            "DIR/axed.toml:2:1: tools.web_search.url must not hold a user or password",
+        ),
+        (
             "[providers.vllm]\nbase_url = \"http://x\"",
             "DIR/axed.toml:1:12: providers.vllm.kind must be given, one of: anthropic, openai, ollama, scripted",
         ),

@@ -48,6 +48,7 @@ mod subagent;
 mod support;
 mod timeouts;
 mod tools_files;
+mod tools_web;
 #[cfg(feature = "otel")]
 mod traces;
 mod usage;

@@ -1,0 +1,135 @@
+//! `url_fetch`: one page of the web as text. The address is a model's choice, and a page's that the model has read: it is
+//! asked within the agent's list of hosts and past the guard only (`get`), and what comes back is bounded (`content`).
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config;
+use crate::domain::message::{ToolCall, ToolSpec};
+use crate::domain::schema::Schema;
+use crate::tools::url_fetch::content::Kind;
+use crate::tools::url_fetch::get::{Answer, Web};
+use crate::tools::{Context, Effect, Tool};
+
+mod content;
+mod get;
+
+/// What models call it by.
+const NAME: &str = "url_fetch";
+const ABOUT: &str = "Fetch a page or file from the web by its http or https address, and get its text: HTML as Markdown, \
+                     plain text and JSON as they are. It reaches public hosts only, sends no credentials, and cannot \
+                     read images, archives or PDF.";
+/// Most bytes that are shown of an answer that is no success.
+const MOST_OF_AN_ERROR: usize = 2000;
+/// Pages that are fetched and read at once; more calls wait, so that what lies in memory has a bound.
+const AT_ONCE: usize = 64;
+/// Room in a result for what is said beside the page.
+const ROOM_FOR_NOTICES: usize = 4096;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct UrlFetch {
+    /// The whole address, such as "https://example.com/page".
+    url: String,
+}
+
+struct Fetch {
+    schema: Schema,
+    web: Web,
+    at_once: Arc<Semaphore>,
+    /// Most bytes of a page's text in a result.
+    most: usize,
+}
+
+/// The tool with its name. Its results hold at most `max_result` bytes.
+pub fn tool(config: &config::UrlFetch, max_result: usize) -> Option<(&'static str, Arc<dyn Tool>)> {
+    let schema = Schema::of::<UrlFetch>().ok()?;
+    let tool = Fetch {
+        schema,
+        web: Web::new(config),
+        at_once: Arc::new(Semaphore::new(AT_ONCE)),
+        most: max_result
+            .saturating_sub(ROOM_FOR_NOTICES)
+            .max(max_result / 2),
+    };
+    Some((NAME, Arc::new(tool)))
+}
+
+impl Tool for Fetch {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec {
+            name: NAME.to_owned(),
+            description: ABOUT.to_owned(),
+            parameters: Arc::clone(self.schema.raw()),
+        }
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::Reads
+    }
+
+    fn schema(&self) -> Option<&Schema> {
+        Some(&self.schema)
+    }
+
+    fn perform<'a>(
+        &'a self,
+        call: &'a ToolCall,
+        context: Context<'a>,
+    ) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            let asked: UrlFetch = serde_json::from_str(call.arguments.get())
+                .map_err(|error| format!("The arguments of {NAME} cannot be read: {error}"))?;
+            let permit = Arc::clone(&self.at_once).acquire_owned().await;
+            let permit = permit.map_err(|_| "the daemon is stopping".to_owned())?;
+            let answer = self.web.get(&asked.url, context.allowed_hosts).await?;
+            told(answer, self.most, permit).await
+        })
+    }
+}
+
+/// What the model reads of an answer.
+async fn told(answer: Answer, most: usize, permit: OwnedSemaphorePermit) -> Result<String, String> {
+    let Answer {
+        url,
+        status,
+        is_redirected,
+        content,
+    } = answer;
+    let is_success = status.is_success();
+    let most = if is_success { most } else { MOST_OF_AN_ERROR };
+    let kind = content.kind.clone();
+    // Reading a page takes as long as the page is: not on a thread that others wait for.
+    let base = url.clone();
+    let reading = move || {
+        // Held by the reading, which goes on where nobody waits any more.
+        let _permit = permit;
+        content.read(&base, most)
+    };
+    let read = tokio::task::spawn_blocking(reading).await;
+    let read = read.map_err(|_| "The page could not be read".to_owned())?;
+    if !is_success {
+        let start = read.map(|(text, _)| text).unwrap_or_default();
+        let end = if start.is_empty() { "" } else { ":\n\n" };
+        return Err(format!("{url} answered {status}{end}{start}"));
+    }
+    let (mut text, is_cut) = read.map_err(|why| format!("{url} {why}"))?;
+    if text.is_empty() {
+        "(the page holds no text)".clone_into(&mut text);
+    }
+    if is_redirected {
+        text.insert_str(0, &format!("(redirected to {url})\n\n"));
+    }
+    if is_cut {
+        let of = if kind == Kind::Html { "page" } else { "file" };
+        text.push_str(&format!(
+            "\n... (cut: this is the beginning of a longer {of}, and {NAME} cannot get the rest; \
+             look for a page about what is missing)"
+        ));
+    }
+    Ok(text)
+}
