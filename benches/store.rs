@@ -113,6 +113,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         root_id: id,
         parent_id: None,
         owner: None,
+        session: None,
         depth: Depth(0),
         tool_call_id: None,
         agent: agent.to_string(),
@@ -164,6 +165,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     let prompt = Step::Prompt {
         system: "You are a careful assistant. ".repeat(10),
         message: "Summarise the attached report in three sentences.".to_owned(),
+        earlier: Vec::new(),
     };
     let started = event(EventKind::RunStarted {
         model: "model-large".to_owned(),

@@ -14,6 +14,7 @@ use crate::catalog::LoadError;
 use crate::catalog::reload::{Catalog, Watch};
 use crate::config::Config;
 use crate::config::load::{self, ConfigError};
+use crate::engine::history::Bounds;
 use crate::engine::journal::{Bells, Journal};
 use crate::engine::memory::Memories;
 use crate::engine::parts::{Parts, Settings};
@@ -171,6 +172,10 @@ fn settings(config: &Config) -> Settings {
         loop_warn: config.limits.loop_warn,
         loop_stop: config.limits.loop_stop,
         context_files: config.limits.context_files,
+        session: Bounds {
+            messages: config.limits.session_messages,
+            bytes: config.limits.session_bytes,
+        },
         webhook_guard: webhooks::guard(&config.webhooks),
         webhook_secret_env: config.webhooks.secret_env.clone(),
         prices: config.prices.clone(),

@@ -197,6 +197,10 @@ pub struct Limits {
     pub context_files: usize,
     /// Most labels of a run.
     pub labels: usize,
+    /// Most messages of its conversation that a session's next run goes on with.
+    pub session_messages: usize,
+    /// Most bytes of them.
+    pub session_bytes: usize,
 }
 
 /// `[tools]`

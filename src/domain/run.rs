@@ -297,6 +297,8 @@ pub struct Run {
     pub parent_id: Option<RunId>,
     /// The name of the key that its root was accepted with; none without keys. Clients do not see it.
     pub owner: Option<String>,
+    /// The session that it goes on with; only roots have one.
+    pub session: Option<String>,
     /// Levels below the root.
     pub depth: Depth,
     /// The parent's tool call that started it.

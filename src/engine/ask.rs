@@ -9,9 +9,11 @@ use serde::Serialize;
 
 use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, ModelRef, ModelRefError, Params, ResponseFormat};
-use crate::domain::message::ToolSpec;
+use crate::domain::message::{Message, ToolSpec};
+use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
 use crate::engine::queue::Full;
+use crate::engine::sessions::OnBusy;
 use crate::providers::registry::Unavailable;
 use crate::store::{Claim, StoreError};
 
@@ -24,6 +26,12 @@ pub struct RunAsk {
     pub input: Option<String>,
     /// Appended to the user message.
     pub context: Option<String>,
+    /// What was said before the run, in good order. Not together with a session.
+    pub messages: Vec<Message>,
+    /// The session whose conversation it goes on with.
+    pub session: Option<String>,
+    /// What becomes of it where that session has a run already.
+    pub on_busy: OnBusy,
     /// What the request sets over the agent's file.
     pub overrides: Overrides,
     /// The client's labels, already within bounds.
@@ -113,6 +121,16 @@ pub enum StartError {
     /// The queue is full.
     #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]
     Full(Full),
+    /// The session has a run that has not ended, and the request does not want to wait for it.
+    #[error(
+        "session {session} is busy with {run}; wait for its end, or send on_busy queue or cancel_previous"
+    )]
+    Busy {
+        /// The session.
+        session: String,
+        /// The run at work in it.
+        run: RunId,
+    },
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Draining,

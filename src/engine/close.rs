@@ -10,6 +10,7 @@ use crate::domain::run::{Failure, Outcome, Run, now};
 use crate::engine::ad_hoc;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::sessions::Held;
 use crate::engine::spans;
 use crate::store::{Change, Closing, Progress, Step, StoreError};
 
@@ -278,8 +279,8 @@ pub fn leave(
     run
 }
 
-/// Ends a run that was cancelled before its time started.
-pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Arc<Run>) {
+/// Ends a run that was cancelled before its time started; what it held is free before anybody hears of that.
+pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Arc<Run>, held: Held) {
     let state = State {
         progress: Progress {
             model: run.model.clone(),
@@ -288,5 +289,6 @@ pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Arc<R
         partial: None,
     };
     let closed = close(engine, live, run, state, Ending::of(How::Stopped)).await;
+    drop(held);
     leave(engine, live, closed);
 }

@@ -10,6 +10,8 @@ use crate::providers::Reply;
 #[derive(Debug)]
 pub struct Conversation {
     messages: Vec<Message>,
+    /// Where the run's own message stands, behind what was said before the run.
+    own: usize,
     turn: u32,
     max_turns: u32,
     call_ids: HashSet<String>,
@@ -40,13 +42,29 @@ pub enum Repeats {
 }
 
 impl Conversation {
-    /// Starts with the user's message.
-    pub fn new(message: String, max_turns: u32, loop_warn: u32, loop_stop: u32) -> Self {
+    /// Starts with the user's message, behind what was said before.
+    pub fn new(
+        earlier: Vec<Message>,
+        message: String,
+        max_turns: u32,
+        loop_warn: u32,
+        loop_stop: u32,
+    ) -> Self {
+        let mut call_ids = HashSet::new();
+        for message in &earlier {
+            if let Message::Assistant(said) = message {
+                call_ids.extend(said.tool_calls.iter().map(|call| call.id.clone()));
+            }
+        }
+        let own = earlier.len();
+        let mut messages = earlier;
+        messages.push(Message::User { content: message });
         Self {
-            messages: vec![Message::User { content: message }],
+            messages,
+            own,
             turn: 0,
             max_turns,
-            call_ids: HashSet::new(),
+            call_ids,
             guard: LoopGuard {
                 warn: loop_warn,
                 stop: loop_stop,
@@ -83,6 +101,14 @@ impl Conversation {
         self.turn
     }
 
+    /// The user message that the run is about.
+    pub fn task(&self) -> &str {
+        match self.messages.get(self.own) {
+            Some(Message::User { content }) => content,
+            _ => "",
+        }
+    }
+
     /// What to send, oldest first.
     pub fn messages(&self) -> &[Message] {
         &self.messages
@@ -106,7 +132,11 @@ impl Conversation {
     pub fn hear(&mut self, reply: Reply, offered: bool) -> Heard {
         let mut message = reply.message;
         if !offered || message.tool_calls.is_empty() {
-            message.tool_calls.clear();
+            if !message.tool_calls.is_empty() {
+                // The provider's own form still has the calls, which nobody will answer.
+                message.echo = None;
+                message.tool_calls.clear();
+            }
             return Heard::Final(message);
         }
         for (position, call) in message.tool_calls.iter_mut().enumerate() {
@@ -198,7 +228,9 @@ impl LoopGuard {
 #[cfg(test)]
 mod tests {
     use super::{Conversation, Heard, Repeats};
-    use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
+    use crate::domain::message::{
+        AssistantMessage, Echo, Message, ToolCall, ToolResult, no_arguments,
+    };
     use crate::providers::Reply;
 
     fn asks(ids: &[&str]) -> Reply {
@@ -237,7 +269,7 @@ mod tests {
 
     #[test]
     fn ids_are_changed_only_where_they_collide_and_the_providers_own_goes_back() {
-        let mut talk = Conversation::new("hi".into(), 9, 0, 0);
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 9, 0, 0);
         let mut all = Vec::new();
         for ids in [&["a", "a", ""][..], &["a", "b"][..]] {
             talk.next_turn();
@@ -259,11 +291,33 @@ mod tests {
     }
 
     #[test]
-    fn calls_nobody_offered_are_ignored_and_the_last_turns_are_not_performed() {
-        let mut talk = Conversation::new("hi".into(), 1, 0, 0);
+    fn what_was_said_before_keeps_its_ids_and_the_task_is_the_runs_own() {
+        let said = asks(&["a"]).message;
+        let before = Message::User {
+            content: "before".to_owned(),
+        };
+        let earlier = vec![before, Message::Assistant(said)];
+        let mut talk = Conversation::new(earlier, "now".into(), 9, 0, 0);
+        assert_eq!(talk.task(), "now");
         talk.next_turn();
+        let Heard::Calls(said) = talk.hear(asks(&["a"]), true) else {
+            panic!("no calls")
+        };
+        assert_ne!(said.tool_calls[0].id, "a");
+        assert_eq!(said.tool_calls[0].wire_id(), "a");
+    }
+
+    #[test]
+    fn calls_nobody_offered_are_ignored_and_the_last_turns_are_not_performed() {
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 1, 0, 0);
+        talk.next_turn();
+        let mut echoed = asks(&["a"]);
+        echoed.message.echo = Some(Echo {
+            wire: "anthropic".to_owned(),
+            body: no_arguments(),
+        });
         assert!(
-            matches!(talk.hear(asks(&["a"]), false), Heard::Final(said) if said.tool_calls.is_empty())
+            matches!(talk.hear(echoed, false), Heard::Final(said) if said.tool_calls.is_empty() && said.echo.is_none())
         );
         assert!(
             matches!(talk.hear(asks(&["a"]), true), Heard::OutOfTurns(said) if said.content == "hm")
@@ -272,7 +326,7 @@ mod tests {
 
     #[test]
     fn going_in_circles_is_hinted_at_and_then_ended() {
-        let mut talk = Conversation::new("hi".into(), 50, 3, 5);
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 50, 3, 5);
         let mut say = |text: &str| {
             talk.next_turn();
             assert!(matches!(talk.hear(asks(&["a"]), true), Heard::Calls(_)));
@@ -297,7 +351,7 @@ mod tests {
             ),
             taken_up in 0..8_usize,
         ) {
-            let talk = || Conversation::new("hi".into(), 50, 2, 4);
+            let talk = || Conversation::new(Vec::new(), "hi".into(), 50, 2, 4);
             let (mut first, mut next) = (talk(), talk());
             for (at, (ids, result)) in batches.iter().enumerate() {
                 let turn = first.next_turn();

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::domain::event::{CalledTool, EventKind};
-use crate::domain::message::{Message, ToolCall, ToolResult, shorten};
+use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::run::{Run, RunId};
 use crate::domain::structured;
 use crate::domain::usage::Usage;
@@ -21,13 +21,14 @@ use crate::engine::close::{self, Ending, How, State};
 use crate::engine::conversation::{Conversation, Heard, Repeats};
 use crate::engine::endings;
 use crate::engine::entry::{Draft, Entry, begin};
+use crate::engine::history;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
-use crate::engine::queue::Slot;
 use crate::engine::quotas::AtWork;
 use crate::engine::recovery;
 use crate::engine::remains::{self, Begun, Remains, Replied};
-use crate::engine::resolve::{self, Prompt};
+use crate::engine::resolve::{self, Input, Prompt};
+use crate::engine::sessions::Held;
 use crate::engine::turn::{self, Answer, Question, TurnError};
 use crate::engine::waiting::{self, Call};
 use crate::store::{Change, Progress, Step, StoreError};
@@ -36,18 +37,19 @@ use crate::tools::toolbox::Toolbox;
 use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
 /// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
-/// written, and then the run stays as it was last committed. A root's slot is free before anybody hears of its end, so
-/// that a caller who comes back at once finds it.
+/// written, and then the run stays as it was last committed. A root's slot and its session are free before anybody
+/// hears of its end, so that a caller who comes back at once finds them.
 pub async fn drive(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
     mut run: Arc<Run>,
-    message: String,
+    input: Input,
     entry: Entry,
-    slot: Option<Slot>,
+    held: Held,
 ) -> Option<Arc<Run>> {
+    let Held { slot, seat } = held;
     if let Some(slot) = slot {
-        live.tree.seat.put(slot);
+        live.tree.slot.put(slot);
     }
     let mut state = State {
         progress: Progress {
@@ -58,15 +60,16 @@ pub async fn drive(
         },
         partial: None,
     };
-    let work = attempt(engine, live, &mut run, &mut state, message, entry);
+    let work = attempt(engine, live, &mut run, &mut state, input, entry);
     let ending = match AssertUnwindSafe(work).catch_unwind().await {
         Ok(ending) => ending,
         Err(_) => Ending::failed(endings::internal("panicked")),
     };
     let closed = Box::pin(close::close(engine, live, run, state, ending)).await;
     if live.parent.is_none() {
-        drop(live.tree.seat.take());
+        drop(live.tree.slot.take());
     }
+    drop(seat);
     close::leave(engine, live, closed)
 }
 
@@ -75,7 +78,7 @@ async fn attempt(
     live: &Arc<LiveRun>,
     run: &mut Arc<Run>,
     state: &mut State,
-    message: String,
+    mut input: Input,
     mut entry: Entry,
 ) -> Ending {
     let mut left = match &mut entry {
@@ -85,16 +88,15 @@ async fn attempt(
     let recorded = left.as_mut().and_then(|left| left.prompt.take());
     let (prompt, draft) = match recorded {
         // A recorded prompt stays as it was, whatever the files say now.
-        Some((system, message)) => (
-            Prompt {
-                system,
-                message,
-                memory_warning: None,
-            },
-            Box::new(begin(engine, live, run, entry)),
-        ),
+        Some(prompt) => (prompt, Box::new(begin(engine, live, run, entry))),
         None => {
-            let assembled = Box::pin(resolve::assemble(engine, &live.agent, message)).await;
+            if run.session.is_some() {
+                input.earlier = match Box::pin(history::earlier(engine, run)).await {
+                    Ok(earlier) => earlier,
+                    Err(error) => return error.into(),
+                };
+            }
+            let assembled = Box::pin(resolve::assemble(engine, &live.agent, input)).await;
             let mut draft = Box::new(begin(engine, live, run, entry));
             let prompt = match assembled {
                 Ok(prompt) => prompt,
@@ -107,7 +109,8 @@ async fn attempt(
             };
             draft.steps.push(Step::Prompt {
                 system: prompt.system.clone(),
-                message: prompt.message.clone(),
+                message: prompt.input.message.clone(),
+                earlier: prompt.input.earlier.clone(),
             });
             if let Some(message) = prompt.memory_warning.clone() {
                 draft.events.push(EventKind::MemoryWarning { message });
@@ -138,10 +141,14 @@ async fn turns(
     }
     let toolbox = Arc::new(resolve::toolbox(engine, &live.agent, &live.scope, offer));
     let offered = !toolbox.offered().is_empty();
-    let Prompt {
-        system, message, ..
-    } = prompt;
-    let mut talk = Conversation::new(message, max_turns, limits.loop_warn, limits.loop_stop);
+    let Prompt { system, input, .. } = prompt;
+    let mut talk = Conversation::new(
+        input.earlier,
+        input.message,
+        max_turns,
+        limits.loop_warn,
+        limits.loop_stop,
+    );
     if let Some(left) = left {
         // Told at once: what comes next may take long.
         let told = std::mem::replace(&mut draft, Box::new(Draft::of(Change::Nothing)));
@@ -273,7 +280,7 @@ async fn turns(
                 let how = How::Completed {
                     content: said.content.clone(),
                     structured,
-                    task: first_message(&talk),
+                    task: talk.task().to_owned(),
                 };
                 if live.agent.memory.enabled {
                     // Its memory is written between the reply and the end: a process that goes on there must find the
@@ -371,7 +378,7 @@ async fn sum_up(
     let done = |content| How::Completed {
         content,
         structured: false,
-        task: first_message(talk),
+        task: talk.task().to_owned(),
     };
     let turn = talk.turn() + 1;
     let begun = EventKind::TurnStarted {
@@ -494,7 +501,7 @@ async fn replay(
                 Ok(structured) => Ending::of(How::Completed {
                     content,
                     structured,
-                    task: first_message(talk),
+                    task: talk.task().to_owned(),
                 }),
                 Err(errors) => Ending::failed(endings::output_invalid(&errors)),
             });
@@ -650,13 +657,6 @@ fn failed_turn(live: &LiveRun, error: TurnError) -> Ending {
     })
 }
 
-fn first_message(talk: &Conversation) -> String {
-    match talk.messages().first() {
-        Some(Message::User { content }) => content.clone(),
-        _ => String::new(),
-    }
-}
-
 /// The way up that a run lends to its tools.
 struct Caller {
     engine: Arc<Engine>,
@@ -800,9 +800,16 @@ impl Caller {
             accepted: None,
             claim: None,
         };
-        drive(engine, &child, run, message, entry, None)
-            .await
-            .ok_or_else(unrecorded)
+        drive(
+            engine,
+            &child,
+            run,
+            Input::from(message),
+            entry,
+            Held::default(),
+        )
+        .await
+        .ok_or_else(unrecorded)
     }
 
     /// Waits until fewer than `max_concurrent` children are there. Where all of those wait for a person, so does this run.
@@ -850,9 +857,9 @@ impl Caller {
                 .map_err(|error| error.to_string())?;
             return ended.map(Arc::new).ok_or_else(unrecorded);
         };
-        let message = run.input.clone();
+        let input = Input::from(run.input.clone());
         let entry = Entry::Resumed(Box::new(remains));
-        drive(engine, &child, Arc::new(run), message, entry, None)
+        drive(engine, &child, Arc::new(run), input, entry, Held::default())
             .await
             .ok_or_else(unrecorded)
     }

@@ -33,6 +33,8 @@ pub struct Line<W> {
     limits: Runs,
     running: usize,
     waiting: usize,
+    /// Those that wait for something else before they come in line.
+    aside: usize,
     keys: Vec<Key<W>>,
     key_names: HashMap<Box<str>, u32>,
     agents: Vec<Holder>,
@@ -112,6 +114,7 @@ impl<W> Line<W> {
             limits,
             running: 0,
             waiting: 0,
+            aside: 0,
             keys: vec![Key::new(None)],
             key_names: HashMap::new(),
             agents,
@@ -161,7 +164,17 @@ impl<W> Line<W> {
 
     /// Whether one more may wait.
     pub fn has_room(&self) -> bool {
-        self.waiting < self.limits.max_queued
+        self.waiting + self.aside < self.limits.max_queued
+    }
+
+    /// Counts one that waits for something else.
+    pub fn step_aside(&mut self) {
+        self.aside += 1;
+    }
+
+    /// It waits no longer, or comes in line now.
+    pub fn step_back(&mut self) {
+        self.aside -= 1;
     }
 
     /// Stands at the end of the line, however long it is.
@@ -224,9 +237,9 @@ impl<W> Line<W> {
         who
     }
 
-    /// How many hold a slot, and how many wait.
+    /// How many hold a slot, and how many wait, also for something else.
     pub fn load(&self) -> (usize, usize) {
-        (self.running, self.waiting)
+        (self.running, self.waiting + self.aside)
     }
 
     /// Counts a slot for them, and puts the key behind all others.

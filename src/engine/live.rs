@@ -49,7 +49,7 @@ pub struct Tree {
     /// Its accounts.
     pub budgets: Budgets,
     /// The root's right to be at work, and who waits for it.
-    pub seat: Seat,
+    pub slot: RootSlot,
     /// Whether the root wished for deltas.
     pub stream: bool,
     /// The name of the key that the root was accepted with.
@@ -116,7 +116,7 @@ impl Clock {
 
 /// The slot of a tree's root, which is given back while the tree waits for a person.
 #[derive(Debug, Default)]
-pub struct Seat {
+pub struct RootSlot {
     slot: Mutex<Option<Slot>>,
     is_in_line: AtomicBool,
     /// Held by who changes what a call of the tree does, until the record has been told: there the changes stand in the
@@ -128,7 +128,7 @@ pub struct Seat {
     pub changed: Notify,
 }
 
-impl Seat {
+impl RootSlot {
     /// Whether it has the slot.
     pub fn is_held(&self) -> bool {
         lock(&self.slot).is_some()
@@ -156,7 +156,7 @@ impl Seat {
 }
 
 /// The time in line for a slot.
-pub struct InLine<'s>(&'s Seat);
+pub struct InLine<'s>(&'s RootSlot);
 
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
@@ -410,7 +410,7 @@ impl LiveRuns {
     /// How many of them wait for a person's word and are not in line for a slot to go on.
     pub fn waiting(&self) -> usize {
         let waits = |live: &&Arc<LiveRun>| {
-            let is_in_line = live.parent.is_none() && live.tree.seat.is_in_line();
+            let is_in_line = live.parent.is_none() && live.tree.slot.is_in_line();
             live.is_waiting() && !is_in_line
         };
         lock(&self.runs).values().filter(waits).count()

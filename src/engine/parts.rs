@@ -12,11 +12,13 @@ use crate::config::Runs;
 use crate::config::prices::Prices;
 use crate::engine::approval::Desk;
 use crate::engine::definitions::Definitions;
+use crate::engine::history::Bounds;
 use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
 use crate::engine::memory::Memories;
 use crate::engine::queue::Queue;
 use crate::engine::recovery::Left;
+use crate::engine::sessions::Sessions;
 use crate::net::Guard;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
@@ -76,6 +78,8 @@ pub struct Engine {
     pub desk: Desk,
     /// No new runs; those that wait for a person are let go of.
     pub draining: CancellationToken,
+    /// Sessions at work.
+    pub sessions: Sessions,
     /// Owns every root run's task.
     pub tasks: TaskTracker,
     /// Drops every run where it stands, for a stop that does not wait.
@@ -101,6 +105,8 @@ pub struct Settings {
     pub loop_stop: u32,
     /// Most bytes of context files.
     pub context_files: usize,
+    /// How much of its conversation a session's next run goes on with.
+    pub session: Bounds,
     /// Where webhooks may point.
     pub webhook_guard: Guard,
     /// See [`crate::config::Webhooks`].

@@ -48,6 +48,21 @@ impl Queue {
         }
     }
 
+    /// As [`Queue::enter`] for a run that waits for something else first: it counts as one in line and holds nothing.
+    pub fn stand_aside(&self, key: Option<&str>, agent: &str) -> Result<Place, Full> {
+        let mut line = lock(&self.0);
+        if !line.has_room() {
+            let (running, queued) = line.load();
+            return Err(Full { running, queued });
+        }
+        Ok(Place::Aside(self.aside(&mut line, key, agent)))
+    }
+
+    /// As [`Queue::stand_aside`] for a run that was accepted before and is never refused.
+    pub fn stand_aside_again(&self, key: Option<&str>, agent: &str) -> Place {
+        Place::Aside(self.aside(&mut lock(&self.0), key, agent))
+    }
+
     /// Root runs that hold a slot, and root runs in line.
     pub fn load(&self) -> (usize, usize) {
         lock(&self.0).load()
@@ -57,6 +72,14 @@ impl Queue {
         Slot {
             line: Arc::clone(&self.0),
             seat,
+        }
+    }
+
+    fn aside(&self, line: &mut Line<Option<Waker>>, key: Option<&str>, agent: &str) -> Aside {
+        line.step_aside();
+        Aside {
+            line: Arc::clone(&self.0),
+            seat: line.seat(key, agent),
         }
     }
 
@@ -84,14 +107,17 @@ pub enum Place {
     Slot(Slot),
     /// In line.
     InLine(InLine),
+    /// Not in line yet, as it waits for something else.
+    Aside(Aside),
 }
 
 impl Place {
-    /// Waits for the slot.
+    /// Waits for the slot. One that stood aside comes in line now.
     pub async fn slot(self) -> Slot {
         match self {
             Self::Slot(slot) => slot,
             Self::InLine(place) => place.await,
+            Self::Aside(aside) => aside.come().await,
         }
     }
 }
@@ -115,6 +141,35 @@ pub struct InLine {
     line: Shared,
     /// None once the slot has been handed out.
     ticket: Option<Ticket>,
+}
+
+/// One that counts as waiting and is not in line. Whoever drops it counts no longer.
+#[derive(Debug)]
+pub struct Aside {
+    line: Shared,
+    seat: Seat,
+}
+
+impl Aside {
+    /// Comes in line, at its end, and waits for the slot.
+    async fn come(self) -> Slot {
+        let place = {
+            let mut line = lock(&self.line);
+            let queue = Queue(Arc::clone(&self.line));
+            match line.take(self.seat) {
+                true => return queue.slot(self.seat),
+                false => queue.stand(&mut line, self.seat),
+            }
+        };
+        drop(self);
+        place.await
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        lock(&self.line).step_back();
+    }
 }
 
 impl Future for InLine {
@@ -230,6 +285,30 @@ mod tests {
         drop(slot);
         assert_eq!(queue.load(), (2, 0));
         drop((of_ci, planner));
+    }
+
+    #[test]
+    fn who_stands_aside_counts_as_waiting_and_holds_nothing() {
+        let queue = queue(1, 2);
+        let aside = queue.stand_aside(None, "solo").expect("a place");
+        assert_eq!(queue.load(), (0, 1));
+        let slot = queue.enter(None, "solo").expect("a slot");
+        assert!(matches!(slot, Place::Slot(_)));
+        let mut second = Box::pin(queue.enter(None, "solo").expect("a place").slot());
+        assert!(queue.stand_aside(None, "solo").is_err());
+        assert!(queue.enter(None, "solo").is_err());
+        let again = queue.stand_aside_again(None, "solo");
+        assert_eq!(queue.load(), (1, 3));
+        drop(again);
+        // It comes behind those in line.
+        let mut first = Box::pin(aside.slot());
+        assert!(first.as_mut().now_or_never().is_none());
+        assert_eq!(queue.load(), (1, 2));
+        drop(slot);
+        assert!(first.as_mut().now_or_never().is_none());
+        drop(second.as_mut().now_or_never().expect("its slot"));
+        assert!(first.as_mut().now_or_never().is_some());
+        assert_eq!(queue.load(), (0, 0));
     }
 
     #[test]

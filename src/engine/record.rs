@@ -19,6 +19,7 @@ pub fn new(live: &LiveRun) -> Run {
         root_id: scope.root,
         parent_id: scope.parent,
         owner: live.tree.owner.clone(),
+        session: None,
         depth: scope.depth,
         tool_call_id: None,
         agent: live.agent.name.clone(),

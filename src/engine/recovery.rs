@@ -13,7 +13,7 @@ use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
 use crate::engine::endings;
-use crate::engine::live::{Deadline, LiveRun, Seat, Tree};
+use crate::engine::live::{Deadline, LiveRun, RootSlot, Tree};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
 use crate::engine::spans::Trace;
@@ -188,7 +188,7 @@ pub fn revive(
         Some(parent) => Arc::clone(&parent.tree),
         None => Arc::new(Tree {
             budgets: Budgets::default(),
-            seat: Seat::default(),
+            slot: RootSlot::default(),
             stream: continuation.stream,
             owner: run.owner.clone(),
             quotas: Quotas::default(),

@@ -10,6 +10,7 @@ use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::engine::parts::Engine;
+use crate::engine::resolve::{Input, Prompt};
 use crate::store::{EventQuery, Step, StoreError};
 
 /// Events read at once.
@@ -28,8 +29,8 @@ const TOLD_OF_CALLS: [&str; 6] = [
 /// The steps of a run, put together again.
 #[derive(Debug, Default)]
 pub struct Remains {
-    /// The prompt, where it came to be assembled: system prompt and user message.
-    pub prompt: Option<(String, String)>,
+    /// The prompt, where it came to be assembled; of a run that has not started only its input.
+    pub prompt: Option<Prompt>,
     /// Its replies, oldest first.
     pub replies: Vec<Replied>,
     /// Its calls.
@@ -108,7 +109,17 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
     let mut remains = Remains::default();
     for step in store.steps(run.id).await? {
         match step {
-            Step::Prompt { system, message } => remains.prompt = Some((system, message)),
+            Step::Prompt {
+                system,
+                message,
+                earlier,
+            } => {
+                remains.prompt = Some(Prompt {
+                    system,
+                    input: Input { earlier, message },
+                    memory_warning: None,
+                });
+            }
             Step::Reply { turn, message } => {
                 let results = message.tool_calls.iter().map(|_| None).collect();
                 remains.replies.push(Replied {

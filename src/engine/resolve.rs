@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::catalog::prompt::{self, Parts, PromptError};
 use crate::domain::agent::{Agent, Budget, Params};
+use crate::domain::message::Message;
 use crate::domain::run::{RunId, Scope};
 use crate::engine::ask::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunAsk, StartError,
@@ -20,10 +21,29 @@ use crate::tools::toolbox::Toolbox;
 pub struct Prompt {
     /// The system prompt; may be empty.
     pub system: String,
-    /// The user message.
-    pub message: String,
+    /// What the model is asked.
+    pub input: Input,
     /// Why the memory is not in it, where it should be.
     pub memory_warning: Option<String>,
+}
+
+/// What a run's model is asked.
+#[derive(Clone, Debug, Default)]
+pub struct Input {
+    /// What was said before, oldest first.
+    pub earlier: Vec<Message>,
+    /// The user message.
+    pub message: String,
+}
+
+impl From<String> for Input {
+    /// A message that begins a conversation.
+    fn from(message: String) -> Self {
+        Self {
+            earlier: Vec::new(),
+            message,
+        }
+    }
 }
 
 /// The definition that a root run will use: the catalogue's with the request's overrides.
@@ -85,17 +105,17 @@ pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope, offer: Offer) -> T
 pub async fn assemble(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
-    message: String,
+    input: Input,
 ) -> Result<Prompt, PromptError> {
     let reads_files = agent.skill.is_some()
         || !agent.files.is_empty()
         || agent.workdir.is_some()
         || agent.memory.enabled;
     if !reads_files {
-        return assemble_now(engine, agent, message);
+        return assemble_now(engine, agent, input);
     }
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
-    blocking(move || assemble_now(&engine, &agent, message)).await
+    blocking(move || assemble_now(&engine, &agent, input)).await
 }
 
 /// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
@@ -105,7 +125,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Prompt, PromptError> {
+fn assemble_now(engine: &Engine, agent: &Agent, input: Input) -> Result<Prompt, PromptError> {
     let workdir = match agent.workdir.is_some() || !agent.files.is_empty() {
         true => prompt::workdir(&agent.name, agent.workdir.as_deref())?,
         false => PathBuf::new(),
@@ -131,7 +151,7 @@ fn assemble_now(engine: &Engine, agent: &Agent, message: String) -> Result<Promp
     })?;
     Ok(Prompt {
         system,
-        message,
+        input,
         memory_warning,
     })
 }
@@ -142,7 +162,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
     webhook::of(&engine.settings, &ask, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
-    let prompt = assemble(engine, &agent, message).await?;
+    let prompt = assemble(engine, &agent, Input::from(message)).await?;
     if let Some(warning) = prompt.memory_warning {
         return Err(StartError::Memory(warning));
     }
@@ -159,7 +179,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
         model: agent.model.clone(),
         fallback_models: agent.fallback_models.clone(),
         system_prompt: prompt.system,
-        message: prompt.message,
+        message: prompt.input.message,
         workdir,
         params: agent.params.clone(),
         tools: toolbox.offered().to_vec(),

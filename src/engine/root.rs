@@ -9,9 +9,11 @@ use crate::domain::run::{Run, RunId};
 use crate::engine::entry::{Accepted, Entry};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
-use crate::engine::queue::Place;
+use crate::engine::queue::{Place, Slot};
+use crate::engine::resolve::Input;
+use crate::engine::sessions::{Held, Seat};
 use crate::engine::{close, drive, record, recovery, remains, turn, waiting};
-use crate::store::{Change, Claim, Continuation, Opening, Step};
+use crate::store::{Change, Claim, Continuation, Opening, Step, StoreError};
 
 /// A root run that has been checked.
 pub struct Root {
@@ -19,14 +21,18 @@ pub struct Root {
     pub live: Arc<LiveRun>,
     /// One record for the store, the caller and the run itself: thousands wait at once.
     pub run: Arc<Run>,
-    /// Its user message.
-    pub message: String,
+    /// What its model is asked, but for what its session holds.
+    pub input: Input,
     /// How long it may take from its start.
     pub timeout: Duration,
     /// The idempotency key that accepts it.
     pub claim: Option<Claim>,
     /// Where it begins.
     pub place: Place,
+    /// Its place in its session.
+    pub seat: Option<Seat>,
+    /// Whether those before it in its session are cancelled.
+    pub cancels: bool,
 }
 
 impl Root {
@@ -45,11 +51,14 @@ impl Root {
         let Self {
             live,
             run,
-            message,
+            input,
             timeout,
             claim,
             place,
+            mut seat,
+            cancels,
         } = self;
+        let id = run.id;
         let (slot, entry) = match place {
             Place::Slot(slot) => (
                 slot,
@@ -58,20 +67,30 @@ impl Root {
                     claim,
                 },
             ),
-            Place::InLine(place) => {
-                if !open_queued(engine, &live, &run, &message, timeout, claim, accepted).await {
+            place => {
+                if !open_queued(engine, &live, &run, &input, timeout, claim, accepted).await {
                     forget(engine, live.scope.run);
                     return;
                 }
-                match turn::bounded(&live, place).await {
+                let before = seat.as_ref().filter(|_| cancels).map(Seat::before);
+                cancel_all(engine, before.unwrap_or_default(), id).await;
+                let slot = turn::bounded(&live, its_slot(engine, seat.as_mut(), place)).await;
+                match slot {
                     Ok(slot) => (slot, Entry::Queued),
-                    Err(_) => return close::cancel_queued(engine, &live, run).await,
+                    Err(_) => {
+                        let held = Held { slot: None, seat };
+                        return close::cancel_queued(engine, &live, run, held).await;
+                    }
                 }
             }
         };
         // Its time starts when it starts, not while it is queued.
         live.set_deadline(Deadline::within(timeout));
-        drive::drive(engine, &live, run, message, entry, Some(slot)).await;
+        let held = Held {
+            slot: Some(slot),
+            seat,
+        };
+        drive::drive(engine, &live, run, input, entry, held).await;
     }
 }
 
@@ -85,6 +104,8 @@ pub struct LeftRoot {
     pub timeout: Duration,
     /// Where it goes on; none where it waits for a person, and needs no slot before it goes on.
     pub place: Option<Place>,
+    /// Its place in its session.
+    pub seat: Option<Seat>,
 }
 
 impl LeftRoot {
@@ -109,15 +130,20 @@ impl LeftRoot {
             run,
             timeout,
             place,
+            mut seat,
         } = self;
         let is_queued = run.started_at.is_none();
         // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
         let slot = match place {
-            Some(place) => turn::bounded(&live, place.slot()).await.ok(),
+            Some(place) => {
+                let slot = its_slot(engine, seat.as_mut(), place);
+                turn::bounded(&live, slot).await.ok()
+            }
             None => None,
         };
-        if is_queued && slot.is_none() {
-            return close::cancel_queued(engine, &live, run).await;
+        let held = Held { slot, seat };
+        if is_queued && held.slot.is_none() {
+            return close::cancel_queued(engine, &live, run, held).await;
         }
         let remains = match remains::load(engine, &run).await {
             Ok(remains) => remains,
@@ -130,9 +156,9 @@ impl LeftRoot {
             }
         };
         // What a queued run was asked stands in its record; its prompt is assembled when it starts.
-        let message = match &remains.prompt {
-            Some((_, message)) => message.clone(),
-            None => run.input.clone(),
+        let input = match &remains.prompt {
+            Some(prompt) => prompt.input.clone(),
+            None => Input::from(run.input.clone()),
         };
         tracing::info!(
             run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
@@ -145,8 +171,55 @@ impl LeftRoot {
             }
             false => Entry::Resumed(Box::new(remains)),
         };
-        drive::drive(engine, &live, run, message, entry, slot).await;
+        drive::drive(engine, &live, run, input, entry, held).await;
     }
+}
+
+/// The run's slot: first its turn in its session comes, where it has one.
+async fn its_slot(engine: &Engine, seat: Option<&mut Seat>, place: Place) -> Slot {
+    if let Some(seat) = seat {
+        seat.turn().await;
+        if engine.halt.is_cancelled() {
+            // The one before it was let go of where it stands, and goes on before it at the next start.
+            std::future::pending::<()>().await;
+        }
+    }
+    place.slot().await
+}
+
+/// Has those end that come before the run `by` in its session.
+async fn cancel_all(engine: &Engine, before: Vec<RunId>, by: RunId) {
+    let reason = format!("{by} takes its place in the session");
+    // The last first: none of them is to start because the one before it has ended.
+    for before in before.into_iter().rev() {
+        let Some(live) = engine.live.get(before) else {
+            continue;
+        };
+        if let Err(error) = cancel(engine, &live, &reason).await {
+            tracing::error!(
+                run.id = %before, run.root = %before, depth = 0,
+                "{before} is cancelled for {by}, and that could not be recorded: {error}"
+            );
+        }
+    }
+}
+
+/// Asks a run at work and its descendants to stop, unless it is ending or was asked before. From here on it stops; the
+/// record says so first.
+pub async fn cancel(engine: &Engine, live: &LiveRun, reason: &str) -> Result<(), StoreError> {
+    if !live.begin_cancel(reason) {
+        return Ok(());
+    }
+    // Dropped or not, from here on the run stops.
+    let _stop = live.stop.clone().drop_guard();
+    let reason = reason.to_owned();
+    let asked = vec![EventKind::RunCancelling {
+        reason: reason.clone(),
+    }];
+    let change = Change::Cancelling { reason };
+    let journal = &engine.journal;
+    journal.record(live, change, Vec::new(), asked).await?;
+    Ok(())
 }
 
 /// Lets go of a root run where it stands.
@@ -169,7 +242,7 @@ async fn open_queued(
     engine: &Engine,
     live: &LiveRun,
     run: &Arc<Run>,
-    message: &str,
+    input: &Input,
     timeout: Duration,
     claim: Option<Claim>,
     accepted: Accepted,
@@ -181,7 +254,8 @@ async fn open_queued(
     // Its context is in no other place; the whole prompt takes this one's place when it starts.
     let asked = Step::Prompt {
         system: String::new(),
-        message: message.to_owned(),
+        message: input.message.clone(),
+        earlier: input.earlier.clone(),
     };
     let continuation = Continuation {
         timeout: timeout.as_secs(),

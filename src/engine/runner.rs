@@ -9,7 +9,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
-use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Scope, Status};
 use crate::domain::usage::TreeUsage;
 use crate::engine::approval::{self, DecideError, Desk};
@@ -17,17 +16,19 @@ use crate::engine::ask::{DryRun, RunAsk, StartError};
 use crate::engine::budget::Budgets;
 use crate::engine::definitions::Definitions;
 use crate::engine::journal::Listener;
-use crate::engine::live::{LiveRun, LiveRuns, Seat, Tree};
+use crate::engine::live::{LiveRun, LiveRuns, RootSlot, Tree};
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Parts};
 use crate::engine::queue::Queue;
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
 use crate::engine::remains::Decided;
-use crate::engine::root::{LeftRoot, Root};
+use crate::engine::resolve::{self, Input};
+use crate::engine::root::{self, LeftRoot, Root};
+use crate::engine::sessions::{OnBusy, Seat, SessionKey, Sessions};
 use crate::engine::spans::Trace;
-use crate::engine::{collect, record, recovery, resolve, webhook};
-use crate::store::{Change, RunStore, StoreError};
+use crate::engine::{collect, record, recovery, webhook};
+use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
 
 /// The engine's front: cheap to clone.
@@ -66,6 +67,7 @@ impl Runner {
             queue,
             desk: Desk::default(),
             draining: CancellationToken::new(),
+            sessions: Sessions::default(),
             tasks: TaskTracker::new(),
             halt: CancellationToken::new(),
         };
@@ -113,15 +115,36 @@ impl Runner {
         }
         let webhook = webhook::of(&engine.settings, &ask, &agent)?;
         // In line before its caller is told, so that who comes after that stays behind it.
-        let place = engine
-            .queue
-            .enter(ask.owner.as_deref(), &agent.name)
-            .map_err(StartError::Full)?;
-        let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
-        let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
+        let (id, seat) = match &ask.session {
+            Some(name) => {
+                let key = SessionKey {
+                    owner: ask.owner.clone(),
+                    name: name.clone(),
+                };
+                let must_be_free = ask.on_busy == OnBusy::Reject;
+                let entered = engine.sessions.enter(key, must_be_free);
+                let (id, seat) = entered.map_err(|run| StartError::Busy {
+                    session: name.clone(),
+                    run,
+                })?;
+                (id, Some(seat))
+            }
+            None => (RunId::new(), None),
+        };
+        let owner = ask.owner.as_deref();
+        let place = match seat.as_ref().is_some_and(Seat::waits) {
+            true => engine.queue.stand_aside(owner, &agent.name),
+            false => engine.queue.enter(owner, &agent.name),
+        };
+        let place = place.map_err(StartError::Full)?;
+        let input = Input {
+            earlier: ask.messages,
+            message: prompt::root_message(ask.input.as_deref(), ask.context.as_deref()),
+        };
+        let scope = Scope::root(id, agent.delegation.max_depth);
         let tree = Arc::new(Tree {
             budgets: Budgets::default(),
-            seat: Seat::default(),
+            slot: RootSlot::default(),
             stream: ask.stream.unwrap_or(agent.stream),
             owner: ask.owner,
             quotas: Quotas::default(),
@@ -137,15 +160,18 @@ impl Runner {
         let run = Arc::new(Run {
             input: ask.input.unwrap_or_default(),
             labels: ask.labels,
+            session: ask.session,
             ..record::new(&live)
         });
         Ok(Root {
             live,
             run,
-            message,
+            input,
             timeout,
             claim: ask.claim,
             place,
+            seat,
+            cancels: ask.on_busy == OnBusy::CancelPrevious,
         })
     }
 
@@ -195,16 +221,8 @@ impl Runner {
                 live = engine.live.get(id);
             }
         }
-        if let Some(live) = live.filter(|live| live.begin_cancel(&reason)) {
-            // Dropped or not, from here on the run stops; the record says so first.
-            let _stop = live.stop.clone().drop_guard();
-            let asked = vec![EventKind::RunCancelling {
-                reason: reason.clone(),
-            }];
-            engine
-                .journal
-                .record(&live, Change::Cancelling { reason }, Vec::new(), asked)
-                .await?;
+        if let Some(live) = live {
+            root::cancel(engine, &live, &reason).await?;
         }
         Ok(self.store().run(id).await?.map(Arc::new))
     }
@@ -274,16 +292,26 @@ impl Runner {
         revived.sort_by_key(|revived| revived.run.started_at.is_none());
         for Revived { live, run, timeout } in revived {
             engine.live.add(&live);
+            let owner = run.owner.as_deref();
+            let seat = run.session.as_ref().map(|name| {
+                let key = SessionKey {
+                    owner: run.owner.clone(),
+                    name: name.clone(),
+                };
+                engine.sessions.enter_again(key, run.id)
+            });
             // One that waits for a person needs no slot before it goes on.
-            let place = (run.status != Status::Waiting).then(|| {
-                let queue = &engine.queue;
-                queue.enter_again(run.owner.as_deref(), &live.agent.name)
+            let is_ready = run.status != Status::Waiting;
+            let place = is_ready.then(|| match seat.as_ref().is_some_and(Seat::waits) {
+                true => engine.queue.stand_aside_again(owner, &live.agent.name),
+                false => engine.queue.enter_again(owner, &live.agent.name),
             });
             let left = LeftRoot {
                 live,
                 run,
                 timeout: Duration::from_secs(timeout),
                 place,
+                seat,
             };
             engine.tasks.spawn(left.work(Arc::clone(engine)));
         }

@@ -30,7 +30,7 @@ pub async fn rest(
     call: Call,
     event: Option<EventKind>,
 ) -> Result<(), StoreError> {
-    let _turn = live.tree.seat.turn.lock().await;
+    let _turn = live.tree.slot.turn.lock().await;
     {
         let mut clock = live.clock();
         clock.at_work = clock.at_work.saturating_sub(1);
@@ -53,8 +53,8 @@ pub async fn rest(
 pub async fn go(engine: &Engine, live: &LiveRun, call: Call) -> Result<(), StoreError> {
     loop {
         let held = hold(engine, live).await;
-        let _turn = live.tree.seat.turn.lock().await;
-        if held.is_ok() && !live.tree.seat.is_held() {
+        let _turn = live.tree.slot.turn.lock().await;
+        if held.is_ok() && !live.tree.slot.is_held() {
             // Others went on and came to rest in between, and gave it back.
             continue;
         }
@@ -71,7 +71,7 @@ pub async fn go(engine: &Engine, live: &LiveRun, call: Call) -> Result<(), Store
 
 /// A call has its result.
 pub async fn done(engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
-    let _turn = live.tree.seat.turn.lock().await;
+    let _turn = live.tree.slot.turn.lock().await;
     {
         let mut clock = live.clock();
         clock.at_work = clock.at_work.saturating_sub(1);
@@ -82,11 +82,11 @@ pub async fn done(engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
 /// Sees to it that a run that goes on has its tree's slot, and does not stand as `waiting` in the record: what an earlier
 /// process left waiting begins without one. That it is stopped or overdue is for the caller to find out.
 pub async fn resume(engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
-    if live.tree.seat.is_held() && !live.clock().is_told {
+    if live.tree.slot.is_held() && !live.clock().is_told {
         return Ok(());
     }
     let _ = hold(engine, live).await;
-    let _turn = live.tree.seat.turn.lock().await;
+    let _turn = live.tree.slot.turn.lock().await;
     settle(engine, live, true).await
 }
 
@@ -96,7 +96,7 @@ pub async fn until<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T
     let mut work = pin!(work);
     loop {
         // Listens before it looks at the clock.
-        let mut changed = pin!(live.tree.seat.changed.notified());
+        let mut changed = pin!(live.tree.slot.changed.notified());
         changed.as_mut().enable();
         let overdue = async {
             match live.deadline() {
@@ -118,7 +118,7 @@ pub async fn until<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T
 pub async fn in_vain(engine: &Engine, root: &LiveRun) {
     engine.draining.cancelled().await;
     loop {
-        let mut changed = pin!(root.tree.seat.changed.notified());
+        let mut changed = pin!(root.tree.slot.changed.notified());
         changed.as_mut().enable();
         if root.is_waiting() {
             return;
@@ -129,7 +129,7 @@ pub async fn in_vain(engine: &Engine, root: &LiveRun) {
 
 /// Takes a place in line again where the tree has given its slot back.
 async fn hold(engine: &Engine, live: &LiveRun) -> Result<(), TurnError> {
-    let seat = &live.tree.seat;
+    let seat = &live.tree.slot;
     if seat.is_held() {
         return Ok(());
     }
@@ -175,12 +175,12 @@ async fn settle(engine: &Engine, live: &LiveRun, goes: bool) -> Result<(), Store
                 clock.at_work += 1;
                 clock.asking = clock.asking.saturating_sub(1);
             }
-            (Some(true), None) => drop(live.tree.seat.take()),
+            (Some(true), None) => drop(live.tree.slot.take()),
             (None, _) if !goes => break,
             (Some(false) | None, _) => {}
         }
     }
-    live.tree.seat.changed.notify_waiters();
+    live.tree.slot.changed.notify_waiters();
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::domain::event::{Event, StoredEvent};
-use crate::domain::message::{AssistantMessage, ToolResult};
+use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, Status};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
@@ -33,6 +33,9 @@ pub trait RunStore: Send + Sync + 'static {
 
     /// A page of runs, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// Runs of a session, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
+    fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
     /// The run and all its descendants, in the order in which they were made.
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
@@ -261,6 +264,9 @@ pub enum Step {
         system: String,
         /// The user message.
         message: String,
+        /// What was said before it, oldest first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        earlier: Vec<Message>,
     },
     /// A reply of the model.
     Reply {
@@ -307,6 +313,23 @@ pub struct RunFilter {
     pub since: Option<Timestamp>,
     /// Only those accepted before this time.
     pub until: Option<Timestamp>,
+    /// Only those made before this one (the cursor).
+    pub before: Option<RunId>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// Which runs of a session are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct SessionQuery {
+    /// The key that the session belongs to; none for those without.
+    pub owner: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// Only this agent's.
+    pub agent: Option<String>,
+    /// Only those that stand so.
+    pub status: Option<Status>,
     /// Only those made before this one (the cursor).
     pub before: Option<RunId>,
     /// At most so many.

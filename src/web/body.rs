@@ -321,18 +321,6 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A field that a later version takes. Anything but null is refused, rather than ignored.
-#[derive(Debug)]
-pub enum Later {}
-
-impl<'de> Deserialize<'de> for Later {
-    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(serde::de::Error::custom(
-            "is not supported by this version of axed",
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -341,7 +329,7 @@ mod tests {
     use axum::http::HeaderMap;
     use serde::Deserialize;
 
-    use super::{Later, Object, Sent, depth, json, read};
+    use super::{Object, Sent, depth, json, read};
 
     #[derive(Debug, Default, Deserialize)]
     #[serde(deny_unknown_fields, default)]
@@ -350,7 +338,6 @@ mod tests {
         input: Option<String>,
         timeout: Option<u64>,
         params: Option<Object<Inner>>,
-        later: Option<Later>,
     }
 
     #[derive(Debug, Default, Deserialize)]
@@ -390,13 +377,12 @@ mod tests {
             "{\"params\": {\"temprature\": 1}}",
             "{\"params\": {\"stop\": [\"a\", 2]}}",
             "{\"params\": {\"temperature\": 1e999}}",
-            "{\"later\": {}}",
             "{\"a/b~c\": 1}",
             "{\"input\": \"a\", \"input\": \"b\"}",
         ];
         let all: Vec<String> = cases.into_iter().map(refused).collect();
         insta::assert_snapshot!(all.join("\n"));
-        assert!(json::<Sample>(b"{\"later\": null, \"input\": null}").is_ok());
+        assert!(json::<Sample>(b"{\"params\": null, \"input\": null}").is_ok());
     }
 
     #[test]
@@ -409,7 +395,7 @@ mod tests {
                 "[".repeat(10_000),
                 "]".repeat(10_000)
             ),
-            format!("{{\"later\": {}{}}}", "[".repeat(200), "]".repeat(200)),
+            format!("{{\"params\": {}{}}}", "[".repeat(200), "]".repeat(200)),
         ] {
             let why = refused(&body);
             assert!(

@@ -12,20 +12,22 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::domain::agent::{Budget, ResponseFormat};
+use crate::domain::agent::{Budget, ResponseFormat, is_agent_name};
 use crate::domain::run::Run;
 use crate::domain::schema::Schema;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
 use crate::engine::journal::Listener;
+use crate::engine::sessions::OnBusy;
 use crate::store::{Claim, Claimed, StoreError};
 use crate::web::auth::Caller;
-use crate::web::body::{self, Later, MAX_DEPTH, Object, Sent};
+use crate::web::body::{self, MAX_DEPTH, Object, Sent};
 use crate::web::error::Problem;
+use crate::web::messages::Written;
 use crate::web::query::{AgentPath, Query};
 use crate::web::state::{AppState, Settings};
-use crate::web::{idempotency, runs, sse, wait};
+use crate::web::{idempotency, messages, runs, sse, wait};
 
 /// Most characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
@@ -223,12 +225,27 @@ struct Create {
     response_format: Option<Object<Format>>,
     stream: Option<bool>,
     webhook: Option<Object<Webhook>>,
-    #[serde(rename = "session")]
-    _session: Option<Later>,
-    #[serde(rename = "on_busy")]
-    _on_busy: Option<Later>,
-    #[serde(rename = "messages")]
-    _messages: Option<Later>,
+    session: Option<String>,
+    on_busy: Option<Busy>,
+    messages: Option<Vec<Object<Written>>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Busy {
+    Queue,
+    Reject,
+    CancelPrevious,
+}
+
+impl From<Busy> for OnBusy {
+    fn from(busy: Busy) -> Self {
+        match busy {
+            Busy::Queue => Self::Queue,
+            Busy::Reject => Self::Reject,
+            Busy::CancelPrevious => Self::CancelPrevious,
+        }
+    }
 }
 
 // Not `Debug`: its address may hold a secret.
@@ -279,6 +296,14 @@ impl Create {
     fn ask(self, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
         let labels = self.labels.unwrap_or_default();
         check_labels(&labels, settings.max_labels)?;
+        let session = self.session.map(session).transpose()?;
+        if self.on_busy.is_some() && session.is_none() {
+            return Err(invalid("/on_busy", "is only for a run with a session"));
+        }
+        if self.messages.is_some() && session.is_some() {
+            let why = "cannot be sent with a session, which has a conversation of its own";
+            return Err(invalid("/messages", why));
+        }
         let format = self
             .response_format
             .map(|Object(format)| format.read("/response_format"))
@@ -302,6 +327,9 @@ impl Create {
             agent,
             input: self.input,
             context: self.context,
+            messages: messages::read(self.messages.unwrap_or_default())?,
+            session,
+            on_busy: self.on_busy.map(OnBusy::from).unwrap_or_default(),
             overrides: Overrides {
                 model: self.model,
                 skill: path("/skill", self.skill)?,
@@ -433,6 +461,17 @@ fn timeout(seconds: Option<u64>, most: Duration) -> Result<Option<Duration>, Pro
     }
 }
 
+/// A session's name has the shape of an agent's.
+fn session(name: String) -> Result<String, Problem> {
+    match is_agent_name(&name) {
+        true => Ok(name),
+        false => Err(invalid(
+            "/session",
+            "must be 1 to 64 letters, digits, '.', '_' and '-', the first a letter or a digit",
+        )),
+    }
+}
+
 fn path(pointer: &str, path: Option<String>) -> Result<Option<String>, Problem> {
     match path {
         Some(path) if path.trim().is_empty() => Err(invalid(pointer, "must not be blank")),
@@ -539,9 +578,11 @@ mod tests {
             json!({"skill": " "}),
             json!({"webhook": "https://example.com"}),
             json!({"webhook": {"uri": "https://example.com"}}),
-            json!({"session": "s"}),
+            json!({"session": ""}),
+            json!({"session": "a/b"}),
             json!({"on_busy": "queue"}),
-            json!({"messages": []}),
+            json!({"session": "s", "on_busy": "wait"}),
+            json!({"session": "s", "messages": []}),
         ];
         let all: Vec<String> = cases.iter().map(refused).collect();
         insta::assert_snapshot!(all.join("\n"));

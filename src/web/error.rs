@@ -116,6 +116,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, "run_not_found", detail)
     }
 
+    /// 404: the caller has no such session.
+    pub fn no_such_session(name: &str) -> Self {
+        let detail = format!("there is no session {}", word(name));
+        Self::new(StatusCode::NOT_FOUND, "session_not_found", detail)
+    }
+
     /// 500: a fault of ours. The caller gets no details; the cause goes to the log.
     pub fn internal(cause: impl Into<String>) -> Self {
         Self::new(
@@ -291,6 +297,7 @@ impl From<StartError> for Problem {
             StartError::Full(load) => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text)
                 .retry_after(SOON)
                 .with_load(load),
+            StartError::Busy { .. } => Self::new(StatusCode::CONFLICT, "session_busy", text),
             StartError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
                 .retry_after(AFTER_RESTART),
             StartError::Store(error) => error.into(),

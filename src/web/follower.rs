@@ -315,7 +315,7 @@ mod tests {
     use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
     use crate::store::{
         ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunStore,
-        Step, StoreError, Unfinished, Write,
+        SessionQuery, Step, StoreError, Unfinished, Write,
     };
     use crate::telemetry::metrics::Metrics;
 
@@ -359,6 +359,10 @@ mod tests {
 
         fn post(&self, _: Write) -> BoxFuture<'_, Result<(), StoreError>> {
             unreachable!("a reader does not write")
+        }
+
+        fn session(&self, _: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+            unreachable!("a stream knows no sessions")
         }
 
         fn list(&self, _: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
@@ -436,6 +440,7 @@ mod tests {
             root_id: id,
             parent_id: None,
             owner: None,
+            session: None,
             depth: Depth(0),
             tool_call_id: None,
             agent: "a".to_owned(),

@@ -85,6 +85,21 @@ impl FromRequestParts<AppState> for AgentPath {
     }
 }
 
+/// `{name}` of a session's path. Anything that is no session's name is a session that does not exist.
+pub struct SessionPath(pub String);
+
+impl FromRequestParts<AppState> for SessionPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let name: String = segment(parts).await?;
+        match is_agent_name(&name) {
+            true => Ok(Self(name)),
+            false => Err(Problem::no_such_session(&name)),
+        }
+    }
+}
+
 /// The path's variable parts, as many as the type has.
 async fn segment<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Problem> {
     Path::<T>::from_request_parts(parts, &())

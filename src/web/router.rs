@@ -7,7 +7,9 @@ use axum::routing::{delete, get, post};
 use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::frame::frame;
 use crate::web::state::AppState;
-use crate::web::{agents, approvals, auth, create, deliveries, error, health, metrics, runs, sse};
+use crate::web::{
+    agents, approvals, auth, create, deliveries, error, health, metrics, runs, sessions, sse,
+};
 
 /// All routes with what surrounds them. Each carries the path prefix; only the probes answer without it too. Where keys
 /// are configured each names the scope that a key needs for it, but for the probes and the version, which are open.
@@ -34,6 +36,7 @@ pub fn router(state: AppState) -> Router {
         .route(&at("/runs/{id}/children"), by(Read, get(runs::children)))
         .route(&at("/runs/{id}/messages"), by(Read, get(runs::messages)))
         .route(&at("/runs/{id}/cancel"), by(Cancel, post(runs::cancel)))
+        .route(&at("/sessions/{name}"), by(Read, get(sessions::get)))
         .route(
             &at("/runs/{id}/approvals/{call}"),
             by(Run, post(approvals::decide)),

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
+use crate::engine::history::Recorded;
 use crate::store::{PAGE_BYTES, RunFilter};
 use crate::web::auth::Caller;
 use crate::web::body;
@@ -24,8 +25,10 @@ use crate::web::view::{
 };
 use crate::web::wait;
 
-const PAGE: usize = 50;
-const MAX_PAGE: usize = 200;
+/// Runs of a page where nothing is said, and the most.
+pub const PAGE: usize = 50;
+/// See [`PAGE`].
+pub const MAX_PAGE: usize = 200;
 /// Labels that one list may ask for.
 const MAX_LABELS: usize = 64;
 /// Most characters of the reason of a cancel or a decision.
@@ -166,8 +169,8 @@ pub async fn messages(
     RunPath(id): RunPath,
 ) -> Result<Response, Problem> {
     found(&state, id).await?;
-    let steps = state.runner.store().steps(id).await?;
-    Ok(json(StatusCode::OK, &Conversation::of(&steps)))
+    let talk = Recorded::of(state.runner.store().steps(id).await?);
+    Ok(json(StatusCode::OK, &Conversation::of(&talk)))
 }
 
 /// `POST /runs/{id}/cancel`

@@ -6,10 +6,11 @@ use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::domain::message::{ToolCall, ToolResult};
+use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::domain::run::{Failure, Run, RunId, Status};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
+use crate::engine::history::Recorded;
 use crate::store::Step;
 
 /// The run object.
@@ -296,7 +297,7 @@ enum MessageView<'a> {
         tool_calls: Vec<CallView<'a>>,
     },
     Tool {
-        tool_results: Vec<&'a ToolResult>,
+        tool_results: &'a [ToolResult],
     },
 }
 
@@ -318,48 +319,20 @@ impl<'a> From<&'a ToolCall> for CallView<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// The messages that these steps are: results are recorded as they come, and read in the order of their calls.
-    pub fn of(steps: &'a [Step]) -> Self {
-        let mut system = None;
-        let mut data = Vec::with_capacity(steps.len());
-        let mut results: BTreeMap<u32, Vec<(u32, &ToolResult)>> = BTreeMap::new();
-        for step in steps {
-            if let Step::Result {
-                turn,
-                position,
-                result,
-            } = step
-            {
-                results.entry(*turn).or_default().push((*position, result));
-            }
+    /// The view of what was recorded.
+    pub fn of(talk: &'a Recorded) -> Self {
+        let messages = talk.messages.iter().map(|message| match message {
+            Message::User { content } => MessageView::User { content },
+            Message::Assistant(said) => MessageView::Assistant {
+                content: &said.content,
+                tool_calls: said.tool_calls.iter().map(CallView::from).collect(),
+            },
+            Message::Tool { tool_results } => MessageView::Tool { tool_results },
+        });
+        Self {
+            system: talk.system.as_deref(),
+            data: messages.collect(),
         }
-        for step in steps {
-            match step {
-                Step::Prompt {
-                    system: prompt,
-                    message,
-                } => {
-                    system = Some(prompt.as_str());
-                    // A run that had to wait stands there with its message alone, and again with its whole prompt.
-                    data.clear();
-                    data.push(MessageView::User { content: message });
-                }
-                Step::Reply { turn, message } => {
-                    data.push(MessageView::Assistant {
-                        content: &message.content,
-                        tool_calls: message.tool_calls.iter().map(CallView::from).collect(),
-                    });
-                    if let Some(mut results) = results.remove(turn) {
-                        results.sort_by_key(|(position, _)| *position);
-                        let tool_results = results.into_iter().map(|(_, result)| result).collect();
-                        data.push(MessageView::Tool { tool_results });
-                    }
-                }
-                Step::Said { content } => data.push(MessageView::User { content }),
-                Step::Result { .. } => {}
-            }
-        }
-        Self { system, data }
     }
 }
 
@@ -375,6 +348,7 @@ mod tests {
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
     use crate::domain::run::{Depth, Run, RunId, Status};
     use crate::domain::usage::{TreeUsage, Usage};
+    use crate::engine::history::Recorded;
     use crate::store::Step;
 
     fn id(n: u8) -> RunId {
@@ -390,6 +364,7 @@ mod tests {
             root_id: id(1),
             parent_id: parent.map(id),
             owner: None,
+            session: None,
             depth: Depth(u8::from(parent.is_some())),
             tool_call_id: call.map(str::to_owned),
             agent: "planner".to_owned(),
@@ -459,6 +434,7 @@ mod tests {
             Step::Prompt {
                 system: "be brief".to_owned(),
                 message: "go".to_owned(),
+                earlier: Vec::new(),
             },
             Step::Reply {
                 turn: 1,
@@ -499,11 +475,11 @@ mod tests {
 
     #[test]
     fn a_conversation_reads_in_the_order_of_its_calls() {
-        let steps = steps();
-        let conversation = serde_json::to_string(&Conversation::of(&steps)).expect("JSON");
+        let talk = Recorded::of(steps());
+        let conversation = serde_json::to_string(&Conversation::of(&talk)).expect("JSON");
         insta::assert_snapshot!(conversation, @r#"{"system":"be brief","data":[{"role":"user","content":"go"},{"role":"assistant","content":"","tool_calls":[{"id":"c1","name":"call_agent","arguments":{"b":1,"a":2}},{"id":"c2","name":"call_agent","arguments":{"b":1,"a":2}}]},{"role":"tool","tool_results":[{"call_id":"c1","content":"result of c1","is_error":false},{"call_id":"c2","content":"result of c2","is_error":false}]},{"role":"assistant","content":"done","tool_calls":[]}]}"#);
         assert!(
-            serde_json::to_string(&Conversation::of(&[]))
+            serde_json::to_string(&Conversation::of(&Recorded::default()))
                 .expect("JSON")
                 .contains("null")
         );

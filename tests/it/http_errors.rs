@@ -54,8 +54,8 @@ async fn a_wrong_field_is_pointed_at() {
             "/model",
             "expected provider/model-name",
         ),
-        (json!({"on_busy": "reject"}), "/on_busy", "not supported"),
-        (json!({"messages": []}), "/messages", "not supported"),
+        (json!({"session": "a b"}), "/session", "1 to 64 letters"),
+        (json!({"on_busy": "reject"}), "/on_busy", "with a session"),
     ] {
         let got = app.post("/agents/solo/runs", &body).await;
         got.problem(422);

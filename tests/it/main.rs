@@ -40,6 +40,7 @@ mod retention;
 mod retries;
 mod runs;
 mod scripted;
+mod sessions;
 mod start;
 mod store;
 mod streams;

@@ -15,6 +15,7 @@ use axed::config::{Data, Durability, MAX_REPLY, PerKey, Provider, ProviderKind, 
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::engine::ask::RunAsk;
+use axed::engine::history::Bounds;
 use axed::engine::journal::{Bells, Journal};
 use axed::engine::memory::Memories;
 use axed::engine::parts::{Parts, Settings};
@@ -611,6 +612,10 @@ fn settings(place: &Path) -> Settings {
         loop_warn: 2,
         loop_stop: 3,
         context_files: 0,
+        session: Bounds {
+            messages: 0,
+            bytes: 0,
+        },
         webhook_guard: Guard::new([], "webhooks.allow_hosts"),
         webhook_secret_env: None,
         prices: Prices::default(),

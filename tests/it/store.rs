@@ -17,7 +17,7 @@ use axed::store::outbox::{
 };
 use axed::store::{
     Change, Claim, ClaimKey, Claimed, Closing, Continuation, EndedBefore, EventQuery, NewestEnded,
-    Opening, Outlived, Progress, RunFilter, RunStore, Step, StoreError, Write,
+    Opening, Outlived, Progress, RunFilter, RunStore, SessionQuery, Step, StoreError, Write,
 };
 use jiff::Timestamp;
 use serde_json::value::RawValue;
@@ -86,6 +86,7 @@ pub fn record(scope: &Scope, agent: &str) -> Run {
         root_id: scope.root,
         parent_id: scope.parent,
         owner: None,
+        session: None,
         depth: scope.depth,
         tool_call_id: None,
         agent: agent.to_owned(),
@@ -456,6 +457,7 @@ async fn steps_read_back(opened: &Opened) {
     let prompt = Step::Prompt {
         system: "system".to_owned(),
         message: "message".to_owned(),
+        earlier: Vec::new(),
     };
     let reply = Step::Reply {
         turn: 1,
@@ -756,6 +758,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
         open.steps.push(Step::Prompt {
             system: String::new(),
             message: "m".to_owned(),
+            earlier: Vec::new(),
         });
         store.write(open).await.expect("opened");
     }
@@ -1091,6 +1094,70 @@ async fn going_on_counts_as_an_attempt(opened: &Opened) {
     assert!(matches!(nobody, Err(StoreError::NoSuchRun(_))));
 }
 
+/// A session is one key's; its runs come newest first, and can be told apart by agent and end.
+async fn runs_are_found_by_session(opened: &Opened) {
+    let store = &*opened.store;
+    let mut all = Vec::new();
+    for (owner, name, agent) in [
+        (None, "s", "a"),
+        (None, "s", "b"),
+        (None, "s", "a"),
+        (Some("ada"), "s", "a"),
+        (None, "t", "a"),
+    ] {
+        let scope = root();
+        let mut run = record(&scope, agent);
+        run.owner = owner.map(str::to_owned);
+        run.session = Some(name.to_owned());
+        let open = write(&scope, Change::Open(Box::new(fresh(run))), 1);
+        store.write(open).await.expect("opened");
+        all.push(scope);
+    }
+    store.write(opening(&root(), "a")).await.expect("opened");
+    let done = completing(&all[0], "done");
+    store.write(done).await.expect("closed");
+    let of_nobody = || SessionQuery {
+        name: "s".to_owned(),
+        limit: 50,
+        ..SessionQuery::default()
+    };
+    let of_ada = SessionQuery {
+        owner: Some("ada".to_owned()),
+        ..of_nobody()
+    };
+    let of_a = SessionQuery {
+        agent: Some("a".to_owned()),
+        ..of_nobody()
+    };
+    let completed = SessionQuery {
+        status: Some(Status::Completed),
+        ..of_a.clone()
+    };
+    let older = SessionQuery {
+        before: Some(all[1].run),
+        ..of_nobody()
+    };
+    let one = SessionQuery {
+        limit: 1,
+        ..of_nobody()
+    };
+    for (query, expected) in [
+        (of_nobody(), &[2, 1, 0][..]),
+        (of_ada, &[3]),
+        (of_a, &[2, 0]),
+        (completed, &[0]),
+        (older, &[0]),
+        (one, &[2]),
+    ] {
+        let found = store.session(query.clone()).await.expect("a read");
+        let found: Vec<RunId> = found.iter().map(|run| run.id).collect();
+        let expected: Vec<RunId> = expected.iter().map(|at| all[*at].run).collect();
+        assert_eq!(found, expected, "{query:?}");
+    }
+    let first = stored(store, &all[0]).await;
+    assert_eq!(first.session.as_deref(), Some("s"));
+}
+
 /// Fifty clients say the same at once: one run is made, and the others are told of it.
 async fn a_key_accepts_one_run(opened: &Opened) {
     let store = &*opened.store;
@@ -1347,6 +1414,7 @@ shared_stories!(sqlite:
     a_key_accepts_one_run,
     a_key_expires,
     runs_are_listed_by_owner,
+    runs_are_found_by_session,
     a_wrong_write_spoils_no_other,
     a_failed_post_stops_its_run,
     a_closed_store_refuses,
@@ -1595,8 +1663,7 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
-         ALTER TABLE runs DROP COLUMN waiting_since; \
+        "ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );

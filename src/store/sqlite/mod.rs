@@ -18,7 +18,7 @@ use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
     Bell, ClaimKey, Claimed, EventQuery, Listening, NewestEnded, Outlived, OutlivedPage, RunFilter,
-    RunStore, Step, StoreError, Unfinished, Write,
+    RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 
 mod broken;
@@ -119,6 +119,10 @@ impl RunStore for Sqlite {
 
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::list(db, &filter)))
+    }
+
+    fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::session(db, query)))
     }
 
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {

@@ -12,7 +12,8 @@ use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::rows::{self, CONTINUATION_COLUMNS, Hash, RUN_COLUMNS, USAGE_COLUMNS};
 use crate::store::sqlite::statements::CLAIMED;
 use crate::store::{
-    ClaimKey, Claimed, EventQuery, PAGE_BYTES, RunFilter, Step, StoreError, Unfinished,
+    ClaimKey, Claimed, EventQuery, PAGE_BYTES, RunFilter, SessionQuery, Step, StoreError,
+    Unfinished,
 };
 
 /// The ids of the run `?1` and all its descendants, as `tree`.
@@ -91,6 +92,31 @@ pub fn list(db: &Connection, filter: &RunFilter) -> Found<Vec<Run>> {
     };
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.truncate(filter.limit);
+    page(db, ids)
+}
+
+/// Runs of a session, newest first.
+pub fn session(db: &Connection, query: SessionQuery) -> Found<Vec<Run>> {
+    let mut select = Select::new(
+        "SELECT r.id FROM runs r INDEXED BY runs_session WHERE r.session IS NOT NULL".to_owned(),
+    );
+    select.and("r.session =", query.name);
+    select.and("r.owner IS", query.owner);
+    if let Some(agent) = query.agent {
+        select.and("r.agent =", agent);
+    }
+    if let Some(status) = query.status {
+        select.and("r.status =", status.as_str());
+    }
+    if let Some(before) = query.before {
+        select.and("r.id <", *rows::bytes(&before));
+    }
+    let ids = select.newest(db, query.limit)?;
+    page(db, ids)
+}
+
+/// These runs, as far as a page goes.
+fn page(db: &Connection, ids: Vec<RunId>) -> Found<Vec<Run>> {
     let mut page = Vec::with_capacity(ids.len());
     let mut bytes = 0;
     for id in ids {

@@ -28,7 +28,7 @@ pub const RUN_COLUMNS: &str = "r.id, r.root, r.parent, r.depth, r.tool_call_id, 
      r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
      r.cost, r.unreported, \
      r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, r.tree_cache_write_tokens, \
-     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner, r.structured";
+     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner, r.structured, r.session";
 
 /// Where a run's own usage begins in [`RUN_COLUMNS`].
 const OWN_USAGE: usize = 25;
@@ -36,12 +36,14 @@ const OWN_USAGE: usize = 25;
 const TREE_RUNS: usize = 33;
 /// Where its owner stands.
 const OWNER: usize = 42;
-/// Where it says whether its content is JSON that was asked for, the last of them.
+/// Where it says whether its content is JSON that was asked for.
 const STRUCTURED: usize = 43;
+/// Where its session stands, the last of them.
+const SESSION: usize = 44;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
 pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since";
-const CONTINUATION: usize = STRUCTURED + 1;
+const CONTINUATION: usize = SESSION + 1;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
 pub type Hash = [u8; 32];
@@ -64,6 +66,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         root_id: id(row, 1)?,
         parent_id: row.get::<_, Option<[u8; 16]>>(2)?.map(from_bytes),
         owner: row.get(OWNER)?,
+        session: row.get(SESSION)?,
         depth: Depth(row.get(3)?),
         tool_call_id: row.get(4)?,
         agent: row.get(5)?,

@@ -9,7 +9,7 @@ use crate::config::Durability;
 use crate::store::StoreError;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
-const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED, RETENTION, WAITING];
+const MIGRATIONS: &[&str] = &[FIRST, WEBHOOKS, STRUCTURED, RETENTION, WAITING, SESSIONS];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
@@ -168,6 +168,12 @@ CREATE INDEX definitions_used ON definitions (used_until);
 
 /// Since when a run waits for a person's word.
 const WAITING: &str = "ALTER TABLE runs ADD COLUMN waiting_since INTEGER;";
+// The session that a root run goes on with. The index holds only runs of sessions, and answers from itself which one a
+// session's next run continues.
+const SESSIONS: &str = "
+ALTER TABLE runs ADD COLUMN session TEXT;
+CREATE INDEX runs_session ON runs (session, owner, id, agent, status) WHERE session IS NOT NULL;
+";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.
 const REBUILT_BYTES: i64 = 64 << 20;

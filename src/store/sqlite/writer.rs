@@ -480,6 +480,7 @@ impl<'c> Writer<'c> {
             rows::signed(continuation.timeout),
             continuation.stream,
             webhook,
+            run.session,
         ]);
         match inserted {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {

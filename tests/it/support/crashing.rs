@@ -9,8 +9,8 @@ use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::outbox::{Delivery, Due, DueQuery, Tried};
 use axed::store::{
-    ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunStore, Step,
-    StoreError, Unfinished, Write,
+    ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunStore,
+    SessionQuery, Step, StoreError, Unfinished, Write,
 };
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::{Notify, watch};
@@ -76,6 +76,10 @@ impl RunStore for Crashing {
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
         self.real.run(id)
+    }
+
+    fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.real.session(query)
     }
 
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {

@@ -1,0 +1,303 @@
+//! What was said in a run, put together from its record, and how a session's next run goes on with it: trimmed to its
+//! bounds, whole turns at a time. Knows no loop.
+
+use std::collections::BTreeMap;
+
+use crate::domain::message::{Message, ToolResult};
+use crate::domain::run::{Run, Status};
+use crate::engine::parts::Engine;
+use crate::store::{SessionQuery, Step, StoreError};
+
+/// Stands where earlier messages were left out.
+const NOTICE: &str = "[Earlier messages of this conversation were left out.]";
+
+/// A run's conversation as recorded.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    /// The system prompt; none where the run never came to have one.
+    pub system: Option<String>,
+    /// Its messages, oldest first, with those that came before the run.
+    pub messages: Vec<Message>,
+}
+
+impl Recorded {
+    /// The conversation that these steps are: results are recorded as they come, and read in the order of their calls.
+    pub fn of(steps: Vec<Step>) -> Self {
+        let mut results: BTreeMap<(u32, u32), ToolResult> = BTreeMap::new();
+        let mut others = Vec::with_capacity(steps.len());
+        for step in steps {
+            match step {
+                Step::Result {
+                    turn,
+                    position,
+                    result,
+                } => drop(results.insert((turn, position), result)),
+                other => others.push(other),
+            }
+        }
+        let mut talk = Self::default();
+        for step in others {
+            match step {
+                Step::Prompt {
+                    system,
+                    message,
+                    earlier,
+                } => {
+                    talk.system = Some(system);
+                    // A run that had to wait stands there with its message alone, and again with its whole prompt.
+                    talk.messages = earlier;
+                    talk.messages.push(Message::User { content: message });
+                }
+                Step::Reply { turn, message } => {
+                    talk.messages.push(Message::Assistant(message));
+                    let later = results.split_off(&(turn + 1, 0));
+                    let tool_results: Vec<_> = std::mem::replace(&mut results, later)
+                        .into_values()
+                        .collect();
+                    if !tool_results.is_empty() {
+                        talk.messages.push(Message::Tool { tool_results });
+                    }
+                }
+                Step::Said { content } => talk.messages.push(Message::User { content }),
+                Step::Result { .. } => {}
+            }
+        }
+        talk
+    }
+}
+
+/// How much of a session's conversation its next run goes on with.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Messages.
+    pub messages: usize,
+    /// Bytes of their texts, arguments included.
+    pub bytes: usize,
+}
+
+/// What a run of a session goes on with: the conversation of the last completed run of that session and agent. Read when
+/// it is the run's turn, as those before it have ended then.
+pub async fn earlier(engine: &Engine, run: &Run) -> Result<Vec<Message>, StoreError> {
+    let Some(name) = &run.session else {
+        return Ok(Vec::new());
+    };
+    let store = engine.journal.store();
+    let last = SessionQuery {
+        owner: run.owner.clone(),
+        name: name.clone(),
+        agent: Some(run.agent.clone()),
+        status: Some(Status::Completed),
+        before: None,
+        limit: 1,
+    };
+    let Some(last) = store.session(last).await?.pop() else {
+        return Ok(Vec::new());
+    };
+    let talk = Recorded::of(store.steps(last.id).await?);
+    Ok(trimmed(talk.messages, engine.settings.session))
+}
+
+/// The messages, or as many of the last ones as the bounds allow, with a notice before them. They begin with a user's
+/// message where one fits, else with a reply, and never with the results of calls that are gone.
+fn trimmed(mut messages: Vec<Message>, bounds: Bounds) -> Vec<Message> {
+    let mut bytes = 0;
+    let mut begins = None;
+    for (at, message) in messages.iter().enumerate().rev() {
+        bytes += size(message);
+        if bytes > bounds.bytes || messages.len() - at > bounds.messages {
+            break;
+        }
+        match (message, begins) {
+            (Message::User { .. }, _) => begins = Some(at),
+            (Message::Assistant(_), None) => begins = Some(at),
+            (Message::Assistant(_), Some(last)) if !is_user(&messages[last]) => begins = Some(at),
+            _ => {}
+        }
+    }
+    if begins == Some(0) || messages.is_empty() {
+        return messages;
+    }
+    messages.drain(..begins.unwrap_or(messages.len()));
+    match messages.first_mut() {
+        // One message, as some models take no two of a user's in a row.
+        Some(Message::User { content }) => *content = format!("{NOTICE}\n\n{content}"),
+        _ => messages.insert(
+            0,
+            Message::User {
+                content: NOTICE.to_owned(),
+            },
+        ),
+    }
+    messages
+}
+
+fn is_user(message: &Message) -> bool {
+    matches!(message, Message::User { .. })
+}
+
+fn size(message: &Message) -> usize {
+    match message {
+        Message::User { content } => content.len(),
+        Message::Assistant(said) => {
+            let calls = said.tool_calls.iter();
+            let calls = calls.map(|call| call.name.len() + call.arguments.get().len());
+            let echo = said.echo.as_ref().map_or(0, |echo| echo.body.get().len());
+            said.content.len() + calls.sum::<usize>() + echo
+        }
+        Message::Tool { tool_results } => {
+            tool_results.iter().map(|result| result.content.len()).sum()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bounds, NOTICE, Recorded, trimmed};
+    use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
+    use crate::store::Step;
+
+    fn user(text: &str) -> Message {
+        Message::User {
+            content: text.to_owned(),
+        }
+    }
+
+    fn reply(text: &str) -> AssistantMessage {
+        let call = text.strip_prefix("calls ").map(|id| ToolCall {
+            id: id.to_owned(),
+            provider_id: String::new(),
+            name: "t".to_owned(),
+            arguments: no_arguments(),
+        });
+        AssistantMessage {
+            content: text.to_owned(),
+            tool_calls: call.into_iter().collect(),
+            echo: None,
+        }
+    }
+
+    fn result(id: &str) -> ToolResult {
+        ToolResult {
+            call_id: id.to_owned(),
+            content: format!("of {id}"),
+            is_error: false,
+        }
+    }
+
+    fn told(messages: &[Message]) -> String {
+        let words: Vec<String> = messages
+            .iter()
+            .map(|message| match message {
+                Message::User { content } => format!("u:{}", content.replace(NOTICE, "…")),
+                Message::Assistant(said) => format!("a:{}", said.content),
+                Message::Tool { tool_results } => format!("t:{}", tool_results.len()),
+            })
+            .collect();
+        words.join("|").replace('\n', "")
+    }
+
+    fn talk() -> Vec<Message> {
+        vec![
+            user("1"),
+            Message::Assistant(reply("one")),
+            user("2"),
+            Message::Assistant(reply("calls c1")),
+            Message::Tool {
+                tool_results: vec![result("c1")],
+            },
+            Message::Assistant(reply("calls c2")),
+            Message::Tool {
+                tool_results: vec![result("c2")],
+            },
+            Message::Assistant(reply("two")),
+        ]
+    }
+
+    #[test]
+    fn whole_turns_go_from_the_front() {
+        let most = |messages: usize| {
+            told(&trimmed(
+                talk(),
+                Bounds {
+                    messages,
+                    bytes: 1000,
+                },
+            ))
+        };
+        let whole = "u:1|a:one|u:2|a:calls c1|t:1|a:calls c2|t:1|a:two";
+        assert_eq!(most(8), whole);
+        assert_eq!(most(7), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
+        assert_eq!(most(6), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
+        // The last exchange alone is too much: calls go with their results.
+        for (messages, left) in [
+            (5, "u:…|a:calls c1|t:1|a:calls c2|t:1|a:two"),
+            (4, "u:…|a:calls c2|t:1|a:two"),
+            (3, "u:…|a:calls c2|t:1|a:two"),
+            (2, "u:…|a:two"),
+            (1, "u:…|a:two"),
+            (0, "u:…"),
+        ] {
+            assert_eq!(most(messages), left, "{messages}");
+        }
+    }
+
+    #[test]
+    fn bytes_count_too_and_the_notice_is_told_once() {
+        let bounds = |bytes| Bounds {
+            messages: 100,
+            bytes,
+        };
+        assert_eq!(told(&trimmed(talk(), bounds(3))), "u:…|a:two");
+        assert!(trimmed(Vec::new(), bounds(0)).is_empty());
+        let mut again = trimmed(
+            talk(),
+            Bounds {
+                messages: 6,
+                bytes: 1000,
+            },
+        );
+        again.extend([user("3"), Message::Assistant(reply("three"))]);
+        assert_eq!(
+            told(&trimmed(again.clone(), bounds(1000))),
+            told(&again),
+            "what fits stays as it is"
+        );
+        assert_eq!(told(&trimmed(again, bounds(10))), "u:…3|a:three");
+    }
+
+    #[test]
+    fn earlier_messages_come_before_the_runs_own() {
+        let prompt = |system: &str| Step::Prompt {
+            system: system.to_owned(),
+            message: "go".to_owned(),
+            earlier: talk(),
+        };
+        let turn = |turn, text| Step::Reply {
+            turn,
+            message: reply(text),
+        };
+        let came = |turn, position, id| Step::Result {
+            turn,
+            position,
+            result: result(id),
+        };
+        let recorded = Recorded::of(vec![
+            prompt(""),
+            prompt("be brief"),
+            turn(1, "calls c3"),
+            came(1, 1, "late"),
+            came(1, 0, "c3"),
+            turn(2, "done"),
+        ]);
+        assert_eq!(recorded.system.as_deref(), Some("be brief"));
+        let whole = told(&recorded.messages);
+        assert!(
+            whole.ends_with("a:two|u:go|a:calls c3|t:2|a:done"),
+            "{whole}"
+        );
+        let Some(Message::Tool { tool_results }) = recorded.messages.get(10) else {
+            panic!("no results in {whole}");
+        };
+        assert_eq!(tool_results[0].call_id, "c3");
+    }
+}

@@ -1,0 +1,201 @@
+//! Who is at work in which session: one run at a time, the others in the order in which they were accepted. Knows
+//! neither slots nor what is said in a session.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+
+use crate::domain::run::RunId;
+use crate::engine::queue::Slot;
+
+/// What a session is known by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SessionKey {
+    /// The key that it belongs to; none without keys.
+    pub owner: Option<String>,
+    /// Its name.
+    pub name: String,
+}
+
+/// What becomes of a run whose session is busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnBusy {
+    /// It waits for those before it.
+    #[default]
+    Queue,
+    /// It is not accepted.
+    Reject,
+    /// Those before it are cancelled.
+    CancelPrevious,
+}
+
+/// The sessions that have a run which has not ended.
+#[derive(Clone, Default)]
+pub struct Sessions(Arc<Mutex<HashMap<SessionKey, Busy>>>);
+
+/// A session with runs.
+struct Busy {
+    /// Its one permit is held by the run at work.
+    turn: Arc<Semaphore>,
+    /// The run at work and those that wait, in their order.
+    runs: Vec<RunId>,
+}
+
+impl Sessions {
+    /// The last seat of the session for a run whose id is made here, so that ids are in the order of the seats. Where
+    /// the session must be free and is not, the run that is at work in it instead.
+    pub fn enter(&self, key: SessionKey, must_be_free: bool) -> Result<(RunId, Seat), RunId> {
+        let mut open = lock(&self.0);
+        let at_work = open.get(&key).and_then(|busy| busy.runs.first());
+        if let Some(at_work) = at_work.filter(|_| must_be_free) {
+            return Err(*at_work);
+        }
+        let id = RunId::new();
+        Ok((id, self.sit(&mut open, key, id)))
+    }
+
+    /// The last seat for a run that was accepted before.
+    pub fn enter_again(&self, key: SessionKey, id: RunId) -> Seat {
+        self.sit(&mut lock(&self.0), key, id)
+    }
+
+    fn sit(&self, open: &mut HashMap<SessionKey, Busy>, key: SessionKey, run: RunId) -> Seat {
+        let busy = open.entry(key.clone()).or_insert_with(|| Busy {
+            turn: Arc::new(Semaphore::new(1)),
+            runs: Vec::new(),
+        });
+        busy.runs.push(run);
+        // The first poll stands in line, so it must not be put off for the sake of other tasks.
+        let wait = tokio::task::unconstrained(Arc::clone(&busy.turn).acquire_owned());
+        let mut wait: BoxFuture<'static, _> = Box::pin(wait);
+        let turn = match (&mut wait).now_or_never() {
+            Some(permit) => Turn::Come {
+                _permit: permit.ok(),
+            },
+            None => Turn::Waits(wait),
+        };
+        Seat {
+            sessions: self.clone(),
+            key,
+            run,
+            turn,
+        }
+    }
+}
+
+/// A run's place in its session. Whoever drops it has left the session, and the next one's turn comes.
+pub struct Seat {
+    sessions: Sessions,
+    key: SessionKey,
+    run: RunId,
+    turn: Turn,
+}
+
+enum Turn {
+    Come {
+        _permit: Option<OwnedSemaphorePermit>,
+    },
+    Waits(BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>),
+}
+
+impl Seat {
+    /// Whether others come before it.
+    pub fn waits(&self) -> bool {
+        matches!(self.turn, Turn::Waits(_))
+    }
+
+    /// Comes back when all before it have left.
+    pub async fn turn(&mut self) {
+        if let Turn::Waits(wait) = &mut self.turn {
+            // Nobody closes the semaphore.
+            let permit = wait.await.ok();
+            self.turn = Turn::Come { _permit: permit };
+        }
+    }
+
+    /// Those that come before it now, in their order.
+    pub fn before(&self) -> Vec<RunId> {
+        let open = lock(&self.sessions.0);
+        let runs = open
+            .get(&self.key)
+            .map_or(&[][..], |busy| busy.runs.as_slice());
+        runs.iter()
+            .copied()
+            .take_while(|run| *run != self.run)
+            .collect()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Its permit goes after this, so that whoever finds the session free can enter it at once.
+        let mut open = lock(&self.sessions.0);
+        if let Some(busy) = open.get_mut(&self.key) {
+            busy.runs.retain(|run| *run != self.run);
+            if busy.runs.is_empty() {
+                open.remove(&self.key);
+            }
+        }
+    }
+}
+
+/// What a root run gives back when it has ended, before anybody hears of that.
+#[derive(Default)]
+pub struct Held {
+    /// Its slot.
+    pub slot: Option<Slot>,
+    /// Its seat in a session.
+    pub seat: Option<Seat>,
+}
+
+fn lock(open: &Mutex<HashMap<SessionKey, Busy>>) -> MutexGuard<'_, HashMap<SessionKey, Busy>> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::{Seat, SessionKey, Sessions};
+
+    fn key(owner: Option<&str>) -> SessionKey {
+        SessionKey {
+            owner: owner.map(str::to_owned),
+            name: "talk".to_owned(),
+        }
+    }
+
+    fn has_come(seat: &mut Seat) -> bool {
+        seat.turn().now_or_never().is_some()
+    }
+
+    #[test]
+    fn one_at_a_time_in_the_order_of_their_coming() {
+        let sessions = Sessions::default();
+        let enter = || sessions.enter(key(None), false).expect("a seat");
+        let (first_id, first) = enter();
+        let (second_id, mut second) = enter();
+        let (third_id, mut third) = enter();
+        let (_, mut fourth) = enter();
+        assert!(first_id < second_id && second_id < third_id);
+        assert!(!first.waits() && second.waits() && third.waits());
+        assert_eq!(third.before(), [first_id, second_id]);
+        assert_eq!(sessions.enter(key(None), true).err(), Some(first_id));
+        assert!(sessions.enter(key(Some("ada")), true).is_ok());
+        // One that goes before its turn lets nobody pass the one at work.
+        drop(third);
+        assert!(!has_come(&mut second) && !has_come(&mut fourth));
+        drop(first);
+        assert!(!has_come(&mut fourth));
+        assert!(has_come(&mut second));
+        drop(second);
+        assert!(has_come(&mut fourth));
+        drop(fourth);
+        assert!(super::lock(&sessions.0).is_empty());
+        third = sessions.enter(key(None), true).expect("free").1;
+        assert!(!third.waits());
+    }
+}

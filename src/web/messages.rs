@@ -1,0 +1,201 @@
+//! What was said before a run, as a client writes it: read, and held to the order that providers take. Knows no route.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
+use crate::web::body::{self, MAX_DEPTH, Object};
+use crate::web::error::{Problem, word};
+
+/// One message as it is written; `GET /runs/{id}/messages` shows them in the same form.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Written {
+    role: Role,
+    content: Option<String>,
+    tool_calls: Option<Vec<Object<Call>>>,
+    tool_results: Option<Vec<Object<Answered>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Call {
+    id: String,
+    name: String,
+    arguments: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answered {
+    call_id: String,
+    content: String,
+    #[serde(default)]
+    is_error: bool,
+}
+
+/// The messages, in good order: a user's first, results right behind the calls that they answer, no two replies in a row.
+/// Results are put in the order of their calls.
+pub fn read(written: Vec<Object<Written>>) -> Result<Vec<Message>, Problem> {
+    let mut messages: Vec<Message> = Vec::with_capacity(written.len());
+    for (at, Object(message)) in written.into_iter().enumerate() {
+        let message = message
+            .read(messages.last())
+            .map_err(|why| wrong(at, why))?;
+        messages.push(message);
+    }
+    match unanswered(messages.last()) {
+        [] => Ok(messages),
+        [call, ..] => Err(wrong(
+            messages.len() - 1,
+            format!(
+                "calls tools and is the last; the call {} has no result",
+                word(&call.id)
+            ),
+        )),
+    }
+}
+
+fn wrong(at: usize, why: String) -> Problem {
+    Problem::field("invalid_messages", format!("/messages/{at}"), why)
+}
+
+impl Written {
+    /// The message, where it may follow `last`.
+    fn read(self, last: Option<&Message>) -> Result<Message, String> {
+        let has = |is: bool, name| if is { Some(name) } else { None };
+        let extra = match self.role {
+            Role::User => has(self.tool_calls.is_some(), "tool_calls")
+                .or(has(self.tool_results.is_some(), "tool_results")),
+            Role::Assistant => has(self.tool_results.is_some(), "tool_results"),
+            Role::Tool => has(self.tool_calls.is_some(), "tool_calls")
+                .or(has(self.content.is_some(), "content")),
+        };
+        if let Some(extra) = extra {
+            return Err(format!("a message of this role has no {extra}"));
+        }
+        if let ([call, ..], Role::User | Role::Assistant) = (unanswered(last), self.role) {
+            return Err(format!(
+                "comes before the result of the call {}",
+                word(&call.id)
+            ));
+        }
+        let content = self.content.unwrap_or_default();
+        match self.role {
+            Role::User if content.trim().is_empty() => Err("needs a content".to_owned()),
+            Role::User => Ok(Message::User { content }),
+            Role::Assistant => match last {
+                None => Err("the first message is a user's".to_owned()),
+                Some(Message::Assistant(_)) => {
+                    Err("follows another reply; there is a user's message between two".to_owned())
+                }
+                Some(Message::User { .. } | Message::Tool { .. }) => {
+                    reply(content, self.tool_calls.unwrap_or_default())
+                }
+            },
+            Role::Tool => answers(unanswered(last), self.tool_results.unwrap_or_default()),
+        }
+    }
+}
+
+/// The calls of a message, which are to be answered by the next.
+fn unanswered(last: Option<&Message>) -> &[ToolCall] {
+    match last {
+        Some(Message::Assistant(said)) => &said.tool_calls,
+        _ => &[],
+    }
+}
+
+fn reply(content: String, calls: Vec<Object<Call>>) -> Result<Message, String> {
+    if content.trim().is_empty() && calls.is_empty() {
+        return Err("needs a content, or tool_calls".to_owned());
+    }
+    let mut ids = HashSet::new();
+    let mut tool_calls = Vec::with_capacity(calls.len());
+    for Object(Call {
+        id,
+        name,
+        arguments,
+    }) in calls
+    {
+        if id.is_empty() || name.is_empty() {
+            return Err("a tool call has an id and a name that are not empty".to_owned());
+        }
+        if !ids.insert(id.clone()) {
+            return Err(format!("has two calls with the id {}", word(&id)));
+        }
+        let arguments = match arguments {
+            None => no_arguments(),
+            // Raw JSON is passed over without being followed, so its depth was not checked yet.
+            Some(json) if !json.get().starts_with('{') || body::depth(json.get()) > MAX_DEPTH => {
+                return Err(format!(
+                    "the arguments of the call {} are no object of at most {MAX_DEPTH} levels",
+                    word(&id)
+                ));
+            }
+            Some(json) => Arc::from(json),
+        };
+        tool_calls.push(ToolCall {
+            id,
+            provider_id: String::new(),
+            name,
+            arguments,
+        });
+    }
+    Ok(Message::Assistant(AssistantMessage {
+        content,
+        tool_calls,
+        echo: None,
+    }))
+}
+
+/// One result for each of the calls.
+fn answers(calls: &[ToolCall], results: Vec<Object<Answered>>) -> Result<Message, String> {
+    if calls.is_empty() {
+        return Err("does not follow a reply with tool calls".to_owned());
+    }
+    let mut found: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
+    let places: HashMap<&str, usize> = calls
+        .iter()
+        .enumerate()
+        .map(|(place, call)| (call.id.as_str(), place))
+        .collect();
+    for Object(Answered {
+        call_id,
+        content,
+        is_error,
+    }) in results
+    {
+        let Some(place) = places.get(call_id.as_str()) else {
+            return Err(format!(
+                "answers {}, which the reply before it does not call",
+                word(&call_id)
+            ));
+        };
+        if found[*place].is_some() {
+            return Err(format!("has two results for the call {}", word(&call_id)));
+        }
+        found[*place] = Some(ToolResult {
+            call_id,
+            content,
+            is_error,
+        });
+    }
+    if let Some((call, _)) = calls.iter().zip(&found).find(|(_, found)| found.is_none()) {
+        return Err(format!("has no result for the call {}", word(&call.id)));
+    }
+    Ok(Message::Tool {
+        tool_results: found.into_iter().flatten().collect(),
+    })
+}
