@@ -1,7 +1,7 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
-//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout recover]`. Provider, bare handler and daemon are
-//! processes of their own, so that each one's memory can be read; the first two are this binary in another role.
+//! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout recover
+//! tools long]`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
 
 mod bare;
 mod cancel;
@@ -11,6 +11,7 @@ mod process;
 mod provider;
 mod recover;
 mod table;
+mod tools;
 
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,12 @@ fn main() {
         }
         if wants("recover") {
             recover::measure(&mut table).await;
+        }
+        if wants("tools") {
+            tools::overhead(&mut table).await;
+        }
+        if wants("long") {
+            tools::long(&mut table).await;
         }
     });
     table.print_verdict();

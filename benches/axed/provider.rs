@@ -1,7 +1,8 @@
 //! An instant provider on OpenAI's wire, as lean as it gets: prebuilt answers, chosen by a glance at the body.
 //!
 //! Models: `hang` never answers; `fan-9-leaf` calls the agent `leaf` nine times at once, then says its text;
-//! `gate-fan-9-leaf` does so once the gate is open. `GET /busy` tells how many requests are being answered, and
+//! `gate-fan-9-leaf` does so once the gate is open; `steps-40-5-read_file` makes forty replies with five calls of that tool
+//! each, then says its text. `GET /busy` tells how many requests are being answered, and
 //! `POST /gate` opens the gate for those that wait.
 
 use std::convert::Infallible;
@@ -15,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
@@ -121,13 +122,17 @@ async fn answer(
     if waits {
         house.gate.notified().await;
     }
-    let answer = match fan
-        .strip_prefix("fan-")
-        .and_then(|rest| rest.split_once('-'))
-    {
-        Some((count, agent)) if is_first => calls(count.parse().unwrap_or(1), agent),
-        None if is_first => Bytes::from_static(THREE_CALLS),
-        _ => Bytes::from_static(TEXT),
+    let answer = if let Some(steps) = fan.strip_prefix("steps-") {
+        step(steps, text.matches("\"role\":\"tool\"").count())
+    } else {
+        match fan
+            .strip_prefix("fan-")
+            .and_then(|rest| rest.split_once('-'))
+        {
+            Some((count, agent)) if is_first => calls(count.parse().unwrap_or(1), agent),
+            None if is_first => Bytes::from_static(THREE_CALLS),
+            _ => Bytes::from_static(TEXT),
+        }
     };
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
@@ -141,13 +146,34 @@ async fn answer(
 }
 
 fn calls(count: usize, agent: &str) -> Bytes {
-    let calls: Vec<_> = (0..count)
-        .map(|at| {
-            let arguments = json!({"agent": agent, "task": format!("part {at}")}).to_string();
-            json!({"id": format!("call-{at}"), "type": "function",
-                "function": {"name": "call_agent", "arguments": arguments}})
-        })
-        .collect();
+    let arguments = |at| json!({"agent": agent, "task": format!("part {at}")}).to_string();
+    let calls = (0..count).map(|at| call(at, "call_agent", &arguments(at)));
+    reply_with(calls.collect())
+}
+
+/// The reply of a run that has so many results: the next calls, or its last text. `steps` is `<replies>-<calls>-<tool>`.
+fn step(steps: &str, results: usize) -> Bytes {
+    let mut parts = steps.splitn(3, '-');
+    let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or(0);
+    let (replies, count): (usize, usize) = (number(), number());
+    if results >= replies * count {
+        return Bytes::from_static(TEXT);
+    }
+    let (name, arguments) = match parts.next().unwrap_or_default() {
+        "refused" => ("list_directory", "{\"path\":\".\",\"depth\":2}"),
+        "read_file" => ("read_file", "{\"path\":\"f\"}"),
+        other => (other, "{\"path\":\".\"}"),
+    };
+    let calls = (results..results + count).map(|at| call(at, name, arguments));
+    reply_with(calls.collect())
+}
+
+fn call(at: usize, name: &str, arguments: &str) -> Value {
+    json!({"id": format!("call-{at}"), "type": "function",
+        "function": {"name": name, "arguments": arguments}})
+}
+
+fn reply_with(calls: Vec<Value>) -> Bytes {
     let reply = json!({"id": "c", "object": "chat.completion", "created": 0, "model": "bench", "choices": [{
         "index": 0, "finish_reason": "tool_calls",
         "message": {"role": "assistant", "content": null, "tool_calls": calls}}],

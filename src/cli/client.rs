@@ -94,6 +94,9 @@ pub struct RunPage {
 pub struct TreeNode {
     /// Its agent.
     pub agent: String,
+    /// What its caller called it, where it has no name of its own.
+    #[serde(default)]
+    pub label: Option<String>,
     /// Where it stands.
     pub status: Status,
     /// Replies received.

@@ -56,6 +56,10 @@ const FILES: &[(&str, &str)] = &[
         include_str!("../../agents/scripts/researcher.toml"),
     ),
     (
+        "scripts/reader.toml",
+        include_str!("../../agents/scripts/reader.toml"),
+    ),
+    (
         "scripts/critic.toml",
         include_str!("../../agents/scripts/critic.toml"),
     ),
@@ -68,6 +72,10 @@ const FILES: &[(&str, &str)] = &[
         include_str!("../../agents/scripts/writer.toml"),
     ),
 ];
+
+/// The project whose files an agent looks at: what lies in the caller's own directory is nobody's business here.
+const README: &str = "Version 2.0 of the importer reads empty files, too.\n";
+const READS_FILES: &str = "agents/researcher-scripted.toml";
 
 /// Runs the planner and shows what came of it.
 pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
@@ -98,9 +106,17 @@ fn furnish(scratch: &Scratch) -> anyhow::Result<Config> {
         std::fs::create_dir_all(path.parent().unwrap_or(home))?;
         std::fs::write(path, text)
     };
+    // A JSON string is one of TOML's, too.
+    let project = json!(home.join("project").to_string_lossy());
     for (name, text) in FILES {
-        write(name, text).with_context(|| format!("could not write the demo's {name}"))?;
+        // The shipped file cannot know where the demo's directory is.
+        let text = match *name {
+            READS_FILES => format!("workdir = {project}\n{text}"),
+            _ => (*text).to_owned(),
+        };
+        write(name, &text).with_context(|| format!("could not write the demo's {name}"))?;
     }
+    write("project/README.md", README)?;
     write(
         "axed.toml",
         "[providers.scripted]\nscripts = [\"scripts\"]\n\n[telemetry]\nlog = \"error\"\n",
@@ -117,7 +133,8 @@ fn furnish(scratch: &Scratch) -> anyhow::Result<Config> {
 /// Runs the planner, prints its tree and its text, and returns the run's id.
 async fn show(client: &Client) -> anyhow::Result<String> {
     output::line(format_args!(
-        "A planner is asked: \"{INPUT}\". It delegates to three agents at once, and one of them asks a fourth.\n\
+        "A planner is asked: \"{INPUT}\". It delegates to three agents at once. One of them looks at files, asks a\n\
+         fourth, and has an agent without a name read for it.\n\
          The models are scripts and need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
          POST {}agents/{AGENT}/runs\n",
         client.base()

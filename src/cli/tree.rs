@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::cli::client::{TreeNode, UsageView};
+use crate::domain::message::shorten;
 
 /// Every run indented by its depth, callers before those they called, and the sum of them all.
 pub fn table(root: &TreeNode) -> String {
@@ -22,7 +23,13 @@ pub fn table(root: &TreeNode) -> String {
     let mut sum = UsageView::default();
     let mut ahead = vec![(0, root)];
     while let Some((depth, run)) = ahead.pop() {
-        let agent = format!("{}{}", "  ".repeat(depth), run.agent);
+        // An unnamed agent's record has its caller's name.
+        let name = run.label.as_ref().map_or_else(
+            || run.agent.clone(),
+            // A model chose it: it is shown as one line and moves no cursor.
+            |label| format!("({})", shorten(label, 40).replace(char::is_control, "?")),
+        );
+        let agent = format!("{}{name}", "  ".repeat(depth));
         let status = run.status.as_str();
         table.add_row(row(agent, status, run.turns, run.usage, run.duration_ms));
         runs += 1;
@@ -65,6 +72,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::table;
+
+    #[test]
+    fn an_unnamed_run_is_shown_by_its_label_on_one_line() {
+        let run = json!({
+            "id": "a", "agent": "planner", "label": "look\u{1b}[2J\nup", "status": "completed", "turns": 1,
+            "duration_ms": 1, "usage": {"input_tokens": 1, "output_tokens": 1, "tool_calls": 0, "cost_usd": null},
+            "children": [],
+        });
+        let shown = table(&serde_json::from_value(run).expect("a tree"));
+        assert!(shown.contains("│ (look?[2J?up) ┆"), "{shown}");
+    }
 
     #[test]
     fn runs_are_indented_by_depth_and_summed() {

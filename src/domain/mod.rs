@@ -1,6 +1,7 @@
 //! The words of the house as plain types: what an agent, a run, a message, an event and usage are. Knows no I/O.
 
 pub mod agent;
+pub mod counted;
 pub mod event;
 pub mod mcp;
 pub mod message;

@@ -1,11 +1,15 @@
 //! A final text that shall be JSON: finds the JSON in it, checks it, and words what a model is told of its errors. Pure.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::ResponseFormat;
+use crate::domain::message::shorten;
 use crate::domain::schema::Schema;
 
 /// The JSON that a text is: whole, or within the one fence that models like to put around it.
@@ -27,9 +31,12 @@ pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
         return Ok(false);
     }
     let no_json = || vec!["it is not one JSON value".to_owned()];
-    let value: Value = json(text)
-        .and_then(|json| serde_json::from_str(json.get()).ok())
-        .ok_or_else(no_json)?;
+    let json = json(text).ok_or_else(no_json)?;
+    // The text is handed on as it is: a reader for whom the first of two equal keys counts must not see another value
+    // than the one that was checked.
+    serde_json::from_str::<Once>(json.get())
+        .map_err(|error| vec![shorten(&error.to_string(), 300)])?;
+    let value: Value = serde_json::from_str(json.get()).map_err(|_| no_json())?;
     let errors = match format {
         ResponseFormat::JsonSchema(schema) => Schema::read(Arc::clone(schema))
             .map_err(|error| vec![format!("the schema asked for is none: {error}")])?
@@ -40,6 +47,65 @@ pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
     match errors.is_empty() {
         true => Ok(true),
         false => Err(errors),
+    }
+}
+
+/// JSON in which no object has a key twice.
+struct Once;
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reads;
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Once;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON")
+            }
+
+            fn visit_unit<E>(self) -> Result<Once, E> {
+                Ok(Once)
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Once, E> {
+                Ok(Once)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Once, E> {
+                Ok(Once)
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Once, E> {
+                Ok(Once)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Once, E> {
+                Ok(Once)
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Once, E> {
+                Ok(Once)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Once, A::Error> {
+                while items.next_element::<Once>()?.is_some() {}
+                Ok(Once)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Once, A::Error> {
+                let mut keys = HashSet::new();
+                while let Some(key) = members.next_key::<String>()? {
+                    let shown = shorten(&key, 100);
+                    if !keys.insert(key) {
+                        let why = format!("an object has the key {shown:?} twice");
+                        return Err(A::Error::custom(why));
+                    }
+                    members.next_value::<Once>()?;
+                }
+                Ok(Once)
+            }
+        }
+        deserializer.deserialize_any(Reads)
     }
 }
 
@@ -83,6 +149,20 @@ mod tests {
         ] {
             assert!(json(text).is_none(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_told() {
+        for text in [
+            "{\"n\": \"x\", \"n\": 1}",
+            "[{\"a\": {\"n\": 1, \"\\u006e\": 2}}]",
+        ] {
+            let why = check(&ResponseFormat::JsonObject, text).expect_err(text);
+            let told = "an object has the key \"n\" twice";
+            assert!(why[0].starts_with(told), "{why:?}");
+        }
+        let fits = "{\"a\": [null, true, -1, 1, 0.5, \"x\"], \"b\": {\"a\": 1}}";
+        assert_eq!(check(&ResponseFormat::JsonObject, fits), Ok(true));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::tools::{AdHocAsk, Context, Effect, Tool};
 pub const NAME: &str = "subagent";
 /// What ends a result that was cut.
 const CUT: &str = "... (truncated)";
+/// Most characters of a label that are kept.
+const MOST_LABEL: usize = 200;
 /// What asks for a summary where the call does not say.
 const USUAL_SUMMARY: &str = "Summarize your findings concisely";
 
@@ -103,7 +105,8 @@ impl Subagent {
             Summary::Always => Some(summary_prompt.unwrap_or_else(|| USUAL_SUMMARY.to_owned())),
         };
         Ok(Asked {
-            label,
+            // It stands in every list of runs.
+            label: shorten(&label, MOST_LABEL),
             task,
             max_turns,
             ad_hoc: AdHoc {
@@ -265,6 +268,8 @@ mod tests {
             read(&json!({"label": "a", "task_prompt": "x", "allowed_tools": []})).expect("an ask");
         assert_eq!(asked.ad_hoc.allowed_tools, Some(Vec::new()));
         assert_eq!((asked.max_turns, asked.ad_hoc.summary_prompt), (10, None));
+        let long = json!({"label": "x".repeat(1_000_000), "task_prompt": "x"});
+        assert_eq!(read(&long).expect("an ask").label.len(), 203);
     }
 
     #[test]

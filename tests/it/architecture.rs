@@ -48,7 +48,7 @@ const FENCES: &[(&str, &[&str])] = &[
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
-    ("jsonschema", &["domain/schema"]),
+    ("jsonschema", &["domain/counted", "domain/schema"]),
     ("cap_std", &["tools"]),
     ("cap_fs_ext", &["tools"]),
     ("cap_tempfile", &["tools"]),

@@ -169,10 +169,12 @@ async fn the_demo_shows_a_tree_and_leaves_nothing() {
     for word in [
         "planner-scripted",
         "  researcher-scripted",
+        "    (read the README)",
         "    critic-scripted",
         "  triage-scripted",
         "  writer-scripted",
-        "total: 5 runs",
+        "total: 6 runs",
+        "(seen): 1: Version 2.0 of the importer reads empty files, too.",
         "Plan for: Prepare the release of version 2.0",
     ] {
         assert!(shown.contains(word), "{word:?} is missing in {shown}");
@@ -591,8 +593,8 @@ async fn everything_that_is_shipped_is_valid_and_runs() {
     home.write("agents/scripts/x.toml", ECHO);
     home.axed(&["agents", "list"]).await.with(0);
     for (agent, runs) in [
-        ("planner-scripted", 5),
-        ("researcher-scripted", 2),
+        ("planner-scripted", 6),
+        ("researcher-scripted", 3),
         ("reviewer-scripted", 4),
         ("triage-scripted", 1),
         ("writer-scripted", 1),

@@ -166,6 +166,32 @@ async fn a_schema_that_is_none_is_refused_at_once() {
 }
 
 #[tokio::test]
+async fn a_schema_made_to_work_for_ever_costs_its_own_run_only() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [says("{\"a\": 1}"), says("{\"a\": 1}")]);
+    // Each step asks the next one twice: 2^64 looks at one small object.
+    let mut steps = serde_json::Map::new();
+    for step in 0..64 {
+        let next = json!({"$ref": format!("#/$defs/{}", step + 1)});
+        let ask = |more: u32| json!({"allOf": [next, {"minProperties": more}]});
+        steps.insert(step.to_string(), json!({"anyOf": [ask(1), ask(2)]}));
+    }
+    steps.insert("64".to_owned(), json!({"maxProperties": 0}));
+    let schema = json!({"$defs": steps, "$ref": "#/$defs/0"});
+    let format = json!({"type": "json_schema", "schema": schema});
+
+    let body = json!({"input": "go", "response_format": format});
+    let run = app.run_with("solo", body).await;
+
+    assert_eq!(run["status"], "failed");
+    assert_eq!(run["error"]["code"], "output_invalid");
+    let why = run["error"]["message"].as_str().expect("a message");
+    assert!(why.contains("takes too long to check"), "{why}");
+    assert_eq!(run["partial_content"], "{\"a\": 1}");
+}
+
+#[tokio::test]
 async fn a_childs_answer_is_held_against_its_own_schema() {
     let app = TestApp::with()
         .agent("planner", "sub_agents = [\"reader\"]")

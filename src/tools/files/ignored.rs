@@ -16,6 +16,8 @@ use crate::tools::files::ground::{Opened, open_listed};
 const FILES: [&str; 2] = [".gitignore", ".ignore"];
 /// Most bytes of one that are read: hostile ones are no reason to compile for minutes.
 const MOST_BYTES: u64 = 64 << 10;
+/// Most bytes of all that are in force in one directory: those of a thousand directories within each other would be.
+const MOST_IN_FORCE: u64 = 256 << 10;
 
 /// The rules in force in one directory.
 #[derive(Debug)]
@@ -23,11 +25,14 @@ pub struct Ignored {
     here: Gitignore,
     /// Those of the directories above.
     above: Option<Arc<Ignored>>,
+    /// Bytes of both.
+    bytes: u64,
 }
 
 /// The rules in force in this directory, whose path is below the workdir.
 pub fn within(dir: &Dir, path: &Path, above: Option<&Arc<Ignored>>) -> Option<Arc<Ignored>> {
     let mut rules = GitignoreBuilder::new(path);
+    let mut bytes = above.map_or(0, |above| above.bytes);
     let mut lines = 0;
     for name in FILES {
         let opened = open_listed(dir, Path::new(name), FollowSymlinks::No);
@@ -36,6 +41,10 @@ pub fn within(dir: &Dir, path: &Path, above: Option<&Arc<Ignored>>) -> Option<Ar
         };
         for line in BufReader::new(file.take(MOST_BYTES)).lines() {
             let Ok(line) = line else { break };
+            bytes += line.len() as u64 + 1;
+            if bytes > MOST_IN_FORCE {
+                break;
+            }
             // A line that is no pattern counts for nothing, as with git.
             let _ = rules.add_line(None, &line);
             lines += 1;
@@ -48,6 +57,7 @@ pub fn within(dir: &Dir, path: &Path, above: Option<&Arc<Ignored>>) -> Option<Ar
         Ok(here) => Some(Arc::new(Ignored {
             here,
             above: above.cloned(),
+            bytes,
         })),
         Err(_) => above.cloned(),
     }
