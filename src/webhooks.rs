@@ -168,6 +168,7 @@ impl Sender {
         self.tell(&delivery, &answer, then);
         let tried = Tried {
             id: delivery.id,
+            since: delivery.since,
             attempt: Attempt {
                 time: begun,
                 status: answer.status,

@@ -76,7 +76,8 @@ pub trait RunStore: Send + Sync + 'static {
     /// tree goes in parts between which others write, its root last: until then it is seen with less and less below it.
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// A page of ended roots that can go, oldest first. One with an unfinished run in its tree is left out.
+    /// A page of ended roots that can go, oldest first. One with an unfinished run in its tree, or with a delivery that
+    /// is still to be made, is left out.
     fn outlived(&self, query: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>>;
 
     /// An ended root by its place among those in its state, counted from the newest; none where there are fewer.

@@ -91,6 +91,8 @@ impl fmt::Debug for DueDelivery {
 pub struct Tried {
     /// The delivery.
     pub id: DeliveryId,
+    /// Its [`DueDelivery::since`]: where somebody has sent it again meanwhile, the try does not count for that.
+    pub since: Timestamp,
     /// The try.
     pub attempt: Attempt,
     /// What becomes of the delivery.

@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use crate::config;
 use crate::telemetry::traces::{Kind, Span, Spans, Value};
 
-/// Spans of one request.
+/// Spans of one request, and after how many bytes it is full: collectors take no request above some MiB.
 const BATCH: usize = 512;
+const BATCH_BYTES: usize = 2 << 20;
 /// How long spans wait for others to go with them.
 const GATHER: Duration = Duration::from_secs(1);
 /// How long one request may take, and how long its connection.
@@ -98,30 +99,26 @@ impl Collector {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
-                _ = spans.queue.recv_many(&mut batch, BATCH) => {}
+                first = spans.next() => match first {
+                    Some(span) => batch.push(span),
+                    // Nobody hands spans over any more.
+                    None => return,
+                },
                 () = stop.cancelled() => break,
             }
-            // Nobody hands spans over any more.
-            if batch.is_empty() {
-                return;
-            }
-            let gathering = async {
-                while batch.len() < BATCH {
-                    let room = BATCH - batch.len();
-                    if spans.queue.recv_many(&mut batch, room).await == 0 {
-                        return;
-                    }
-                }
-            };
             tokio::select! {
-                () = gathering => {}
+                () = fill(&mut batch, &mut spans) => {}
                 () = tokio::time::sleep(GATHER) => {}
                 () = stop.cancelled() => {}
             }
             self.send(&mut batch, &spans, &stop).await;
         }
-        spans.queue.close();
-        while spans.queue.recv_many(&mut batch, BATCH).await > 0 {
+        spans.close();
+        loop {
+            fill(&mut batch, &mut spans).await;
+            if batch.is_empty() {
+                return;
+            }
             self.send(&mut batch, &spans, &stop).await;
         }
     }
@@ -205,6 +202,18 @@ impl Collector {
             why: format!("it answers with status {status}"),
             is_final: !may_help.contains(&status),
         })
+    }
+}
+
+/// Takes what comes until the batch is full, or nobody hands spans over any more.
+async fn fill(batch: &mut Vec<Span>, spans: &mut Spans) {
+    let mut bytes: usize = batch.iter().map(Span::bytes).sum();
+    while batch.len() < BATCH && bytes < BATCH_BYTES {
+        let Some(span) = spans.next().await else {
+            return;
+        };
+        bytes += span.bytes();
+        batch.push(span);
     }
 }
 

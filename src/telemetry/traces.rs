@@ -6,7 +6,7 @@
 //! is made when it ends, so a run at work carries nothing but its tree's place.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
@@ -46,6 +46,8 @@ pub mod key {
 
 /// Spans that wait to be sent; further ones are lost, and counted.
 const MOST_WAITING: usize = 2048;
+/// And most bytes of those: with content a span may have a hundred thousand.
+const MOST_BYTES: usize = 32 << 20;
 /// Longest name and attribute in characters, but for content that was asked for.
 const LONGEST: usize = 200;
 
@@ -53,6 +55,7 @@ const LONGEST: usize = 200;
 #[derive(Clone, Debug)]
 pub struct Traces {
     queue: mpsc::Sender<Span>,
+    bytes: Arc<AtomicUsize>,
     lost: Arc<AtomicU64>,
     sampling: f64,
     content: bool,
@@ -61,24 +64,40 @@ pub struct Traces {
 /// The other end: what is to be sent.
 #[derive(Debug)]
 pub struct Spans {
-    /// Spans in the order in which they ended.
-    pub queue: mpsc::Receiver<Span>,
+    queue: mpsc::Receiver<Span>,
+    /// Of those that wait.
+    bytes: Arc<AtomicUsize>,
     /// How many found the queue full.
     pub lost: Arc<AtomicU64>,
+}
+
+impl Spans {
+    /// The next span, in the order in which they ended; none once nobody hands any over and none waits.
+    pub async fn next(&mut self) -> Option<Span> {
+        let span = self.queue.recv().await?;
+        self.bytes.fetch_sub(span.bytes(), Relaxed);
+        Some(span)
+    }
+
+    /// Takes no more spans; those that wait still come.
+    pub fn close(&mut self) {
+        self.queue.close();
+    }
 }
 
 impl Traces {
     /// A queue for the spans of one daemon.
     pub fn new(settings: &Otlp) -> (Self, Spans) {
         let (sender, queue) = mpsc::channel(MOST_WAITING);
-        let lost = Arc::new(AtomicU64::new(0));
+        let (bytes, lost) = (Arc::<AtomicUsize>::default(), Arc::<AtomicU64>::default());
         let traces = Self {
             queue: sender,
+            bytes: Arc::clone(&bytes),
             lost: Arc::clone(&lost),
             sampling: settings.sampling,
             content: settings.content,
         };
-        (traces, Spans { queue, lost })
+        (traces, Spans { queue, bytes, lost })
     }
 
     /// Which share of the traces that begin here is kept, 0 to 1.
@@ -93,7 +112,10 @@ impl Traces {
 
     /// Hands over a span that has ended.
     pub fn send(&self, span: Span) {
-        if self.queue.try_send(span).is_err() {
+        let bytes = span.bytes();
+        let before = self.bytes.fetch_add(bytes, Relaxed);
+        if before + bytes > MOST_BYTES || self.queue.try_send(span).is_err() {
+            self.bytes.fetch_sub(bytes, Relaxed);
             self.lost.fetch_add(1, Relaxed);
         }
     }
@@ -161,6 +183,17 @@ impl Span {
         span.text(key::OPERATION, operation)
     }
 
+    /// About how many bytes it takes.
+    pub fn bytes(&self) -> usize {
+        let of = |value: &Value| match value {
+            Value::Text(text) => text.len(),
+            Value::Texts(texts) => texts.iter().map(String::len).sum(),
+            Value::Whole(_) => 0,
+        };
+        let said = self.attributes.iter().map(|(_, value)| of(value));
+        size_of::<Self>() + self.name.len() + said.sum::<usize>()
+    }
+
     /// With a text, cut where it is too long.
     pub fn text(self, key: &'static str, text: &str) -> Self {
         self.with(key, Value::Text(cut(text)))
@@ -186,4 +219,50 @@ impl Span {
 
 fn cut(text: &str) -> String {
     crate::domain::message::shorten(text, LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use jiff::Timestamp;
+
+    use super::{Kind, MOST_BYTES, Span, Traces, Value, key};
+    use crate::config::Otlp;
+    use crate::domain::trace::{SpanId, TraceContext, TraceId};
+
+    fn span(content: usize) -> Span {
+        let place = TraceContext {
+            trace: TraceId([1; 16]),
+            span: SpanId([1; 8]),
+            sampled: true,
+        };
+        let span = Span::of("chat", "m", Kind::Client, place, None, Timestamp::now());
+        span.with(key::INPUT, Value::Text("x".repeat(content)))
+    }
+
+    #[tokio::test]
+    async fn what_waits_has_a_bound_in_bytes_too() {
+        let (traces, mut spans) = Traces::new(&Otlp {
+            endpoint: String::new(),
+            headers: BTreeMap::new(),
+            service: String::new(),
+            sampling: 1.0,
+            content: true,
+        });
+        for _ in 0..20 {
+            traces.send(span(MOST_BYTES / 10));
+        }
+        assert_eq!(spans.lost.load(Relaxed), 11);
+        spans.next().await.expect("a span");
+        traces.send(span(MOST_BYTES / 10));
+        assert_eq!(spans.lost.load(Relaxed), 11, "there is room again");
+        spans.close();
+        let mut left = 0;
+        while spans.next().await.is_some() {
+            left += 1;
+        }
+        assert_eq!((left, spans.bytes.load(Relaxed)), (9, 0));
+    }
 }

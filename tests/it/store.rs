@@ -849,6 +849,7 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     let early = due(early, &[], &[]).await;
     assert!(early.deliveries.is_empty() && early.next.is_some());
 
+    let since = first.since;
     let tried = |id, then, status| {
         let attempt = Attempt {
             time: now(),
@@ -856,12 +857,27 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
             error: Some("why \"so\"".to_owned()).filter(|_| then != Then::Delivered),
         };
         async move {
-            store
-                .tried(Tried { id, attempt, then })
-                .await
-                .expect("kept")
+            let tried = Tried {
+                id,
+                since,
+                attempt,
+                then,
+            };
+            store.tried(tried).await.expect("kept")
         }
     };
+    // Retention leaves a run until what it tells has arrived, or was given up.
+    let old = || async {
+        let query = Outlived {
+            status: Status::Completed,
+            before: EndedBefore::Run(RunId::new()),
+            after: None,
+        };
+        let mut found = store.outlived(query).await.expect("a page").roots;
+        found.retain(|id| *id == root.run);
+        found
+    };
+    assert!(old().await.is_empty());
     let later = now() + Duration::from_secs(3600);
     tried(ids[0], Then::Again(later), 500).await;
     tried(ids[1], Then::Delivered, 200).await;
@@ -889,6 +905,7 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     let listed = store.deliveries(root.run).await.expect("listed");
     assert_eq!(listed[0].status, DeliveryStatus::Failed);
     assert_eq!(listed[0].attempts.len(), KEPT_TRIES);
+    assert_eq!(old().await, [root.run]);
     assert!(!store.resend(RunId::new(), ids[0]).await.expect("no run"));
     assert!(
         !store
@@ -897,6 +914,11 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
             .expect("none")
     );
     assert!(store.resend(root.run, ids[0]).await.expect("again"));
+    let again = due(now() + Duration::from_secs(1), &[], &[]).await;
+    assert_eq!(again.deliveries.len(), 1);
+    assert_eq!(again.deliveries[0].tries, 0);
+    // A try that was under way when it was sent again settles nothing for that.
+    tried(ids[0], Then::GivenUp, 404).await;
     let again = due(now() + Duration::from_secs(1), &[], &[]).await;
     assert_eq!(again.deliveries.len(), 1);
     assert_eq!(again.deliveries[0].tries, 0);

@@ -321,6 +321,27 @@ async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
 }
 
 #[tokio::test]
+async fn what_is_sent_again_while_it_is_under_way_is_sent_once_more() {
+    let (receiver, gate) = (Receiver::start().await, Gate::shut());
+    receiver.will([Reply::After(gate.clone())]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    receiver.got(1).await;
+    let id = deliveries(&app, run.id()).await[0]["id"].clone();
+    let id = id.as_str().expect("an id");
+    let path = format!("/runs/{}/deliveries/{id}/resend", run.id());
+    assert_eq!(app.post(&path, &Value::Null).await.status, 202);
+    gate.open();
+    assert_eq!(receiver.got(2).await[1].header("webhook-id"), id);
+    let listed = settled(&app, run.id(), "delivered").await;
+    assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
+}
+
+#[tokio::test]
 async fn a_redirect_is_not_followed() {
     let receiver = Receiver::start().await;
     receiver.will([Reply::Redirect("/elsewhere".to_owned())]);

@@ -22,6 +22,9 @@ const NEWEST: &str = "SELECT id FROM runs INDEXED BY runs_finished \
 const UNFINISHED: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
      SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) \
      SELECT 1 FROM tree CROSS JOIN runs r ON r.id = tree.id WHERE r.finished_at IS NULL LIMIT 1";
+/// Whether a delivery of the root `?1` is still to be made.
+const PENDING: &str = "SELECT 1 FROM deliveries INDEXED BY deliveries_run \
+     WHERE run = ?1 AND next_at IS NOT NULL LIMIT 1";
 
 /// A page of roots that can go.
 pub fn outlived(db: &Connection, query: Outlived) -> Result<OutlivedPage, StoreError> {
@@ -47,7 +50,7 @@ pub fn outlived(db: &Connection, query: Outlived) -> Result<OutlivedPage, StoreE
         };
         looked_at += 1;
         last = Some(id);
-        if goes && !has_unfinished(db, id)? {
+        if goes && !is_awaited(db, id)? {
             page.roots.push(id);
         }
         if page.roots.len() == PAGE {
@@ -73,10 +76,14 @@ pub fn newest(db: &Connection, query: NewestEnded) -> Result<Option<RunId>, Stor
         .map_err(failed)
 }
 
-fn has_unfinished(db: &Connection, root: RunId) -> Result<bool, StoreError> {
-    db.prepare_cached(UNFINISHED)
-        .and_then(|mut sql| sql.exists(params![rows::bytes(&root)]))
-        .map_err(failed)
+/// Whether a tree still has something to come: a run that has not ended, or a delivery that has not arrived.
+fn is_awaited(db: &Connection, root: RunId) -> Result<bool, StoreError> {
+    let finds = |sql| {
+        db.prepare_cached(sql)
+            .and_then(|mut sql| sql.exists(params![rows::bytes(&root)]))
+            .map_err(failed)
+    };
+    Ok(finds(UNFINISHED)? || finds(PENDING)?)
 }
 
 #[cfg(test)]

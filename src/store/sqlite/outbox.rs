@@ -1,6 +1,7 @@
 //! How webhook deliveries are read from their table. Writing them is the writer's.
 
-use rusqlite::{Connection, Row, params};
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
@@ -9,33 +10,75 @@ use crate::store::outbox::{Delivery, DeliveryStatus, Due, DueDelivery, DueQuery,
 use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::rows;
 
-/// Deliveries that are due, longest due first.
+/// The first host behind `?1` that something is still to be sent to.
+const HOST: &str = "SELECT min(host) FROM deliveries INDEXED BY deliveries_due WHERE next_at IS NOT NULL AND host > ?1";
+/// What is due to the host `?1` by `?2`, but for `?3`; `?4` of it.
+const DUE: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
+     WHERE next_at IS NOT NULL AND host = ?1 AND next_at <= ?2 \
+     AND lower(hex(id)) NOT IN (SELECT value FROM json_each(?3)) ORDER BY next_at LIMIT ?4";
+/// When something is due to the host `?1` after `?2`.
+const NEXT: &str = "SELECT min(next_at) FROM deliveries INDEXED BY deliveries_due \
+     WHERE next_at IS NOT NULL AND host = ?1 AND next_at > ?2";
+
+/// Deliveries that are due, longest due first. Steps from host to host, and looks at no more of each than may be handed
+/// out: what waits for a host that hangs would else be read again for every delivery to another.
 pub fn due(db: &Connection, query: &DueQuery) -> Result<Due, StoreError> {
+    look(db, query).map_err(failed)
+}
+
+fn look(db: &Connection, query: &DueQuery) -> rusqlite::Result<Due> {
     let by = query.by.as_millisecond();
     let not: Vec<String> = query
         .not
         .iter()
         .map(|id| id.0.simple().to_string())
         .collect();
-    let list = |texts: &[String]| serde_json::to_string(texts).unwrap_or_default();
+    let not = serde_json::to_string(&not).unwrap_or_default();
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let mut sql = db
-        .prepare_cached(
-            "SELECT id, run, url, host, secret_env, body, since, tries, \
-             (SELECT r.agent FROM runs r WHERE r.id = run) FROM deliveries \
-             WHERE next_at <= ?1 AND lower(hex(id)) NOT IN (SELECT value FROM json_each(?2)) \
-             AND host NOT IN (SELECT value FROM json_each(?3)) ORDER BY next_at, id LIMIT ?4",
-        )
-        .map_err(failed)?;
-    let deliveries = sql
-        .query_map(params![by, list(&not), list(&query.not_to), limit], due_row)
-        .and_then(Iterator::collect)
-        .map_err(failed)?;
-    let next = db
-        .prepare_cached("SELECT min(next_at) FROM deliveries WHERE next_at > ?1")
-        .and_then(|mut sql| sql.query_row([by], |row| rows::time(row, 0)))
-        .map_err(failed)?;
-    Ok(Due { deliveries, next })
+    let mut next_host = db.prepare_cached(HOST)?;
+    let mut due_to = db.prepare_cached(DUE)?;
+    let mut next_to = db.prepare_cached(NEXT)?;
+    let mut found: Vec<(i64, [u8; 16])> = Vec::new();
+    let mut next = None;
+    let mut host = String::new();
+    // What has no host, because its address is none, comes first.
+    loop {
+        if !query.not_to.contains(&host) {
+            let rows = due_to.query_map(params![host, by, not, limit], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+            for row in rows {
+                found.push(row?);
+            }
+            if found.len() > 2 * query.limit {
+                found.sort_unstable();
+                found.truncate(query.limit);
+            }
+            let then = next_to.query_row(params![host, by], |row| row.get::<_, Option<i64>>(0))?;
+            next = next.into_iter().chain(then).min();
+        }
+        match next_host.query_row([&host], |row| row.get(0))? {
+            Some(behind) => host = behind,
+            None => break,
+        }
+    }
+    found.sort_unstable();
+    found.truncate(query.limit);
+    let mut row_of = db.prepare_cached(
+        "SELECT id, run, url, host, secret_env, body, since, tries, \
+         (SELECT r.agent FROM runs r WHERE r.id = run) FROM deliveries WHERE id = ?1",
+    )?;
+    let mut deliveries = Vec::with_capacity(found.len());
+    for (_, id) in found {
+        // It may have gone with its run since.
+        deliveries.extend(row_of.query_row([id], due_row).optional()?);
+    }
+    let next = next.map(Timestamp::from_millisecond).transpose();
+    Ok(Due {
+        deliveries,
+        // A time that is none is looked at when the longest sleep is over.
+        next: next.ok().flatten(),
+    })
 }
 
 /// The newest deliveries of a run, oldest of them first.
@@ -84,4 +127,35 @@ fn listed_row(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         attempts: serde_json::from_str(&attempts).unwrap_or_default(),
         next_attempt_at: rows::time(row, 6)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DUE, HOST, NEXT};
+    use crate::config::Durability;
+    use crate::store::sqlite::schema;
+
+    #[test]
+    fn what_waits_for_a_host_costs_the_others_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("axed.db");
+        std::fs::File::create(&file).expect("a file");
+        let db = schema::open_writer(&file, Durability::Process).expect("a database");
+        let plan = |sql: &str, values: &[&str]| -> String {
+            db.query_row(
+                &format!("EXPLAIN QUERY PLAN {sql}"),
+                rusqlite::params_from_iter(values),
+                |row| row.get(3),
+            )
+            .expect("a plan")
+        };
+        let along = "SEARCH deliveries USING COVERING INDEX deliveries_due";
+        assert_eq!(plan(HOST, &[""]), format!("{along} (host>?)"));
+        let due = format!("{along} (host=? AND next_at>? AND next_at<?)");
+        assert_eq!(plan(DUE, &["", "", "[]", "1"]), due);
+        assert_eq!(
+            plan(NEXT, &["", ""]),
+            format!("{along} (host=? AND next_at>?)")
+        );
+    }
 }

@@ -151,7 +151,7 @@ CREATE TABLE deliveries (
   attempts TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_run ON deliveries (run, id);
-CREATE INDEX deliveries_due ON deliveries (next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX deliveries_due ON deliveries (host, next_at) WHERE next_at IS NOT NULL;
 ";
 
 // What retention reads. `runs_finished` gets `finished_at`, so that a walk along it touches no run's row. Of a definition

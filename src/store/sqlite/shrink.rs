@@ -65,15 +65,14 @@ impl Shrink {
             return;
         }
         let patience = Duration::from_secs(5);
-        let cut = connection
-            .busy_timeout(Duration::ZERO)
-            .and_then(|()| {
-                connection.query_row("PRAGMA wal_checkpoint(truncate)", [], |row| {
-                    row.get::<_, bool>(0)
-                })
+        let cut = connection.busy_timeout(Duration::ZERO).and_then(|()| {
+            connection.query_row("PRAGMA wal_checkpoint(truncate)", [], |row| {
+                row.get::<_, bool>(0)
             })
-            .and_then(|was_busy| connection.busy_timeout(patience).map(|()| was_busy));
-        match cut {
+        });
+        // Whatever came of it: the writer itself is patient.
+        let patient = connection.busy_timeout(patience);
+        match cut.and_then(|was_busy| patient.map(|()| was_busy)) {
             Ok(was_busy) => self.has_shrunk = was_busy,
             Err(error) => {
                 warn!(error = %error, "The store's log could not be cut, trying again: {error}")

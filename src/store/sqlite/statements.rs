@@ -48,7 +48,7 @@ pub struct Statements<'c> {
     pub entry: Statement<'c>,
     /// A delivery, due at once.
     pub delivery: Statement<'c>,
-    /// A try of a delivery.
+    /// A try of a delivery; it stays due where it was sent again since the try began.
     pub tried: Statement<'c>,
     /// A delivery is due again.
     pub resend: Statement<'c>,
@@ -169,7 +169,8 @@ impl<'c> Statements<'c> {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'pending', ?8, ?8, 0, ?8, '[]')",
             )?,
             tried: sql(
-                "UPDATE deliveries SET status = ?2, next_at = ?3, tries = tries + 1, attempts = json_insert( \
+                "UPDATE deliveries SET status = iif(since = ?6, ?2, status), next_at = iif(since = ?6, ?3, next_at), \
+                 tries = iif(since = ?6, tries + 1, tries), attempts = json_insert( \
                  CASE WHEN json_array_length(attempts) < ?5 THEN attempts ELSE json_remove(attempts, '$[0]') END, \
                  '$[#]', json(?4)) WHERE id = ?1",
             )?,

@@ -649,9 +649,14 @@ impl<'c> Writer<'c> {
         };
         let attempt = serde_json::to_string(&tried.attempt).unwrap_or_default();
         let id = tried.id.0.as_bytes();
-        self.sql
-            .tried
-            .execute(params![id, status, next, attempt, KEPT_TRIES as i64])?;
+        self.sql.tried.execute(params![
+            id,
+            status,
+            next,
+            attempt,
+            KEPT_TRIES as i64,
+            tried.since.as_millisecond(),
+        ])?;
         Ok(0)
     }
 
