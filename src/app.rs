@@ -101,6 +101,13 @@ impl House {
                 tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
             }
         }
+        let shelf = Shelf::new(&config.tools);
+        for (name, entry) in &catalog.current().entries {
+            let listed = entry.agent.iter().flat_map(|agent| &agent.tools);
+            for tool in listed.filter(|tool| shelf.get(tool).is_none()) {
+                tracing::warn!("Agent {name} lists {tool}, which this server does not offer");
+            }
+        }
         let bells = Arc::new(Bells::default());
         let (ringing, listening) = (Arc::clone(&bells), Arc::clone(&bells));
         let store = open::open(
@@ -115,7 +122,7 @@ impl House {
         let runner = Runner::new(Parts {
             catalog: Arc::clone(&catalog),
             providers,
-            shelf: Shelf::new(&config.tools),
+            shelf,
             mcp: Arc::clone(&mcp),
             journal,
             memories,

@@ -214,6 +214,8 @@ pub struct Tools {
     pub url_fetch: UrlFetch,
     /// `[tools.web_search]`; none where no service is configured.
     pub web_search: Option<WebSearch>,
+    /// `allow_commands`: how commands are run; none where they are not.
+    pub commands: Option<Commands>,
 }
 
 /// `[tools.url_fetch]`
@@ -256,6 +258,19 @@ pub enum SearchKind {
     Searxng,
     /// Brave's web search.
     Brave,
+}
+
+/// What `[tools]` says of `run_command`.
+#[derive(Clone, Debug, Default)]
+pub struct Commands {
+    /// Whether they are run where the system cannot confine them.
+    pub allow_unconfined: bool,
+    /// Whether confined ones reach the network.
+    pub network: bool,
+    /// Their environment, but for `HOME` and `TMPDIR`, which are made for each; what `pass_env` names may be secret.
+    pub environment: BTreeMap<String, SecretString>,
+    /// Directories of the daemon's that no command's workdir may contain: configuration, agents, data.
+    pub kept_out: Vec<PathBuf>,
 }
 
 /// `[webhooks]`

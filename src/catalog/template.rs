@@ -35,7 +35,7 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 
 # Built-in tools offered to the model (docs/TOOLS.md): list_directory, read_file, find_path and grep read; write_file,
 # edit_file, create_directory, copy_path, move_path and delete_path change what is in workdir; url_fetch and web_search
-# read the web.
+# read the web; run_command runs commands, where the server allows it.
 # tools = ["list_directory", "read_file", "find_path", "grep"]
 
 # The hosts that url_fetch may ask: names, addresses, or *.example.com for all below a name. Empty means every public

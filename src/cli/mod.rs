@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::config::Config;
 use crate::config::load::{self, Flags};
 use crate::telemetry;
+use crate::tools::run_command::supervise;
 
 mod agents;
 mod client;
@@ -31,6 +32,10 @@ mod tree;
 
 /// Parses the command line and runs the command it names.
 pub fn main() -> ExitCode {
+    // A model's command is started through this binary, which stands guard over it. No user types that.
+    if let Some(code) = supervise::main(std::env::args_os().skip(1)) {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

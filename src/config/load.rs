@@ -12,8 +12,8 @@ use crate::config::prices::Prices;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::web_tools;
 use crate::config::{
-    Agents, Auth, Config, Data, Durability, Kept, Limits, PerKey, Retention, Runs, Server, Tools,
-    Webhooks, auth, providers, telemetry,
+    Agents, Auth, Commands, Config, Data, Durability, Kept, Limits, PerKey, Retention, Runs,
+    Server, Tools, Webhooks, auth, providers, telemetry,
 };
 use crate::domain::agent::{ModelRef, is_agent_name};
 use crate::domain::usage::Price;
@@ -319,13 +319,20 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
 
 fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
     let auth = top.section("auth", auth::read);
+    let agents = top.section("agents", |s| agents(s, place));
+    let data = top.section("data", |s| data(s, place));
+    let mut tools = top.section("tools", |s| tools(s, place));
+    if let Some(commands) = &mut tools.commands {
+        let ours = [place.config_dir.clone(), data.dir.clone()];
+        commands.kept_out = ours.into_iter().chain(agents.dirs.clone()).collect();
+    }
     Config {
         server: top.section("server", server),
-        agents: top.section("agents", |s| agents(s, place)),
-        data: top.section("data", |s| data(s, place)),
+        agents,
+        data,
         runs: top.section("runs", |s| runs(s, &auth)),
         limits: top.section("limits", limits),
-        tools: top.section("tools", |s| tools(s, place)),
+        tools,
         webhooks: top.section("webhooks", webhooks),
         providers: top.named("providers", |name, s| providers::read(name, s, place)),
         prices: Prices::new(top.named("prices", price)),
@@ -453,16 +460,49 @@ fn limits(s: &mut Section<'_>) -> Limits {
 }
 
 fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
-    for key in ["allow_commands", "allow_unconfined", "network", "pass_env"] {
-        s.unsupported(key);
-    }
+    let is_allowed = s.flag("allow_commands").unwrap_or(false);
+    let commands = commands(s, place);
     Tools {
         roots: place.paths(s, "roots").unwrap_or_default(),
         max_result: s.size("max_result").unwrap_or(256 << 10),
+        commands: is_allowed.then_some(commands),
         url_fetch: s.section("url_fetch", web_tools::url_fetch),
         web_search: s.section("web_search", |s| {
             web_tools::web_search(s, place.environment)
         }),
+    }
+}
+
+/// What every command gets of the daemon's environment; `TMPDIR` is where its own temporary folder is made.
+const PASSED: [&str; 4] = ["PATH", "LANG", "TZ", "TMPDIR"];
+/// Where programs are where the daemon itself was not told.
+const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+fn commands(s: &mut Section<'_>, place: &Place<'_>) -> Commands {
+    let node = s.peek("pass_env");
+    let more = s.texts("pass_env").unwrap_or_default();
+    for name in &more {
+        let why = match (variable(name), name.as_str()) {
+            (Err(_), _) => "must have names of environment variables, not their values".to_owned(),
+            (_, "HOME" | "TMPDIR") => {
+                format!("has {name}, which is a folder of each command's own")
+            }
+            _ => continue,
+        };
+        if let Some(node) = &node {
+            s.rule(node, "pass_env", &why);
+        }
+    }
+    let names = PASSED.into_iter().chain(more.iter().map(String::as_str));
+    let passed = names.filter_map(|name| Some((name, place.environment.get(name)?.as_str())));
+    let environment = [("PATH", USUAL_PATH)].into_iter().chain(passed);
+    Commands {
+        allow_unconfined: s.flag("allow_unconfined").unwrap_or(false),
+        network: s.flag("network").unwrap_or(false),
+        environment: environment
+            .map(|(name, value)| (name.to_owned(), SecretString::from(value)))
+            .collect(),
+        kept_out: Vec::new(),
     }
 }
 

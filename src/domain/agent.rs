@@ -29,6 +29,7 @@ pub const BUILT_IN_TOOLS: &[&str] = &[
     "list_directory",
     "move_path",
     "read_file",
+    "run_command",
     "url_fetch",
     "web_search",
     "write_file",

@@ -12,6 +12,7 @@ pub mod call_agent;
 pub mod files;
 pub mod html;
 pub mod mcp;
+pub mod run_command;
 pub mod shelf;
 pub mod subagent;
 pub mod toolbox;

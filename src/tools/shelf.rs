@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config;
-use crate::tools::{Tool, files, url_fetch, web_search};
+use crate::tools::{Tool, files, run_command, url_fetch, web_search};
 
 /// The built-in tools by name, with what bounds them all.
 #[derive(Default)]
@@ -19,6 +19,7 @@ impl Shelf {
         let mut tools: BTreeMap<_, _> = files::all(config.max_result).into_iter().collect();
         tools.extend(url_fetch::tool(&config.url_fetch, config.max_result));
         tools.extend(web_search::tool(config.web_search.as_ref()));
+        tools.extend(run_command::offer(config));
         Self {
             tools,
             max_result: config.max_result,
@@ -41,9 +42,10 @@ mod tests {
     use super::Shelf;
     use crate::config;
     use crate::domain::agent::BUILT_IN_TOOLS;
+    use crate::tools::run_command;
 
-    /// Those that the usual configuration does not offer.
-    const NOT_OFFERED: &[&str] = &["web_search"];
+    /// Those that a server must allow first.
+    const NOT_OFFERED: &[&str] = &["web_search", run_command::NAME];
 
     #[test]
     fn an_agent_may_list_what_is_on_the_shelf() {

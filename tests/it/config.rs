@@ -213,8 +213,16 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "DIR/axed.toml:2:1: server.trusted_proxies is not supported by this version of axed; remove it",
         ),
         (
-            "[tools]\nallow_commands = true",
-            "DIR/axed.toml:2:1: tools.allow_commands is not supported by this version of axed; remove it",
+            "[tools]\nweb_search = \"x\"",
+            "DIR/axed.toml:2:1: tools.web_search is not supported by this version of axed; remove it",
+        ),
+        (
+            "[tools]\npass_env = [\"TOKEN=abc\"]",
+            "DIR/axed.toml:2:1: tools.pass_env must have names of environment variables, not their values",
+        ),
+        (
+            "[tools]\npass_env = [\"HOME\"]",
+            "DIR/axed.toml:2:1: tools.pass_env has HOME, which is a folder of each command's own",
         ),
         (
             "[tools.url_fetch]\nallow_hosts = [\"http://a\"]",

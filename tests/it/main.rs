@@ -48,6 +48,7 @@ mod structured;
 mod subagent;
 mod support;
 mod timeouts;
+mod tools_command;
 mod tools_files;
 mod tools_web;
 #[cfg(feature = "otel")]

@@ -1,0 +1,178 @@
+//! Confines this process for good, before it becomes a command: by Landlock what files it reaches, by a filter of system
+//! calls what Landlock does not cover. Knows no command.
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+use crate::tools::run_command::filter;
+
+/// The first of which no write gets by: earlier ones let files be cut short anywhere. Linux 6.2.
+const NEEDED: ABI = ABI::V3;
+
+/// Read and executed. `/usr` stands here by what is in it, but for the folders below it that are not the system's own.
+const SYSTEM: &[&str] = &[
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/sys/devices/system/cpu",
+];
+/// In these everything but [`NOT_SYSTEM`].
+const SYSTEM_PARENTS: &[&str] = &["/usr", "/usr/local"];
+/// May have the configuration of services, such as ours.
+const NOT_SYSTEM: &[&str] = &["etc", "local"];
+/// Of `/etc` what programs need and what holds no secret.
+const SETTINGS: &[&str] = &[
+    "alternatives",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "crypto-policies",
+    "fonts",
+    "gai.conf",
+    "gitconfig",
+    "group",
+    "host.conf",
+    "hosts",
+    "inputrc",
+    "java",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "magic",
+    "mime.types",
+    "networks",
+    "nsswitch.conf",
+    "os-release",
+    "passwd",
+    "perl",
+    "pki/ca-trust",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/openssl.cnf",
+    "profile",
+    "profile.d",
+    "protocols",
+    "python3",
+    "python3.11",
+    "python3.12",
+    "python3.13",
+    "resolv.conf",
+    "services",
+    "shells",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+];
+/// Of `/proc` what tells of the machine and of no process.
+const MACHINE: &[&str] = &[
+    "cpuinfo",
+    "filesystems",
+    "loadavg",
+    "meminfo",
+    "stat",
+    "sys",
+    "uptime",
+    "version",
+];
+/// Devices that are read, the first also written.
+const DEVICES: &[&str] = &[
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+];
+
+/// Whether this system can confine.
+pub fn is_available() -> bool {
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let ruleset = ruleset.handle_access(AccessFs::from_all(NEEDED));
+    ruleset.and_then(Ruleset::create).is_ok()
+}
+
+/// Confines this process: it writes in its working directory and in `temporary`.
+///
+/// # Errors
+/// Why it is not confined. Then it must not go on.
+pub fn confine(temporary: &Path, network: bool) -> Result<(), String> {
+    let nothing = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, nothing)
+        .map_err(|error| format!("its privileges cannot be dropped: {error}"))?;
+    let status = restrict(temporary, network);
+    let status = status.map_err(|error| format!("Landlock cannot confine it: {error}"))?;
+    if status == RulesetStatus::NotEnforced {
+        return Err("Landlock does not confine it".to_owned());
+    }
+    filter::apply(network, signals_can_be_scoped())
+}
+
+fn signals_can_be_scoped() -> bool {
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    ruleset
+        .scope(Scope::Signal)
+        .and_then(Ruleset::create)
+        .is_ok()
+}
+
+fn restrict(temporary: &Path, network: bool) -> Result<RulesetStatus, RulesetError> {
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(NEEDED))?
+        // What later kernels add.
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::IoctlDev)?
+        .scope(Scope::Signal | Scope::AbstractUnixSocket)?;
+    if !network {
+        ruleset = ruleset.handle_access(AccessNet::from_all(ABI::V4))?;
+    }
+    let reads = AccessFs::from_read(NEEDED);
+    let changes = AccessFs::from_all(NEEDED) & !(AccessFs::MakeChar | AccessFs::MakeBlock);
+    let own = [Path::new("."), temporary];
+    let null = Path::new("/dev/null");
+    let created = ruleset
+        .create()?
+        .set_compatibility(CompatLevel::HardRequirement)
+        // What this machine does not have is passed over.
+        .add_rules(path_beneath_rules(readable(), reads))?
+        .add_rules(path_beneath_rules([null], reads | AccessFs::WriteFile))?
+        .add_rules(path_beneath_rules(own, changes))?;
+    Ok(created.restrict_self()?.ruleset)
+}
+
+fn readable() -> Vec<PathBuf> {
+    let below = |parent: &str, names: &[&str]| -> Vec<PathBuf> {
+        let parent = Path::new(parent);
+        names.iter().map(|name| parent.join(name)).collect()
+    };
+    let mut paths: Vec<PathBuf> = [SYSTEM, DEVICES]
+        .concat()
+        .iter()
+        .map(PathBuf::from)
+        .collect();
+    paths.extend(below("/etc", SETTINGS));
+    paths.extend(below("/proc", MACHINE));
+    for parent in SYSTEM_PARENTS {
+        let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+        let ours =
+            entries.filter(|entry| !NOT_SYSTEM.iter().any(|name| entry.file_name() == *name));
+        paths.extend(ours.map(|entry| entry.path()));
+    }
+    paths
+}

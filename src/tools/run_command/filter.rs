@@ -1,0 +1,219 @@
+//! Which system calls a confined command may not make: those that reach what Landlock does not cover. What is not named
+//! here is allowed.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Is, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// What is called in the way that programs of the x32 ABI do, which the same filter sees, has this bit in its number.
+#[cfg(target_arch = "x86_64")]
+const X32: i64 = 0x4000_0000;
+/// Set-user-ID and set-group-ID.
+const SET_IDS: [u64; 2] = [0o4000, 0o2000];
+/// The part of a socket's type that is none of its flags.
+const TYPE: u64 = 0xf;
+
+/// Never needed in a workdir, and each a way around: into other processes, to sockets past `socket`, to the keys and
+/// the shared memory of the daemon's user, to other views of the file system and of who one is.
+const NEVER: &[i64] = &[
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_semget,
+    libc::SYS_msgget,
+    libc::SYS_mq_open,
+    libc::SYS_syslog,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsmount,
+    libc::SYS_mount_setattr,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+];
+
+/// Take a process in this argument, and may mean the caller's own only, which is 0.
+const OF_A_PROCESS: &[(i64, u8)] = &[
+    (libc::SYS_prlimit64, 0),
+    (libc::SYS_sched_setaffinity, 0),
+    (libc::SYS_sched_setscheduler, 0),
+    (libc::SYS_sched_setparam, 0),
+    (libc::SYS_sched_setattr, 0),
+    (libc::SYS_setpriority, 1),
+    (libc::SYS_ioprio_set, 1),
+];
+
+/// Send signals.
+const SIGNALS: &[i64] = &[
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_tgkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_pidfd_send_signal,
+];
+
+/// Make files or change their permissions, which this argument has.
+const OF_A_MODE: &[(i64, u8)] = &[
+    (libc::SYS_fchmod, 1),
+    (libc::SYS_fchmodat, 2),
+    (FCHMODAT2, 2),
+    (libc::SYS_mknodat, 2),
+    (libc::SYS_openat, 3),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_chmod, 1),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_mknod, 1),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_open, 2),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_creat, 1),
+];
+
+/// The same on every architecture.
+const FCHMODAT2: i64 = 452;
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Puts this thread, and what it will execute, under the filter for good.
+///
+/// # Errors
+/// What the system says.
+pub fn apply(network: bool, signals_are_scoped: bool) -> Result<(), String> {
+    for program in programs(network, signals_are_scoped)? {
+        seccompiler::apply_filter(&program)
+            .map_err(|error| format!("its system calls cannot be filtered: {error}"))?;
+    }
+    Ok(())
+}
+
+fn programs(network: bool, signals_are_scoped: bool) -> Result<[BpfProgram; 2], String> {
+    let made = refused(network, signals_are_scoped).and_then(|refused| {
+        Ok([
+            program(refused, libc::EPERM)?,
+            program(unknown(), libc::ENOSYS)?,
+        ])
+    });
+    made.map_err(|error| format!("the filter of system calls cannot be made: {error}"))
+}
+
+/// Answered as by a kernel that does not have them: what they ask for stands in memory, where a filter cannot see it,
+/// and programs then ask in the older way.
+fn unknown() -> Rules {
+    let calls = [libc::SYS_clone3, libc::SYS_openat2];
+    calls.map(|call| (call, Vec::new())).into()
+}
+
+fn refused(network: bool, signals_are_scoped: bool) -> Result<Rules, seccompiler::BackendError> {
+    let mut rules: Rules = NEVER.iter().map(|call| (*call, Vec::new())).collect();
+    if !signals_are_scoped {
+        rules.extend(SIGNALS.iter().map(|call| (*call, Vec::new())));
+    }
+    for (call, at) in OF_A_PROCESS {
+        rules.insert(*call, vec![rule(&[(*at, Is::Ne, 0)])?]);
+    }
+    for (call, at) in OF_A_MODE {
+        let rule = |bit| rule(&[(*at, Is::MaskedEq(bit), bit)]);
+        rules.insert(
+            *call,
+            SET_IDS.into_iter().map(rule).collect::<Result<_, _>>()?,
+        );
+    }
+    let user_namespace = u64::from(libc::CLONE_NEWUSER.unsigned_abs());
+    let clone = rule(&[(0, Is::MaskedEq(user_namespace), user_namespace)])?;
+    rules.insert(libc::SYS_clone, vec![clone]);
+    let family = |family: libc::c_int| u64::from(family.unsigned_abs());
+    let [local, netlink] = [libc::AF_UNIX, libc::AF_NETLINK].map(family);
+    let [v4, v6] = [libc::AF_INET, libc::AF_INET6].map(family);
+    let sockets = match network {
+        // Local sockets lead to other programs of this machine, network or not.
+        true => vec![
+            rule(&[(0, Is::Ne, v4), (0, Is::Ne, v6), (0, Is::Ne, netlink)])?,
+            // Which addresses this machine has is asked for by this kind (0); others tell it what to do.
+            rule(&[(0, Is::Eq, netlink), (2, Is::Ne, 0)])?,
+        ],
+        false => Vec::new(),
+    };
+    rules.insert(libc::SYS_socket, sockets);
+    // Two ends that are joined for good may be had; one of datagrams could be pointed elsewhere.
+    let joined = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].map(family);
+    let others = (0..=TYPE).filter(|kind| !joined.contains(kind));
+    let pairs = others.map(|kind| rule(&[(1, Is::MaskedEq(TYPE), kind)]));
+    let mut pairs: Vec<_> = pairs.collect::<Result<_, _>>()?;
+    pairs.push(rule(&[(0, Is::Ne, local)])?);
+    rules.insert(libc::SYS_socketpair, pairs);
+    Ok(rules)
+}
+
+/// Fits where all of these are so: an argument's place, and how it compares with a value.
+fn rule(all: &[(u8, Is, u64)]) -> Result<SeccompRule, seccompiler::BackendError> {
+    let conditions = all
+        .iter()
+        .map(|(at, is, value)| SeccompCondition::new(*at, Length::Dword, is.clone(), *value));
+    SeccompRule::new(conditions.collect::<Result<_, _>>()?)
+}
+
+fn program(rules: Rules, errno: libc::c_int) -> Result<BpfProgram, seccompiler::BackendError> {
+    let action = SeccompAction::Errno(errno.unsigned_abs());
+    let filter = SeccompFilter::new(
+        everywhere(rules),
+        SeccompAction::Allow,
+        action,
+        TargetArch::try_from(std::env::consts::ARCH)?,
+    )?;
+    filter.try_into()
+}
+
+/// The rules for every ABI of this architecture that has its numbers; the others' calls end the process.
+fn everywhere(rules: Rules) -> Rules {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // No program here is of the x32 ABI, so its numbers above the shared ones are refused whatever they mean.
+        let shared = rules
+            .iter()
+            .map(|(call, rules)| (call | X32, rules.clone()));
+        let own = (512..=547).map(|call| (call | X32, Vec::new()));
+        let more: Vec<_> = shared.chain(own).collect();
+        rules.into_iter().chain(more).collect()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    rules
+}
+
+#[cfg(test)]
+mod tests {
+    use super::programs;
+
+    #[test]
+    fn every_filter_can_be_made() {
+        for network in [true, false] {
+            for scoped in [true, false] {
+                let [refused, unknown] = programs(network, scoped).expect("programs");
+                assert!(refused.len() > unknown.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,617 @@
+//! `run_command` from outside: what a command can do, and what it tries in vain.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::events::count;
+use crate::support::provider::answer::{calls, says};
+use crate::support::soon;
+
+const ALLOWED: &str = "[tools]\nallow_commands = true\n";
+
+/// An agent that may run commands in `work`.
+fn worker(more: &str) -> Setup {
+    TestApp::with()
+        .agent("worker", "workdir = \"work\"\ntools = [\"run_command\"]")
+        .config(&format!("{ALLOWED}{more}"))
+        .file("work/a.txt", "alpha\n")
+}
+
+/// Whether this system confines commands; says so where it does not, and the story is left out.
+fn is_confined(app: &TestApp) -> bool {
+    let is_offered = !app.daemon.log().contains("has no Landlock");
+    if !is_offered {
+        eprintln!("SKIPPED: this system has no Landlock of Linux 6.2, nothing is confined here");
+    }
+    is_offered
+}
+
+/// What the model is told of these calls, made one after another.
+async fn told_of(app: &TestApp, asked: &[Value]) -> Vec<String> {
+    let before = app.provider.seen().len();
+    for call in asked {
+        app.provider
+            .will("worker", [calls([("run_command", call.clone())])]);
+    }
+    app.provider.will("worker", [says("done")]);
+    assert_eq!(app.run("worker", "go").await.output(), "done");
+    let seen = app.provider.asked("worker", before + asked.len() + 1).await;
+    let marked = seen.results().into_iter().zip(seen.errors());
+    marked
+        .map(|(text, is_error)| match is_error {
+            true => format!("error: {text}"),
+            false => text,
+        })
+        .collect()
+}
+
+async fn told(app: &TestApp, commands: &[&str]) -> Vec<String> {
+    let asked: Vec<Value> = commands.iter().map(|it| json!({"command": it})).collect();
+    told_of(app, &asked).await
+}
+
+/// Waits until no process has this in its command line.
+async fn gone(mark: &str) {
+    soon(&format!("the end of {mark}"), async {
+        while is_alive(mark) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+fn is_alive(mark: &str) -> bool {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let mut lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    lines.any(|line| String::from_utf8_lossy(&line).contains(mark))
+}
+
+/// Waits for a file that a command writes.
+async fn written(path: &Path) {
+    soon(&format!("{}", path.display()), async {
+        while !path.exists() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// A number of seconds that no other story sleeps, to know our processes by.
+fn mark() -> String {
+    format!("99{}", random())
+}
+
+fn random() -> u32 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let random = RandomState::new().build_hasher().finish();
+    u32::try_from(random % 100_000_000).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_model_runs_commands_in_the_workdir() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let told = told(
+        &app,
+        &[
+            "cat a.txt; echo oops >&2; echo more",
+            "echo x > b.txt && mkdir -p d/e && mv b.txt d/e && cat d/e/b.txt",
+            "exit 3",
+            "echo before; kill -9 $$",
+            "cat",
+            "printf '\\377a\\000b'",
+            "echo $HOME; echo $TMPDIR; echo hi > $TMPDIR/f; cat $TMPDIR/f; echo hi > ~/g",
+            "seq 100000 | sort -n | tail -n 1; test -d /usr/bin && ls /etc/passwd",
+            "no-such-program",
+            "printf '#!/bin/sh\\necho ran' > s; chmod +x s; ./s",
+            "true",
+        ],
+    )
+    .await;
+    assert_eq!(told[0], "alpha\noops\nmore\n");
+    assert_eq!(told[1], "x\n");
+    assert_eq!(told[2], "error: exit code 3");
+    assert_eq!(told[3], "error: ended by signal 9\nbefore\n");
+    assert_eq!(told[4], "");
+    assert_eq!(told[5], "\u{fffd}a\0b");
+    let lines: Vec<&str> = told[6].lines().collect();
+    assert_eq!((lines[0], lines[2]), (lines[1], "hi"), "{}", told[6]);
+    assert!(
+        !Path::new(lines[0]).exists(),
+        "the temporary folder is removed"
+    );
+    assert_eq!(told[7], "100000\n/etc/passwd\n");
+    assert!(told[8].starts_with("error: exit code 127\n"), "{}", told[8]);
+    assert_eq!(told[9], "ran\n");
+    assert_eq!(told[10], "");
+    assert!(app.path("work/d/e/b.txt").exists());
+}
+
+#[tokio::test]
+async fn arguments_are_checked() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let told = told_of(
+        &app,
+        &[
+            json!({}),
+            json!({"command": ""}),
+            json!({"command": "true", "timeout": 0}),
+            json!({"command": "echo a\u{0}b"}),
+        ],
+    )
+    .await;
+    for (told, why) in told
+        .iter()
+        .zip(["\"command\" is a required", "/command", "/timeout", "NUL"])
+    {
+        assert!(told.starts_with("error: ") && told.contains(why), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_outlives_the_call() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let mark = mark();
+    let commands = [
+        format!("sleep {mark} & echo started"),
+        format!("setsid sh -c 'setsid sleep {mark} &' & sleep 0.1; echo started"),
+        format!(
+            "(trap '' TERM HUP INT; sleep {mark}) & (trap '' TERM; setsid nohup sleep {mark} >/dev/null 2>&1 &) ; echo started"
+        ),
+        format!("for i in $(seq 200); do setsid sleep {mark} & done; echo started"),
+        format!(
+            "for i in 1 2 3; do (for j in 1 2 3; do (for k in 1 2 3; do sleep {mark} & done) & done) & done; echo started"
+        ),
+    ];
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    for told in told(&app, &commands).await {
+        assert_eq!(told, "started\n");
+    }
+    // The calls came back, so nothing is left, without any waiting.
+    assert!(!is_alive(&format!("sleep\0{mark}")));
+}
+
+#[tokio::test]
+async fn a_daemon_of_its_own_making_ends_with_it() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    let mark = mark();
+    let code = format!(
+        "import os,signal,time\n\
+         for s in range(1,32):\n\
+         \x20   try: signal.signal(s, signal.SIG_IGN)\n\
+         \x20   except OSError: pass\n\
+         if os.fork(): os._exit(0)\n\
+         os.setsid()\n\
+         if os.fork(): os._exit(0)\n\
+         open('up', 'w').close()\n\
+         for fd in (0, 1, 2): os.close(fd)\n\
+         time.sleep({mark})"
+    );
+    let command = format!(
+        "/usr/bin/python3 -c \"{code}\"; while [ ! -e up ]; do sleep 0.01; done; echo started"
+    );
+    assert_eq!(told(&app, &[&command]).await, ["started\n"]);
+    assert!(!is_alive(&mark));
+}
+
+#[tokio::test]
+async fn a_command_that_takes_too_long_is_ended_whole() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let mark = mark();
+    let told = told_of(
+        &app,
+        &[
+            json!({"command": format!("echo begun; trap '' TERM; setsid sleep {mark} & sleep {mark}"), "timeout": 1}),
+            json!({"command": "yes", "timeout": 1}),
+        ],
+    )
+    .await;
+    assert_eq!(
+        told[0],
+        "error: timed out after 1 s. It was ended with everything that it had started.\nbegun\n"
+    );
+    assert!(!is_alive(&mark));
+    assert!(told[1].starts_with("error: timed out after 1 s."));
+    assert!(told[1].len() <= 256 << 10);
+    assert!(
+        told[1].contains("the output was longer"),
+        "{}",
+        &told[1][told[1].len() - 300..]
+    );
+}
+
+#[tokio::test]
+async fn long_output_is_cut_with_a_notice_and_the_command_goes_on() {
+    let app = worker("max_result = \"4 KiB\"").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let told = told(&app, &["seq 1000000; echo end > end"]).await;
+    assert!(
+        told[0].starts_with("1\n2\n3\n") && told[0].len() <= 4096,
+        "{}",
+        told[0].len()
+    );
+    assert!(
+        told[0].contains("(the output was longer, 6888896 bytes in all"),
+        "{}",
+        told[0]
+    );
+    assert!(app.path("work/end").exists());
+}
+
+#[tokio::test]
+async fn a_cancelled_run_ends_its_commands() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let mark = mark();
+    let command = format!("setsid sleep {mark} & touch up; sleep {mark}");
+    app.provider.will(
+        "worker",
+        [calls([("run_command", json!({"command": command}))])],
+    );
+    let run = app.start("worker", "go").await;
+    written(&app.path("work/up")).await;
+    assert_eq!(run.cancel("enough").await.status(), "cancelled");
+    gone(&mark).await;
+}
+
+#[tokio::test]
+async fn a_killed_daemon_takes_its_commands_along() {
+    let mut app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let mark = mark();
+    let command = format!("setsid sleep {mark} & echo $TMPDIR > up; sleep {mark}");
+    app.provider.will(
+        "worker",
+        [calls([("run_command", json!({"command": command}))])],
+    );
+    let id = app.start("worker", "go").await.id().to_owned();
+    written(&app.path("work/up")).await;
+    soon("the command's own processes", async {
+        while !is_alive(&format!("sleep\0{mark}")) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    app.daemon.kill().await;
+    gone(&mark).await;
+    let temporary = fs::read_to_string(app.path("work/up")).expect("a path");
+    assert!(!Path::new(temporary.trim()).exists());
+    app.restart_after_end().await;
+    let run = app.find(&id).await.ended().await;
+    let (code, message) = run.failure();
+    assert_eq!(code, "interrupted");
+    assert!(message.contains("run_command"), "{message}");
+}
+
+#[tokio::test]
+async fn a_command_sees_nothing_of_the_daemon() {
+    let app = worker("pass_env = [\"PASSED\"]")
+        .environment("DAEMON_SECRET", "s3cret-value")
+        .environment("ANTHROPIC_API_KEY", "s3cret-value")
+        .environment("PASSED", "passed-value")
+        .file("other/secret.txt", "s3cret-value")
+        .spawn()
+        .await;
+    if !is_confined(&app) {
+        return;
+    }
+    let home = app.path("");
+    let home = home.display();
+    let pid = app.daemon.pid();
+    std::os::unix::fs::symlink(app.path("other"), app.path("work/link")).expect("a link");
+    let spied = [
+        "env".to_owned(),
+        format!("cat /proc/{pid}/environ"),
+        "cat /proc/$PPID/environ; cat /proc/$PPID/cmdline".to_owned(),
+        format!("cat /proc/{pid}/maps; ls /proc/{pid}/fd"),
+        "cat ../config/axed.toml".to_owned(),
+        format!("cat {home}/config/axed.toml; ls {home}/data; cat {home}/data/*"),
+        "ls ../agents; cat ../agents/*".to_owned(),
+        "cat link/secret.txt".to_owned(),
+        "cat ../other/secret.txt; ls ..".to_owned(),
+        "cat /etc/shadow /root/.bashrc /root/.profile; ls /root /home /tmp /var/log".to_owned(),
+        "ln -s ../config c; cat c/axed.toml; ln ../config/axed.toml hard; cat hard".to_owned(),
+    ];
+    let spied: Vec<&str> = spied.iter().map(String::as_str).collect();
+    let told = told(&app, &spied).await;
+    assert!(told[0].contains("PASSED=passed-value"), "{}", told[0]);
+    assert!(told[0].contains("PATH="), "{}", told[0]);
+    let names = told[0].lines().filter_map(|line| line.split_once('='));
+    for (name, _) in names {
+        let expected = [
+            "PATH", "HOME", "LANG", "TZ", "TMPDIR", "PASSED", "PWD", "OLDPWD", "SHLVL", "_",
+        ];
+        assert!(expected.contains(&name), "{name}");
+    }
+    for (command, told) in spied.iter().zip(&told).skip(1) {
+        assert!(told.starts_with("error: exit code"), "{command}: {told}");
+        let denied = told.contains("denied") || told.contains("not permitted");
+        assert!(denied, "{command}: {told}");
+        for secret in [
+            "s3cret",
+            "key-of-anthropic",
+            "workdir =",
+            "root:",
+            ".toml\n",
+        ] {
+            assert!(!told.contains(secret), "{command}: {told}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_changes_nothing_outside() {
+    let app = worker("").file("other/kept.txt", "kept").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let pid = app.daemon.pid();
+    std::os::unix::fs::symlink(app.path("other"), app.path("work/link")).expect("a link");
+    let name = format!("axed-story-{}", mark());
+    let tried = [
+        format!("echo x > /tmp/{name}"),
+        format!("echo x > /var/tmp/{name}"),
+        format!("echo x > /dev/shm/{name}"),
+        "echo x > ../other/new.txt".to_owned(),
+        "echo x > ../other/kept.txt".to_owned(),
+        "echo x > link/kept.txt".to_owned(),
+        "truncate -s 0 ../other/kept.txt".to_owned(),
+        "rm -f link/kept.txt".to_owned(),
+        "mv ../other/kept.txt .".to_owned(),
+        "ln ../other/kept.txt mine".to_owned(),
+        "rm -rf ../agents".to_owned(),
+        format!("echo x > /usr/{name}"),
+        format!("kill -STOP {pid}"),
+        format!("kill -9 {pid}"),
+        "kill -9 $PPID".to_owned(),
+        format!("prlimit --pid {pid} --nofile=3"),
+        "cp /bin/sh s; chmod u+s s".to_owned(),
+        "mknod d c 1 3".to_owned(),
+        "mount -t tmpfs none .".to_owned(),
+        "unshare -Ur true".to_owned(),
+    ];
+    let tried: Vec<&str> = tried.iter().map(String::as_str).collect();
+    let told = told(&app, &tried).await;
+    for (command, told) in tried.iter().zip(&told) {
+        assert!(told.starts_with("error: e"), "{command}: {told}");
+    }
+    let kept = fs::read_to_string(app.path("other/kept.txt")).expect("a file");
+    assert_eq!(kept, "kept");
+    assert!(app.path("agents/worker.toml").exists());
+    assert!(!app.path("other/new.txt").exists());
+    for folder in ["/tmp", "/var/tmp", "/dev/shm", "/usr"] {
+        assert!(!Path::new(folder).join(&name).exists(), "{folder}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_reaches_no_network() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    let told = told(&app, &[&sockets(&app)]).await;
+    assert_eq!(
+        told[0],
+        "tcp no\ntcp6 no\nudp no\nraw no\nlocal no\nvsock no\nnetlink no\npacket no\ndatagrams no\npair yes\ndaemon no\ndns no\n"
+    );
+}
+
+#[tokio::test]
+async fn the_network_can_be_allowed_and_local_sockets_stay_shut() {
+    let app = worker("network = true").spawn().await;
+    if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    let told = told(&app, &[&sockets(&app)]).await;
+    for line in [
+        "tcp yes",
+        "udp yes",
+        "local no",
+        "vsock no",
+        "packet no",
+        "daemon yes",
+    ] {
+        assert!(told[0].contains(&format!("{line}\n")), "{}", told[0]);
+    }
+    assert!(told[0].contains("\nraw no\n"), "{}", told[0]);
+}
+
+/// A command that tries kinds of sockets and says which it got.
+fn sockets(app: &TestApp) -> String {
+    let port = app
+        .daemon
+        .url
+        .rsplit(':')
+        .next()
+        .expect("a port")
+        .to_owned();
+    let code = format!(
+        "import socket as s\n\
+         def t(name, f):\n\
+         \x20   try: f(); print(name, 'yes')\n\
+         \x20   except OSError: print(name, 'no')\n\
+         t('tcp', lambda: s.socket(s.AF_INET, s.SOCK_STREAM))\n\
+         t('tcp6', lambda: s.socket(s.AF_INET6, s.SOCK_STREAM))\n\
+         t('udp', lambda: s.socket(s.AF_INET, s.SOCK_DGRAM))\n\
+         t('raw', lambda: s.socket(s.AF_INET, s.SOCK_RAW, 1))\n\
+         t('local', lambda: s.socket(s.AF_UNIX, s.SOCK_STREAM))\n\
+         t('vsock', lambda: s.socket(40, s.SOCK_STREAM))\n\
+         t('netlink', lambda: s.socket(s.AF_NETLINK, s.SOCK_RAW, 0))\n\
+         t('packet', lambda: s.socket(s.AF_PACKET, s.SOCK_RAW, 0))\n\
+         t('datagrams', lambda: s.socketpair(s.AF_UNIX, s.SOCK_DGRAM))\n\
+         t('pair', lambda: s.socketpair())\n\
+         t('daemon', lambda: s.create_connection(('127.0.0.1', {port}), 5))\n\
+         t('dns', lambda: s.getaddrinfo('name.invalid', 80))"
+    );
+    format!("/usr/bin/python3 -c \"{code}\"")
+}
+
+#[tokio::test]
+async fn a_workdir_with_the_daemons_own_files_takes_no_command() {
+    let app = TestApp::with()
+        .agent("worker", "tools = [\"run_command\"]")
+        .config(ALLOWED)
+        .spawn()
+        .await;
+    if !is_confined(&app) {
+        return;
+    }
+    let told = told(&app, &["cat config/axed.toml"]).await;
+    assert!(
+        told[0].contains("the workdir contains the server's own config"),
+        "{}",
+        told[0]
+    );
+}
+
+#[tokio::test]
+async fn a_swapped_workdir_changes_nothing() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    fs::create_dir(app.path("other")).expect("a directory");
+    app.provider.will(
+        "worker",
+        [
+            calls([("run_command", json!({"command": "touch first"}))]),
+            calls([("run_command", json!({"command": "touch second"}))]),
+            says("done"),
+        ],
+    );
+    // The run opened its workdir at the first call; what the path means later is nothing to it.
+    let run = app.start("worker", "go").await;
+    written(&app.path("work/first")).await;
+    let swapped = fs::rename(app.path("work"), app.path("moved"))
+        .and_then(|()| std::os::unix::fs::symlink(app.path("other"), app.path("work")));
+    swapped.expect("a swap");
+    assert_eq!(run.ended().await.output(), "done");
+    assert!(app.path("moved/second").exists());
+    assert!(!app.path("other/second").exists());
+}
+
+#[tokio::test]
+async fn twenty_commands_run_at_once() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    // Each waits for all others, so they must be at work together.
+    let command = |number| {
+        let command = format!(
+            "touch n{number}; while [ $(ls | grep -c '^n') -lt 20 ]; do sleep 0.02; done; echo {number}"
+        );
+        ("run_command", json!({"command": command}))
+    };
+    app.provider
+        .will("worker", [calls((0..20).map(command)), says("done")]);
+    let run = app.run("worker", "go").await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(count(&run.events().await, "tool.completed"), 20);
+    let told = app.provider.asked("worker", 2).await.results();
+    let expected: Vec<String> = (0..20).map(|number| format!("{number}\n")).collect();
+    assert_eq!(told, expected);
+}
+
+#[tokio::test]
+async fn where_commands_are_off_an_agent_that_lists_them_is_valid_and_not_offered_them() {
+    let app = TestApp::with()
+        .agent(
+            "worker",
+            "workdir = \"work\"\ntools = [\"run_command\", \"read_file\"]",
+        )
+        .file("work/a.txt", "alpha")
+        .spawn()
+        .await;
+    app.daemon
+        .logged("Agent worker lists run_command, which this server does not offer")
+        .await;
+    let told = told(&app, &["touch here"]).await;
+    assert_eq!(told, ["error: Unknown tool: \"run_command\""]);
+    let names = app.provider.asked("worker", 1).await.tool_names();
+    assert_eq!(names, ["read_file"]);
+    assert!(!app.path("work/here").exists());
+}
+
+/// Performs a story as on a system without Landlock: this thread and the daemon that it starts are answered as there.
+#[cfg(target_os = "linux")]
+fn without_landlock(story: impl Future<Output = ()> + Send + 'static) {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
+
+    let thread = std::thread::spawn(|| {
+        let arch = TargetArch::try_from(std::env::consts::ARCH).expect("an architecture");
+        let refused = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+        let rules = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch);
+        let program = BpfProgram::try_from(filter.expect("a filter")).expect("a program");
+        apply_filter(&program).expect("the filter is applied");
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().expect("a runtime");
+        runtime.block_on(story);
+    });
+    thread.join().expect("the story holds");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn without_landlock_commands_are_not_offered() {
+    without_landlock(async {
+        let app = worker("").spawn().await;
+        app.daemon
+            .logged("run_command is not offered: this system has no Landlock")
+            .await;
+        app.provider.will("worker", [says("done")]);
+        app.run("worker", "go").await;
+        assert!(
+            app.provider
+                .asked("worker", 1)
+                .await
+                .tool_names()
+                .is_empty()
+        );
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn without_landlock_they_run_unconfined_where_that_is_allowed_and_still_end_whole() {
+    without_landlock(async {
+        let app = worker("allow_unconfined = true")
+            .environment("DAEMON_SECRET", "s3cret-value")
+            .file("other/b.txt", "beta\n")
+            .spawn()
+            .await;
+        app.daemon.logged("commands of models run unconfined").await;
+        let mark = mark();
+        let hidden = format!("setsid sh -c 'setsid sleep {mark} &' & cat ../other/b.txt");
+        let told = told(&app, &[&hidden, "env", "exit 4"]).await;
+        assert_eq!(told[0], "beta\n");
+        assert!(!is_alive(&mark));
+        assert!(!told[1].contains("s3cret"), "{}", told[1]);
+        assert_eq!(told[2], "error: exit code 4");
+    });
+}
