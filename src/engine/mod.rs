@@ -1,9 +1,11 @@
 //! Runs agents: the loop, delegation, budgets, the record. Knows nothing of HTTP and nothing of storage engines.
 
 pub mod ad_hoc;
+pub mod answers;
 pub mod approval;
 pub mod ask;
 pub mod budget;
+pub mod caller;
 pub mod calls;
 pub mod children;
 pub mod close;
@@ -24,12 +26,14 @@ pub mod quotas;
 pub mod record;
 pub mod recovery;
 pub mod remains;
+pub mod replay;
 pub mod resolve;
 pub mod retention;
 pub mod root;
 pub mod runner;
 pub mod sessions;
 pub mod spans;
+pub mod summary;
 pub mod turn;
 pub mod waiting;
 pub mod webhook;

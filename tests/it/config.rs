@@ -214,7 +214,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[tools]\nweb_search = \"x\"",
-            "DIR/axed.toml:2:1: tools.web_search is not supported by this version of axed; remove it",
+            "DIR/axed.toml:2:1: tools.web_search must be a table, not a string",
         ),
         (
             "[tools]\npass_env = [\"TOKEN=abc\"]",

@@ -1,0 +1,132 @@
+//! A reply's calls and what comes of them: performed, taken in, watched for circles; and whether a run may go on at all.
+//! Knows no provider.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::domain::event::EventKind;
+use crate::domain::message::{ToolCall, ToolResult};
+use crate::engine::caller::{Caller, Drive};
+use crate::engine::calls::{self, Batch, Unanswered};
+use crate::engine::close::{Ending, How};
+use crate::engine::conversation::{Conversation, Repeats};
+use crate::engine::endings;
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::engine::remains::Begun;
+use crate::engine::turn::TurnError;
+use crate::store::{Change, Progress};
+use crate::tools::toolbox::Toolbox;
+
+/// What a run's calls are performed with.
+pub struct Hands {
+    /// Its tools.
+    pub toolbox: Arc<Toolbox>,
+    /// What drives its children.
+    pub drive: Drive,
+}
+
+/// The calls of one reply.
+pub struct Asked {
+    /// The turn of the reply.
+    pub turn: u32,
+    /// What it asks for.
+    pub calls: Vec<ToolCall>,
+    /// What an earlier process recorded.
+    pub results: Vec<Option<ToolResult>>,
+    /// What it had begun.
+    pub begun: Arc<Begun>,
+}
+
+/// Performs the calls that have no result yet, and takes all results in.
+pub async fn answer(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    hands: &Hands,
+    asked: Asked,
+    talk: &mut Conversation,
+    progress: &Progress,
+) -> Result<(), Ending> {
+    let Asked {
+        turn,
+        calls,
+        results,
+        begun,
+    } = asked;
+    let is_new = results.iter().any(Option::is_none);
+    let is_old = begun.last_turn >= turn;
+    let delegate = Arc::new(Caller::new(engine, live, &begun, hands.drive));
+    let batch = Batch {
+        engine: Arc::clone(engine),
+        live: Arc::clone(live),
+        toolbox: Arc::clone(&hands.toolbox),
+        delegate,
+        turn,
+        progress: progress.clone(),
+        begun,
+    };
+    let results = match calls::perform(batch, calls, results).await {
+        Ok(results) => results,
+        Err(Unanswered::Lost(error)) => return Err(error.into()),
+        Err(Unanswered::Interrupted(tool)) => {
+            let message = format!(
+                "the daemon stopped while tool \"{tool}\" was at work; whether it did its work is not known, and it is \
+                 not safe to repeat"
+            );
+            return Err(Ending::failed(endings::interrupted(&message)));
+        }
+    };
+    if is_old {
+        // What was refused before ends the run now as it would have then.
+        for result in results.iter().filter(|result| result.is_error) {
+            live.refuse_again(&result.content);
+        }
+    }
+    match talk.answer(results) {
+        Repeats::Fine => Ok(()),
+        // Told by the process that took the last of the results in.
+        Repeats::Hinted(_) if !is_new => Ok(()),
+        Repeats::Hinted(repeats) => {
+            let message =
+                format!("the same tool calls gave the same results {repeats} times in a row");
+            let warning = EventKind::LoopWarning {
+                turn,
+                repeats,
+                message,
+            };
+            engine
+                .journal
+                .note(live, Change::Nothing, Vec::new(), vec![warning])
+                .await?;
+            Ok(())
+        }
+        Repeats::TooMany(repeats) => Err(Ending::failed(endings::looped(repeats))),
+    }
+}
+
+/// Whether the run may go on: not cancelled, not overdue, its budget not spent.
+pub fn check(live: &LiveRun) -> Result<(), TurnError> {
+    if live.stop.is_cancelled() {
+        return Err(TurnError::Stopped);
+    }
+    if live
+        .deadline()
+        .is_some_and(|deadline| deadline.at <= Instant::now())
+    {
+        return Err(TurnError::Overdue);
+    }
+    live.check_budgets().map_err(TurnError::Budget)
+}
+
+/// The run's end where a turn could not be taken.
+pub fn failed_turn(live: &LiveRun, error: TurnError) -> Ending {
+    Ending::of(match error {
+        TurnError::Stopped => How::Stopped,
+        TurnError::Store(error) => How::Lost(error),
+        TurnError::Overdue => How::Failed(endings::overdue(live.deadline())),
+        TurnError::Budget(exceeded) => How::Failed(endings::budget(&exceeded)),
+        TurnError::Provider(error) => How::Failed(endings::provider(&error)),
+        TurnError::Unavailable(unavailable) => How::Failed(endings::unavailable(&unavailable)),
+    })
+}

@@ -1,0 +1,95 @@
+//! What an earlier process recorded of a run, taken in again, and what it had begun, finished. Asks no model.
+
+use std::sync::Arc;
+
+use crate::domain::message::ToolCall;
+use crate::domain::structured;
+use crate::domain::usage::Usage;
+use crate::engine::answers::{Asked, Hands, answer, check, failed_turn};
+use crate::engine::close::{Ending, How, State};
+use crate::engine::conversation::Conversation;
+use crate::engine::entry::Draft;
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::engine::remains::{Remains, Replied};
+use crate::engine::{endings, summary};
+
+/// Takes in what an earlier process recorded, and finishes what it had begun. Children that it began are driven to
+/// their end even where this run is not to go on: it ends after them. Returns the task's text where only a summary is
+/// still to be asked for.
+pub async fn replay(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    state: &mut State,
+    hands: &Hands,
+    left: Remains,
+    told: Draft,
+    talk: &mut Conversation,
+) -> Result<Option<String>, Ending> {
+    let Remains {
+        replies,
+        calls: begun,
+        ..
+    } = left;
+    if begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
+        // The request that was under way is asked again; what the first one cost nobody will tell.
+        live.spend(&Usage {
+            unreported: 1,
+            ..Usage::default()
+        });
+    }
+    told.write(engine, live).await?;
+    let begun = Arc::new(begun);
+    let mut summed_up = None;
+    for Replied {
+        turn,
+        message,
+        results,
+        told,
+    } in replies
+    {
+        if !message.content.is_empty() {
+            state.partial = Some(message.content.clone());
+        }
+        if message.tool_calls.is_empty() {
+            let format = &live.agent.params.response_format;
+            if let Some(told) = told {
+                summed_up = summary::prompt(live).map(|_| message.content.clone());
+                talk.say_more(turn, message, told);
+                continue;
+            }
+            let content = match summed_up {
+                Some(task) if message.content.trim().is_empty() => task,
+                _ => message.content,
+            };
+            return Err(match structured::check(format, &content) {
+                Ok(structured) => Ending::of(How::Completed {
+                    content,
+                    structured,
+                    task: talk.task().to_owned(),
+                }),
+                Err(errors) => Ending::failed(endings::output_invalid(&errors)),
+            });
+        }
+        let is_missing = results.iter().any(Option::is_none);
+        let is_begun = |call: &ToolCall| {
+            begun.started.contains(&call.id) || begun.requested.contains_key(&call.id)
+        };
+        if is_missing && !message.tool_calls.iter().any(is_begun) {
+            // The other process had not come to look whether it may perform them.
+            if let Err(error) = check(live) {
+                return Err(failed_turn(live, error));
+            }
+        }
+        let calls = message.tool_calls.clone();
+        talk.hear_again(turn, message);
+        let asked = Asked {
+            turn,
+            calls,
+            results,
+            begun: Arc::clone(&begun),
+        };
+        answer(engine, live, hands, asked, talk, &state.progress).await?;
+    }
+    Ok(summed_up)
+}

@@ -1,0 +1,79 @@
+//! The summary of an unnamed agent: one more turn when its task is done. Knows no loop.
+
+use std::sync::Arc;
+
+use crate::domain::event::EventKind;
+use crate::engine::answers::{check, failed_turn};
+use crate::engine::close::{Ending, How, State};
+use crate::engine::conversation::Conversation;
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::engine::turn::{self, Answer, Question, TurnError};
+use crate::store::{Change, Step};
+
+/// What an unnamed agent is asked when its task is done.
+pub fn prompt(live: &LiveRun) -> Option<&str> {
+    live.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
+}
+
+/// Asks an unnamed agent to sum up: a turn without tools, which is not counted. Where it fails, the task's own text is
+/// the result.
+pub async fn ask(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    state: &mut State,
+    system: &str,
+    talk: &Conversation,
+    task: String,
+) -> Ending {
+    let done = |content| How::Completed {
+        content,
+        structured: false,
+        task: talk.task().to_owned(),
+    };
+    let turn = talk.turn() + 1;
+    let begun = EventKind::TurnStarted {
+        turn,
+        messages: talk.messages().len(),
+        results: 0,
+    };
+    let question = Question {
+        turn,
+        system,
+        messages: talk.messages(),
+        tools: &[],
+    };
+    let answered = async {
+        check(live)?;
+        let journal = &engine.journal;
+        let told = journal.record(live, Change::Nothing, Vec::new(), vec![begun]);
+        told.await?;
+        turn::take(engine, live, question).await
+    };
+    let Answer { reply, asked } = match answered.await {
+        Ok(answer) => answer,
+        Err(error @ (TurnError::Stopped | TurnError::Store(_))) => return failed_turn(live, error),
+        Err(_) => return Ending::of(done(task)),
+    };
+    let tokens = reply.usage.unwrap_or_default();
+    state.progress.model = reply.model.unwrap_or(asked.model);
+    state.progress.stop_reason = reply.stop_reason;
+    state.progress.usage = live.usage().0;
+    let completed = EventKind::TurnCompleted {
+        turn,
+        model: state.progress.model.clone(),
+        stop_reason: state.progress.stop_reason.clone(),
+        input_tokens: tokens.input,
+        output_tokens: tokens.output,
+        cache_read_tokens: tokens.cache_read,
+        cache_write_tokens: tokens.cache_write,
+        tool_calls: Vec::new(),
+    };
+    let mut message = reply.message;
+    message.tool_calls.clear();
+    let content = match message.content.trim().is_empty() {
+        true => task,
+        false => message.content.clone(),
+    };
+    Ending::of(done(content)).with(vec![Step::Reply { turn, message }], vec![completed])
+}
