@@ -33,7 +33,7 @@ const ROOM_FOR_NOTICES: usize = 4096;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct UrlFetch {
-    /// The whole address, such as "https://example.com/page".
+    /// The whole address, such as `https://example.com/page`.
     url: String,
 }
 
