@@ -302,6 +302,7 @@ impl Daemon {
             runner: house.runner.clone(),
             settings: Arc::new(web),
             closing: closing.clone(),
+            openapi: Arc::default(),
         };
         let draining = async {
             stop.cancelled().await;

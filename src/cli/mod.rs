@@ -21,6 +21,7 @@ mod gc;
 mod health;
 mod keys;
 mod local;
+mod openapi;
 mod output;
 mod progress;
 mod run;
@@ -87,6 +88,8 @@ enum Command {
     /// Make keys for clients
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Print the OpenAPI document of the HTTP API
+    Openapi(openapi::Args),
     /// Ask a daemon whether it is alive: exit code 0 or 1
     Health(health::Args),
 }
@@ -101,6 +104,7 @@ impl Command {
             Self::Runs(command) => runs::runs(command).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Keys(command) => keys::keys(command),
+            Self::Openapi(args) => openapi::openapi(args),
             Self::Health(args) => health::health(args).await,
         }
     }

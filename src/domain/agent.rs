@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -136,7 +137,8 @@ impl Default for Subagent {
 }
 
 /// When an unnamed agent is asked to sum up what it found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AgentSubagentSummary")]
 #[serde(rename_all = "snake_case")]
 pub enum Summary {
     /// Where its caller asks for it.
@@ -180,7 +182,7 @@ impl Default for Delegation {
 }
 
 /// `[params]`: what is sent to the provider only when it is set.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Params {
     /// 0.0 is a real temperature.
     pub temperature: Option<f64>,
@@ -195,7 +197,7 @@ pub struct Params {
 }
 
 /// `[params.response_format]`: what shape the final text should have.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseFormat {
     /// Free text.
@@ -245,7 +247,7 @@ impl Default for Retry {
 }
 
 /// How the bound of a retry's wait grows with the tries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Backoff {
     /// Doubles.
@@ -282,7 +284,7 @@ impl Default for Memory {
 }
 
 /// `provider/model`, split at the first `/`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct ModelRef {
     /// The provider's configured name.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -11,7 +12,7 @@ use crate::domain::run::{Failure, RunId};
 use crate::domain::usage::Usage;
 
 /// One event, before it has a number.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Event {
     /// The run it is about.
     pub run_id: RunId,
@@ -29,7 +30,7 @@ pub struct Event {
 }
 
 /// What an event says. `http.md` of the contract lists them.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
 #[expect(
     missing_docs,
@@ -156,7 +157,7 @@ pub enum EventKind {
 }
 
 /// What became of a request for approval.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// The call is performed.
@@ -168,7 +169,7 @@ pub enum Decision {
 }
 
 /// A tool call as an event shows it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[expect(
     missing_docs,
     reason = "the fields are the wire's and are described in docs/API.md"

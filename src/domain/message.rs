@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -72,7 +73,7 @@ impl ToolCall {
 }
 
 /// What a tool call came to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ToolResult {
     /// The call's `id`.
     pub call_id: String,
@@ -83,7 +84,7 @@ pub struct ToolResult {
 }
 
 /// A tool as it is offered to a model.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ToolSpec {
     /// The name that calls use.
     pub name: String,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -12,8 +13,9 @@ use crate::domain::agent::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::usage::{TreeUsage, Usage};
 
 /// A run's name: `run_` and a UUIDv7, so names sort by the time of their making.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RunId(pub Uuid);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
+#[schemars(transparent)]
+pub struct RunId(#[schemars(with = "String", regex(pattern = "^run_[0-9a-f-]{36}$"))] pub Uuid);
 
 impl RunId {
     /// A new one. The only place that makes ids.
@@ -143,7 +145,7 @@ impl Scope {
 }
 
 /// Where a run stands. The last three are terminal: written once, never left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// Accepted and committed, waiting for a slot.
@@ -205,7 +207,7 @@ impl FromStr for Status {
 }
 
 /// Why a run failed, for its reader.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failure {
     /// What kind of failure; stable.
     pub code: FailureCode,
@@ -218,7 +220,7 @@ pub struct Failure {
 }
 
 /// The stable codes of failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
     /// The agent's definition or the prompt could not be made.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -43,8 +44,11 @@ impl fmt::Debug for Webhook {
 }
 
 /// A delivery's name, the same over all its tries: `whd_` and a UUIDv7.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DeliveryId(pub Uuid);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]
+#[schemars(transparent)]
+pub struct DeliveryId(
+    #[schemars(with = "String", regex(pattern = "^whd_[0-9a-f-]{36}$"))] pub Uuid,
+);
 
 impl DeliveryId {
     /// A new one.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::catalog::LoadError;
@@ -146,7 +147,7 @@ pub enum StartError {
 }
 
 /// What a run would be, without a model being asked.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DryRun {
     /// The agent.
     pub agent: String,
@@ -173,7 +174,7 @@ pub struct DryRun {
 }
 
 /// The delegation part of a dry run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DrySubAgents {
     /// Names.
     pub names: Vec<String>,
@@ -186,7 +187,7 @@ pub struct DrySubAgents {
 }
 
 /// The limits part of a dry run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct DryLimits {
     /// Turns.
     pub max_turns: u32,

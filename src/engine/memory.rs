@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::agent::Agent;
@@ -18,7 +19,7 @@ const MAX_FILE: u64 = 64 << 20;
 const RESULT_CHARACTERS: usize = 1000;
 
 /// One entry of an agent's memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MemoryEntry {
     /// When the run ended, RFC 3339, UTC.
     pub time: String,
@@ -32,7 +33,7 @@ pub struct MemoryEntry {
 }
 
 /// What a garbage collection did.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct GcReport {
     /// The agent.
     pub agent: String,

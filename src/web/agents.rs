@@ -6,6 +6,7 @@ use std::path::Path;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -77,15 +78,19 @@ pub async fn gc(
     Ok(json(StatusCode::OK, &report))
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// How a memory is collected.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(rename = "GcRequest")]
 #[serde(deny_unknown_fields, default)]
-struct Gc {
+pub struct Gc {
+    /// Whether it is only analysed.
     dry_run: Option<bool>,
 }
 
 /// An agent as the list shows it.
-#[derive(Serialize)]
-struct Brief<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentBrief")]
+pub struct Brief<'a> {
     name: &'a str,
     /// The version in force: of a file that broke later, the last good one's.
     version: Option<&'a str>,
@@ -116,8 +121,10 @@ impl<'a> Brief<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct Full<'a> {
+/// An agent with its definition, where there is one.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Agent")]
+pub struct Full<'a> {
     #[serde(flatten)]
     brief: Brief<'a>,
     #[serde(flatten)]
@@ -125,7 +132,8 @@ struct Full<'a> {
 }
 
 /// The rest of a definition in the words of its file, with the defaults filled in: durations in seconds, 0 for none.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentDefinition")]
 struct Definition<'a> {
     fallback_models: &'a [ModelRef],
     system_prompt: &'a str,
@@ -150,7 +158,8 @@ struct Definition<'a> {
     webhook: Option<Webhook<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentSubagent")]
 struct SubagentView<'a> {
     enabled: bool,
     max_depth: u8,
@@ -179,7 +188,8 @@ impl<'a> From<&'a Subagent> for SubagentView<'a> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentDelegation")]
 struct Delegation {
     max_depth: u8,
     parallel: bool,
@@ -188,7 +198,8 @@ struct Delegation {
 }
 
 /// A parameter that is set; one that is not is left out, as it is on the wire.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentParam")]
 #[serde(untagged)]
 enum Param<'a> {
     Number(f64),
@@ -201,12 +212,14 @@ enum Param<'a> {
     },
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentLimits")]
 struct Limits {
     max_turns: u32,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentBudget")]
 struct Budget {
     max_tokens: u64,
     max_cost_usd: f64,
@@ -214,7 +227,8 @@ struct Budget {
     max_runs: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentRetry")]
 struct Retry {
     max_retries: u32,
     backoff: Backoff,
@@ -222,7 +236,8 @@ struct Retry {
     max_delay_ms: u128,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentMemory")]
 struct Memory<'a> {
     enabled: bool,
     path: Option<&'a Path>,
@@ -231,7 +246,8 @@ struct Memory<'a> {
 }
 
 /// The address is without its query, which may hold a secret.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentWebhook")]
 struct Webhook<'a> {
     url: String,
     secret_env: Option<&'a str>,
@@ -239,7 +255,8 @@ struct Webhook<'a> {
 }
 
 /// An MCP server without what may be a secret: arguments, variables, headers, and what follows a URL's path.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentMcpServer")]
 struct Server<'a> {
     name: &'a str,
     transport: &'static str,

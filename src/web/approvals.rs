@@ -3,6 +3,7 @@
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use tracing::info;
 
@@ -17,14 +18,19 @@ use crate::web::runs::{json, reason};
 use crate::web::state::AppState;
 use crate::web::view::RunView;
 
-#[derive(Debug, Default, Deserialize)]
+/// A person's word.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(rename = "DecisionRequest", extend("required" = ["decision"]))]
 #[serde(deny_unknown_fields, default)]
-struct Answer {
+pub struct Answer {
+    #[schemars(required)]
     decision: Option<Verdict>,
+    /// What the model reads where the call is denied.
+    #[schemars(length(max = 1000))]
     reason: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Approve,

@@ -10,6 +10,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
+use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -298,7 +299,7 @@ pub fn depth(json: &str) -> usize {
 }
 
 /// A `T` that was written as a JSON object. serde would also take an array of a struct's fields in their order.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, JsonSchema)]
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {

@@ -9,6 +9,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -209,28 +210,45 @@ fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem
     }
 }
 
-/// The body as it is written.
-#[derive(Default, Deserialize)]
+/// What a run is asked to do. Every field is optional.
+#[derive(Default, Deserialize, JsonSchema)]
+#[schemars(rename = "RunRequest")]
 #[serde(deny_unknown_fields, default)]
-struct Create {
+pub struct Create {
+    /// The user message.
     input: Option<String>,
+    /// Appended to it after a blank line.
     context: Option<String>,
+    /// `provider/model`, instead of the file's.
     model: Option<String>,
+    /// Instead of the file's; only within `tools.roots`.
     skill: Option<String>,
+    /// Instead of the file's; only within `tools.roots`.
     workdir: Option<String>,
+    /// Each one that is set wins over the file's.
     params: Option<Object<Params>>,
+    /// The run's deadline in seconds, at most `server.max_timeout`; 0 leaves it to the file.
     timeout: Option<u64>,
+    /// Bounds of the whole tree; 0 leaves one to the file.
     budget: Option<Object<Limits>>,
+    /// For finding the run again: keys of 1 to 64 characters, values of at most 256.
     labels: Option<BTreeMap<String, String>>,
+    /// The shape of the final text.
     response_format: Option<Object<Format>>,
+    /// Whether the tree asks its providers for deltas.
     stream: Option<bool>,
+    /// Who is told of the run; each one that is given wins over the file's.
     webhook: Option<Object<Webhook>>,
+    /// The conversation that it goes on with: the last completed run of this session and agent left it.
     session: Option<String>,
+    /// What becomes of the run while another one of the session is at work.
     on_busy: Option<Busy>,
+    /// What was said before, oldest first; not beside `session`.
     messages: Option<Vec<Object<Written>>>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "OnBusy")]
 #[serde(rename_all = "snake_case")]
 enum Busy {
     Queue,
@@ -249,40 +267,46 @@ impl From<Busy> for OnBusy {
 }
 
 // Not `Debug`: its address may hold a secret.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Webhook {
     url: Option<String>,
     events: Option<Vec<String>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Params {
+    #[schemars(range(min = 0.0))]
     temperature: Option<f64>,
+    #[schemars(range(min = 1))]
     max_tokens: Option<u32>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     top_p: Option<f64>,
     stop: Option<Vec<String>>,
+    /// The same as the request's own; only one of them.
     response_format: Option<Object<Format>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Limits {
     max_tokens: Option<u64>,
+    #[schemars(range(min = 0.0))]
     max_cost_usd: Option<f64>,
     max_tool_calls: Option<u64>,
     max_runs: Option<u64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Format {
     r#type: FormatKind,
+    /// A JSON Schema, for `json_schema` only.
     schema: Option<Box<RawValue>>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum FormatKind {
     #[default]

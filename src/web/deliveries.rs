@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tracing::info;
 
@@ -17,8 +18,9 @@ use crate::web::runs::{Listed, found, json};
 use crate::web::state::AppState;
 
 /// A delivery as it is shown; its address without the query, which may hold a secret.
-#[derive(Serialize)]
-struct DeliveryView {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Delivery")]
+pub struct DeliveryView {
     id: DeliveryId,
     run_id: RunId,
     event: String,

@@ -4,6 +4,7 @@
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::catalog::LoadError;
@@ -38,22 +39,25 @@ struct Inner {
 }
 
 /// What is wrong with one place of a body.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 struct FieldError {
     /// A JSON Pointer (RFC 6901).
     pointer: String,
     detail: String,
 }
 
-/// The wire form, RFC 9457 with `code`, `request_id` and `errors` of our own.
-#[derive(Serialize)]
-struct Envelope<'a> {
+/// A refusal: RFC 9457 with `code`, `request_id` and `errors` of our own.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Problem")]
+pub struct Envelope<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
     detail: &'a str,
     instance: &'a str,
+    /// Stable.
     code: &'static str,
+    /// As in `x-request-id` and the daemon's log.
     request_id: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     errors: &'a [FieldError],

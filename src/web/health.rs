@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tracing::warn;
 
@@ -14,40 +15,43 @@ use crate::web::state::AppState;
 /// How long the store may take to say that it is well.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
 
-#[derive(Serialize)]
-struct Alive {
+/// The process answers.
+#[derive(Serialize, JsonSchema)]
+pub struct Alive {
     status: &'static str,
 }
 
-#[derive(Serialize)]
-struct Ready {
+/// Whether new runs are taken.
+#[derive(Serialize, JsonSchema)]
+pub struct Ready {
     status: &'static str,
     checks: Checks,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Checks {
     store: Check,
     catalog: CatalogCheck,
     accepting: Check,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Check {
     ok: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<&'static str>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct CatalogCheck {
     ok: bool,
     agents: usize,
     invalid: usize,
 }
 
-#[derive(Serialize)]
-struct Version {
+/// What is serving.
+#[derive(Serialize, JsonSchema)]
+pub struct Version {
     name: &'static str,
     version: &'static str,
 }

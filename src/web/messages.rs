@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -11,7 +12,8 @@ use crate::web::body::{self, MAX_DEPTH, Object};
 use crate::web::error::{Problem, word};
 
 /// One message as it is written; `GET /runs/{id}/messages` shows them in the same form.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "WrittenMessage")]
 #[serde(deny_unknown_fields)]
 pub struct Written {
     role: Role,
@@ -20,7 +22,8 @@ pub struct Written {
     tool_results: Option<Vec<Object<Answered>>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(rename = "WrittenRole")]
 #[serde(rename_all = "lowercase")]
 enum Role {
     User,
@@ -28,7 +31,8 @@ enum Role {
     Tool,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "WrittenCall")]
 #[serde(deny_unknown_fields)]
 struct Call {
     id: String,
@@ -36,7 +40,8 @@ struct Call {
     arguments: Option<Box<RawValue>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "WrittenResult")]
 #[serde(deny_unknown_fields)]
 struct Answered {
     call_id: String,

@@ -14,6 +14,7 @@ pub mod health;
 pub mod idempotency;
 pub mod messages;
 pub mod metrics;
+pub mod openapi;
 pub mod query;
 pub mod router;
 pub mod runs;

@@ -9,6 +9,7 @@ use axum::http::header::{CONTENT_TYPE, HeaderValue};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -39,22 +40,29 @@ const FILTERS: [&str; 9] = [
     "agent", "status", "root", "all", "since", "until", "limit", "cursor", "label.",
 ];
 
-/// Something listed.
-#[derive(Serialize)]
+/// A list, whole.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
 pub struct Listed<T> {
-    /// The things.
+    /// What it has.
     pub data: Vec<T>,
 }
 
-#[derive(Serialize)]
-struct Page<'a> {
+/// A page of runs, newest first.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct Page<'a> {
     data: Vec<RunView<'a>>,
+    /// The `cursor` of the next page; null where there is none.
     next_cursor: Option<RunId>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// Why a run is cancelled.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(rename = "CancelRequest")]
 #[serde(deny_unknown_fields, default)]
-struct Cancel {
+pub struct Cancel {
+    #[schemars(length(max = 1000))]
     reason: Option<String>,
 }
 

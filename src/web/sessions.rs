@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::run::{Run, RunId, Status, now};
@@ -15,8 +16,10 @@ use crate::web::runs::{self, MAX_PAGE, PAGE};
 use crate::web::state::AppState;
 use crate::web::view::RunView;
 
-#[derive(Serialize)]
-struct SessionView<'a> {
+/// A session, with a page of its runs.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Session")]
+pub struct SessionView<'a> {
     name: &'a str,
     /// Whose conversation is counted.
     agent: Option<&'a str>,

@@ -11,7 +11,9 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
+use schemars::JsonSchema;
 
+use crate::domain::event::Event;
 use crate::domain::run::Run;
 use crate::engine::journal::Listener;
 use crate::store::{EventQuery, RunStore};
@@ -55,6 +57,28 @@ pub fn whole(state: &AppState, run: &Run, listener: Option<Listener>) -> Respons
         Some(listener) => answer(Follower::new(state, run, false, 0).hearing_all(listener)),
         None => stream(state, run, &Wish::default()),
     }
+}
+
+/// A page of a tree's events.
+// Only told: events are kept as JSON, and put together as such.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is read")]
+#[schemars(inline)]
+pub struct EventPage {
+    data: Vec<Numbered>,
+    /// The `after` of the next page; null once the run has ended and all of it was read.
+    next_after: Option<u64>,
+}
+
+/// An event as it was committed. In streams `text.delta` and `text.withdrawn` have no `seq`.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is read")]
+#[schemars(rename = "Event")]
+struct Numbered {
+    /// Counts from 1 without gaps over the whole tree.
+    seq: u64,
+    #[schemars(flatten)]
+    event: Event,
 }
 
 /// What the query and the headers ask for.

@@ -1,8 +1,9 @@
 //! What every handler can reach.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Key;
@@ -17,6 +18,8 @@ pub struct AppState {
     pub settings: Arc<Settings>,
     /// Cancelled when the daemon stops serving: open streams end then, and waiting callers are answered.
     pub closing: CancellationToken,
+    /// The OpenAPI document, written when it is first asked for.
+    pub openapi: Arc<OnceLock<Bytes>>,
 }
 
 /// What the configuration says of HTTP.

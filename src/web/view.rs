@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -13,8 +14,9 @@ use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::history::Recorded;
 use crate::store::Step;
 
-/// The run object.
-#[derive(Serialize)]
+/// A run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Run")]
 pub struct RunView<'a> {
     id: RunId,
     agent: &'a str,
@@ -22,29 +24,41 @@ pub struct RunView<'a> {
     status: Status,
     parent_id: Option<RunId>,
     root_id: RunId,
+    /// Levels below the root.
     depth: u8,
+    /// The parent's tool call that started it.
     tool_call_id: Option<&'a str>,
+    /// As given; a child's whole message.
     input: &'a str,
+    /// The final text, once completed.
     content: Option<&'a str>,
+    /// The last text of a run that did not complete.
     partial_content: Option<&'a str>,
+    /// The JSON of `content`, where that was asked for.
     structured: Option<&'a RawValue>,
+    /// Who gave the last reply.
     model: &'a str,
+    /// The provider's own word for why that ended.
     stop_reason: Option<&'a str>,
     turns: u32,
     input_tokens: u64,
     output_tokens: u64,
     tool_calls: u64,
     duration_ms: u64,
+    /// The run with all its descendants, also while it runs.
     tree: TreeView,
+    /// Null unless failed.
     error: Option<&'a Failure>,
     cancel_reason: Option<&'a str>,
     label: Option<&'a str>,
     completion_status: Option<&'a str>,
     labels: &'a BTreeMap<String, String>,
+    /// How often it was started; above 1 after a restart.
     attempt: u32,
     created_at: Timestamp,
     started_at: Option<Timestamp>,
     finished_at: Option<Timestamp>,
+    /// The number of its last event; a root's: of its tree's.
     last_event: u64,
     links: Links<'a>,
 }
@@ -103,7 +117,8 @@ impl<'a> RunView<'a> {
 }
 
 /// Usage of a run with all its descendants.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TreeUsage")]
 struct TreeView {
     runs: u64,
     #[serde(flatten)]
@@ -120,7 +135,8 @@ impl From<&TreeUsage> for TreeView {
 }
 
 /// A run's own usage.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Usage")]
 pub struct UsageView {
     input_tokens: u64,
     output_tokens: u64,
@@ -128,7 +144,9 @@ pub struct UsageView {
     cache_write_tokens: u64,
     model_calls: u64,
     tool_calls: u64,
+    /// Null where no price is known for any model that answered.
     cost_usd: Option<f64>,
+    /// False where some provider's usage is not known.
     complete: bool,
 }
 
@@ -147,7 +165,7 @@ impl From<&Usage> for UsageView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Links<'a> {
     #[serde(rename = "self")]
     this: Link<'a>,
@@ -156,6 +174,8 @@ struct Links<'a> {
     tree: Link<'a>,
 }
 
+#[derive(JsonSchema)]
+#[schemars(into = "String")]
 struct Link<'a> {
     prefix: &'a str,
     id: RunId,
@@ -171,8 +191,9 @@ impl Serialize for Link<'_> {
     }
 }
 
-/// A direct child as `/children` lists it: the run object, and what a tree's summary adds to it.
-#[derive(Serialize)]
+/// A direct child: the run object, and what a tree's summary adds to it.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Child")]
 pub struct ChildView<'a> {
     #[serde(flatten)]
     run: RunView<'a>,
@@ -192,7 +213,8 @@ impl<'a> ChildView<'a> {
 }
 
 /// A run's summary with its children's in it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Tree")]
 pub struct Summary<'a> {
     id: RunId,
     agent: &'a str,
@@ -280,13 +302,14 @@ pub fn calls_of(steps: &[Step]) -> Vec<String> {
 }
 
 /// A run's conversation as recorded.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct Conversation<'a> {
     system: Option<&'a str>,
     data: Vec<MessageView<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Message")]
 #[serde(tag = "role", rename_all = "lowercase")]
 enum MessageView<'a> {
     User {
@@ -301,7 +324,8 @@ enum MessageView<'a> {
     },
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ToolCall")]
 struct CallView<'a> {
     id: &'a str,
     name: &'a str,

@@ -136,7 +136,7 @@ async fn without_a_key_only_what_is_open_answers() {
             assert!(!got.text.contains("very-secret"), "{}", got.text);
         }
     }
-    for path in ["/livez", "/readyz", "/version"] {
+    for path in ["/livez", "/readyz", "/version", "/openapi.json"] {
         assert_eq!(app.get(path).await.status, 200, "{path}");
     }
     app.get("/nowhere").await.problem(404);

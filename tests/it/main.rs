@@ -28,6 +28,7 @@ mod mcp;
 mod memory;
 mod metrics;
 mod nginx;
+mod openapi;
 mod overload;
 mod recordings;
 mod recovery;

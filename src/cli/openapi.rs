@@ -1,0 +1,28 @@
+//! `axed openapi`: the OpenAPI document, without a daemon.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::cli::output;
+use crate::config::load::{self, Flags};
+use crate::web::openapi::document;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The server's configuration, which has the path prefix [default: AXED_CONFIG, else config/axed.toml where it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Prints what a daemon with this configuration answers at `/openapi.json`.
+pub fn openapi(args: Args) -> anyhow::Result<ExitCode> {
+    let flags = Flags {
+        config: args.config,
+        ..Flags::default()
+    };
+    let config = load::load(&flags, &load::environment())?;
+    let metrics = config.server.metrics_listen.is_none();
+    let document = document(&config.server.path_prefix, metrics);
+    output::line(format_args!("{}", document.trim_end()))?;
+    Ok(ExitCode::SUCCESS)
+}

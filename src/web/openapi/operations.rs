@@ -1,0 +1,323 @@
+//! What the OpenAPI document says of each route of `web::router`, in the table's order.
+
+use serde_json::{Value, json};
+
+use crate::domain::run::Status;
+use crate::engine::ask::DryRun;
+use crate::engine::memory::{GcReport, MemoryEntry};
+use crate::web::agents::{Brief, Full, Gc};
+use crate::web::approvals::Answer;
+use crate::web::create::Create;
+use crate::web::deliveries::DeliveryView;
+use crate::web::health::{Alive, Ready, Version};
+use crate::web::openapi::Operation;
+use crate::web::runs::{Cancel, Listed, Page};
+use crate::web::sessions::SessionView;
+use crate::web::sse::EventPage;
+use crate::web::view::{ChildView, Conversation, RunView, Summary};
+
+const STREAM: &str = "text/event-stream";
+
+/// `GET /agents`
+pub fn list_agents(told: Operation<'_>) -> Operation<'_> {
+    told.named("list_agents", "The agents, sorted by name, broken ones too")
+        .answers::<Listed<Brief<'static>>>(200, "The agents.")
+}
+
+/// `GET /agents/{name}`
+pub fn agent(told: Operation<'_>) -> Operation<'_> {
+    told.named("get_agent", "One agent with its definition")
+        .answers::<Full<'static>>(200, "The agent.")
+}
+
+/// `POST /agents/{name}/runs`
+pub fn create(told: Operation<'_>) -> Operation<'_> {
+    posted(told)
+        .named("create_run", "Starts a run")
+        .header(
+            "Idempotency-Key",
+            json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
+            "A POST that is repeated with the same key within 24 hours is answered with the \
+             run of the first.",
+        )
+        .header(
+            "traceparent",
+            json!({"type": "string"}),
+            "The trace that the run goes into (W3C Trace Context).",
+        )
+        .answers::<RunView<'static>>(
+            200,
+            "The run, which ended while the caller waited; or its events, where `Accept` \
+             names an event stream.",
+        )
+        .answers_text(
+            200,
+            STREAM,
+            "The run's events from the first, each an `Event`, to its end.",
+        )
+        .answers::<RunView<'static>>(202, "The run is on disk and goes on by itself.")
+        .with_header(200, "Location", "Where the run is read.")
+        .with_header(202, "Location", "Where the run is read.")
+        .with_header(
+            200,
+            "Idempotency-Replayed",
+            "`true` where an earlier request started the run.",
+        )
+        .with_header(
+            202,
+            "Idempotency-Replayed",
+            "`true` where an earlier request started the run.",
+        )
+        .refuses(
+            429,
+            "`queue_full`: `Retry-After` says when to come back, `running` and `queued` how \
+             full it is.",
+        )
+        .refuses(
+            503,
+            "`draining`, `store_unavailable`: `Retry-After` says when to come back.",
+        )
+}
+
+/// `POST /agents/{name}/dry-run`
+pub fn dry_run(told: Operation<'_>) -> Operation<'_> {
+    posted(told)
+        .named("dry_run", "What a run would be; no model is called")
+        .answers::<DryRun>(200, "What would be run.")
+}
+
+/// `GET /agents/{name}/memory`
+pub fn memory(told: Operation<'_>) -> Operation<'_> {
+    told.named("get_memory", "What an agent remembers, oldest first")
+        .answers::<Listed<MemoryEntry>>(200, "The entries.")
+}
+
+/// `POST /agents/{name}/gc`
+pub fn gc(told: Operation<'_>) -> Operation<'_> {
+    told.named(
+        "collect_memory",
+        "Has an agent's model analyse its memory, and trims it",
+    )
+    .reads::<Gc>()
+    .answers::<GcReport>(200, "What was done.")
+    .refuses(502, "`provider_failed`: the model did not answer.")
+}
+
+/// `GET /runs`
+pub fn list_runs(told: Operation<'_>) -> Operation<'_> {
+    let text = || json!({"type": "string"});
+    let time = || json!({"type": "string", "format": "date-time"});
+    told.named("list_runs", "A page of runs, newest first")
+        .query("agent", text(), "Only this agent's.")
+        .query(
+            "status",
+            json!({"enum": Status::ALL}),
+            "Only those that stand so.",
+        )
+        .query("root", text(), "Only this root's tree.")
+        .query(
+            "all",
+            json!({"type": "boolean", "default": false}),
+            "Children too.",
+        )
+        .query("since", time(), "Accepted at this time or later.")
+        .query("until", time(), "Accepted before this time.")
+        .query("limit", number(1, 200, 50), "Most runs of a page.")
+        .query("cursor", text(), "The `next_cursor` of the page before.")
+        // An object's properties are parameters of their own: OpenAPI's way to say that names begin so.
+        .query(
+            "label.",
+            json!({
+                "type": "object",
+                "patternProperties": {"^label\\..": {"type": "string"}},
+                "additionalProperties": false,
+                "maxProperties": 64,
+            }),
+            "`label.<key>=<value>`: only those with this label; several: with all of them.",
+        )
+        .answers::<Page<'static>>(200, "The page.")
+}
+
+/// `GET /runs/{id}`
+pub fn run(told: Operation<'_>) -> Operation<'_> {
+    waits(told)
+        .named("get_run", "A run")
+        .answers::<RunView<'static>>(200, "The run; where the caller waits: it has ended.")
+        .answers::<RunView<'static>>(202, "The run, which has not ended while the caller waited.")
+}
+
+/// `DELETE /runs/{id}`
+pub fn delete(told: Operation<'_>) -> Operation<'_> {
+    told.named("delete_run", "Forgets a root run with its tree")
+        .answers_nothing(204, "It is gone.")
+        .refuses(409, "`run_not_terminal`, `not_a_root`.")
+}
+
+/// `GET /runs/{id}/events`
+pub fn events(told: Operation<'_>) -> Operation<'_> {
+    let seq = || json!({"type": "integer", "minimum": 0});
+    told.named(
+        "list_events",
+        "The log of a run and its descendants, as a page or as a stream",
+    )
+    .query("after", seq(), "Only events with a larger number.")
+    .query(
+        "scope",
+        json!({"enum": ["tree", "self"], "default": "tree"}),
+        "`self`: without the descendants.",
+    )
+    .query(
+        "limit",
+        number(1, 1000, 200),
+        "Roughly the most events of a page.",
+    )
+    .header(
+        "Last-Event-ID",
+        seq(),
+        "The last event that a stream's reader has; wins over `after`.",
+    )
+    .answers::<EventPage>(200, "The page; or the stream, where `Accept` names one.")
+    .answers_text(
+        200,
+        STREAM,
+        "Stored events, then live ones, each an `Event`, to the run's end.",
+    )
+    .answers_nothing(
+        204,
+        "The reader of a stream has it all: it need not come back.",
+    )
+}
+
+/// `GET /runs/{id}/tree`
+pub fn tree(told: Operation<'_>) -> Operation<'_> {
+    told.named(
+        "get_tree",
+        "A run's summary with those of its descendants in it",
+    )
+    .answers::<Summary<'static>>(200, "The tree.")
+}
+
+/// `GET /runs/{id}/children`
+pub fn children(told: Operation<'_>) -> Operation<'_> {
+    told.named(
+        "list_children",
+        "A run's direct children, in the order of the calls",
+    )
+    .answers::<Listed<ChildView<'static>>>(200, "The children.")
+}
+
+/// `GET /runs/{id}/messages`
+pub fn messages(told: Operation<'_>) -> Operation<'_> {
+    told.named("list_messages", "A run's conversation as recorded")
+        .answers::<Conversation<'static>>(200, "The conversation.")
+}
+
+/// `POST /runs/{id}/cancel`
+pub fn cancel(told: Operation<'_>) -> Operation<'_> {
+    waits(told)
+        .named("cancel_run", "Stops a run and its descendants")
+        .reads::<Cancel>()
+        .answers::<RunView<'static>>(200, "The run, which has ended.")
+        .answers::<RunView<'static>>(202, "The run, which is being cancelled.")
+}
+
+/// `GET /sessions/{name}`
+pub fn session(told: Operation<'_>) -> Operation<'_> {
+    told.named("get_session", "A session's runs, newest first")
+        .query(
+            "agent",
+            json!({"type": "string"}),
+            "Only this agent's runs and conversation.",
+        )
+        .query("limit", number(1, 200, 50), "Most runs of a page.")
+        .query(
+            "cursor",
+            json!({"type": "string"}),
+            "The `next_cursor` of the page before.",
+        )
+        .answers::<SessionView<'static>>(200, "The session.")
+}
+
+/// `POST /runs/{id}/approvals/{call}`
+pub fn decide(told: Operation<'_>) -> Operation<'_> {
+    told.named("decide", "A person's word on a tool call that waits for it")
+        .reads::<Answer>()
+        .always()
+        .answers::<RunView<'static>>(202, "The run; the decision is on disk.")
+        .refuses(409, "`nothing_waits`: no such call waits (any more).")
+        .refuses(
+            503,
+            "`draining`, `store_unavailable`: `Retry-After` says when to come back.",
+        )
+}
+
+/// `GET /runs/{id}/deliveries`
+pub fn deliveries(told: Operation<'_>) -> Operation<'_> {
+    told.named(
+        "list_deliveries",
+        "A run's webhook deliveries, oldest first",
+    )
+    .answers::<Listed<DeliveryView>>(200, "The newest 1,000.")
+}
+
+/// `POST /runs/{id}/deliveries/{delivery}/resend`
+pub fn resend(told: Operation<'_>) -> Operation<'_> {
+    told.named("resend_delivery", "Sends a webhook delivery again")
+        .answers::<DeliveryView>(202, "The delivery, which is due now.")
+}
+
+/// `GET /livez`
+pub fn livez(told: Operation<'_>) -> Operation<'_> {
+    told.named("livez", "Whether the process answers")
+        .answers::<Alive>(200, "It does.")
+}
+
+/// `GET /readyz`
+pub fn readyz(told: Operation<'_>) -> Operation<'_> {
+    told.named("readyz", "Whether new runs are taken")
+        .answers::<Ready>(200, "They are.")
+        .answers::<Ready>(503, "They are not; a failed check has a `detail`.")
+}
+
+/// `GET /version`
+pub fn version(told: Operation<'_>) -> Operation<'_> {
+    told.named("version", "What is serving")
+        .answers::<Version>(200, "Name and version.")
+}
+
+/// `GET /openapi.json`
+pub fn openapi(told: Operation<'_>) -> Operation<'_> {
+    told.named("openapi", "This document")
+        .answers::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.")
+}
+
+/// `GET /metrics`
+pub fn metrics(told: Operation<'_>) -> Operation<'_> {
+    told.named("metrics", "What the daemon counts, for Prometheus")
+        .answers_text(200, "text/plain", "Prometheus' text format.")
+}
+
+/// What the two routes have that take a run's body.
+fn posted(told: Operation<'_>) -> Operation<'_> {
+    waits(told).reads::<Create>().or_text("The run's input.")
+}
+
+/// What the routes have that wait for a run's end where their caller wants it.
+fn waits(told: Operation<'_>) -> Operation<'_> {
+    let seconds =
+        json!({"type": "string", "pattern": "^[0-9]*\\.?[0-9]*s?$", "examples": ["30", "30s"]});
+    told.query(
+        "wait",
+        seconds,
+        "Waits so many seconds for the run's end, at most `server.max_wait`.",
+    )
+    .header(
+        "Prefer",
+        json!({"type": "string", "examples": ["wait=30"]}),
+        "The same (RFC 7240); `wait` in the query wins.",
+    )
+}
+
+fn number(least: u32, most: u32, usual: u32) -> Value {
+    json!({"type": "integer", "minimum": least, "maximum": most, "default": usual})
+}
