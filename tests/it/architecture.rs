@@ -54,6 +54,7 @@ const FENCES: &[(&str, &[&str])] = &[
     ("cap_tempfile", &["tools"]),
     ("html5gum", &["tools/html"]),
     ("landlock", &["tools/run_command/confine"]),
+    ("nix", &["tools/run_command/confine"]),
     ("seccompiler", &["tools/run_command/filter"]),
     ("libc", &["tools/run_command/filter"]),
     ("ignore", &["tools/files"]),

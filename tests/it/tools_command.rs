@@ -408,6 +408,98 @@ async fn a_command_changes_nothing_outside() {
 }
 
 #[tokio::test]
+async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    // Numbers of queues and memory can be guessed. Without a filter these do not exist.
+    let code = "import ctypes, os\n\
+                c = ctypes.CDLL(None, use_errno=True)\n\
+                room = ctypes.create_string_buffer(4096)\n\
+                def t(name, *it):\n\
+                \x20   ctypes.set_errno(0); getattr(c, name)(*it); print(name, os.strerror(ctypes.get_errno()))\n\
+                far = 2**31 - 1\n\
+                t('msgctl', far, 2, room); t('msgrcv', far, room, 8, 0, 2048); t('msgsnd', far, room, 8, 2048)\n\
+                t('shmctl', far, 2, room); t('semctl', far, 0, 12); t('semop', far, room, 1)\n\
+                now = os.getpriority(os.PRIO_PROCESS, 0)\n\
+                t('setpriority', os.PRIO_USER, 0, min(now + 1, 19)); t('syscall', IOPRIO, 3, 0, 2 << 13 | 4)\n\
+                print(os.getpriority(os.PRIO_PROCESS, 0) - now)";
+    let code = code.replace(
+        "IOPRIO",
+        match cfg!(target_arch = "x86_64") {
+            true => "251",
+            false => "30",
+        },
+    );
+    let told = told(&app, &[&format!("/usr/bin/python3 -c \"{code}\"")]).await;
+    let expected = [
+        "msgctl",
+        "msgrcv",
+        "msgsnd",
+        "shmctl",
+        "semctl",
+        "semop",
+        "setpriority",
+        "syscall",
+    ];
+    let mut expected = expected
+        .map(|it| format!("{it} Operation not permitted\n"))
+        .concat();
+    expected.push_str("0\n");
+    assert_eq!(told[0], expected);
+}
+
+// Whoever starts the daemon may leave files open for it, and Landlock lets what is open be.
+#[tokio::test]
+async fn a_command_is_given_no_open_file_of_the_daemon() {
+    let app = worker("").file("other/kept.txt", "kept").spawn().await;
+    if !is_confined(&app) {
+        return;
+    }
+    let printed = supervised(
+        &app,
+        "exec \"$AXED\" __command confined 'echo heard; cat <&7; echo x >&8' 7<../other/kept.txt 8>>../other/kept.txt <.",
+    )
+    .await;
+    assert!(
+        printed.starts_with("heard\n") && !printed.contains("kept"),
+        "{printed}"
+    );
+    let kept = fs::read_to_string(app.path("other/kept.txt")).expect("a file");
+    assert_eq!(kept, "kept");
+}
+
+#[tokio::test]
+async fn the_temporary_folder_goes_however_deep_it_is() {
+    let app = worker("").spawn().await;
+    if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
+        return;
+    }
+    let code = "import os; top = os.environ[\"TMPDIR\"]; print(top); os.chdir(top)\n\
+                for at in range(1500): os.mkdir(\"d\" * 200); os.chdir(\"d\" * 200)\n\
+                open(\"f\", \"w\").close(); os.chmod(\".\", 0)";
+    // Fewer files than levels.
+    let command =
+        "ulimit -n 256; exec \"$AXED\" __command confined \"/usr/bin/python3 -c '$CODE'\" <.";
+    let printed = supervised(&app, &format!("CODE='{code}'; {command}")).await;
+    assert!(printed.starts_with('/'), "{printed}");
+    assert!(!Path::new(printed.trim()).exists(), "{printed}");
+}
+
+/// What a supervisor's command prints, started by this shell script in the workdir.
+async fn supervised(app: &TestApp, script: &str) -> String {
+    let output = tokio::process::Command::new("/bin/sh")
+        .args(["-c", script])
+        .env("AXED", env!("CARGO_BIN_EXE_axed"))
+        .current_dir(app.path("work"))
+        .output()
+        .await
+        .expect("a supervisor");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test]
 async fn a_command_reaches_no_network() {
     let app = worker("").spawn().await;
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {

@@ -113,6 +113,7 @@ pub fn confine(temporary: &Path, network: bool) -> Result<(), String> {
         permitted: CapabilitySet::empty(),
         inheritable: CapabilitySet::empty(),
     };
+    close_others().map_err(|error| format!("its files cannot be closed: {error}"))?;
     set_capabilities(None, nothing)
         .map_err(|error| format!("its privileges cannot be dropped: {error}"))?;
     let status = restrict(temporary, network);
@@ -121,6 +122,24 @@ pub fn confine(temporary: &Path, network: bool) -> Result<(), String> {
         return Err("Landlock does not confine it".to_owned());
     }
     filter::apply(network, signals_can_be_scoped())
+}
+
+/// Closes what whoever started the daemon left open for it and for all that it starts: Landlock lets what is open be.
+fn close_others() -> std::io::Result<()> {
+    let mut open: Vec<i32> = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        open.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<i32>().ok()),
+        );
+    }
+    for file in open.into_iter().filter(|file| *file > 2) {
+        // The one that was read here is closed by now.
+        let _ = nix::unistd::close(file);
+    }
+    Ok(())
 }
 
 fn signals_can_be_scoped() -> bool {

@@ -38,9 +38,18 @@ const NEVER: &[i64] = &[
     libc::SYS_keyctl,
     libc::SYS_shmget,
     libc::SYS_shmat,
+    libc::SYS_shmctl,
     libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    // Who knows a queue's number needs no msgget.
     libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
     libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
     libc::SYS_syslog,
     libc::SYS_mount,
     libc::SYS_umount2,
@@ -64,6 +73,20 @@ const OF_A_PROCESS: &[(i64, u8)] = &[
     (libc::SYS_sched_setattr, 0),
     (libc::SYS_setpriority, 1),
     (libc::SYS_ioprio_set, 1),
+];
+
+/// Take in the first argument what the other one names, and this means all processes of the user: `PRIO_USER` and
+/// `IOPRIO_WHO_USER`.
+const OF_A_USER: &[(i64, u64)] = &[(libc::SYS_setpriority, 2), (libc::SYS_ioprio_set, 3)];
+
+/// Let the kernel send a signal where a file has news: what they ask for is in the second argument. `F_SETOWN`, `F_SETSIG`
+/// and `F_SETOWN_EX`, `FIOSETOWN` and `SIOCSPGRP` are the same on every architecture that we know.
+const SIGNALS_OF_FILES: &[(i64, u64)] = &[
+    (libc::SYS_fcntl, 8),
+    (libc::SYS_fcntl, 10),
+    (libc::SYS_fcntl, 15),
+    (libc::SYS_ioctl, 0x8901),
+    (libc::SYS_ioctl, 0x8902),
 ];
 
 /// Send signals.
@@ -131,9 +154,17 @@ fn refused(network: bool, signals_are_scoped: bool) -> Result<Rules, seccompiler
     let mut rules: Rules = NEVER.iter().map(|call| (*call, Vec::new())).collect();
     if !signals_are_scoped {
         rules.extend(SIGNALS.iter().map(|call| (*call, Vec::new())));
+        for (call, asked) in SIGNALS_OF_FILES {
+            let more = rule(&[(1, Is::Eq, *asked)])?;
+            rules.entry(*call).or_default().push(more);
+        }
     }
     for (call, at) in OF_A_PROCESS {
         rules.insert(*call, vec![rule(&[(*at, Is::Ne, 0)])?]);
+    }
+    for (call, user) in OF_A_USER {
+        let more = rule(&[(0, Is::Eq, *user)])?;
+        rules.entry(*call).or_default().push(more);
     }
     for (call, at) in OF_A_MODE {
         let rule = |bit| rule(&[(*at, Is::MaskedEq(bit), bit)]);
@@ -205,7 +236,7 @@ fn everywhere(rules: Rules) -> Rules {
 
 #[cfg(test)]
 mod tests {
-    use super::programs;
+    use super::{apply, programs};
 
     #[test]
     fn every_filter_can_be_made() {
@@ -215,5 +246,30 @@ mod tests {
                 assert!(refused.len() > unknown.len());
             }
         }
+    }
+    // Kernels that cannot keep signals within the command (before 6.12) send one to anybody of the same user for a pipe.
+    #[test]
+    fn where_signals_are_not_scoped_no_file_sends_one() {
+        let python = "/usr/bin/python3";
+        if !std::path::Path::new(python).exists() {
+            return;
+        }
+        let code = "import fcntl, os, termios\n\
+                    end = os.pipe()[0]\n\
+                    for asked in 'F_SETOWN', 'F_SETSIG':\n\
+                    \x20try: fcntl.fcntl(end, getattr(fcntl, asked), os.getpid()); print(asked)\n\
+                    \x20except PermissionError: pass\n\
+                    fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK)";
+        // The filter is this thread's and its children's.
+        let thread = std::thread::spawn(move || {
+            apply(false, false).expect("a filter");
+            let mut command = std::process::Command::new(python);
+            command.args(["-c", code]).output().expect("python")
+        });
+        let output = thread.join().expect("a thread");
+        assert!(
+            output.status.success() && output.stdout.is_empty(),
+            "{output:?}"
+        );
     }
 }

@@ -34,8 +34,10 @@ const MOST_OPEN: u64 = 1024;
 const NICE: i32 = 5;
 /// A look at what is left, and the next.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Most levels of folders below the temporary one that are made removable.
-const MOST_LEVELS: usize = 64;
+/// Files that the supervisor may hold open while it removes the temporary folder.
+const MOST_HELD: u64 = 512;
+/// Levels of folders below the temporary one of which a path can be made, whatever they are named.
+const MOST_LEVELS: usize = 12;
 
 /// How a command is kept in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,21 +214,52 @@ fn temporary() -> std::io::Result<PathBuf> {
 
 /// Removes the folder with all in it. Nobody is left to put something in its place meanwhile.
 fn remove(folder: &Path) {
+    // Removing holds a file open for each level. Where there are too many it fails before the stack is full.
+    let now = rustix::process::getrlimit(Resource::Nofile);
+    let few = Rlimit {
+        current: Some(now.current.map_or(MOST_HELD, |now| now.min(MOST_HELD))),
+        ..now
+    };
+    let _ = rustix::process::setrlimit(Resource::Nofile, few);
     if std::fs::remove_dir_all(folder).is_err() {
-        // Tools make folders in which nothing can be removed.
-        unlock(folder, MOST_LEVELS);
+        flatten(folder);
         let _ = std::fs::remove_dir_all(folder);
     }
 }
 
-fn unlock(folder: &Path, levels: usize) {
+/// Makes every folder below this one removable: tools make some in which nothing can be removed, and what is nested
+/// deeper than a path can say is brought up.
+fn flatten(folder: &Path) {
     let _ = std::fs::set_permissions(folder, Permissions::from_mode(0o700));
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        if let Some(levels) = levels.checked_sub(1) {
-            unlock(&entry.path(), levels);
+    let Ok(id) = getrandom::u64() else { return };
+    // A name that the command cannot have used.
+    let shelf = folder.join(format!("{id:016x}"));
+    let mut next = folders(folder);
+    if std::fs::create_dir(&shelf).is_err() {
+        return;
+    }
+    let mut brought = 0_u64;
+    while let Some(path) = next.pop() {
+        let _ = std::fs::set_permissions(&path, Permissions::from_mode(0o700));
+        let levels = path
+            .strip_prefix(folder)
+            .map_or(0, |below| below.iter().count());
+        if levels < MOST_LEVELS {
+            next.extend(folders(&path));
+            continue;
+        }
+        brought += 1;
+        let up = shelf.join(brought.to_string());
+        if std::fs::rename(&path, &up).is_ok() {
+            next.extend(folders(&up));
         }
     }
+}
+
+fn folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| entry.path()).collect()
 }
 
 /// Confines this process and executes the command in its place. Comes back only with the reason why not.
