@@ -258,7 +258,7 @@ async fn answers_are_as_the_document_says() {
     app.provider
         .will("failing", [fails(500, "no"), fails(500, "no")]);
 
-    let body = json!({"input": "go", "labels": {"team": "blue"}, "timeout": 60});
+    let body = json!({"input": "go", "labels": {"team": "blue"}, "timeout": 60, "session": "ada"});
     let accepted = app.post("/agents/planner/runs", &body).await;
     assert_eq!(accepted.status, 202, "{}", accepted.text);
     let request = &document.0["components"]["schemas"]["RunRequest"];
@@ -290,6 +290,8 @@ async fn answers_are_as_the_document_says() {
         let told = get(&format!("{path}/{below}"), &format!("/runs/{{id}}/{below}")).await;
         assert!(told.to_string().contains("read"), "{told:#}");
     }
+    let session = get("/sessions/ada", "/sessions/{name}").await;
+    assert_eq!(session["run"], id.as_str());
     let deliveries = get(&format!("{path}/deliveries"), "/runs/{id}/deliveries").await;
     let delivery = deliveries["data"][0]["id"].as_str().expect("a delivery");
     let again = app
