@@ -24,9 +24,10 @@ pub struct Quotas {
 #[derive(Debug, Default)]
 struct Used {
     executions: u64,
-    /// Of those that have ended.
+    /// Of those that have ended or come to rest.
     time: Duration,
-    at_work: BTreeMap<RunId, Instant>,
+    /// Since when; none while it waits for a person's word.
+    at_work: BTreeMap<RunId, Option<Instant>>,
     /// In an earlier process.
     tokens: u64,
     /// Where tokens are counted and bounded.
@@ -77,11 +78,24 @@ impl Quotas {
     pub fn time<'a>(&'a self, agent: &'a str, run: RunId) -> AtWork<'a> {
         let mut all = self.lock();
         let used = all.entry(agent.to_owned()).or_default();
-        used.at_work.insert(run, Instant::now());
+        used.at_work.insert(run, Some(Instant::now()));
         AtWork {
             quotas: self,
             agent,
             run,
+        }
+    }
+
+    /// Has the time of a child stand still, or go on; of one whose time is in another's nothing changes.
+    pub fn stand_still(&self, agent: &str, run: RunId, stands: bool) {
+        let mut all = self.lock();
+        if let Some(used) = all.get_mut(agent)
+            && let Some(since) = used.at_work.get_mut(&run)
+        {
+            let next = (!stands).then(Instant::now);
+            if let Some(before) = std::mem::replace(since, next) {
+                used.time += before.elapsed();
+            }
         }
     }
 
@@ -132,7 +146,7 @@ impl Used {
             }
         }
         if let Some(most) = settings.max_total_time {
-            let at_work: Duration = self.at_work.values().map(Instant::elapsed).sum();
+            let at_work: Duration = self.at_work.values().flatten().map(Instant::elapsed).sum();
             let time = self.time + at_work;
             if time >= most {
                 return exceeded(format!(
@@ -150,7 +164,7 @@ impl Drop for AtWork<'_> {
     fn drop(&mut self) {
         let mut all = self.quotas.lock();
         if let Some(used) = all.get_mut(self.agent)
-            && let Some(since) = used.at_work.remove(&self.run)
+            && let Some(Some(since)) = used.at_work.remove(&self.run)
         {
             used.time += since.elapsed();
         }

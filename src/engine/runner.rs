@@ -122,12 +122,17 @@ impl Runner {
                     name: name.clone(),
                 };
                 let must_be_free = ask.on_busy == OnBusy::Reject;
-                let entered = engine.sessions.enter(key, must_be_free);
-                let (id, seat) = entered.map_err(|run| StartError::Busy {
-                    session: name.clone(),
-                    run,
-                })?;
-                (id, Some(seat))
+                match engine.sessions.enter(key, must_be_free) {
+                    Ok((id, seat)) => (id, Some(seat)),
+                    Err((run, accepted)) => {
+                        if ask.claim.is_some() {
+                            // It may be this very request, sent twice: its key says so once it is on the record.
+                            accepted.cancelled().await;
+                        }
+                        let session = name.clone();
+                        return Err(StartError::Busy { session, run });
+                    }
+                }
             }
             None => (RunId::new(), None),
         };
@@ -178,6 +183,8 @@ impl Runner {
     /// Hands the run to a task of its own, and waits for its commit.
     async fn set_going(&self, root: Root) -> Result<Arc<Run>, StartError> {
         let engine = &self.engine;
+        let accepted = root.seat.as_ref().map(Seat::accepted);
+        let _heard = accepted.map(CancellationToken::drop_guard);
         engine.live.add(&root.live);
         let (accepted, told) = oneshot::channel();
         engine.tasks.spawn(root.work(Arc::clone(engine), accepted));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::RunId;
 use crate::engine::queue::Slot;
@@ -40,18 +41,26 @@ pub struct Sessions(Arc<Mutex<HashMap<SessionKey, Busy>>>);
 struct Busy {
     /// Its one permit is held by the run at work.
     turn: Arc<Semaphore>,
-    /// The run at work and those that wait, in their order.
-    runs: Vec<RunId>,
+    /// Cancelled when the run at work is let go of where it stands: it goes on at the next start, before all others.
+    left: CancellationToken,
+    /// The run at work and those that wait, in their order, each with what is cancelled once it has been accepted, or
+    /// will not be.
+    runs: Vec<(RunId, CancellationToken)>,
 }
 
 impl Sessions {
     /// The last seat of the session for a run whose id is made here, so that ids are in the order of the seats. Where
-    /// the session must be free and is not, the run that is at work in it instead.
-    pub fn enter(&self, key: SessionKey, must_be_free: bool) -> Result<(RunId, Seat), RunId> {
+    /// the session must be free and is not, the run that is at work in it instead, with what is cancelled once that one is
+    /// on the record.
+    pub fn enter(
+        &self,
+        key: SessionKey,
+        must_be_free: bool,
+    ) -> Result<(RunId, Seat), (RunId, CancellationToken)> {
         let mut open = lock(&self.0);
         let at_work = open.get(&key).and_then(|busy| busy.runs.first());
         if let Some(at_work) = at_work.filter(|_| must_be_free) {
-            return Err(*at_work);
+            return Err(at_work.clone());
         }
         let id = RunId::new();
         Ok((id, self.sit(&mut open, key, id)))
@@ -59,15 +68,19 @@ impl Sessions {
 
     /// The last seat for a run that was accepted before.
     pub fn enter_again(&self, key: SessionKey, id: RunId) -> Seat {
-        self.sit(&mut lock(&self.0), key, id)
+        let seat = self.sit(&mut lock(&self.0), key, id);
+        seat.accepted.cancel();
+        seat
     }
 
     fn sit(&self, open: &mut HashMap<SessionKey, Busy>, key: SessionKey, run: RunId) -> Seat {
         let busy = open.entry(key.clone()).or_insert_with(|| Busy {
             turn: Arc::new(Semaphore::new(1)),
+            left: CancellationToken::new(),
             runs: Vec::new(),
         });
-        busy.runs.push(run);
+        let accepted = CancellationToken::new();
+        busy.runs.push((run, accepted.clone()));
         // The first poll stands in line, so it must not be put off for the sake of other tasks.
         let wait = tokio::task::unconstrained(Arc::clone(&busy.turn).acquire_owned());
         let mut wait: BoxFuture<'static, _> = Box::pin(wait);
@@ -79,6 +92,8 @@ impl Sessions {
         };
         Seat {
             sessions: self.clone(),
+            left: busy.left.clone(),
+            accepted,
             key,
             run,
             turn,
@@ -89,6 +104,8 @@ impl Sessions {
 /// A run's place in its session. Whoever drops it has left the session, and the next one's turn comes.
 pub struct Seat {
     sessions: Sessions,
+    left: CancellationToken,
+    accepted: CancellationToken,
     key: SessionKey,
     run: RunId,
     turn: Turn,
@@ -116,6 +133,16 @@ impl Seat {
         }
     }
 
+    /// Cancelled by the run at work when it is let go of where it stands: nobody's turn comes after that.
+    pub fn left(&self) -> CancellationToken {
+        self.left.clone()
+    }
+
+    /// To be cancelled once the run is on the record.
+    pub fn accepted(&self) -> CancellationToken {
+        self.accepted.clone()
+    }
+
     /// Those that come before it now, in their order.
     pub fn before(&self) -> Vec<RunId> {
         let open = lock(&self.sessions.0);
@@ -123,7 +150,7 @@ impl Seat {
             .get(&self.key)
             .map_or(&[][..], |busy| busy.runs.as_slice());
         runs.iter()
-            .copied()
+            .map(|(run, _)| *run)
             .take_while(|run| *run != self.run)
             .collect()
     }
@@ -132,9 +159,10 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         // Its permit goes after this, so that whoever finds the session free can enter it at once.
+        self.accepted.cancel();
         let mut open = lock(&self.sessions.0);
         if let Some(busy) = open.get_mut(&self.key) {
-            busy.runs.retain(|run| *run != self.run);
+            busy.runs.retain(|(run, _)| *run != self.run);
             if busy.runs.is_empty() {
                 open.remove(&self.key);
             }
@@ -183,7 +211,13 @@ mod tests {
         assert!(first_id < second_id && second_id < third_id);
         assert!(!first.waits() && second.waits() && third.waits());
         assert_eq!(third.before(), [first_id, second_id]);
-        assert_eq!(sessions.enter(key(None), true).err(), Some(first_id));
+        assert_eq!(
+            sessions
+                .enter(key(None), true)
+                .err()
+                .map(|at_work| at_work.0),
+            Some(first_id)
+        );
         assert!(sessions.enter(key(Some("ada")), true).is_ok());
         // One that goes before its turn lets nobody pass the one at work.
         drop(third);

@@ -4,6 +4,7 @@
 use std::pin::pin;
 
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::now;
@@ -114,16 +115,22 @@ pub async fn until<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T
     }
 }
 
-/// Returns once the house is being left and all that this root does is to wait.
-pub async fn in_vain(engine: &Engine, root: &LiveRun) {
+/// Returns once the house is being left and all that this root does is to wait, for a person or behind one that does in
+/// its session, which `left` tells: whoever returns first leaves the session to nobody.
+pub async fn in_vain(engine: &Engine, root: &LiveRun, left: &CancellationToken) {
     engine.draining.cancelled().await;
     loop {
         let mut changed = pin!(root.tree.slot.changed.notified());
         changed.as_mut().enable();
         if root.is_waiting() {
+            // Before its seat is free.
+            left.cancel();
             return;
         }
-        changed.await;
+        tokio::select! {
+            () = left.cancelled() => return,
+            () = changed => {}
+        }
     }
 }
 
@@ -164,6 +171,10 @@ async fn settle(engine: &Engine, live: &LiveRun, goes: bool) -> Result<(), Store
                 .await?;
         }
         next = run.parent.as_deref();
+        if let Some(stands) = turned {
+            let quotas = &run.tree.quotas;
+            quotas.stand_still(&run.agent.name, run.scope.run, stands);
+        }
         match (turned, next) {
             (Some(true), Some(parent)) => {
                 let mut clock = parent.clock();

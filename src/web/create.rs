@@ -83,6 +83,13 @@ pub async fn create(
         (Err(StartError::Store(StoreError::Claimed(claimed))), Some(claim)) => {
             Box::pin(replay(&state, &manner, &claim, claimed)).await
         }
+        (Err(error @ StartError::Busy { .. }), Some(claim)) => {
+            // Perhaps busy with what the same key has started meanwhile.
+            match state.runner.store().claimed(claim.key.clone()).await? {
+                Some(claimed) => Box::pin(replay(&state, &manner, &claim, claimed)).await,
+                None => Err(error.into()),
+            }
+        }
         (Err(error), _) => Err(error.into()),
     }
 }

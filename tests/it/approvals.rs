@@ -445,6 +445,53 @@ async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
 }
 
 #[tokio::test]
+async fn a_daemon_that_stops_lets_nobody_overtake_who_waits_in_a_session() {
+    let mut app = careful("").server("drain_timeout = 600").spawn().await;
+    app.provider
+        .will("careful", [writes("a"), says("first"), says("second")]);
+    let talk = |input: &str| json!({"input": input, "session": "talk"});
+    let first = app.start_with("careful", talk("1")).await.id().to_owned();
+    let request = requests(&app, &first, 1).await.remove(0);
+    let second = app.start_with("careful", talk("2")).await.id().to_owned();
+    // Nor does it wait for those behind.
+    app.restart().await;
+    assert_eq!(app.find(&second).await.status(), "queued");
+    approve(&app, &request).await;
+    assert_eq!(app.find(&first).await.ended().await.output(), "first");
+    assert_eq!(app.find(&second).await.ended().await.output(), "second");
+    let heard = app.provider.seen();
+    assert_eq!(heard.last().expect("a request").user(), ["1", "2"]);
+}
+
+#[tokio::test]
+async fn who_waits_uses_up_no_time_of_a_quota() {
+    let quota = "[subagent]\nenabled = true\nmax_total_time = 1";
+    let app = careful(quota).agent("other", "timeout = 1").spawn().await;
+    let task = |task: &str| {
+        let task = json!({"label": "look", "task_prompt": task});
+        calls([("subagent", task)])
+    };
+    let answers = [
+        task("write"),
+        writes("a"),
+        says("written"),
+        task("look"),
+        says("seen"),
+        says("done"),
+    ];
+    app.provider.will("careful", answers);
+    let (id, request) = asked(&app, "careful").await;
+    // As long as the quota is.
+    app.provider
+        .will("other", [says("late").after(&Gate::shut())]);
+    assert_eq!(app.run("other", "go").await.failure().0, "timeout");
+    approve(&app, &request).await;
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run.children().await.len(), 2);
+}
+
+#[tokio::test]
 async fn what_cannot_be_decided_is_refused() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);

@@ -1,6 +1,7 @@
 //! Conversations over several runs: earlier messages in a request, and sessions that remember them.
 
 use axed::config::auth::KeyHash;
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -286,6 +287,25 @@ async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
     assert_eq!(first.ended().await.output(), "heard 1");
     assert_eq!(third.ended().await.output(), "heard 2");
     assert_eq!(asked(&app), ["1", "3"]);
+}
+
+#[tokio::test]
+async fn a_busy_session_refuses_no_repetition() {
+    let app = solo().await;
+    app.provider.always("solo", |_| says("done"));
+    for number in 0..30 {
+        let body = json!({"input": "1", "session": format!("s{number}"), "on_busy": "reject"});
+        let posts = (0..8).map(|_| {
+            let request = app.request(Method::POST, "/agents/solo/runs");
+            let key = format!("k{number}");
+            send(request.header("idempotency-key", key).json(&body))
+        });
+        let got = join_all(posts).await;
+        for post in &got {
+            assert!(post.status < 300, "{}", post.text);
+            assert_eq!(post.json()["id"], got[0].json()["id"]);
+        }
+    }
 }
 
 #[tokio::test]
