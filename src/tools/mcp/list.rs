@@ -21,6 +21,8 @@ const MOST_TOOLS: usize = 512;
 const MOST_SCHEMA: usize = 128 << 10;
 /// Most characters of one tool's description.
 const MOST_DESCRIPTION: usize = 16 << 10;
+/// Most bytes of all schemas and descriptions of one server together: every request of a run carries them.
+const MOST_BYTES: usize = 1 << 20;
 /// What providers take for a tool's name.
 const MOST_NAME: usize = 64;
 /// Most tools that are named when they are left out.
@@ -80,11 +82,22 @@ pub async fn all(server: &str, link: &Link) -> Result<Listed, String> {
 fn described(server: &str, tools: Vec<Tool>) -> Listed {
     let mut listed = Listed::default();
     let mut names = BTreeSet::new();
+    let mut bytes = 0;
     for tool in tools {
         let own_name = tool.name.to_string();
-        let fit = fit(server, tool).and_then(|tool| match names.insert(tool.spec.name.clone()) {
-            true => Ok(tool),
-            false => Err(format!("another one is named {} already", tool.spec.name)),
+        let fit = fit(server, tool).and_then(|tool| {
+            let spec = &tool.spec;
+            let size = spec.description.len() + spec.parameters.get().len();
+            if bytes + size > MOST_BYTES {
+                return Err(format!(
+                    "with it the server's tools would have more than {MOST_BYTES} bytes"
+                ));
+            }
+            if !names.insert(spec.name.clone()) {
+                return Err(format!("another one is named {} already", spec.name));
+            }
+            bytes += size;
+            Ok(tool)
         });
         match fit {
             Ok(tool) => listed.tools.push(Arc::new(tool)),
@@ -177,6 +190,22 @@ mod tests {
             listed.tools[0].spec.parameters.get(),
             r#"{"type":"object"}"#
         );
+    }
+
+    #[test]
+    fn a_servers_tools_are_bounded_in_sum() {
+        let large = "x".repeat(15 << 10);
+        let many: Vec<Value> = (0..200)
+            .map(|n| json!({"name": format!("t{n}"), "description": large, "inputSchema": {}}))
+            .collect();
+        let listed = tools(Value::from(many));
+        let bytes: usize = listed
+            .tools
+            .iter()
+            .map(|tool| tool.spec.description.len())
+            .sum();
+        assert!(listed.tools.len() > 50 && bytes <= 1 << 20, "{bytes}");
+        assert!(listed.left_out[0].contains("more than 1048576 bytes"));
     }
 
     #[test]
