@@ -148,7 +148,7 @@ impl House {
         keeping.close();
         Ok(Self {
             runner,
-            sender: sender.map_err(anyhow::Error::msg)?,
+            sender,
             exporting,
             mcp,
             _watch: watch,

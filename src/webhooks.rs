@@ -69,19 +69,19 @@ struct AtWork<'s> {
 }
 
 impl Sender {
-    /// Over this outbox. The error says why there is no HTTP client.
+    /// Over this outbox.
     pub fn new(
         settings: &config::Webhooks,
         store: Arc<dyn RunStore>,
         metrics: Arc<Metrics>,
-    ) -> Result<Self, String> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             store,
             metrics,
-            post: Post::new(guard(settings))?,
+            post: Post::new(guard(settings)),
             secret_env: settings.secret_env.clone(),
             first_retry: settings.first_retry,
-        })
+        }
     }
 
     /// Sends until it is stopped; tries that are then under way have a moment to end. What is not written down as

@@ -3,7 +3,7 @@
 //! end within bounds. Knows no tool and no run.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, PatternOptions, ValidationError, Validator};
@@ -33,7 +33,8 @@ const MOST_READ_FOR_ERRORS: u64 = 1_000_000;
 /// A schema, with what checks values against it.
 pub struct Schema {
     raw: Arc<RawValue>,
-    validator: Validator<Counted>,
+    /// Compiled when a value is first checked, where nobody has to know before whether it is a schema.
+    validator: OnceLock<Result<Validator<Counted>, String>>,
 }
 
 impl Schema {
@@ -42,21 +43,7 @@ impl Schema {
     /// # Errors
     /// Why it is none: not JSON, not a schema, or it refers to what is not in it.
     pub fn read(raw: Arc<RawValue>) -> Result<Self, String> {
-        if raw.get().len() > MOST_BYTES {
-            return Err(format!("it has more than {MOST_BYTES} bytes"));
-        }
-        let schema: Value = serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
-        if patterns(&schema) > MOST_PATTERNS {
-            return Err(format!("it has more than {MOST_PATTERNS} patterns"));
-        }
-        // Linear in time whatever the pattern: it may come from anybody.
-        let patterns = PatternOptions::regex()
-            .size_limit(MOST_COMPILED)
-            .dfa_size_limit(MOST_COMPILED);
-        let validator = jsonschema::options_for::<Counted>()
-            .with_pattern_options(patterns)
-            .build(&schema)
-            .map_err(|error| shorten(&error.to_string(), MOST_CHARACTERS))?;
+        let validator = OnceLock::from(Ok(compiled(&raw)?));
         Ok(Self { raw, validator })
     }
 
@@ -70,11 +57,16 @@ impl Schema {
         let mut schema = settings.into_generator().into_root_schema_for::<T>();
         schema.remove("$schema");
         schema.remove("title");
-        Self::read(
-            to_raw_value(&schema)
-                .map_err(|error| error.to_string())?
-                .into(),
-        )
+        let raw = to_raw_value(&schema).map_err(|error| error.to_string())?;
+        Ok(Self {
+            raw: raw.into(),
+            validator: OnceLock::new(),
+        })
+    }
+
+    fn validator(&self) -> Result<&Validator<Counted>, String> {
+        let validator = self.validator.get_or_init(|| compiled(&self.raw));
+        validator.as_ref().map_err(String::clone)
     }
 
     /// As it was written.
@@ -84,13 +76,17 @@ impl Schema {
 
     /// What does not fit, one sentence each with the place as a JSON pointer; empty where all fits.
     pub fn errors(&self, value: &Value) -> Vec<String> {
-        match counted::within(MOST_READ, || self.validator.is_valid(value)) {
+        let validator = match self.validator() {
+            Ok(validator) => validator,
+            Err(why) => return vec![why],
+        };
+        match counted::within(MOST_READ, || validator.is_valid(value)) {
             Some(true) => return Vec::new(),
             Some(false) => {}
             None => return vec!["it takes too long to check against the schema".to_owned()],
         }
         let told = counted::within(MOST_READ_FOR_ERRORS, || {
-            let errors = self.validator.iter_errors(value).take(MOST_ERRORS);
+            let errors = validator.iter_errors(value).take(MOST_ERRORS);
             errors.map(|error| told(&error)).collect()
         });
         told.unwrap_or_else(|| vec!["it does not fit; why takes too long to find out".to_owned()])
@@ -118,8 +114,11 @@ impl Schema {
 
     /// Makes a text of the first value that should be one; false where there is none.
     fn read_as_text(&self, value: &mut Value) -> bool {
+        let Ok(validator) = self.validator() else {
+            return false;
+        };
         let wanted = counted::within(MOST_READ_FOR_ERRORS, || {
-            self.validator.iter_errors(value).find_map(|error| {
+            validator.iter_errors(value).find_map(|error| {
                 let is_text = matches!(
                     error.kind(),
                     ValidationErrorKind::Type {
@@ -135,6 +134,25 @@ impl Schema {
         *place = Value::String(place.to_string());
         true
     }
+}
+
+/// What checks values against the schema in this JSON.
+fn compiled(raw: &RawValue) -> Result<Validator<Counted>, String> {
+    if raw.get().len() > MOST_BYTES {
+        return Err(format!("it has more than {MOST_BYTES} bytes"));
+    }
+    let schema: Value = serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
+    if patterns(&schema) > MOST_PATTERNS {
+        return Err(format!("it has more than {MOST_PATTERNS} patterns"));
+    }
+    // Linear in time whatever the pattern: it may come from anybody.
+    let patterns = PatternOptions::regex()
+        .size_limit(MOST_COMPILED)
+        .dfa_size_limit(MOST_COMPILED);
+    jsonschema::options_for::<Counted>()
+        .with_pattern_options(patterns)
+        .build(&schema)
+        .map_err(|error| shorten(&error.to_string(), MOST_CHARACTERS))
 }
 
 impl fmt::Debug for Schema {

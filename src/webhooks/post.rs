@@ -1,7 +1,7 @@
 //! One POST to a stranger's address: past the guard, without proxy and redirects, within bounds of time and size.
 
 use std::error::Error as _;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, USER_AGENT};
@@ -55,24 +55,33 @@ impl Resolve for Vetted {
 
 /// Posts messages.
 pub struct Post {
-    client: Client,
+    /// Made for the first message: most daemons send none.
+    client: OnceLock<Result<Client, String>>,
     guard: Arc<Guard>,
 }
 
 impl Post {
-    /// To where this guard lets it. The error says why there is no HTTP client.
-    pub fn new(guard: Guard) -> Result<Self, String> {
-        let guard = Arc::new(guard);
-        let client = Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .dns_resolver(Arc::new(Vetted(Arc::clone(&guard))))
-            .connect_timeout(CONNECT)
-            .pool_max_idle_per_host(4)
-            .pool_idle_timeout(Duration::from_secs(30))
-            .build()
-            .map_err(|error| format!("no HTTP client for webhooks: {error}"))?;
-        Ok(Self { client, guard })
+    /// To where this guard lets it.
+    pub fn new(guard: Guard) -> Self {
+        Self {
+            client: OnceLock::new(),
+            guard: Arc::new(guard),
+        }
+    }
+
+    fn client(&self) -> Result<&Client, String> {
+        let made = self.client.get_or_init(|| {
+            Client::builder()
+                .redirect(reqwest::redirect::Policy::none())
+                .no_proxy()
+                .dns_resolver(Arc::new(Vetted(Arc::clone(&self.guard))))
+                .connect_timeout(CONNECT)
+                .pool_max_idle_per_host(4)
+                .pool_idle_timeout(Duration::from_secs(30))
+                .build()
+                .map_err(|error| format!("no HTTP client for webhooks: {error}"))
+        });
+        made.as_ref().map_err(String::clone)
     }
 
     /// Sends one message with the headers of Standard Webhooks.
@@ -92,8 +101,11 @@ impl Post {
         if let Err(refused) = self.guard.check(&url) {
             return Answer::none(refused.to_string());
         }
-        let sending = self
-            .client
+        let client = match self.client() {
+            Ok(client) => client,
+            Err(why) => return Answer::none(why),
+        };
+        let sending = client
             .post(url)
             .header(CONTENT_TYPE, "application/json")
             .header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")))
