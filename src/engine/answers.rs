@@ -16,7 +16,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
 use crate::engine::turn::TurnError;
-use crate::store::{Change, Progress};
+use crate::store::Change;
 use crate::tools::toolbox::Toolbox;
 
 /// What a run's calls are performed with.
@@ -46,7 +46,6 @@ pub async fn answer(
     hands: &Hands,
     asked: Asked,
     talk: &mut Conversation,
-    progress: &Progress,
 ) -> Result<(), Ending> {
     let Asked {
         turn,
@@ -63,7 +62,6 @@ pub async fn answer(
         toolbox: Arc::clone(&hands.toolbox),
         delegate,
         turn,
-        progress: progress.clone(),
         begun,
     };
     let results = match calls::perform(batch, calls, results).await {

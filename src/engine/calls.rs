@@ -19,7 +19,7 @@ use crate::engine::remains::Begun;
 use crate::engine::spans;
 use crate::engine::turn::{self, TurnError};
 use crate::engine::waiting;
-use crate::store::{Change, Progress, Step, StoreError};
+use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect};
 
@@ -35,8 +35,6 @@ pub struct Batch {
     pub delegate: Arc<dyn Delegate>,
     /// The turn whose reply made the calls.
     pub turn: u32,
-    /// How far the run was when it made them.
-    pub progress: Progress,
     /// Those of them that an earlier process had begun.
     pub begun: Arc<Begun>,
 }
@@ -106,9 +104,9 @@ async fn perform_all(
         }
         return Ok(results.into_iter().flatten().collect());
     }
-    // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
     // All before the first begins, so that a run with work to do never seems to wait.
     batch.live.clock().at_work += missing;
+    // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
     let mut at_work = JoinSet::new();
     let stop = batch.live.stop.clone();
     for (position, call) in calls
@@ -215,7 +213,7 @@ async fn performed(
         false if is_performed => {
             engine
                 .journal
-                .note(live, progress(batch), Vec::new(), vec![started])
+                .note(live, Change::Call, Vec::new(), vec![started])
                 .await?;
         }
         // One entry with its result: a process that went on between the two would perform it.
@@ -282,14 +280,7 @@ async fn record(
     batch
         .engine
         .journal
-        .record(&batch.live, progress(batch), vec![step], events)
+        .record(&batch.live, Change::Nothing, vec![step], events)
         .await
         .map(drop)
-}
-
-fn progress(batch: &Batch) -> Change {
-    Change::Progress(Progress {
-        usage: batch.live.usage().0,
-        ..batch.progress.clone()
-    })
 }

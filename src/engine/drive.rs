@@ -336,16 +336,7 @@ async fn turns(
             results,
             begun: Arc::default(),
         };
-        if let Err(ending) = Box::pin(answer(
-            engine,
-            live,
-            &hands,
-            asked,
-            &mut talk,
-            &state.progress,
-        ))
-        .await
-        {
+        if let Err(ending) = Box::pin(answer(engine, live, &hands, asked, &mut talk)).await {
             return ending;
         }
     }

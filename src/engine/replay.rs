@@ -89,7 +89,7 @@ pub async fn replay(
             results,
             begun: Arc::clone(&begun),
         };
-        answer(engine, live, hands, asked, talk, &state.progress).await?;
+        answer(engine, live, hands, asked, talk).await?;
     }
     Ok(summed_up)
 }

@@ -215,9 +215,10 @@ pub enum Change {
     Resume,
     /// Its record stays as it is; only steps and events are added.
     Nothing,
-    /// It is one reply or some tool calls further. Calls at work at once may hand theirs over out of order, so the
-    /// count of tool calls never falls.
+    /// It is one reply further.
     Progress(Progress),
+    /// It began a tool call: one more, whichever of those at work at once is written first.
+    Call,
     /// It was asked to stop. Ignored (with its events) where the run is already terminal.
     Cancelling {
         /// The reason given.

@@ -499,16 +499,11 @@ fn has_ended(run: &Value) -> bool {
 
 fn facts(run: &Run) -> Value {
     let failure = run.error.as_ref();
-    // Not the count of tool calls: of two that begin at once, the first one's entry may have counted both, and a death
-    // before the second one's counts that one again.
-    let (mut usage, mut tree) = (run.usage, run.tree);
-    usage.tool_calls = 0;
-    tree.usage.tool_calls = 0;
     json!({
         "status": run.status.as_str(), "depth": run.depth.0, "input": run.input, "task": run.task,
         "content": run.content, "partial": run.partial_content, "model": run.model, "stop": run.stop_reason,
         "error": failure.map(|failure| format!("{failure:?}")), "turns": run.turns, "tool_call": run.tool_call_id,
-        "usage": usage, "tree": tree,
+        "usage": run.usage, "tree": run.tree,
     })
 }
 

@@ -40,6 +40,8 @@ pub struct Statements<'c> {
     pub nothing: Statement<'c>,
     /// It is further.
     pub progress: Statement<'c>,
+    /// It began a tool call.
+    pub call: Statement<'c>,
     /// It was asked to stop.
     pub cancelling: Statement<'c>,
     /// It ended.
@@ -142,7 +144,11 @@ impl<'c> Statements<'c> {
                 "UPDATE runs SET last_event = max(last_event, ?2), turns = ?3, \
                  model = coalesce(nullif(?4, ''), model), stop_reason = ?5, input_tokens = ?6, output_tokens = ?7, \
                  cache_read_tokens = ?8, cache_write_tokens = ?9, model_calls = ?10, \
-                 tool_calls = max(tool_calls, ?11), cost = ?12, unreported = ?13 WHERE id = ?1 AND finished_at IS NULL",
+                 tool_calls = ?11, cost = ?12, unreported = ?13 WHERE id = ?1 AND finished_at IS NULL",
+            )?,
+            call: sql(
+                "UPDATE runs SET last_event = max(last_event, ?2), tool_calls = tool_calls + 1 \
+                 WHERE id = ?1 AND finished_at IS NULL",
             )?,
             cancelling: sql(
                 "UPDATE runs SET last_event = max(last_event, ?2), status = 'cancelling', \

@@ -413,6 +413,7 @@ impl<'c> Writer<'c> {
             Change::Resume => self.sql.resume.execute(params![id, last])?,
             Change::Nothing => self.sql.nothing.execute(params![id, last])?,
             Change::Progress(progress) => self.progress(id, last, progress)?,
+            Change::Call => self.sql.call.execute(params![id, last])?,
             Change::Cancelling { reason } => {
                 self.sql.cancelling.execute(params![id, last, reason])?
             }
