@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -70,6 +71,15 @@ impl ToolCall {
             &self.provider_id
         }
     }
+
+    /// What `name` is called with, as the tool that has that name reads it.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for the model.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, String> {
+        serde_json::from_str(self.arguments.get())
+            .map_err(|error| format!("The arguments of {} cannot be read: {error}", self.name))
+    }
 }
 
 /// What a tool call came to.
@@ -94,9 +104,26 @@ pub struct ToolSpec {
     pub parameters: Arc<RawValue>,
 }
 
+impl ToolSpec {
+    /// A tool of that name, for which `parameters` is the schema of the arguments.
+    pub fn new(name: &str, description: &str, parameters: &Arc<RawValue>) -> Self {
+        Self {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            parameters: Arc::clone(parameters),
+        }
+    }
+}
+
 /// An empty JSON object, for calls whose arguments are missing or are not an object.
 pub fn no_arguments() -> Arc<RawValue> {
     Arc::from(RawValue::from_string("{}".to_owned()).unwrap_or_default())
+}
+
+/// The beginning of the text that has at most so many bytes, cut on a character's boundary.
+pub fn beginning(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rfind(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or_default()]
 }
 
 /// The text itself, or its first `characters` characters and `...`: for names and previews that others chose.

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::message::{ToolCall, shorten};
+use crate::domain::message::{ToolCall, beginning, shorten};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::endings;
 use crate::engine::live::LiveRun;
@@ -317,8 +317,7 @@ fn request(turn: u32, call: &ToolCall, name: &str, deadline: Option<Timestamp>) 
     let whole = call.arguments.get();
     let truncated = whole.len() > MOST_ARGUMENTS;
     let cut = || {
-        let end = (0..=MOST_ARGUMENTS).rfind(|at| whole.is_char_boundary(*at));
-        serde_json::value::to_raw_value(&whole[..end.unwrap_or(0)])
+        serde_json::value::to_raw_value(beginning(whole, MOST_ARGUMENTS))
             .map(Arc::from)
             .ok()
     };

@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::agent::Agent;
+use crate::domain::message::shorten;
 
 /// A memory file above this is not read: something else wrote it.
 const MAX_FILE: u64 = 64 << 20;
@@ -229,10 +230,9 @@ fn render(at: Timestamp, task: &str, result: &str) -> String {
     let task = task.split_whitespace().collect::<Vec<_>>().join(" ");
     let task = if task.is_empty() { "(none)" } else { &task };
     let result = result.trim();
-    let cut = match result.char_indices().nth(RESULT_CHARACTERS) {
-        Some((end, _)) => format!("{}...", &result[..end]),
-        None if result.is_empty() => "(none)".to_owned(),
-        None => result.to_owned(),
+    let cut = match result.is_empty() {
+        true => "(none)".to_owned(),
+        false => shorten(result, RESULT_CHARACTERS),
     };
     let escaped: Vec<String> = cut
         .lines()

@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
 use crate::domain::agent::ModelRef;
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, beginning};
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::trace::{SpanId, TraceContext, TraceId};
 use crate::domain::usage::TokenUsage;
@@ -345,8 +345,7 @@ fn cut_to(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
     }
-    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
-    format!("{}...", &text[..end.unwrap_or_default()])
+    format!("{}...", beginning(text, most))
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::borrow::Cow;
 use html5gum::{DefaultEmitter, StartTag, StringReader, Token, Tokenizer};
 use url::Url;
 
+use crate::domain::message::beginning;
+
 /// Lists and quotes below this level are not indented further: an indent costs its width on every line.
 const MOST_LEVELS: usize = 8;
 /// Most bytes of a link's address; a longer one is left out.
@@ -365,11 +367,7 @@ impl<'a> Page<'a> {
 
     fn finish(mut self, most: usize) -> String {
         self.end_link();
-        let end = (0..=most.min(self.out.len()))
-            .rev()
-            .find(|at| self.out.is_char_boundary(*at));
-        self.out.truncate(end.unwrap_or_default());
-        let kept = self.out.trim_end().len();
+        let kept = beginning(&self.out, most).trim_end().len();
         self.out.truncate(kept);
         self.out
     }

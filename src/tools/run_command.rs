@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::config;
-use crate::domain::message::{ToolCall, ToolSpec};
+use crate::domain::message::{ToolCall, ToolSpec, beginning};
 use crate::domain::schema::Schema;
 use crate::tools::run_command::supervise::Mode;
 use crate::tools::{Context, Effect, Tool};
@@ -119,11 +119,7 @@ struct RunCommand {
 
 impl Tool for RunCommand {
     fn spec(&self) -> ToolSpec {
-        ToolSpec {
-            name: NAME.to_owned(),
-            description: ABOUT.to_owned(),
-            parameters: Arc::clone(self.schema.raw()),
-        }
+        ToolSpec::new(NAME, ABOUT, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
@@ -140,8 +136,7 @@ impl Tool for RunCommand {
         context: Context<'a>,
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
-            let asked: Arguments = serde_json::from_str(call.arguments.get())
-                .map_err(|error| format!("The arguments of {NAME} cannot be read: {error}"))?;
+            let asked: Arguments = call.read()?;
             let workdir = context.workdir.dir()?;
             if self.mode != Mode::Unconfined {
                 self.check(&workdir)?;
@@ -282,16 +277,13 @@ impl Heard {
     fn told(&self, how: &str, room: usize) -> String {
         // Bytes that are no text become longer as text.
         let shown = String::from_utf8_lossy(&self.start);
-        let mut end = shown.len().min(room);
-        while !shown.is_char_boundary(end) {
-            end -= 1;
-        }
+        let kept = beginning(&shown, room);
         let mut text = how.to_owned();
-        if !how.is_empty() && end > 0 {
+        if !how.is_empty() && !kept.is_empty() {
             text.push('\n');
         }
-        text.push_str(&shown[..end]);
-        if self.dropped > 0 || end < shown.len() {
+        text.push_str(kept);
+        if self.dropped > 0 || kept.len() < shown.len() {
             text.push_str(&format!(
                 "\n... (the output was longer, {} bytes in all, and was cut; let the command print less, as with tail or \
                  grep, or write to a file)",

@@ -6,7 +6,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
 use crate::domain::agent::{AdHoc, MAX_TURNS, Subagent as Settings, Summary};
-use crate::domain::message::{ToolCall, ToolSpec, shorten};
+use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
 use crate::tools::{AdHocAsk, Context, Effect, Tool};
 
 /// The name that models call it by.
@@ -203,9 +203,7 @@ fn cut(mut text: String, most: usize) -> String {
     if text.len() <= most {
         return text;
     }
-    let room = most.saturating_sub(CUT.len());
-    let end = (0..=room).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or_default());
+    text.truncate(beginning(&text, most.saturating_sub(CUT.len())).len());
     text.push_str(CUT);
     text
 }

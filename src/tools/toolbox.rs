@@ -5,7 +5,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use crate::domain::agent::Agent;
-use crate::domain::message::{ToolCall, ToolSpec, shorten};
+use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
 use crate::domain::run::Scope;
 use crate::domain::schema::Schema;
 use crate::tools::call_agent::{self, CallAgent};
@@ -169,8 +169,7 @@ fn bounded(mut text: String, most: usize) -> String {
         return text;
     }
     let whole = text.len();
-    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or_default());
+    text.truncate(beginning(&text, most).len());
     text.push_str(&format!(
         "\n... (cut at {} of {whole} bytes; ask for less at once, such as a part, a narrower pattern or an offset)",
         text.len()

@@ -61,11 +61,7 @@ pub fn tool(config: &config::UrlFetch, max_result: usize) -> Option<(&'static st
 
 impl Tool for Fetch {
     fn spec(&self) -> ToolSpec {
-        ToolSpec {
-            name: NAME.to_owned(),
-            description: ABOUT.to_owned(),
-            parameters: Arc::clone(self.schema.raw()),
-        }
+        ToolSpec::new(NAME, ABOUT, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
@@ -82,8 +78,7 @@ impl Tool for Fetch {
         context: Context<'a>,
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
-            let asked: UrlFetch = serde_json::from_str(call.arguments.get())
-                .map_err(|error| format!("The arguments of {NAME} cannot be read: {error}"))?;
+            let asked: UrlFetch = call.read()?;
             let permit = Arc::clone(&self.at_once).acquire_owned().await;
             let permit = permit.map_err(|_| "the daemon is stopping".to_owned())?;
             let answer = self.web.get(&asked.url, context.allowed_hosts).await?;

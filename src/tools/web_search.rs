@@ -64,11 +64,7 @@ pub fn tool(service: Option<&config::WebSearch>) -> Option<(&'static str, Arc<dy
 
 impl Tool for Search {
     fn spec(&self) -> ToolSpec {
-        ToolSpec {
-            name: NAME.to_owned(),
-            description: ABOUT.to_owned(),
-            parameters: Arc::clone(self.schema.raw()),
-        }
+        ToolSpec::new(NAME, ABOUT, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
@@ -85,8 +81,7 @@ impl Tool for Search {
         _: Context<'a>,
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
-            let asked: WebSearch = serde_json::from_str(call.arguments.get())
-                .map_err(|error| format!("The arguments of {NAME} cannot be read: {error}"))?;
+            let asked: WebSearch = call.read()?;
             let timeout = self.service.timeout;
             let found = tokio::time::timeout(timeout, self.search(&asked.query)).await;
             let found = found.map_err(|_| {

@@ -31,11 +31,7 @@ pub struct FileTool<A> {
 
 impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
     fn spec(&self) -> ToolSpec {
-        ToolSpec {
-            name: self.name.to_owned(),
-            description: self.about.to_owned(),
-            parameters: Arc::clone(self.schema.raw()),
-        }
+        ToolSpec::new(self.name, self.about, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
@@ -52,9 +48,7 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
         context: Context<'a>,
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
-            let arguments: A = serde_json::from_str(call.arguments.get()).map_err(|error| {
-                format!("The arguments of {} cannot be read: {error}", self.name)
-            })?;
+            let arguments: A = call.read()?;
             let stop = Stop::default();
             let _set_when_nobody_waits = stop.set_on_drop();
             let ground = Ground {

@@ -8,6 +8,7 @@ use flate2::read::MultiGzDecoder;
 use mime::Mime;
 use url::Url;
 
+use crate::domain::message::beginning;
 use crate::tools::html;
 
 /// Most bytes of an answer that are received, and most that they may become when unpacked.
@@ -136,8 +137,7 @@ fn cut(mut text: String, most: usize) -> (String, bool) {
     if text.len() <= most {
         return (text, false);
     }
-    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or_default());
+    text.truncate(beginning(&text, most).len());
     (text, true)
 }
 
