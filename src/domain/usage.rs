@@ -15,6 +15,13 @@ pub struct TokenUsage {
     pub cache_write: u64,
 }
 
+impl TokenUsage {
+    /// Input and output together. Providers may claim anything, so it stops at the range's end.
+    pub fn total(&self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
+}
+
 /// An amount of money in picodollars (10⁻¹² USD), so that sums over a tree stay exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

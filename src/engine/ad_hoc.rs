@@ -57,13 +57,9 @@ pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreE
         for run in runs.iter().filter(|run| run.label.is_some()) {
             let above = runs.iter().find(|other| Some(other.id) == run.parent_id);
             let is_counted_above = above.is_some_and(|above| above.label.is_some());
-            let tokens = run.tree.usage.tokens;
             let (time, tokens) = match is_counted_above {
                 true => (0, 0),
-                false => (
-                    run.duration_ms(now()),
-                    tokens.input.saturating_add(tokens.output),
-                ),
+                false => (run.duration_ms(now()), run.tree.usage.tokens.total()),
             };
             let time = Duration::from_millis(time);
             tree.quotas.remember(&run.agent, time, tokens);

@@ -74,7 +74,7 @@ impl Budgets {
             accounts.push(Account {
                 limits: *limits,
                 used: Amount {
-                    tokens: used.usage.tokens.input + used.usage.tokens.output,
+                    tokens: used.usage.tokens.total(),
                     cost: used.usage.cost.unwrap_or_default(),
                 },
                 reserved: Amount::default(),

@@ -224,9 +224,8 @@ async fn ask_once(
             };
             live.spend(&spent);
             engine.metrics.spent(&asked, &spent.tokens, spent.cost);
-            let tokens = spent.tokens.input.saturating_add(spent.tokens.output);
             reservation.settle(Amount {
-                tokens,
+                tokens: spent.tokens.total(),
                 cost: spent.cost.unwrap_or_default(),
             });
             return Ok(reply);
@@ -307,7 +306,7 @@ fn estimate(
         ..Default::default()
     };
     Amount {
-        tokens: tokens.input + tokens.output,
+        tokens: tokens.total(),
         cost: price.map_or(Cost(0), |price| price.of(&tokens)),
     }
 }

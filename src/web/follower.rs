@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::domain::event::StoredEvent;
+use crate::domain::event::{StoredEvent, is_terminal};
 use crate::domain::run::{Run, RunId};
 use crate::engine::journal::{Listener, Notice};
 use crate::store::{EventQuery, RunStore, StoreError};
@@ -289,11 +289,7 @@ impl Follower {
 
 /// Whether it is that run's terminal event.
 pub fn ends(event: &StoredEvent, run: RunId) -> bool {
-    event.run_id == run
-        && matches!(
-            event.name.as_str(),
-            "run.completed" | "run.failed" | "run.cancelled"
-        )
+    event.run_id == run && is_terminal(&event.name)
 }
 
 #[cfg(test)]
