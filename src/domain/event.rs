@@ -218,7 +218,7 @@ impl EventKind {
 }
 
 /// The names of all events with a number, in the order of [`EventKind`].
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 19] = [
     "run.queued",
     "run.started",
     "run.resumed",
@@ -236,6 +236,7 @@ pub const NAMES: [&str; 18] = [
     "approval.decided",
     "retry.scheduled",
     "memory.warning",
+    "tools.warning",
     "loop.warning",
 ];
 
@@ -268,4 +269,21 @@ pub fn numbered(seq: u64, unnumbered: &str) -> String {
 /// What a run has used as `agent.returned` tells it: its whole subtree.
 pub fn returned_usage(usage: &Usage) -> (u64, u64, u64) {
     (usage.tokens.input, usage.tokens.output, usage.tool_calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EventKind, NAMES};
+
+    #[test]
+    fn every_event_with_a_number_has_its_name_in_the_list() {
+        let schema = serde_json::to_value(schemars::schema_for!(EventKind)).expect("JSON");
+        let kinds = schema["oneOf"].as_array().expect("kinds");
+        let names = kinds
+            .iter()
+            .map(|kind| &kind["properties"]["type"]["const"]);
+        let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
+        let numbered = names.into_iter().filter(|name| !name.starts_with("text."));
+        assert_eq!(numbered.collect::<Vec<_>>(), NAMES);
+    }
 }

@@ -132,13 +132,14 @@ async fn attempt(
             words.beside(serve(ear, process, mode, &end)).await
         }
         McpTransport::StreamableHttp { url, headers } => {
+            // Before the headers, which put all of them in order.
+            if let Some((_, query)) = url.split_once('?') {
+                end.secrets.add(query);
+            }
             let headers = end
                 .secrets
                 .fill("headers", headers, environment)
                 .map_err(Unopened::Failed)?;
-            if let Some((_, query)) = url.split_once('?') {
-                end.secrets.add(query);
-            }
             let client = http::connect(url, headers).map_err(Unopened::Failed)?;
             serve(ear, client, mode, &end).await
         }

@@ -46,7 +46,7 @@ impl Secrets {
         Ok(texts)
     }
 
-    /// One more.
+    /// One more, to be put in order with those that [`Secrets::fill`] adds.
     pub fn add(&mut self, value: &str) {
         if value.len() >= SHORTEST {
             self.values.push(value.to_owned());
@@ -87,6 +87,12 @@ mod tests {
         assert_eq!(filled[0].1, "Bearer s3cret-token");
         let told = secrets.hide("no one on earth: Bearer s3cret-token, s3cret-token");
         assert_eq!(told, "no one on earth: ***, ***");
+        let mut in_a_query = Secrets::default();
+        in_a_query.add("key=s3cret-token&for=me");
+        in_a_query
+            .fill("headers", &templates, &environment)
+            .expect("it is set");
+        assert_eq!(in_a_query.hide("?key=s3cret-token&for=me"), "?***");
         let missing = secrets.fill("headers", &templates, &BTreeMap::new());
         assert_eq!(
             missing.expect_err("not set"),
