@@ -1,10 +1,13 @@
 //! Which places on the network may be reached for the sake of somebody who is not the operator: the one guard against
-//! requests that a stranger aims at what only this machine can see. Knows no HTTP client and no webhook.
+//! requests that a stranger aims at what only this machine can see; and what is said of any that failed. Knows no webhook.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use url::{Host, Url};
+
+pub mod guarded;
 
 /// Most characters of an address that a client names.
 const MAX_URL: usize = 2048;
@@ -56,6 +59,22 @@ pub fn shown(url: &str) -> String {
         }
         Err(_) => String::new(),
     }
+}
+
+/// Whether a URL's host is this machine itself, by its name or by its address.
+pub fn is_loopback(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost"
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+/// The innermost cause of a failed request; none where nothing caused it. The outer ones only say that a request failed,
+/// and name the address with its query, which may hold a secret.
+pub fn innermost(error: &dyn Error) -> Option<String> {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.last().map(ToString::to_string)
 }
 
 /// A host as an agent allows it: a name, an address, or `*.` and a name for every host below that name.

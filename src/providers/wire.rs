@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config;
 use crate::domain::trace::TraceContext;
+use crate::net::{innermost, is_loopback};
 use crate::providers::lines::{Format, Messages, TooLong};
 use crate::providers::{Category, ProviderError, refusal};
 
@@ -86,9 +87,7 @@ impl Base {
     }
 
     fn is_loopback(&self) -> bool {
-        let host = self.host().trim_matches(['[', ']']);
-        let address = host.parse::<std::net::IpAddr>();
-        host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+        is_loopback(self.host())
     }
 }
 
@@ -484,15 +483,8 @@ fn is_refused(why: &reqwest::Error) -> bool {
     false
 }
 
-/// The innermost cause: the outer ones only say that a request failed, and name the address with its query.
 fn root_cause(why: &reqwest::Error) -> String {
-    let Some(mut cause) = why.source() else {
-        return "the HTTP client gave no reason".to_owned();
-    };
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
+    innermost(why).unwrap_or_else(|| "the HTTP client gave no reason".to_owned())
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
+use crate::net::{innermost, is_loopback};
 use crate::telemetry::traces::{Kind, Span, Spans, Value};
 
 /// Spans of one request, and after how many bytes it is full: collectors take no request above some MiB.
@@ -230,21 +231,11 @@ async fn rest(mut response: reqwest::Response) {
     }
 }
 
-fn is_loopback(host: &str) -> bool {
-    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
-}
-
 fn root_cause(why: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = match std::error::Error::source(why) {
-        Some(cause) => cause,
-        None if why.is_timeout() => return "it did not answer in time".to_owned(),
-        None => return "the HTTP client gave no reason".to_owned(),
-    };
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
+    innermost(why).unwrap_or_else(|| match why.is_timeout() {
+        true => "it did not answer in time".to_owned(),
+        false => "the HTTP client gave no reason".to_owned(),
+    })
 }
 
 /// `ExportTraceServiceRequest`, and below it the messages of the same names.

@@ -1,17 +1,13 @@
 //! One POST to a stranger's address: past the guard, without proxy and redirects, within bounds of time and size.
 
-use std::error::Error as _;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, USER_AGENT};
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Response};
 
-use crate::net::{self, Guard};
+use crate::net::{self, Guard, guarded, innermost};
 
-/// How long a connection may take to come about.
-const CONNECT: Duration = Duration::from_secs(10);
 /// How long a receiver has for its answer, from the first packet on.
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// Most bytes that are read of an answer, and for how long. Nobody looks at them: a connection that is read to its
@@ -40,19 +36,6 @@ impl Answer {
     }
 }
 
-/// Resolves names for the client, so that it connects to vetted addresses only.
-struct Vetted(Arc<Guard>);
-
-impl Resolve for Vetted {
-    fn resolve(&self, name: Name) -> Resolving {
-        let guard = Arc::clone(&self.0);
-        Box::pin(async move {
-            let found = guard.resolve(name.as_str()).await?;
-            Ok(Box::new(found.into_iter()) as Addrs)
-        })
-    }
-}
-
 /// Posts messages.
 pub struct Post {
     /// Made for the first message: most daemons send none.
@@ -71,11 +54,7 @@ impl Post {
 
     fn client(&self) -> Result<&Client, String> {
         let made = self.client.get_or_init(|| {
-            Client::builder()
-                .redirect(reqwest::redirect::Policy::none())
-                .no_proxy()
-                .dns_resolver(Arc::new(Vetted(Arc::clone(&self.guard))))
-                .connect_timeout(CONNECT)
+            guarded::client(&self.guard)
                 .pool_max_idle_per_host(4)
                 .pool_idle_timeout(Duration::from_secs(30))
                 .build()
@@ -145,13 +124,6 @@ async fn read(response: &mut Response) {
     }
 }
 
-/// The innermost cause: the outer ones only say that a request failed, and name the address with its query.
 fn root_cause(error: &reqwest::Error) -> String {
-    let Some(mut cause) = error.source() else {
-        return "the HTTP client gave no reason".to_owned();
-    };
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
+    innermost(error).unwrap_or_else(|| "the HTTP client gave no reason".to_owned())
 }

@@ -32,6 +32,7 @@ const FENCES: &[(&str, &[&str])] = &[
     (
         "reqwest",
         &[
+            "net/guarded",
             "providers/wire",
             "telemetry/otlp",
             "webhooks/post",

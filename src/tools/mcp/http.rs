@@ -11,6 +11,8 @@ use rmcp::transport::streamable_http_client::{
     StreamableHttpClientTransportConfig, StreamableHttpError,
 };
 
+use crate::net::{innermost, is_loopback};
+
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Requests at once: a server that answers only when a call is done keeps one for each call.
@@ -43,7 +45,7 @@ pub fn connect(
         .connect_timeout(CONNECT)
         .tcp_nodelay(true)
         .pool_idle_timeout(Duration::from_secs(60));
-    if is_loopback(&parsed) {
+    if parsed.host_str().is_some_and(is_loopback) {
         builder = builder.no_proxy();
     }
     if parsed.scheme() == "http" {
@@ -69,23 +71,5 @@ pub fn told(error: &(dyn Error + 'static)) -> Option<String> {
     if let Some(status) = error.status() {
         return Some(format!("HTTP {}", status.as_u16()));
     }
-    let Some(mut cause) = error.source() else {
-        return Some("the request failed".to_owned());
-    };
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    Some(cause.to_string())
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host_str() {
-        Some("localhost") => true,
-        Some(host) => {
-            let host = host.trim_start_matches('[').trim_end_matches(']');
-            host.parse::<std::net::IpAddr>()
-                .is_ok_and(|ip| ip.is_loopback())
-        }
-        None => false,
-    }
+    Some(innermost(error).unwrap_or_else(|| "the request failed".to_owned()))
 }

@@ -7,20 +7,17 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Response};
 use url::Url;
 
 use crate::config;
-use crate::net::{self, Guard, Refused};
+use crate::net::{self, Guard, Refused, guarded};
 use crate::tools::url_fetch::content::{self, Content, Kind, MOST_BYTES};
 
 /// The configuration's key that names the hosts which are exempt from the guard.
 const LIST: &str = "[tools.url_fetch] allow_hosts";
 /// Most redirects of one call.
 const MOST_HOPS: usize = 5;
-/// How long a connection may take to come about.
-const CONNECT: Duration = Duration::from_secs(10);
 /// Most headers of an answer; the client itself holds their bytes to about 400 KiB.
 const MOST_HEADERS: usize = 100;
 /// Most bytes of an answer that is no success.
@@ -45,19 +42,6 @@ pub struct Web {
     timeout: Duration,
     /// Made when it is first needed: it reads the system's certificates.
     client: OnceLock<Result<Client, String>>,
-}
-
-/// Resolves names for the client, so that it connects to vetted addresses only.
-struct Vetted(Arc<Guard>);
-
-impl Resolve for Vetted {
-    fn resolve(&self, name: Name) -> Resolving {
-        let guard = Arc::clone(&self.0);
-        Box::pin(async move {
-            let found = guard.resolve(name.as_str()).await?;
-            Ok(Box::new(found.into_iter()) as Addrs)
-        })
-    }
 }
 
 impl Web {
@@ -126,13 +110,9 @@ impl Web {
     }
 
     fn connector(&self) -> Result<Client, String> {
-        Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
+        guarded::client(&self.guard)
             .http1_only()
             .http1_max_headers(MOST_HEADERS)
-            .dns_resolver(Arc::new(Vetted(Arc::clone(&self.guard))))
-            .connect_timeout(CONNECT)
             .pool_max_idle_per_host(1)
             .pool_idle_timeout(Duration::from_secs(10))
             .build()
@@ -274,13 +254,9 @@ fn unreached(url: &Url, error: &reqwest::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use reqwest::dns::{Name, Resolve};
-
-    use super::{Vetted, Web};
+    use super::Web;
     use crate::config;
-    use crate::net::{self, Guard};
+    use crate::net;
 
     fn check(address: &str, hosts: &[&str]) -> Result<(), String> {
         let web = Web::new(&config::UrlFetch {
@@ -302,19 +278,5 @@ mod tests {
         assert!(check("http://example.com:25/", &[]).is_err());
         let told = check("http://10.1.2.3/", &[]).expect_err("private");
         assert!(told.contains("allow_hosts"), "{told}");
-    }
-
-    // A name may stand for a public address when it is looked at and for another one a moment later. The client asks
-    // this resolver when it connects, so that there is no second look: what it is given is vetted, each time anew.
-    #[tokio::test]
-    async fn the_client_is_given_vetted_addresses_only() {
-        let resolve = |allowed: Vec<String>| {
-            let vetted = Vetted(Arc::new(Guard::new(allowed, super::LIST)));
-            let name: Name = "localhost".parse().expect("a name");
-            async move { vetted.resolve(name).await.map(Iterator::count) }
-        };
-        assert!(resolve(Vec::new()).await.is_err());
-        let found = resolve(vec!["localhost".to_owned()]).await;
-        assert!(found.expect("allowed") > 0);
     }
 }
