@@ -86,12 +86,10 @@ pub async fn answer(
         // Told by the process that took the last of the results in.
         Repeats::Hinted(_) if !is_new => Ok(()),
         Repeats::Hinted(repeats) => {
-            let message =
-                format!("the same tool calls gave the same results {repeats} times in a row");
             let warning = EventKind::LoopWarning {
                 turn,
                 repeats,
-                message,
+                message: endings::looped(repeats).message,
             };
             engine
                 .journal

@@ -110,10 +110,7 @@ pub async fn word(
             waiting::go(engine, live, Call::Asks).await?;
             match heard {
                 Ok(decided) => decided,
-                Err(TurnError::Overdue) => {
-                    return Ok(Err(endings::overdue(live.deadline()).message));
-                }
-                Err(_) => return Ok(Err(format!("cancelled: {}", live.stop_reason()))),
+                Err(error) => return Ok(Err(endings::broken_off(live, &error))),
             }
         }
     };

@@ -18,7 +18,7 @@ use crate::engine::quotas::AtWork;
 use crate::engine::remains::{self, Begun};
 use crate::engine::resolve::Input;
 use crate::engine::waiting::{self, Call};
-use crate::engine::{ad_hoc, recovery};
+use crate::engine::{ad_hoc, endings, recovery};
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
@@ -199,7 +199,7 @@ impl Caller {
         let turn = waiting::until(live, at_once.acquire()).await;
         let going = waiting::go(engine, live, Call::Queues).await;
         going.map_err(unwritten)?;
-        let turn = turn.map_err(|error| children::why_not_started(live, &error))?;
+        let turn = turn.map_err(|error| endings::broken_off(live, &error))?;
         turn.map_err(|error| error.to_string())
     }
 

@@ -17,7 +17,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
 use crate::engine::spans;
-use crate::engine::turn::{self, TurnError};
+use crate::engine::turn;
 use crate::engine::waiting;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
@@ -232,8 +232,7 @@ async fn performed(
             };
             match done {
                 Ok(done) => done.unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked"))),
-                Err(TurnError::Overdue) => Err(endings::overdue(live.deadline()).message),
-                Err(_) => Err(format!("cancelled: {}", live.stop_reason())),
+                Err(error) => Err(endings::broken_off(live, &error)),
             }
         }
         Err(refused) => Err(refused.exceeded.to_string()),

@@ -9,11 +9,9 @@ use crate::domain::event::{EventKind, returned_usage};
 use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
 use crate::domain::usage::TreeUsage;
 use crate::engine::ad_hoc;
-use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
 use crate::engine::record;
-use crate::engine::turn::TurnError;
 use crate::tools::{AdHocAsk, ChildAsk};
 
 /// A child run, ready to be driven.
@@ -96,13 +94,11 @@ fn make(
         caller.refuse(&refused);
         refused.exceeded.to_string()
     })?;
-    let deadline = earliest(
-        [agent.timeout, caller.agent.delegation.timeout].map(|bound| bound.map(Deadline::within)),
-    );
-    let deadline = match deadline {
-        Some(own) => Some(own.earlier(caller.deadline())),
-        None => caller.deadline(),
-    };
+    let bounds = [agent.timeout, caller.agent.delegation.timeout].into_iter();
+    let bounds = bounds.flatten().map(Deadline::within);
+    let deadline = bounds
+        .chain(caller.deadline())
+        .min_by_key(|deadline| deadline.at);
     let definition = engine.definitions.text(&agent);
     let tree = Arc::clone(&caller.tree);
     let live = LiveRun::new(
@@ -122,19 +118,6 @@ fn make(
         run,
         message: String::new(),
     })
-}
-
-fn earliest(bounds: [Option<Deadline>; 2]) -> Option<Deadline> {
-    let [first, second] = bounds;
-    first.map(|first| first.earlier(second)).or(second)
-}
-
-/// Why a child that waited for its turn never started.
-pub fn why_not_started(caller: &LiveRun, error: &TurnError) -> String {
-    match error {
-        TurnError::Overdue => endings::overdue(caller.deadline()).message,
-        _ => format!("cancelled: {}", caller.stop_reason()),
-    }
 }
 
 /// The child's final text, or why there is none.

@@ -97,7 +97,6 @@ pub async fn close(
         steps,
         mut events,
     } = ending;
-    let reason_above = live.stop_reason();
     let is_incomplete = matches!(how, How::Incomplete);
     let (cancelled, asked) = live.begin_end().unzip();
     let outcome = match (cancelled, how) {
@@ -107,7 +106,7 @@ pub async fn close(
             partial: state.partial.take(),
         },
         (None, How::Stopped) => Outcome::Cancelled {
-            reason: reason_above,
+            reason: live.stop_reason(),
             partial: state.partial.take(),
         },
         (None, How::Incomplete) => Outcome::Completed {

@@ -1,8 +1,9 @@
-//! The failures that runs end with, in the contract's words. Pure.
+//! The failures that runs end with, and what a call is told that is broken off, in the contract's words.
 
 use crate::domain::run::{Failure, FailureCode};
 use crate::engine::budget::Exceeded;
-use crate::engine::live::Deadline;
+use crate::engine::live::{Deadline, LiveRun};
+use crate::engine::turn::TurnError;
 use crate::providers::registry::Unavailable;
 use crate::providers::{Category, ProviderError};
 
@@ -33,6 +34,14 @@ pub fn interrupted(message: &str) -> Failure {
         message.to_owned(),
         true,
     )
+}
+
+/// What a call is told whose run was stopped, or ran out of time, before it had its result.
+pub fn broken_off(live: &LiveRun, error: &TurnError) -> String {
+    match error {
+        TurnError::Overdue => overdue(live.deadline()).message,
+        _ => format!("cancelled: {}", live.stop_reason()),
+    }
 }
 
 /// The deadline passed.

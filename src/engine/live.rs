@@ -81,14 +81,6 @@ impl Deadline {
             seconds: bound.as_secs(),
         }
     }
-
-    /// The earlier of the two; of equals the first.
-    pub fn earlier(self, other: Option<Self>) -> Self {
-        match other {
-            Some(other) if other.at < self.at => other,
-            _ => self,
-        }
-    }
 }
 
 /// A run's time, and what its calls do: it stands still while all that they do is to wait for a person's word.
@@ -263,15 +255,13 @@ impl LiveRun {
     /// When it must have ended, as far as that is known now: its own deadline or an ancestor's, but of none whose time
     /// stands still.
     pub fn deadline(&self) -> Option<Deadline> {
-        let mut earliest: Option<Deadline> = None;
-        let mut next = Some(self);
-        while let Some(live) = next {
-            if let Some(deadline) = live.clock().runs_out() {
-                earliest = Some(earliest.map_or(deadline, |first| first.earlier(Some(deadline))));
-            }
-            next = live.parent.as_deref();
-        }
-        earliest
+        let deadlines = self.upwards().filter_map(|live| live.clock().runs_out());
+        deadlines.min_by_key(|deadline| deadline.at)
+    }
+
+    /// This run and all above it, the root last.
+    pub fn upwards(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |live| live.parent.as_deref())
     }
 
     /// Whether all that it does is to wait for a person's word.
@@ -291,11 +281,10 @@ impl LiveRun {
 
     /// Remembers that a call of this run was refused, here and above as far as the limit reaches.
     pub fn refuse(&self, refused: &Refused) {
-        let mut next = Some(self);
-        while let Some(live) = next.filter(|live| live.accounts.contains(&refused.account)) {
+        let drawing = |live: &&Self| live.accounts.contains(&refused.account);
+        for live in self.upwards().take_while(drawing) {
             // The first limit that was reached is the one that is told.
             let _ = live.refused.set(Box::new(refused.exceeded.clone()));
-            next = live.parent.as_deref();
         }
     }
 
@@ -330,10 +319,8 @@ impl LiveRun {
     }
 
     fn with_ancestors(&self, change: impl Fn(&mut Meter)) {
-        let mut next = Some(self);
-        while let Some(live) = next {
+        for live in self.upwards() {
             change(&mut lock(&live.meter));
-            next = live.parent.as_deref();
         }
     }
 
@@ -361,14 +348,11 @@ impl LiveRun {
 
     /// Why this run was stopped: its own cancel's reason, or the nearest ancestor's.
     pub fn stop_reason(&self) -> String {
-        let mut next = Some(self);
-        while let Some(live) = next {
-            if let Phase::Cancelling { reason, .. } = &*lock(&live.phase) {
-                return reason.clone();
-            }
-            next = live.parent.as_deref();
-        }
-        "stopped".to_owned()
+        let reason = self.upwards().find_map(|live| match &*lock(&live.phase) {
+            Phase::Cancelling { reason, .. } => Some(reason.clone()),
+            Phase::Open | Phase::Ending => None,
+        });
+        reason.unwrap_or_else(|| "stopped".to_owned())
     }
 
     /// Tells everybody who waits that it has ended: its record, or none where that could not be written.

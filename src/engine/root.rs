@@ -40,11 +40,11 @@ impl Root {
     pub async fn work(self, engine: Arc<Engine>, accepted: Accepted) {
         let halt = engine.halt.clone();
         let live = Arc::clone(&self.live);
-        let left = self.seat.as_ref().map(Seat::left).unwrap_or_default();
+        let left = self.seat.as_ref().map(Seat::left);
         tokio::select! {
             () = self.run_to_its_end(&engine, accepted) => {}
             () = halt.cancelled() => park(&engine, &live),
-            () = waiting::in_vain(&engine, &live, &left) => park(&engine, &live),
+            () = waiting::in_vain(&engine, &live, left) => park(&engine, &live),
         }
     }
 
@@ -115,11 +115,11 @@ impl LeftRoot {
         let halt = engine.halt.clone();
         let live = Arc::clone(&self.live);
         let id = live.scope.run;
-        let left = self.seat.as_ref().map(Seat::left).unwrap_or_default();
+        let left = self.seat.as_ref().map(Seat::left);
         tokio::select! {
             () = self.run_to_its_end(&engine) => {}
             () = halt.cancelled() => return park(&engine, &live),
-            () = waiting::in_vain(&engine, &live, &left) => return park(&engine, &live),
+            () = waiting::in_vain(&engine, &live, left) => return park(&engine, &live),
         }
         if let Err(error) = recovery::sweep(&engine, id).await {
             tracing::error!(run.root = %id, "What is left of {id} could not be settled: {error}");

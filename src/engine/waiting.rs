@@ -72,6 +72,14 @@ pub async fn go(engine: &Engine, live: &LiveRun, call: Call) -> Result<(), Store
 
 /// A call has its result.
 pub async fn done(engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
+    {
+        let mut clock = live.clock();
+        if clock.asking == 0 {
+            // Nothing can begin to stand still for it.
+            clock.at_work = clock.at_work.saturating_sub(1);
+            return Ok(());
+        }
+    }
     let _turn = live.tree.slot.turn.lock().await;
     {
         let mut clock = live.clock();
@@ -117,8 +125,10 @@ pub async fn until<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T
 
 /// Returns once the house is being left and all that this root does is to wait, for a person or behind one that does in
 /// its session, which `left` tells: whoever returns first leaves the session to nobody.
-pub async fn in_vain(engine: &Engine, root: &LiveRun, left: &CancellationToken) {
+pub async fn in_vain(engine: &Engine, root: &LiveRun, left: Option<CancellationToken>) {
     engine.draining.cancelled().await;
+    // Without a session nobody else hears it.
+    let left = left.unwrap_or_default();
     loop {
         let mut changed = pin!(root.tree.slot.changed.notified());
         changed.as_mut().enable();
@@ -140,10 +150,7 @@ async fn hold(engine: &Engine, live: &LiveRun) -> Result<(), TurnError> {
     if seat.is_held() {
         return Ok(());
     }
-    let mut root = live;
-    while let Some(parent) = root.parent.as_deref() {
-        root = parent;
-    }
+    let root = live.upwards().last().unwrap_or(live);
     let entered = async {
         // One slot for the tree, however many of its calls were decided at once.
         let _first = seat.coming.lock().await;
