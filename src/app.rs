@@ -10,8 +10,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::catalog::LoadError;
 use crate::catalog::reload::{Catalog, Watch};
+use crate::catalog::{LoadError, Rules};
 use crate::config::Config;
 use crate::config::load::{self, ConfigError};
 use crate::engine::history::Bounds;
@@ -95,7 +95,7 @@ impl House {
     /// A provider that cannot be built, a data directory that is not writable or belongs to another process.
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
         let providers = Registry::build(&config.providers)?;
-        let catalog = Arc::new(Catalog::open(config.agents.dirs.clone()));
+        let catalog = Arc::new(Catalog::open(config.agents.dirs.clone(), Rules::of(config)));
         for name in config.runs.per_agent.keys() {
             if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
                 tracing::warn!("runs.per_agent limits {name}, and there is no such agent");

@@ -168,6 +168,29 @@ pub struct Runs {
     pub per_agent: BTreeMap<String, usize>,
     /// Root runs of one key at work at once.
     pub per_key: PerKey,
+    /// Runs of one tree over its whole life, the root counted.
+    pub max_tree: usize,
+    /// Runs at work at once, children counted.
+    pub max_live: usize,
+    /// Calls of one reply that start child runs.
+    pub max_delegations: usize,
+    /// Calls of one reply.
+    pub max_calls: usize,
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self {
+            max_running: 10_000,
+            max_queued: 100_000,
+            per_agent: BTreeMap::new(),
+            per_key: PerKey::default(),
+            max_tree: 1000,
+            max_live: 50_000,
+            max_delegations: 64,
+            max_calls: 128,
+        }
+    }
 }
 
 /// `[runs] per_key`

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::domain::agent::{Agent, ModelRefError};
 
 pub mod context_files;
@@ -33,6 +34,42 @@ pub struct Entry {
     pub error: Option<LoadError>,
     /// What is odd in it, without being wrong.
     pub warnings: Vec<String>,
+}
+
+/// What the server's configuration says that every definition is checked against.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// `[runs] max_tree`
+    pub max_tree: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            max_tree: usize::MAX,
+        }
+    }
+}
+
+impl Rules {
+    /// As this configuration has them.
+    pub fn of(config: &Config) -> Self {
+        Self {
+            max_tree: config.runs.max_tree,
+        }
+    }
+
+    /// What is odd about a definition on this server.
+    fn oddities(&self, agent: &Agent) -> Vec<String> {
+        let most = u64::try_from(self.max_tree).unwrap_or(u64::MAX);
+        let above = agent.budget.max_runs.filter(|runs| *runs > most);
+        let above = above.map(|runs| {
+            format!(
+                "budget.max_runs is {runs}, but the server lets a tree have {most} runs (runs.max_tree)"
+            )
+        });
+        above.into_iter().collect()
+    }
 }
 
 impl Agents {

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::catalog::read::{read, version};
-use crate::catalog::{Agents, Entry, LoadError};
+use crate::catalog::{Agents, Entry, LoadError, Rules};
 use crate::config::document::MAX_FILE;
 use crate::domain::agent::is_agent_name;
 
@@ -33,6 +33,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The agents of some directories.
 pub struct Catalog {
     dirs: Vec<PathBuf>,
+    rules: Rules,
     snapshot: ArcSwap<Agents>,
     /// What the last reload saw; held while one is at work, so that two cannot overtake each other.
     seen: Mutex<Seen>,
@@ -61,9 +62,10 @@ enum Order {
 
 impl Catalog {
     /// Reads every directory once. A directory that is missing is a warning: it may appear later.
-    pub fn open(dirs: Vec<PathBuf>) -> Self {
+    pub fn open(dirs: Vec<PathBuf>, rules: Rules) -> Self {
         let catalog = Self {
             dirs,
+            rules,
             snapshot: ArcSwap::default(),
             seen: Mutex::default(),
             reloads: watch::Sender::new(0),
@@ -90,7 +92,7 @@ impl Catalog {
         seen.fingerprint = fingerprint(&self.dirs);
         let before = self.current();
         let mut oddities = BTreeSet::new();
-        let after = read_dirs(&self.dirs, &before, &mut oddities);
+        let after = read_dirs(&self.dirs, &self.rules, &before, &mut oddities);
         for oddity in oddities.difference(&seen.oddities) {
             warn!("{oddity}");
         }
@@ -229,7 +231,12 @@ fn fingerprint(dirs: &[PathBuf]) -> u64 {
     hasher.finish()
 }
 
-fn read_dirs(dirs: &[PathBuf], before: &Agents, oddities: &mut BTreeSet<String>) -> Agents {
+fn read_dirs(
+    dirs: &[PathBuf],
+    rules: &Rules,
+    before: &Agents,
+    oddities: &mut BTreeSet<String>,
+) -> Agents {
     let mut after = Agents::default();
     for dir in dirs {
         let paths = match list(dir) {
@@ -269,7 +276,7 @@ fn read_dirs(dirs: &[PathBuf], before: &Agents, oddities: &mut BTreeSet<String>)
             let Some(bytes) = read_file(&path) else {
                 continue;
             };
-            let entry = entry(name, &path, bytes, before.entries.get(name));
+            let entry = entry(name, &path, bytes, rules, before.entries.get(name));
             after.entries.insert(name.to_owned(), entry);
         }
     }
@@ -277,10 +284,17 @@ fn read_dirs(dirs: &[PathBuf], before: &Agents, oddities: &mut BTreeSet<String>)
 }
 
 /// The entry of a file, which keeps the definition in force where the file is unchanged or broken.
-fn entry(name: &str, path: &Path, bytes: Result<Vec<u8>, String>, before: Option<&Entry>) -> Entry {
+fn entry(
+    name: &str,
+    path: &Path,
+    bytes: Result<Vec<u8>, String>,
+    rules: &Rules,
+    before: Option<&Entry>,
+) -> Entry {
     let in_force = before.and_then(|entry| entry.agent.clone());
     let read = match bytes {
-        Ok(bytes) => read(name, path, &bytes).map(|(agent, warnings)| {
+        Ok(bytes) => read(name, path, &bytes).map(|(agent, mut warnings)| {
+            warnings.extend(rules.oddities(&agent));
             let version = version(&bytes);
             let same = in_force.clone().filter(|agent| agent.version == version);
             (same.unwrap_or_else(|| Arc::new(agent)), warnings)

@@ -9,7 +9,7 @@ use comfy_table::{Table, presets};
 
 use crate::catalog::reload::{self, Catalog};
 use crate::catalog::template::template;
-use crate::catalog::{Entry, read};
+use crate::catalog::{Entry, Rules, read};
 use crate::cli::exit::Invalid;
 use crate::cli::{Sources, definition, output, quiet_config};
 use crate::domain::agent::is_agent_name;
@@ -55,10 +55,11 @@ pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn list(sources: Sources) -> anyhow::Result<ExitCode> {
-    let dirs = quiet_config(&sources.flags())?.agents.dirs;
-    let agents = Catalog::open(dirs.clone()).current();
+    let config = quiet_config(&sources.flags())?;
+    let dirs = &config.agents.dirs;
+    let agents = Catalog::open(dirs.clone(), Rules::of(&config)).current();
     if agents.entries.is_empty() {
-        anstream::eprintln!("axed: no agents in {}", listed(&dirs));
+        anstream::eprintln!("axed: no agents in {}", listed(dirs));
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
@@ -84,8 +85,9 @@ fn list(sources: Sources) -> anyhow::Result<ExitCode> {
 }
 
 fn show(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
-    let dirs = quiet_config(&sources.flags())?.agents.dirs;
-    let agents = Catalog::open(dirs).current();
+    let config = quiet_config(&sources.flags())?;
+    let rules = Rules::of(&config);
+    let agents = Catalog::open(config.agents.dirs, rules).current();
     let agent = agents
         .get(name)
         .map_err(|error| Invalid(error.to_string()))?;
@@ -131,15 +133,17 @@ fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
 }
 
 fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
-    let paths = if paths.is_empty() {
-        quiet_config(&sources.flags())?.agents.dirs
+    let (paths, rules) = if paths.is_empty() {
+        let config = quiet_config(&sources.flags())?;
+        let rules = Rules::of(&config);
+        (config.agents.dirs, rules)
     } else {
-        paths
+        (paths, Rules::default())
     };
     let mut invalid = 0;
     let mut checked = 0;
     for path in &paths {
-        for (file, verdict) in verdicts(path)? {
+        for (file, verdict) in verdicts(path, rules)? {
             checked += 1;
             match verdict {
                 Ok(warnings) => {
@@ -166,9 +170,9 @@ const NO_NAME: &str = "the file's name is no agent's name: 1 to 64 of the charac
 
 type Verdict = (PathBuf, Result<Vec<String>, String>);
 
-fn verdicts(path: &Path) -> anyhow::Result<Vec<Verdict>> {
+fn verdicts(path: &Path, rules: Rules) -> anyhow::Result<Vec<Verdict>> {
     if path.is_dir() {
-        let agents = Catalog::open(vec![path.to_owned()]).current();
+        let agents = Catalog::open(vec![path.to_owned()], rules).current();
         let entries = agents.entries.values().map(|entry| {
             let verdict = match &entry.error {
                 Some(error) => Err(error.to_string()),

@@ -410,9 +410,18 @@ fn kept(s: &mut Section<'_>, all: Kept) -> Kept {
 }
 
 fn runs(s: &mut Section<'_>, auth: &Auth) -> Runs {
+    let usual = Runs::default();
+    let bound = |s: &mut Section<'_>, key, usual| match s.count(key, 0) {
+        Some(0) => usize::MAX,
+        count => count.unwrap_or(usual),
+    };
     Runs {
-        max_running: s.count("max_running", 1).unwrap_or(10_000),
-        max_queued: s.count("max_queued", 0).unwrap_or(100_000),
+        max_running: s.count("max_running", 1).unwrap_or(usual.max_running),
+        max_queued: s.count("max_queued", 0).unwrap_or(usual.max_queued),
+        max_tree: bound(s, "max_tree", usual.max_tree),
+        max_live: bound(s, "max_live", usual.max_live),
+        max_delegations: bound(s, "max_delegations", usual.max_delegations),
+        max_calls: bound(s, "max_calls", usual.max_calls),
         per_agent: s.counts_by_name("per_agent", 1, |name| match is_agent_name(name) {
             true => Ok(()),
             false => Err("is no name that an agent can have".to_owned()),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axed::catalog::reload::Catalog;
-use axed::catalog::{Agents, read, template};
+use axed::catalog::{Agents, Rules, read, template};
 
 const GOOD: &str = "name = \"a\"\nmodel = \"p/m\"\n";
 
@@ -61,11 +61,8 @@ fn the_first_directory_wins_and_odd_files_are_no_agents() {
     symlink("b.toml", second.join("link.toml")).expect("a link");
     symlink("nowhere", second.join("dangling.toml")).expect("a link");
 
-    let catalog = Catalog::open(vec![
-        first.clone(),
-        second.clone(),
-        dir.path().join("missing"),
-    ]);
+    let dirs = vec![first.clone(), second.clone(), dir.path().join("missing")];
+    let catalog = Catalog::open(dirs, Rules::default());
     let agents = catalog.current();
     let names: Vec<&str> = agents.entries.keys().map(String::as_str).collect();
     assert_eq!(names, ["a", "b", "broken", "dangling", "link"]);
@@ -92,7 +89,7 @@ fn a_broken_file_keeps_its_last_good_definition_and_an_unchanged_one_its_value()
     let file = dir.path().join("a.toml");
     write(&file, GOOD);
     write(&dir.path().join("b.toml"), GOOD);
-    let catalog = Catalog::open(vec![dir.path().to_owned()]);
+    let catalog = Catalog::open(vec![dir.path().to_owned()], Rules::default());
     let before = catalog.current();
 
     catalog.reload();
@@ -126,7 +123,7 @@ async fn a_change_is_in_force_by_itself() {
     let dir = tempfile::tempdir().expect("a directory");
     // The directory appears after the watch has begun.
     let agents = dir.path().join("agents");
-    let catalog = Arc::new(Catalog::open(vec![agents.clone()]));
+    let catalog = Arc::new(Catalog::open(vec![agents.clone()], Rules::default()));
     let watch = catalog.watch().expect("a watch");
     assert!(catalog.current().entries.is_empty());
     write(&agents.join("a.toml"), GOOD);
@@ -159,7 +156,7 @@ async fn a_swapped_link_is_a_change() {
     write(&mount.join("..2/a.toml"), &format!("{GOOD}stream = true\n"));
     symlink("..1", mount.join("..data")).expect("a link");
     symlink("..data/a.toml", mount.join("a.toml")).expect("a link");
-    let catalog = Arc::new(Catalog::open(vec![mount.to_owned()]));
+    let catalog = Arc::new(Catalog::open(vec![mount.to_owned()], Rules::default()));
     let _watch = catalog.watch().expect("a watch");
     assert!(!catalog.current().get("a").expect("a").stream);
     symlink("..2", mount.join("..next")).expect("a link");
@@ -203,6 +200,6 @@ fn every_agent_that_ships_is_valid() {
 fn the_template_is_an_agent() {
     let dir = tempfile::tempdir().expect("a directory");
     write(&dir.path().join("new.toml"), &template::template("new"));
-    let agents = Catalog::open(vec![dir.path().to_owned()]).current();
+    let agents = Catalog::open(vec![dir.path().to_owned()], Rules::default()).current();
     assert_eq!(agents.get("new").expect("an agent").name, "new");
 }

@@ -9,9 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axed::catalog::Rules;
 use axed::catalog::reload::Catalog;
 use axed::config::prices::Prices;
-use axed::config::{Data, Durability, MAX_REPLY, PerKey, Provider, ProviderKind, Runs};
+use axed::config::{Data, Durability, MAX_REPLY, Provider, ProviderKind, Runs};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::engine::ask::RunAsk;
@@ -372,7 +373,7 @@ impl Life {
         let providers = Registry::build(&providers).expect("a provider");
         let shared: Arc<dyn RunStore> = Arc::clone(&store) as _;
         let runner = Runner::new(Parts {
-            catalog: Arc::new(Catalog::open(vec![place.join("agents")])),
+            catalog: Arc::new(Catalog::open(vec![place.join("agents")], Rules::default())),
             providers,
             shelf: Shelf::default(),
             mcp: Arc::new(Servers::new(BTreeMap::new())),
@@ -604,8 +605,7 @@ fn settings(place: &Path) -> Settings {
         runs: Runs {
             max_running: 10,
             max_queued: 10,
-            per_agent: BTreeMap::new(),
-            per_key: PerKey::default(),
+            ..Runs::default()
         },
         default_timeout: Duration::from_secs(60),
         max_timeout: Duration::from_secs(60),
