@@ -61,6 +61,7 @@ pub async fn perform(
     calls: Vec<ToolCall>,
     mut results: Vec<Option<ToolResult>>,
 ) -> Result<Vec<ToolResult>, Unanswered> {
+    refuse(&batch, &calls, &mut results).await?;
     let is_begun = |call: &ToolCall| batch.begun.started.contains(&call.id);
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut open = calls.iter().zip(&results).filter(|it| it.1.is_none());
@@ -86,6 +87,55 @@ pub async fn perform(
         Some(tool) => Err(Unanswered::Interrupted(tool)),
         None => Ok(results),
     }
+}
+
+/// Gives the calls that are past the server's bounds of one reply their results, in one entry: nothing else is done for
+/// them, however many there are.
+async fn refuse(
+    batch: &Batch,
+    calls: &[ToolCall],
+    results: &mut [Option<ToolResult>],
+) -> Result<(), StoreError> {
+    let runs = &batch.engine.settings.runs;
+    let (mut delegations, mut steps, mut events) = (0, Vec::new(), Vec::new());
+    for (position, call) in calls.iter().enumerate() {
+        let delegates = batch.toolbox.effect(&call.name) == Some(Effect::Delegates);
+        delegations += usize::from(delegates);
+        let (most, of) = match position < runs.max_calls {
+            false => (runs.max_calls, "tool calls"),
+            true if delegates && delegations > runs.max_delegations => {
+                (runs.max_delegations, "calls that start sub-agents")
+            }
+            true => continue,
+        };
+        if results[position].is_some() {
+            continue;
+        }
+        let result = ToolResult {
+            call_id: call.id.clone(),
+            content: format!(
+                "Error: a reply may make at most {most} {of}, and this is one more: it was not performed. Make fewer \
+                 calls at once, and the rest in later replies."
+            ),
+            is_error: true,
+        };
+        let tool = shorten(&call.name, 200);
+        events.push(EventKind::ToolStarted {
+            turn: batch.turn,
+            tool_call_id: call.id.clone(),
+            tool,
+        });
+        let (step, event) = completed(batch, position, call, &result, Duration::ZERO);
+        steps.push(step);
+        events.push(event);
+        results[position] = Some(result);
+    }
+    if steps.is_empty() {
+        return Ok(());
+    }
+    let journal = &batch.engine.journal;
+    let recorded = journal.record(&batch.live, Change::Nothing, steps, events);
+    recorded.await.map(drop)
 }
 
 async fn perform_all(
@@ -264,22 +314,35 @@ async fn record(
     took: Duration,
     mut events: Vec<EventKind>,
 ) -> Result<(), StoreError> {
-    events.push(EventKind::ToolCompleted {
-        turn: batch.turn,
-        tool_call_id: call.id.clone(),
-        tool: shorten(&call.name, 200),
-        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-        is_error: result.is_error,
-    });
-    let step = Step::Result {
-        turn: batch.turn,
-        position: u32::try_from(position).unwrap_or(u32::MAX),
-        result: result.clone(),
-    };
+    let (step, event) = completed(batch, position, call, result, took);
+    events.push(event);
     batch
         .engine
         .journal
         .record(&batch.live, Change::Nothing, vec![step], events)
         .await
         .map(drop)
+}
+
+/// A result as the record keeps it, and the event of it.
+fn completed(
+    batch: &Batch,
+    position: usize,
+    call: &ToolCall,
+    result: &ToolResult,
+    took: Duration,
+) -> (Step, EventKind) {
+    let step = Step::Result {
+        turn: batch.turn,
+        position: u32::try_from(position).unwrap_or(u32::MAX),
+        result: result.clone(),
+    };
+    let event = EventKind::ToolCompleted {
+        turn: batch.turn,
+        tool_call_id: call.id.clone(),
+        tool: shorten(&call.name, 200),
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        is_error: result.is_error,
+    };
+    (step, event)
 }

@@ -14,6 +14,8 @@ pub struct Conversation {
     own: usize,
     turn: u32,
     max_turns: u32,
+    /// Calls that are kept of one reply, and one more, whose result says that there were others.
+    max_calls: usize,
     call_ids: HashSet<String>,
     guard: LoopGuard,
     is_repaired: bool,
@@ -47,6 +49,7 @@ impl Conversation {
         earlier: Vec<Message>,
         message: String,
         max_turns: u32,
+        max_calls: usize,
         loop_warn: u32,
         loop_stop: u32,
     ) -> Self {
@@ -64,6 +67,7 @@ impl Conversation {
             own,
             turn: 0,
             max_turns,
+            max_calls,
             call_ids,
             guard: LoopGuard {
                 warn: loop_warn,
@@ -138,6 +142,14 @@ impl Conversation {
                 message.tool_calls.clear();
             }
             return Heard::Final(message);
+        }
+        if message.tool_calls.len() > self.max_calls {
+            // Each call that is kept costs a result, events and a part of every later request.
+            message
+                .tool_calls
+                .truncate(self.max_calls.saturating_add(1));
+            message.tool_calls.shrink_to_fit();
+            message.echo = None;
         }
         for (position, call) in message.tool_calls.iter_mut().enumerate() {
             self.make_unique(call, position);
@@ -268,8 +280,30 @@ mod tests {
     }
 
     #[test]
+    fn of_too_many_calls_one_is_kept_past_the_bound_to_say_so() {
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 9, 2, 0, 0);
+        talk.next_turn();
+        let mut said = asks(&["a", "b", "c", "d"]);
+        said.message.echo = Some(Echo {
+            wire: "anthropic".to_owned(),
+            body: no_arguments(),
+        });
+        let Heard::Calls(said) = talk.hear(said, true) else {
+            panic!("no calls")
+        };
+        let ids: Vec<&str> = said
+            .tool_calls
+            .iter()
+            .map(|call| call.id.as_str())
+            .collect();
+        assert_eq!(ids, ["a", "b", "c"]);
+        // The provider's own form has calls in it that nobody answers.
+        assert!(said.echo.is_none());
+    }
+
+    #[test]
     fn ids_are_changed_only_where_they_collide_and_the_providers_own_goes_back() {
-        let mut talk = Conversation::new(Vec::new(), "hi".into(), 9, 0, 0);
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
         let mut all = Vec::new();
         for ids in [&["a", "a", ""][..], &["a", "b"][..]] {
             talk.next_turn();
@@ -297,7 +331,7 @@ mod tests {
             content: "before".to_owned(),
         };
         let earlier = vec![before, Message::Assistant(said)];
-        let mut talk = Conversation::new(earlier, "now".into(), 9, 0, 0);
+        let mut talk = Conversation::new(earlier, "now".into(), 9, 9, 0, 0);
         assert_eq!(talk.task(), "now");
         talk.next_turn();
         let Heard::Calls(said) = talk.hear(asks(&["a"]), true) else {
@@ -309,7 +343,7 @@ mod tests {
 
     #[test]
     fn calls_nobody_offered_are_ignored_and_the_last_turns_are_not_performed() {
-        let mut talk = Conversation::new(Vec::new(), "hi".into(), 1, 0, 0);
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 1, 9, 0, 0);
         talk.next_turn();
         let mut echoed = asks(&["a"]);
         echoed.message.echo = Some(Echo {
@@ -326,7 +360,7 @@ mod tests {
 
     #[test]
     fn going_in_circles_is_hinted_at_and_then_ended() {
-        let mut talk = Conversation::new(Vec::new(), "hi".into(), 50, 3, 5);
+        let mut talk = Conversation::new(Vec::new(), "hi".into(), 50, 9, 3, 5);
         let mut say = |text: &str| {
             talk.next_turn();
             assert!(matches!(talk.hear(asks(&["a"]), true), Heard::Calls(_)));
@@ -351,7 +385,7 @@ mod tests {
             ),
             taken_up in 0..8_usize,
         ) {
-            let talk = || Conversation::new(Vec::new(), "hi".into(), 50, 2, 4);
+            let talk = || Conversation::new(Vec::new(), "hi".into(), 50, 9, 2, 4);
             let (mut first, mut next) = (talk(), talk());
             for (at, (ids, result)) in batches.iter().enumerate() {
                 let turn = first.next_turn();

@@ -137,6 +137,7 @@ async fn turns(
         input.earlier,
         input.message,
         max_turns,
+        limits.runs.max_calls,
         limits.loop_warn,
         limits.loop_stop,
     );
