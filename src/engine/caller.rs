@@ -161,6 +161,15 @@ impl Caller {
         };
         // An earlier process may have told of the child and ended before it opened it.
         let told = begun.called.get(call).copied();
+        let slot = &self.live.tree.slot;
+        let at_work = match told {
+            Some(_) => Some(slot.child_again()),
+            None => slot.child(),
+        };
+        let _at_work = at_work.ok_or_else(|| {
+            let most = engine.settings.runs.max_live;
+            format!("the server has {most} runs at work, the most that it allows")
+        })?;
         let Child {
             live: child,
             run,
@@ -212,6 +221,7 @@ impl Caller {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(call);
+        let _at_work = live.tree.slot.child_again();
         let callers = match child.label {
             Some(_) => ad_hoc::accounts(live),
             None => live.accounts.clone(),

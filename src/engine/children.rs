@@ -9,6 +9,7 @@ use crate::domain::event::{EventKind, returned_usage};
 use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
 use crate::domain::usage::TreeUsage;
 use crate::engine::ad_hoc;
+use crate::engine::budget::Accounts;
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
 use crate::engine::record;
@@ -88,12 +89,7 @@ fn make(
         .map_err(|unavailable| unavailable.to_string())?;
     let place: Option<Scope> = caller.scope.child(id, agent.delegation.max_depth, limit);
     let scope = place.ok_or_else(|| format!("maximum sub-agent depth ({limit}) reached"))?;
-    let budgets = &caller.tree.budgets;
-    let accounts = budgets.open(&agent.budget, accounts, &TreeUsage::default());
-    budgets.take_run(&accounts).map_err(|refused| {
-        caller.refuse(&refused);
-        refused.exceeded.to_string()
-    })?;
+    let accounts = take_run(engine, caller, &agent, accounts)?;
     let bounds = [agent.timeout, caller.agent.delegation.timeout].into_iter();
     let bounds = bounds.flatten().map(Deadline::within);
     let deadline = bounds
@@ -118,6 +114,31 @@ fn make(
         run,
         message: String::new(),
     })
+}
+
+/// Counts a run of that agent below `caller`, within the server's bound and the budgets; the accounts that it draws on.
+fn take_run(
+    engine: &Engine,
+    caller: &LiveRun,
+    agent: &Agent,
+    accounts: &[usize],
+) -> Result<Accounts, String> {
+    let (tree, most) = (&caller.tree, engine.settings.runs.max_tree);
+    if !tree.take_run(most) {
+        return Err(format!(
+            "the whole task has had {most} runs, the most that the server allows"
+        ));
+    }
+    let budgets = &tree.budgets;
+    let accounts = budgets.open(&agent.budget, accounts, &TreeUsage::default());
+    match budgets.take_run(&accounts) {
+        Ok(()) => Ok(accounts),
+        Err(refused) => {
+            tree.give_run_back();
+            caller.refuse(&refused);
+            Err(refused.exceeded.to_string())
+        }
+    }
 }
 
 /// The child's final text, or why there is none.

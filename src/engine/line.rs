@@ -32,6 +32,8 @@ pub struct Ticket {
 pub struct Line<W> {
     limits: Runs,
     running: usize,
+    /// Child runs at work: nobody waits for them, but they count for `max_live`.
+    children: usize,
     waiting: usize,
     /// Those that wait for something else before they come in line.
     aside: usize,
@@ -113,6 +115,7 @@ impl<W> Line<W> {
         Self {
             limits,
             running: 0,
+            children: 0,
             waiting: 0,
             aside: 0,
             keys: vec![Key::new(None)],
@@ -153,13 +156,40 @@ impl<W> Line<W> {
 
     /// Takes a slot at once; false where none is free, or a limit is reached.
     pub fn take(&mut self, seat: Seat) -> bool {
-        let free = self.running < self.limits.max_running
-            && self.key(seat).holder.has_room()
-            && self.agent(seat).has_room();
+        let free =
+            self.is_free() && self.key(seat).holder.has_room() && self.agent(seat).has_room();
         if free {
             self.serve(seat);
         }
         free
+    }
+
+    /// Whether one more root run may be at work, as far as the daemon's own limits decide that.
+    fn is_free(&self) -> bool {
+        self.running < self.limits.max_running && self.has_live_room()
+    }
+
+    fn has_live_room(&self) -> bool {
+        self.running + self.children < self.limits.max_live
+    }
+
+    /// Counts a child run; false where as many runs are at work as may.
+    pub fn take_child(&mut self) -> bool {
+        let free = self.has_live_room();
+        if free {
+            self.children += 1;
+        }
+        free
+    }
+
+    /// Counts child runs, however many are at work.
+    pub fn add_children(&mut self, count: usize) {
+        self.children += count;
+    }
+
+    /// These child runs are not at work any more. As after [`Line::release`], its owner calls [`Line::admit`].
+    pub fn release_children(&mut self, count: usize) {
+        self.children -= count;
     }
 
     /// Whether one more may wait.
@@ -224,7 +254,7 @@ impl<W> Line<W> {
     /// Gives a free slot to who is next: of the keys of which a run could start, the one that was served longest ago;
     /// of its runs the earliest that could. None where no slot is free, or nobody who waits could take it.
     pub fn admit(&mut self) -> Option<W> {
-        if self.waiting == 0 || self.running >= self.limits.max_running {
+        if self.waiting == 0 || !self.is_free() {
             return None;
         }
         let seat = self.turns.iter().find_map(|(_, key)| {
@@ -288,8 +318,7 @@ mod tests {
         Runs {
             max_running,
             max_queued: 1000,
-            per_agent: BTreeMap::new(),
-            per_key: PerKey::default(),
+            ..Runs::default()
         }
     }
 

@@ -1,7 +1,7 @@
 //! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -62,6 +62,25 @@ pub struct Tree {
     pub webhook: Option<Arc<Webhook>>,
     /// Its place in a trace; none where nobody traces.
     pub trace: Option<Box<Trace>>,
+    /// How many runs it has had, the root counted.
+    pub runs: AtomicU64,
+}
+
+impl Tree {
+    /// Counts one more run; false where the tree has had as many as it may.
+    pub fn take_run(&self, most: usize) -> bool {
+        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        let count = |runs| (runs < most).then_some(runs + 1);
+        let taken = self
+            .runs
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+        taken.is_ok()
+    }
+
+    /// A run that was counted has not come to be.
+    pub fn give_run_back(&self) {
+        self.runs.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// When a run must have ended.
@@ -109,7 +128,7 @@ impl Clock {
 /// The slot of a tree's root, which is given back while the tree waits for a person.
 #[derive(Debug, Default)]
 pub struct RootSlot {
-    slot: Mutex<Option<Slot>>,
+    held: Mutex<Held>,
     is_in_line: AtomicBool,
     /// Held by who changes what a call of the tree does, until the record has been told: there the changes stand in the
     /// order in which they were made.
@@ -120,20 +139,51 @@ pub struct RootSlot {
     pub changed: Notify,
 }
 
+/// The slot, and the child runs that are counted with it.
+#[derive(Debug, Default)]
+struct Held {
+    slot: Option<Slot>,
+    children: usize,
+}
+
 impl RootSlot {
     /// Whether it has the slot.
     pub fn is_held(&self) -> bool {
-        lock(&self.slot).is_some()
+        lock(&self.held).slot.is_some()
     }
 
-    /// Takes the slot in.
-    pub fn put(&self, slot: Slot) {
-        *lock(&self.slot) = Some(slot);
+    /// Takes the slot in. The tree's child runs count for it from now on.
+    pub fn put(&self, mut slot: Slot) {
+        let mut held = lock(&self.held);
+        slot.add_children(held.children);
+        held.slot = Some(slot);
     }
 
     /// Hands the slot out.
     pub fn take(&self) -> Option<Slot> {
-        lock(&self.slot).take()
+        lock(&self.held).slot.take()
+    }
+
+    /// Counts a child run until what is returned is dropped; none where as many runs are at work in the daemon as may.
+    pub fn child(&self) -> Option<ChildAtWork<'_>> {
+        let mut held = lock(&self.held);
+        if let Some(slot) = &mut held.slot
+            && !slot.take_child()
+        {
+            return None;
+        }
+        held.children += 1;
+        Some(ChildAtWork(self))
+    }
+
+    /// As [`RootSlot::child`] for one that an earlier process let in.
+    pub fn child_again(&self) -> ChildAtWork<'_> {
+        let mut held = lock(&self.held);
+        if let Some(slot) = &mut held.slot {
+            slot.add_children(1);
+        }
+        held.children += 1;
+        ChildAtWork(self)
     }
 
     /// In line for the slot, until what is returned is dropped.
@@ -144,6 +194,19 @@ impl RootSlot {
 
     fn is_in_line(&self) -> bool {
         self.is_in_line.load(Ordering::Relaxed)
+    }
+}
+
+/// A child run that counts for those at work.
+pub struct ChildAtWork<'s>(&'s RootSlot);
+
+impl Drop for ChildAtWork<'_> {
+    fn drop(&mut self) {
+        let mut held = lock(&self.0.held);
+        held.children -= 1;
+        if let Some(slot) = &mut held.slot {
+            slot.release_child();
+        }
     }
 }
 

@@ -72,6 +72,7 @@ impl Queue {
         Slot {
             line: Arc::clone(&self.0),
             seat,
+            children: 0,
         }
     }
 
@@ -127,11 +128,40 @@ impl Place {
 pub struct Slot {
     line: Shared,
     seat: Seat,
+    /// Child runs at work in its tree.
+    children: usize,
+}
+
+impl Slot {
+    /// Counts a child run of its tree; false where as many runs are at work as may.
+    pub fn take_child(&mut self) -> bool {
+        let is_taken = lock(&self.line).take_child();
+        self.children += usize::from(is_taken);
+        is_taken
+    }
+
+    /// Counts child runs that were let in before, however many are at work.
+    pub fn add_children(&mut self, count: usize) {
+        if count > 0 {
+            lock(&self.line).add_children(count);
+            self.children += count;
+        }
+    }
+
+    /// A child run has ended.
+    pub fn release_child(&mut self) {
+        self.children -= 1;
+        hand_out(&self.line, |line| line.release_children(1));
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        give_back(&self.line, self.seat);
+        let (seat, children) = (self.seat, self.children);
+        hand_out(&self.line, |line| {
+            line.release(seat);
+            line.release_children(children);
+        });
     }
 }
 
@@ -194,6 +224,7 @@ impl Future for InLine {
         Poll::Ready(Slot {
             line: Arc::clone(&this.line),
             seat: ticket.seat,
+            children: 0,
         })
     }
 }
@@ -204,17 +235,17 @@ impl Drop for InLine {
         let left = lock(&self.line).leave(ticket);
         if left.is_none() {
             // Its slot was on its way.
-            give_back(&self.line, ticket.seat);
+            hand_out(&self.line, |line| line.release(ticket.seat));
         }
     }
 }
 
-/// Gives a slot back, and hands out all that this makes possible before anybody new can come.
-fn give_back(line: &Shared, seat: Seat) {
+/// Gives something back, and hands out all slots that this makes free before anybody new can come.
+fn hand_out(line: &Shared, give_back: impl FnOnce(&mut Line<Option<Waker>>)) {
     let mut next = Vec::new();
     {
         let mut line = lock(line);
-        line.release(seat);
+        give_back(&mut line);
         next.extend(std::iter::from_fn(|| line.admit()));
     }
     // One that has not been polled yet finds its slot when it is.
@@ -246,6 +277,7 @@ mod tests {
                 named: BTreeMap::from([("ci".to_owned(), 1)]),
                 others: None,
             },
+            ..Runs::default()
         })
     }
 
@@ -309,6 +341,33 @@ mod tests {
         drop(second.as_mut().now_or_never().expect("its slot"));
         assert!(first.as_mut().now_or_never().is_some());
         assert_eq!(queue.load(), (0, 0));
+    }
+
+    #[test]
+    fn children_count_for_the_runs_at_work_and_a_waiting_root_comes_first() {
+        let queue = Queue::new(Runs {
+            max_live: 3,
+            ..Runs::default()
+        });
+        let Ok(Place::Slot(mut slot)) = queue.enter(None, "solo") else {
+            panic!("no slot");
+        };
+        assert!(slot.take_child() && slot.take_child() && !slot.take_child());
+        let mut second = Box::pin(queue.enter(None, "solo").expect("a place").slot());
+        assert!(second.as_mut().now_or_never().is_none());
+        slot.release_child();
+        // The room went to the root that waits.
+        assert!(!slot.take_child());
+        let second = second.now_or_never().expect("a slot");
+        // Children of before are counted again, and refused to nobody.
+        slot.add_children(2);
+        drop(second);
+        assert!(!slot.take_child());
+        drop(slot);
+        let Ok(Place::Slot(mut slot)) = queue.enter(None, "solo") else {
+            panic!("no slot");
+        };
+        assert!(slot.take_child() && slot.take_child() && !slot.take_child());
     }
 
     #[test]

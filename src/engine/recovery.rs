@@ -2,6 +2,7 @@
 //! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::SignedDuration;
@@ -195,6 +196,7 @@ pub fn revive(
             is_revived: true,
             webhook: continuation.webhook.clone(),
             trace: Trace::of(engine.traces.as_ref(), None, run.id),
+            runs: AtomicU64::new(run.tree.runs),
         }),
     };
     let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);

@@ -1,6 +1,7 @@
 //! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -156,6 +157,7 @@ impl Runner {
             is_revived: false,
             webhook,
             trace: Trace::of(engine.traces.as_ref(), ask.trace.as_deref(), scope.run),
+            runs: AtomicU64::new(1),
         });
         let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.

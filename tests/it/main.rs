@@ -54,6 +54,7 @@ mod tools_files;
 mod tools_web;
 #[cfg(feature = "otel")]
 mod traces;
+mod tree_bounds;
 mod usage;
 mod webhooks;
 mod wires;

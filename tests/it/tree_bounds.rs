@@ -1,0 +1,207 @@
+//! Bounds that hold without being asked for: runs of one tree, runs at work, delegations and calls of one reply.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::events::kinds;
+use crate::support::provider::answer::{Answer, asks, calls, hangs, says};
+
+/// As many delegations of one reply to this agent, all different.
+fn many(agent: &str, turn: usize, count: usize) -> Answer {
+    calls((0..count).map(|at| {
+        let task = format!("task {turn}.{at}");
+        ("call_agent", json!({"agent": agent, "task": task}))
+    }))
+}
+
+/// A line of the daemon's status in KiB.
+fn memory(app: &TestApp, what: &str) -> usize {
+    let status =
+        fs::read_to_string(format!("/proc/{}/status", app.daemon.pid())).expect("a status");
+    let line = status.lines().find(|line| line.starts_with(what));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.expect("a number").parse().expect("a number")
+}
+
+#[tokio::test]
+async fn a_hostile_model_stays_within_the_bounds_and_is_cancelled_promptly() {
+    let app = TestApp::with()
+        .environment("AXED_PROVIDERS__ANTHROPIC__MAX_CONCURRENT", "16")
+        .agent("worm", "sub_agents = [\"worm\"]")
+        .spawn()
+        .await;
+    // A thousand children a reply, three deep, never the same twice, and nobody comes to an end.
+    app.provider
+        .always("worm", |seen| match seen.tool_names().is_empty() {
+            true => says("done"),
+            false => many("worm", seen.turn(), 1000),
+        });
+    let run = app.start("worm", "go").await;
+    let path = format!("/runs/{}", run.id());
+    let full = app
+        .get_until(&path, |got| got.json()["tree"]["runs"] == 1000)
+        .await;
+    assert_eq!(full.json()["status"], "running");
+    assert!(memory(&app, "VmHWM:") < 1 << 20, "more than 1 GiB");
+
+    let asked = Instant::now();
+    let accepted = app.post(&format!("{path}/cancel"), &json!({})).await;
+    assert!(accepted.status == 202 || accepted.status == 200);
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let ended = run.ended().await;
+    assert_eq!(ended.status(), "cancelled");
+    assert_eq!(ended["tree"]["runs"], 1000);
+}
+
+#[tokio::test]
+async fn delegations_of_one_reply_above_the_bound_are_error_results() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_delegations = 2")
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider
+        .will("planner", [many("reader", 1, 4), says("done")]);
+    app.provider.always("reader", |_| says("read"));
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let asked = app.provider.asked("planner", 2).await;
+    assert_eq!(asked.errors(), [false, false, true, true]);
+    let refused = "Error: a reply may make at most 2 calls that start sub-agents, and this is one more: it was not \
+                   performed. Make fewer calls at once, and the rest in later replies.";
+    assert_eq!(asked.results()[2..], [refused, refused]);
+    assert_eq!(
+        (&run["tree"]["runs"], &run["tool_calls"]),
+        (&json!(3), &json!(2))
+    );
+    let events = run.events().await;
+    let told = kinds(&events);
+    let count = |kind: &str| told.iter().filter(|it| **it == kind).count();
+    assert_eq!((count("tool.started"), count("tool.completed")), (4, 4));
+}
+
+#[tokio::test]
+async fn calls_of_one_reply_above_the_bound_are_dropped_and_the_model_learns_of_it() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_calls = 2")
+        .agent("solo", "tools = [\"list_directory\"]")
+        .spawn()
+        .await;
+    let look = || ("list_directory", json!({}));
+    let flood = calls((0..1000).map(|_| look()));
+    app.provider.will("solo", [flood, says("done")]);
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let asked = app.provider.asked("solo", 2).await;
+    assert_eq!(asked.errors(), [false, false, true]);
+    assert!(
+        asked.results()[2].starts_with("Error: a reply may make at most 2 tool calls"),
+        "{:?}",
+        asked.results()
+    );
+    assert_eq!(run["tool_calls"], 2);
+}
+
+#[tokio::test]
+async fn a_tree_keeps_its_count_over_a_restart() {
+    let mut app = TestApp::with()
+        .config("[runs]\nmax_tree = 3")
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [asks([("reader", "a")]), asks([("reader", "b")])],
+    );
+    app.provider.will("reader", [says("a"), hangs()]);
+    let id = app.start("planner", "go").await.id().to_owned();
+    app.provider.asked("reader", 2).await;
+
+    app.crash_and_restart().await;
+    app.provider.will("reader", [says("b")]);
+    app.provider
+        .will("planner", [asks([("reader", "c")]), says("done")]);
+    let run = app.find(&id).await.ended().await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["tree"]["runs"], 3);
+    let results = app
+        .provider
+        .seen_by("planner")
+        .last()
+        .expect("asked")
+        .results();
+    assert_eq!(
+        results.last().map(String::as_str),
+        Some(
+            "Error: sub-agent \"reader\" failed - the whole task has had 3 runs, the most that the server allows. You \
+             may retry or proceed without this result."
+        )
+    );
+}
+
+#[tokio::test]
+async fn roots_above_the_runs_at_work_wait_and_children_are_error_results() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_live = 2")
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    let gate = crate::support::gate::Gate::shut();
+    let first = gate.clone();
+    app.provider
+        .will("planner", [many("reader", 1, 2), says("done")]);
+    app.provider
+        .always("reader", move |_| says("read").after(&first));
+    app.provider.always("solo", |_| says("alone"));
+
+    let planner = app.start("planner", "go").await;
+    app.provider.asked("reader", 1).await;
+    let solo = app.start("solo", "go").await;
+    assert_eq!(solo.status(), "queued");
+    gate.open();
+
+    assert_eq!(planner.ended().await.output(), "done");
+    assert_eq!(solo.ended().await.output(), "alone");
+    let asked = app.provider.asked("planner", 2).await;
+    let mut errors = asked.errors();
+    errors.sort_unstable();
+    assert_eq!(errors, [false, true]);
+    let refused = asked.results().into_iter().find(|it| it != "read");
+    assert_eq!(
+        refused.as_deref(),
+        Some(
+            "Error: sub-agent \"reader\" failed - the server has 2 runs at work, the most that it allows. You may retry \
+             or proceed without this result."
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_budget_above_the_servers_bound_is_listed_with_a_warning() {
+    let app = TestApp::with()
+        .config("[runs]\nmax_tree = 10")
+        .agent("planner", "[budget]\nmax_runs = 11")
+        .agent("solo", "[budget]\nmax_runs = 10")
+        .spawn()
+        .await;
+    let listed = app.get("/agents").await.json();
+    let warnings = |at: usize| listed["data"][at]["warnings"].clone();
+    assert_eq!(
+        warnings(0),
+        json!(["budget.max_runs is 11, but the server lets a tree have 10 runs (runs.max_tree)"])
+    );
+    assert_eq!(warnings(1), Value::Array(Vec::new()));
+}
