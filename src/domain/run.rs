@@ -109,11 +109,11 @@ impl Scope {
         }
     }
 
-    /// The deepest level of unnamed agents below this run, whose agent allows `max_depth`: the larger of that and the
-    /// usual where nobody has set the tree's, else the tighter of the two.
+    /// The deepest level of unnamed agents below this run, whose agent allows `max_depth`: that one where nobody has set
+    /// the tree's, else the tighter of the two.
     pub fn ad_hoc_limit(&self, max_depth: u8) -> u8 {
         match self.is_usual {
-            true => self.max_depth.max(max_depth).min(HARD_MAX_DEPTH),
+            true => max_depth.min(HARD_MAX_DEPTH),
             false => self.max_depth.min(max_depth),
         }
     }
@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn unnamed_agents_may_go_deeper_where_nobody_set_a_depth() {
         let root = Scope::root(RunId::new(), None);
-        assert_eq!((root.ad_hoc_limit(5), root.ad_hoc_limit(1)), (5, 3));
+        assert_eq!((root.ad_hoc_limit(5), root.ad_hoc_limit(1)), (5, 1));
         let set = Scope::root(RunId::new(), Some(2));
         assert_eq!((set.ad_hoc_limit(5), set.ad_hoc_limit(1)), (2, 1));
         let mut deep = root;

@@ -46,6 +46,15 @@ pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
     Arc::new(agent)
 }
 
+/// Whose quotas bound an unnamed child of this run: its caller's own, and the root's where that has any.
+pub fn bounds(caller: &LiveRun) -> Vec<Subagent> {
+    let mut bounds = vec![settings(&caller.agent)];
+    let root = caller.upwards().last().filter(|root| root.parent.is_none());
+    let root = root.filter(|root| root.scope.run != caller.scope.run);
+    bounds.extend(root.and_then(|root| root.agent.subagent.clone()));
+    bounds
+}
+
 /// Takes in what the unnamed children of a tree used in an earlier process, before anybody asks how much is left.
 pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreError> {
     let tree = &caller.tree;
@@ -54,15 +63,16 @@ pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreE
     }
     let read = async {
         let runs = engine.journal.store().tree(caller.scope.root).await?;
+        let parent = |run: &&Run| runs.iter().find(|other| Some(other.id) == run.parent_id);
         for run in runs.iter().filter(|run| run.label.is_some()) {
-            let above = runs.iter().find(|other| Some(other.id) == run.parent_id);
-            let is_counted_above = above.is_some_and(|above| above.label.is_some());
+            let mut above = std::iter::successors(parent(&run), parent);
+            let is_counted_above = above.any(|above| above.label.is_some());
             let (time, tokens) = match is_counted_above {
                 true => (0, 0),
                 false => (run.duration_ms(now()), run.tree.usage.tokens.total()),
             };
             let time = Duration::from_millis(time);
-            tree.quotas.remember(&run.agent, time, tokens);
+            tree.quotas.remember(time, tokens);
         }
         Ok(())
     };
@@ -71,12 +81,13 @@ pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreE
 
 /// The accounts that an unnamed child draws on.
 pub fn accounts(caller: &LiveRun) -> Vec<usize> {
-    let (agent, tree) = (&caller.agent, &caller.tree);
-    let bound = tree
-        .quotas
-        .account(&agent.name, &settings(agent), &tree.budgets);
+    let tree = &caller.tree;
     let mut drawn = caller.accounts.clone();
-    drawn.extend(bound.filter(|account| !caller.accounts.contains(account)));
+    for account in tree.quotas.accounts(&bounds(caller), &tree.budgets) {
+        if !drawn.contains(&account) {
+            drawn.push(account);
+        }
+    }
     drawn
 }
 

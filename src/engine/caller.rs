@@ -62,15 +62,15 @@ impl Delegate for Caller {
 
     fn check_quota<'a>(&'a self, call: &'a str) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            let (agent, tree) = (&self.live.agent, &self.live.tree);
+            let tree = &self.live.tree;
             let read = ad_hoc::read_quotas(&self.engine, &self.live).await;
             read.map_err(|error| ad_hoc::failed(&error.to_string()))?;
             if self.begun.children.contains_key(call) {
                 // It was let in by an earlier process.
                 return Ok(());
             }
-            let settings = ad_hoc::settings(agent);
-            tree.quotas.check(&agent.name, &settings, &tree.budgets)
+            let bounds = ad_hoc::bounds(&self.live);
+            tree.quotas.check(&bounds, &tree.budgets)
         })
     }
 
@@ -86,10 +86,10 @@ impl Delegate for Caller {
                         .map_err(|why| ad_hoc::failed(&why))?
                 }
                 None => {
-                    let (agent, tree) = (&self.live.agent, &self.live.tree);
-                    let settings = ad_hoc::settings(agent);
+                    let tree = &self.live.tree;
+                    let bounds = ad_hoc::bounds(&self.live);
                     // Several that were checked at once may come here; the quota lets in as many as it has room for.
-                    tree.quotas.take(&agent.name, &settings, &tree.budgets)?;
+                    tree.quotas.take(&bounds, &tree.budgets)?;
                     let mut time = None;
                     let make = |id| {
                         time = self.time_of(id);
@@ -137,9 +137,9 @@ impl Caller {
 
     /// Lets the time of an unnamed child run; that of one below another is in that one's.
     fn time_of(&self, child: RunId) -> Option<AtWork<'_>> {
-        let agent = &self.live.agent;
-        let is_outermost = agent.ad_hoc.is_none();
-        is_outermost.then(|| self.live.tree.quotas.time(&agent.name, child))
+        let mut runs = self.live.upwards();
+        let is_below = runs.any(|run| run.agent.ad_hoc.is_some());
+        (!is_below).then(|| self.live.tree.quotas.time(child))
     }
 
     /// Makes a child under the id it is given, and drives it to its end.

@@ -13,10 +13,10 @@ use crate::domain::run::RunId;
 use crate::domain::usage::{TokenUsage, TreeUsage, Usage};
 use crate::engine::budget::Budgets;
 
-/// What the unnamed children of one tree have used, by the agent's name that they share with their caller.
+/// What the unnamed children of one tree have used, whoever called them.
 #[derive(Debug, Default)]
 pub struct Quotas {
-    used: Mutex<BTreeMap<String, Used>>,
+    used: Mutex<Used>,
     /// What an earlier process used is read once, when somebody first asks.
     pub read: OnceCell<()>,
 }
@@ -30,68 +30,57 @@ struct Used {
     at_work: BTreeMap<RunId, Option<Instant>>,
     /// In an earlier process.
     tokens: u64,
-    /// Where tokens are counted and bounded.
-    account: Option<usize>,
+    /// Where the tokens of all of them are counted.
+    counter: Option<usize>,
+    /// Where they are bounded, by the bound.
+    bounded: BTreeMap<u64, usize>,
 }
 
 /// One child whose time runs until this is dropped.
 pub struct AtWork<'a> {
     quotas: &'a Quotas,
-    agent: &'a str,
     run: RunId,
 }
 
 impl Quotas {
-    /// Whether another child of this agent's may start.
+    /// Whether another child may start within all these bounds.
     ///
     /// # Errors
     /// The contract's text of the quota that is used up.
-    pub fn check(&self, agent: &str, settings: &Subagent, budgets: &Budgets) -> Result<(), String> {
-        match self.lock().get(agent) {
-            Some(used) => used.check(settings, budgets),
-            None => Used::default().check(settings, budgets),
-        }
+    pub fn check(&self, bounds: &[Subagent], budgets: &Budgets) -> Result<(), String> {
+        let used = self.lock();
+        bounds.iter().try_for_each(|it| used.check(it, budgets))
     }
 
     /// Counts a child, as long as the quotas hold.
     ///
     /// # Errors
     /// As [`Quotas::check`].
-    pub fn take(&self, agent: &str, settings: &Subagent, budgets: &Budgets) -> Result<(), String> {
-        let mut all = self.lock();
-        let used = all.entry(agent.to_owned()).or_default();
-        used.check(settings, budgets)?;
+    pub fn take(&self, bounds: &[Subagent], budgets: &Budgets) -> Result<(), String> {
+        let mut used = self.lock();
+        bounds.iter().try_for_each(|it| used.check(it, budgets))?;
         used.executions += 1;
         Ok(())
     }
 
-    /// Counts a child of an earlier process. Time and tokens of one that another unnamed run called are in that one's.
-    pub fn remember(&self, agent: &str, time: Duration, tokens: u64) {
-        let mut all = self.lock();
-        let used = all.entry(agent.to_owned()).or_default();
+    /// Counts a child of an earlier process. Time and tokens of one below another unnamed run are in that one's.
+    pub fn remember(&self, time: Duration, tokens: u64) {
+        let mut used = self.lock();
         used.executions += 1;
         used.time += time;
         used.tokens = used.tokens.saturating_add(tokens);
     }
 
     /// Lets a child's time run.
-    pub fn time<'a>(&'a self, agent: &'a str, run: RunId) -> AtWork<'a> {
-        let mut all = self.lock();
-        let used = all.entry(agent.to_owned()).or_default();
-        used.at_work.insert(run, Some(Instant::now()));
-        AtWork {
-            quotas: self,
-            agent,
-            run,
-        }
+    pub fn time(&self, run: RunId) -> AtWork<'_> {
+        self.lock().at_work.insert(run, Some(Instant::now()));
+        AtWork { quotas: self, run }
     }
 
     /// Has the time of a child stand still, or go on; of one whose time is in another's nothing changes.
-    pub fn stand_still(&self, agent: &str, run: RunId, stands: bool) {
-        let mut all = self.lock();
-        if let Some(used) = all.get_mut(agent)
-            && let Some(since) = used.at_work.get_mut(&run)
-        {
+    pub fn stand_still(&self, run: RunId, stands: bool) {
+        let mut used = self.lock();
+        if let Some(since) = used.at_work.get_mut(&run) {
             let next = (!stands).then(Instant::now);
             if let Some(before) = std::mem::replace(since, next) {
                 used.time += before.elapsed();
@@ -99,38 +88,51 @@ impl Quotas {
         }
     }
 
-    /// The account that all unnamed children of this agent's draw on, where their tokens are bounded.
-    pub fn account(&self, agent: &str, settings: &Subagent, budgets: &Budgets) -> Option<usize> {
-        let limits = Budget {
-            max_tokens: Some(settings.max_total_tokens?),
-            ..Budget::default()
-        };
-        let mut all = self.lock();
-        let used = all.entry(agent.to_owned()).or_default();
-        if used.account.is_none() {
-            let input = used.tokens;
-            let before = Usage {
-                tokens: TokenUsage {
-                    input,
-                    ..TokenUsage::default()
-                },
-                ..Usage::default()
-            };
-            let before = TreeUsage {
-                runs: 0,
-                usage: before,
-            };
-            used.account = budgets.open(&limits, &[], &before).first().copied();
+    /// The accounts that a child within these bounds draws on: where the tokens of all unnamed ones are counted, and where
+    /// they are bounded.
+    pub fn accounts(&self, bounds: &[Subagent], budgets: &Budgets) -> Vec<usize> {
+        let mut used = self.lock();
+        let counter = used.counter(budgets);
+        let mut accounts = vec![counter];
+        for most in bounds.iter().filter_map(|it| it.max_total_tokens) {
+            let before = budgets.tokens(counter);
+            let bounded = used.bounded.entry(most);
+            accounts.push(*bounded.or_insert_with(|| open(budgets, most, before)));
         }
-        used.account
+        accounts
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Used>> {
+    fn lock(&self) -> MutexGuard<'_, Used> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// An account for at most so many tokens, of which these are used.
+fn open(budgets: &Budgets, most: u64, before: u64) -> usize {
+    let limits = Budget {
+        max_tokens: Some(most),
+        ..Budget::default()
+    };
+    let tokens = TokenUsage {
+        input: before,
+        ..TokenUsage::default()
+    };
+    let usage = Usage {
+        tokens,
+        ..Usage::default()
+    };
+    let opened = budgets.open(&limits, &[], &TreeUsage { runs: 0, usage });
+    opened[0]
+}
+
 impl Used {
+    fn counter(&mut self, budgets: &Budgets) -> usize {
+        let before = self.tokens;
+        *self
+            .counter
+            .get_or_insert_with(|| open(budgets, u64::MAX, before))
+    }
+
     fn check(&self, settings: &Subagent, budgets: &Budgets) -> Result<(), String> {
         let exceeded = |what: String| Err(format!("Resource quota exceeded: {what}"));
         let executions = self.executions;
@@ -139,7 +141,7 @@ impl Used {
         }
         if let Some(most) = settings.max_total_tokens {
             let tokens = self
-                .account
+                .counter
                 .map_or(self.tokens, |account| budgets.tokens(account));
             if tokens >= most {
                 return exceeded(format!("Token limit exceeded: {tokens}/{most}"));
@@ -162,10 +164,8 @@ impl Used {
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        let mut all = self.quotas.lock();
-        if let Some(used) = all.get_mut(self.agent)
-            && let Some(Some(since)) = used.at_work.remove(&self.run)
-        {
+        let mut used = self.quotas.lock();
+        if let Some(Some(since)) = used.at_work.remove(&self.run) {
             used.time += since.elapsed();
         }
     }

@@ -179,8 +179,7 @@ async fn settle(engine: &Engine, live: &LiveRun, goes: bool) -> Result<(), Store
         }
         next = run.parent.as_deref();
         if let Some(stands) = turned {
-            let quotas = &run.tree.quotas;
-            quotas.stand_still(&run.agent.name, run.scope.run, stands);
+            run.tree.quotas.stand_still(run.scope.run, stands);
         }
         match (turned, next) {
             (Some(true), Some(parent)) => {

@@ -246,6 +246,41 @@ async fn quotas_hold_for_calls_that_come_at_once() {
 }
 
 #[tokio::test]
+async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("sub_agents = [\"reader\"]\n{ON}\nmax_executions = 2"),
+        )
+        .agent("reader", ON)
+        .spawn()
+        .await;
+    let two = || calls((0..2).map(|n| task(&format!("task {n}"))));
+    app.provider.always("reader", move |seen| {
+        let is_reader = seen.user()[0].starts_with("Task: read");
+        match seen.results().is_empty() {
+            true if is_reader => two(),
+            _ => says("read"),
+        }
+    });
+    app.provider
+        .will("planner", [asks([("reader", "read")]), two(), says("done")]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let results = app
+        .provider
+        .seen_by("planner")
+        .last()
+        .expect("asked")
+        .results();
+    let refused = "Resource quota exceeded: Execution limit reached: 2/2";
+    assert_eq!(results[1..], [refused, refused]);
+    assert_eq!(run["tree"]["runs"], 4);
+}
+
+#[tokio::test]
 async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
     let app = TestApp::with()
         .agent("planner", &format!("{ON}\nmax_total_tokens = 100"))
@@ -282,7 +317,7 @@ async fn the_depth_is_the_trees() {
     for (agent, deepest) in [
         (ON.to_owned(), 3),
         (format!("{ON}\nmax_depth = 5"), 5),
-        (format!("{ON}\nmax_depth = 1"), 3),
+        (format!("{ON}\nmax_depth = 1"), 1),
         (
             format!("[sub_agents_config]\nmax_depth = 2\n{ON}\nmax_depth = 5"),
             2,
