@@ -14,6 +14,7 @@ use crate::catalog::reload::{Catalog, Watch};
 use crate::catalog::{LoadError, Rules};
 use crate::config::Config;
 use crate::config::load::{self, ConfigError};
+use crate::config::models;
 use crate::engine::history::Bounds;
 use crate::engine::journal::{Bells, Journal};
 use crate::engine::memory::Memories;
@@ -101,6 +102,11 @@ impl House {
                 tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
             }
         }
+        if let Some(day) = models::stale_since(jiff::Zoned::now().date()) {
+            tracing::warn!(
+                "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
+            );
+        }
         let shelf = Shelf::new(&config.tools);
         for (name, entry) in &catalog.current().entries {
             let listed = entry.agent.iter().flat_map(|agent| &agent.tools);
@@ -185,7 +191,7 @@ fn settings(config: &Config) -> Settings {
         },
         webhook_guard: webhooks::guard(&config.webhooks),
         webhook_secret_env: config.webhooks.secret_env.clone(),
-        prices: config.prices.clone(),
+        models: config.models.clone(),
     }
 }
 

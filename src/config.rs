@@ -10,12 +10,12 @@ use globset::GlobSet;
 use secrecy::SecretString;
 
 use crate::config::auth::KeyHash;
-use crate::config::prices::Prices;
+use crate::config::models::{Models, Override};
 
 pub mod auth;
 pub mod document;
 pub mod load;
-pub mod prices;
+pub mod models;
 mod providers;
 pub mod section;
 mod telemetry;
@@ -43,8 +43,8 @@ pub struct Config {
     /// `[providers.<name>]`, with `anthropic`, `openai` and `ollama` always there; keys and bases already looked up in
     /// the environment.
     pub providers: BTreeMap<String, Provider>,
-    /// `[prices."<provider/model>"]`, with those of well-known models beneath.
-    pub prices: Prices,
+    /// What is known of models: the shipped table under `[providers.<name>.models]` and `[prices]`.
+    pub models: Models,
     /// `[telemetry]`
     pub telemetry: Telemetry,
     /// The directory of the config file, `config` without one: relative and bare skills are looked up there.
@@ -332,6 +332,8 @@ pub struct Provider {
     pub max_reply: usize,
     /// Scripted: files or directories of scripts.
     pub scripts: Vec<PathBuf>,
+    /// What it says of single models, by their names.
+    pub models: BTreeMap<String, Override>,
 }
 
 /// The wires.

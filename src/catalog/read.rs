@@ -14,8 +14,8 @@ use crate::config::document::{self, Node, Value};
 use crate::config::load::{expand_home, home, variable};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::domain::agent::{
-    Agent, BUILT_IN_TOOLS, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory,
-    ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, is_agent_name,
+    Agent, BUILT_IN_TOOLS, Backoff, Budget, Cache, Delegation, Effort, HARD_MAX_DEPTH, MAX_TURNS,
+    Memory, ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, check_extra, is_agent_name,
 };
 use crate::domain::event::NAMES;
 use crate::domain::mcp::SEPARATOR;
@@ -122,7 +122,12 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         stream: top.flag("stream").unwrap_or(false),
         timeout: time(top, "timeout"),
         delegation: top.section("sub_agents_config", delegation),
-        params: top.section("params", params),
+        params: Params {
+            effort: top.one_of("effort", &Effort::ALL),
+            cache: top.one_of("cache", &Cache::ALL).unwrap_or_default(),
+            ..top.section("params", params)
+        },
+        allow_extra: allow_extra(top),
         max_turns: top.section("limits", |s| {
             small(s, "max_turns", 1, MAX_TURNS).unwrap_or(MAX_TURNS)
         }),
@@ -183,6 +188,7 @@ fn subagent(s: &mut Section<'_>) -> Option<WrittenSubagent> {
             max_total_tokens: limit(s, "max_total_tokens"),
             max_total_time: time(s, "max_total_time"),
             model: None,
+            effort: s.one_of("effort", &Effort::ALL),
         },
     };
     is_on.then_some(written)
@@ -201,6 +207,9 @@ fn params(s: &mut Section<'_>) -> Params {
         top_p: s.number("top_p", 0.0..=1.0),
         stop: s.texts("stop").unwrap_or_default(),
         response_format: s.section("response_format", response_format),
+        effort: None,
+        cache: Cache::default(),
+        extra: s.checked_json("extra", check_extra).unwrap_or_default(),
     }
 }
 
@@ -241,7 +250,7 @@ fn response_format(s: &mut Section<'_>) -> ResponseFormat {
 /// A JSON Schema, written as a table or as JSON text.
 fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
     let schema = match &node.value {
-        Value::Table(_) => json(node),
+        Value::Table(_) => section::json(node),
         Value::String(text) => {
             serde_json::from_str(text).map_err(|error| format!("is text, but no JSON: {error}"))?
         }
@@ -253,24 +262,6 @@ fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
     let raw = serde_json::value::to_raw_value(&schema).map_err(|error| error.to_string())?;
     let schema = Schema::read(Arc::from(raw)).map_err(|why| format!("is no JSON Schema: {why}"))?;
     Ok(Arc::clone(schema.raw()))
-}
-
-fn json(node: &Node) -> serde_json::Value {
-    match &node.value {
-        Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => text.clone().into(),
-        Value::Integer(number) => (*number).into(),
-        Value::HugeInteger => serde_json::Value::Null,
-        Value::Float(number) => (*number).into(),
-        Value::Boolean(flag) => (*flag).into(),
-        Value::Array(items) => items.iter().map(json).collect(),
-        Value::Table(table) => {
-            // In the file's order: a model reads its schema from the top.
-            let mut entries: Vec<_> = table.iter().collect();
-            entries.sort_by(|a, b| a.1.origin.cmp(&b.1.origin));
-            let entry = |(key, node): (&String, &Node)| (key.clone(), json(node));
-            entries.into_iter().map(entry).collect()
-        }
-    }
 }
 
 fn budget(s: &mut Section<'_>) -> Budget {
@@ -334,6 +325,20 @@ fn webhook(s: &mut Section<'_>) -> Option<Webhook> {
         secret_env,
         events: folded(named),
     })
+}
+
+/// The keys of `extra` that a request may set: none that are axed's own.
+fn allow_extra(s: &mut Section<'_>) -> Vec<String> {
+    let node = s.peek("allow_extra");
+    let named = folded(s.texts("allow_extra").unwrap_or_default());
+    let wanted = named
+        .iter()
+        .map(|key| (key.clone(), serde_json::Value::Null))
+        .collect();
+    if let (Err(why), Some(node)) = (check_extra(&wanted), &node) {
+        s.rule(node, "allow_extra", &why);
+    }
+    named
 }
 
 /// The hosts that `url_fetch` may ask.

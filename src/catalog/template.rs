@@ -50,6 +50,14 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # Seconds that each call waits; then it is refused. 0: as long as it takes.
 # approve_timeout = 0
 
+# How much the model thinks before it answers: none, minimal, low, medium, high, xhigh or max; unset leaves it to the
+# service. A level that the model does not know becomes its nearest (`axed models` prints them).
+# effort = "medium"
+# How long the service keeps the prompt for the run's next turns, where it is asked for that (Anthropic): 5m, 1h or off.
+# cache = "5m"
+# The keys of [params.extra] that a request may set.
+# allow_extra = ["service_tier"]
+
 # Whether replies are streamed from the provider.
 # stream = false
 
@@ -73,6 +81,9 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # max_tokens = 4096
 # top_p = 0.95
 # stop = ["END"]
+
+# Merged into the body of each request, for what axed has no key for.
+# extra = { service_tier = "priority" }
 
 # The shape of the answer: text, json_object, or json_schema with a schema, as a table or as JSON text.
 [params.response_format]

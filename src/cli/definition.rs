@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::domain::agent::{Agent, Backoff, ResponseFormat, Summary};
+use crate::domain::agent::{Agent, Backoff, Cache, ResponseFormat, Summary};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
 
 /// The agent as a file that would define it. Keys that are unset and have no default are left out.
@@ -30,6 +30,10 @@ pub fn to_toml(agent: &Agent) -> String {
     file.key("sub_agents", texts(&agent.sub_agents));
     file.key("approve", texts(&agent.approve));
     file.key("approve_timeout", whole_seconds(agent.approve_timeout));
+    file.maybe("effort", agent.params.effort.map(|it| text(it.as_str())));
+    let cache = Cache::ALL.iter().find(|(_, it)| *it == agent.params.cache);
+    file.maybe("cache", cache.map(|(name, _)| text(name)));
+    file.key("allow_extra", texts(&agent.allow_extra));
     file.key("stream", agent.stream);
     file.key("timeout", whole_seconds(agent.timeout));
 
@@ -48,6 +52,10 @@ pub fn to_toml(agent: &Agent) -> String {
     file.maybe("top_p", agent.params.top_p.map(float));
     if !agent.params.stop.is_empty() {
         file.key("stop", texts(&agent.params.stop));
+    }
+    if !agent.params.extra.is_empty() {
+        let extra = Value::Object(agent.params.extra.clone());
+        file.maybe("extra", inline(&extra));
     }
     file.table("params.response_format");
     match &agent.params.response_format {
@@ -101,6 +109,7 @@ pub fn to_toml(agent: &Agent) -> String {
             "model",
             subagent.model.as_ref().map(|it| text(&it.to_string())),
         );
+        file.maybe("effort", subagent.effort.map(|it| text(it.as_str())));
     }
 
     file.table("memory");

@@ -21,6 +21,7 @@ mod gc;
 mod health;
 mod keys;
 mod local;
+mod models;
 mod openapi;
 mod output;
 mod progress;
@@ -88,6 +89,8 @@ enum Command {
     /// Make keys for clients
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Print what is known of models: prices, windows, abilities
+    Models(models::Args),
     /// Print the OpenAPI document of the HTTP API
     Openapi(openapi::Args),
     /// Ask a daemon whether it is alive: exit code 0 or 1
@@ -104,6 +107,7 @@ impl Command {
             Self::Runs(command) => runs::runs(command).await,
             Self::Gc(args) => gc::gc(args).await,
             Self::Keys(command) => keys::keys(command),
+            Self::Models(args) => models::models(args),
             Self::Openapi(args) => openapi::openapi(args),
             Self::Health(args) => health::health(args).await,
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use crate::config::document::{self, Node, Origin, Table, Value};
-use crate::config::prices::Prices;
+use crate::config::models::Models;
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::web_tools;
 use crate::config::{
@@ -22,7 +22,7 @@ use crate::net::host_name;
 /// The file that is read when nothing names one, if it is there.
 const USUAL_FILE: &str = "config/axed.toml";
 /// Above every price that a model could have, in USD per million tokens.
-const MAX_PRICE: f64 = 1e6;
+pub(in crate::config) const MAX_PRICE: f64 = 1e6;
 /// The name that stands for every key without a limit of its own.
 const OTHERS: &str = "*";
 
@@ -313,6 +313,7 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
     match above {
         [section] if section.eq_ignore_ascii_case("prices") => part.to_owned(),
         [_, _, table] if table.eq_ignore_ascii_case("headers") => lower.replace('_', "-"),
+        [_, _, table] if table.eq_ignore_ascii_case("models") => part.to_owned(),
         _ => lower,
     }
 }
@@ -326,6 +327,8 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
         let ours = [place.config_dir.clone(), data.dir.clone()];
         commands.kept_out = ours.into_iter().chain(agents.dirs.clone()).collect();
     }
+    let providers = top.named("providers", |name, s| providers::read(name, s, place));
+    let models = Models::new(&providers, &top.named("prices", price));
     Config {
         server: top.section("server", server),
         agents,
@@ -334,8 +337,8 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
         limits: top.section("limits", limits),
         tools,
         webhooks: top.section("webhooks", webhooks),
-        providers: top.named("providers", |name, s| providers::read(name, s, place)),
-        prices: Prices::new(top.named("prices", price)),
+        providers,
+        models,
         telemetry: top.section("telemetry", |s| telemetry::read(s, place)),
         auth,
         config_dir: place.config_dir.clone(),
@@ -567,7 +570,9 @@ fn price(model: &str, s: &mut Section<'_>) -> Price {
         input: s.number("input", range.clone()).unwrap_or(0.0),
         output: s.number("output", range.clone()).unwrap_or(0.0),
         cache_read: s.number("cache_read", range.clone()),
-        cache_write: s.number("cache_write", range),
+        cache_write: s.number("cache_write", range.clone()),
+        cache_write_1h: s.number("cache_write_1h", range),
+        long: None,
     }
 }
 

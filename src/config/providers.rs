@@ -6,9 +6,11 @@ use http::{HeaderName, HeaderValue, Uri};
 use secrecy::SecretString;
 
 use crate::config::document::{Node, Origin, Table, Value};
-use crate::config::load::{Place, is_plain_name, set, variable_name};
+use crate::config::load::{MAX_PRICE, Place, is_plain_name, set, variable_name};
+use crate::config::models::{Override, Sampling};
 use crate::config::section::{MAX_COUNT, Section};
 use crate::config::{MAX_REPLY, Provider, ProviderKind};
+use crate::domain::agent::{Effort, check_extra};
 
 const KINDS: [(&str, ProviderKind); 4] = [
     ("anthropic", ProviderKind::Anthropic),
@@ -59,7 +61,56 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
         max_tokens_field,
         max_reply: s.size("max_reply").unwrap_or(MAX_REPLY),
         scripts: scripts(s, kind, place),
+        models: s.named("models", |_, s| model(s)),
     }
+}
+
+/// What the configuration says of one model.
+fn model(s: &mut Section<'_>) -> Override {
+    let price = |s: &mut Section<'_>, key| s.number(key, 0.0..=MAX_PRICE);
+    let sampling = [
+        ("always", Sampling::Always),
+        ("without_effort", Sampling::WithoutEffort),
+        ("never", Sampling::Never),
+    ];
+    let max_output = s.whole("max_output", 1..=MAX_COUNT);
+    Override {
+        input: price(s, "input"),
+        output: price(s, "output"),
+        cache_read: price(s, "cache_read"),
+        cache_write: price(s, "cache_write"),
+        cache_write_1h: price(s, "cache_write_1h"),
+        context_window: s.whole("context_window", 1..=MAX_COUNT),
+        max_output: max_output.and_then(|tokens| u32::try_from(tokens).ok()),
+        images: s.flag("images"),
+        pdf: s.flag("pdf"),
+        reasoning: s.flag("reasoning"),
+        effort: efforts(s),
+        sampling: s.one_of("sampling", &sampling),
+        responses: s.flag("responses"),
+        extra: s.checked_json("extra", check_extra).unwrap_or_default(),
+    }
+}
+
+/// The levels that a model takes, the least first.
+fn efforts(s: &mut Section<'_>) -> Option<Vec<Effort>> {
+    let node = s.peek("effort")?;
+    let names = s.texts("effort")?;
+    let level = |name: &String| Effort::ALL.iter().find(|(known, _)| known == name);
+    let mut levels = Vec::with_capacity(names.len());
+    for name in &names {
+        match level(name) {
+            Some((_, level)) => levels.push(*level),
+            None => {
+                let known: Vec<&str> = Effort::ALL.iter().map(|(name, _)| *name).collect();
+                let why = format!("has {name:?}, which is none of: {}", known.join(", "));
+                s.rule(&node, "effort", &why);
+            }
+        }
+    }
+    levels.sort_unstable();
+    levels.dedup();
+    Some(levels)
 }
 
 fn check_name(name: &str, s: &mut Section<'_>) {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use serde_json::{Map, Value as Json};
+
 use crate::config::document::{Node, Origin, Problem, Table, Value};
 
 /// The most seconds or things that a key may count: a hundred years, and more than any semaphore or table holds.
@@ -37,6 +39,24 @@ fn enter<T>(
     let made = read(&mut section);
     section.finish();
     made
+}
+
+/// The value as JSON, tables in the file's order: a model reads a schema from the top. A number too large is null.
+pub fn json(node: &Node) -> Json {
+    match &node.value {
+        Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => text.clone().into(),
+        Value::Integer(number) => (*number).into(),
+        Value::HugeInteger => Json::Null,
+        Value::Float(number) => (*number).into(),
+        Value::Boolean(flag) => (*flag).into(),
+        Value::Array(items) => items.iter().map(json).collect(),
+        Value::Table(table) => {
+            let mut entries: Vec<_> = table.iter().collect();
+            entries.sort_by(|a, b| a.1.origin.cmp(&b.1.origin));
+            let entry = |(key, node): (&String, &Node)| (key.clone(), json(node));
+            entries.into_iter().map(entry).collect()
+        }
+    }
 }
 
 /// A table while it is read. A reading function answers none where the key is absent or wrong; what is wrong is kept
@@ -317,6 +337,23 @@ impl Section<'_> {
             }
         }
         made
+    }
+
+    /// A table as JSON, its keys in the file's order; what `check` says follows the key.
+    pub fn checked_json(
+        &mut self,
+        key: &'static str,
+        check: impl FnOnce(&Map<String, Json>) -> Result<(), String>,
+    ) -> Option<Map<String, Json>> {
+        let node = self.take(key)?;
+        match json(&node) {
+            Json::Object(object) => match check(&object) {
+                Ok(()) => return Some(object),
+                Err(why) => self.rule(&node, key, &why),
+            },
+            _ => self.wrong_type(&node, key, "a table", &node.value),
+        }
+        None
     }
 
     /// The value as it stands.

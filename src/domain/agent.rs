@@ -7,6 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::domain::mcp::McpServer;
 use crate::domain::usage::Cost;
@@ -72,6 +73,9 @@ pub struct Agent {
     pub delegation: Delegation,
     /// Sampling parameters.
     pub params: Params,
+    /// The keys of `extra` that a request may set.
+    #[serde(default)]
+    pub allow_extra: Vec<String>,
     /// Turns of one run, 1 to [`MAX_TURNS`].
     pub max_turns: u32,
     /// Limits of its whole subtree.
@@ -119,6 +123,9 @@ pub struct Subagent {
     pub max_total_time: Option<Duration>,
     /// Who answers them; unset means the caller's model.
     pub model: Option<ModelRef>,
+    /// How much they are to think; unset means as their caller.
+    #[serde(default)]
+    pub effort: Option<Effort>,
 }
 
 impl Default for Subagent {
@@ -132,6 +139,7 @@ impl Default for Subagent {
             max_total_tokens: None,
             max_total_time: None,
             model: None,
+            effort: None,
         }
     }
 }
@@ -194,6 +202,117 @@ pub struct Params {
     pub stop: Vec<String>,
     /// The shape of the reply's text.
     pub response_format: ResponseFormat,
+    /// How much the model is to think; `None` leaves it to the service.
+    #[serde(default)]
+    pub effort: Option<Effort>,
+    /// Merged into the body of each request; see [`check_extra`].
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub extra: Map<String, Value>,
+    /// How long the service is asked to keep the prompt for the run's next turns.
+    #[serde(default)]
+    pub cache: Cache,
+}
+
+/// How long a service is asked to keep a prompt. Services that cache by themselves are asked nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Cache {
+    /// Five minutes after its last use.
+    #[default]
+    #[serde(rename = "5m")]
+    FiveMinutes,
+    /// An hour after its last use, at a higher price.
+    #[serde(rename = "1h")]
+    OneHour,
+    /// Not at all.
+    #[serde(rename = "off")]
+    Off,
+}
+
+impl Cache {
+    /// All by name.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("5m", Self::FiveMinutes),
+        ("1h", Self::OneHour),
+        ("off", Self::Off),
+    ];
+}
+
+/// The keys of a request's body that are ours, on one wire or another: `extra` may not set them.
+const OWNED: [&str; 15] = [
+    "model",
+    "messages",
+    "input",
+    "system",
+    "instructions",
+    "tools",
+    "stream",
+    "store",
+    "previous_response_id",
+    "conversation",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "background",
+];
+
+/// Whether `extra` leaves alone what is ours. The error follows the key's name: `may not set "model"`.
+pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
+    let owned = extra.keys().find(|key| OWNED.contains(&key.as_str()));
+    if let Some(key) = owned {
+        return Err(format!(
+            "may not set \"{key}\": axed sets it, or an agent's own settings do"
+        ));
+    }
+    let options = extra.get("options").and_then(Value::as_object);
+    match options.is_some_and(|options| options.contains_key("num_predict")) {
+        true => Err("may not set \"options.num_predict\": use max_tokens in [params]".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// How much a model is to think before it answers, from nothing to all it can.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the services' own words, in their order")]
+pub enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl Effort {
+    /// All levels by name, the least first.
+    pub const ALL: [(&'static str, Self); 7] = [
+        ("none", Self::None),
+        ("minimal", Self::Minimal),
+        ("low", Self::Low),
+        ("medium", Self::Medium),
+        ("high", Self::High),
+        ("xhigh", Self::Xhigh),
+        ("max", Self::Max),
+    ];
+
+    /// The level's name.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+
+    /// The level among `levels` that is nearest to this one; of two equally near ones the higher. `None` if there are
+    /// no levels.
+    pub fn nearest(self, levels: &[Self]) -> Option<Self> {
+        let distance = |level: &Self| (*level as i32 - self as i32).abs();
+        levels
+            .iter()
+            .copied()
+            .min_by_key(|level| (distance(level), std::cmp::Reverse(*level)))
+    }
 }
 
 /// `[params.response_format]`: what shape the final text should have.
@@ -359,7 +478,20 @@ pub fn is_agent_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{ModelRef, is_agent_name};
+    use super::{Effort, ModelRef, is_agent_name};
+
+    #[test]
+    fn an_unknown_effort_becomes_the_nearest_level() {
+        use Effort::{High, Low, Max, Medium, Minimal, None as Nothing, Xhigh};
+        for (name, level) in Effort::ALL {
+            assert_eq!(level.as_str(), name);
+        }
+        assert_eq!(Max.nearest(&[Low, Medium, High]), Some(High));
+        assert_eq!(Nothing.nearest(&[Low, Medium]), Some(Low));
+        assert_eq!(Minimal.nearest(&[Nothing, Low]), Some(Low));
+        assert_eq!(Xhigh.nearest(&[Xhigh, Max]), Some(Xhigh));
+        assert_eq!(High.nearest(&[]), None);
+    }
 
     #[test]
     fn a_model_splits_at_its_first_slash() {

@@ -150,6 +150,8 @@ pub enum EventKind {
         repeats: u32,
         message: String,
     },
+    #[serde(rename = "model.warning")]
+    ModelWarning { turn: u32, message: String },
     #[serde(rename = "text.delta")]
     TextDelta { turn: u32, text: String },
     #[serde(rename = "text.withdrawn")]
@@ -211,6 +213,7 @@ impl EventKind {
             Self::MemoryWarning { .. } => "memory.warning",
             Self::ToolsWarning { .. } => "tools.warning",
             Self::LoopWarning { .. } => "loop.warning",
+            Self::ModelWarning { .. } => "model.warning",
             Self::TextDelta { .. } => "text.delta",
             Self::TextWithdrawn { .. } => "text.withdrawn",
         }
@@ -218,7 +221,7 @@ impl EventKind {
 }
 
 /// The names of all events with a number, in the order of [`EventKind`].
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 20] = [
     "run.queued",
     "run.started",
     "run.resumed",
@@ -238,6 +241,7 @@ pub const NAMES: [&str; 19] = [
     "memory.warning",
     "tools.warning",
     "loop.warning",
+    "model.warning",
 ];
 
 /// Whether an event of this name is a run's last.

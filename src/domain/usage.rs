@@ -51,19 +51,69 @@ pub struct Price {
     pub cache_read: Option<f64>,
     /// Input tokens written to the cache; unset means the price of `input`.
     pub cache_write: Option<f64>,
+    /// Input tokens written to a cache that keeps them for an hour; unset means the price of `cache_write`.
+    pub cache_write_1h: Option<f64>,
+    /// The prices of a request whose input is long.
+    pub long: Option<LongPrice>,
+}
+
+/// Prices that hold for the whole request when its input, cached tokens included, has more than `above` tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LongPrice {
+    /// Tokens of input.
+    pub above: u64,
+    /// See [`Price::input`].
+    pub input: f64,
+    /// See [`Price::output`].
+    pub output: f64,
+    /// See [`Price::cache_read`].
+    pub cache_read: Option<f64>,
+    /// See [`Price::cache_write`].
+    pub cache_write: Option<f64>,
+    /// See [`Price::cache_write_1h`].
+    pub cache_write_1h: Option<f64>,
 }
 
 impl Price {
+    /// The prices for a request with so many tokens of input.
+    fn at_length(&self, input: u64) -> Self {
+        match self.long.filter(|long| input > long.above) {
+            Some(long) => Self {
+                input: long.input,
+                output: long.output,
+                cache_read: long.cache_read,
+                cache_write: long.cache_write,
+                cache_write_1h: long.cache_write_1h,
+                long: None,
+            },
+            None => *self,
+        }
+    }
+
+    /// The same prices for requests that ask the service to keep cached tokens for an hour.
+    pub fn with_hour_cache(self) -> Self {
+        Self {
+            cache_write: self.cache_write_1h.or(self.cache_write),
+            long: self.long.map(|long| LongPrice {
+                cache_write: long.cache_write_1h.or(long.cache_write),
+                ..long
+            }),
+            ..self
+        }
+    }
+
     /// What these tokens cost.
     pub fn of(&self, tokens: &TokenUsage) -> Cost {
+        let price = self.at_length(tokens.input);
         let fresh = tokens
             .input
             .saturating_sub(tokens.cache_read.saturating_add(tokens.cache_write));
         let part = |count: u64, usd_per_million: f64| count as f64 * usd_per_million * 1e6;
-        let pico = part(fresh, self.input)
-            + part(tokens.output, self.output)
-            + part(tokens.cache_read, self.cache_read.unwrap_or(self.input))
-            + part(tokens.cache_write, self.cache_write.unwrap_or(self.input));
+        let pico = part(fresh, price.input)
+            + part(tokens.output, price.output)
+            + part(tokens.cache_read, price.cache_read.unwrap_or(price.input))
+            + part(tokens.cache_write, price.cache_write.unwrap_or(price.input));
         Cost(pico.round().clamp(0.0, u64::MAX as f64) as u64)
     }
 }
@@ -117,7 +167,35 @@ pub struct TreeUsage {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cost, TokenUsage, Usage};
+    use super::{Cost, LongPrice, Price, TokenUsage, Usage};
+
+    #[test]
+    fn a_long_request_has_prices_of_its_own() {
+        let price = Price {
+            input: 2.0,
+            output: 10.0,
+            cache_read: Some(0.2),
+            cache_write: Some(2.5),
+            cache_write_1h: Some(4.0),
+            long: Some(LongPrice {
+                above: 1000,
+                input: 4.0,
+                output: 15.0,
+                ..LongPrice::default()
+            }),
+        };
+        let tokens = |input, cache_write| TokenUsage {
+            input,
+            output: 100,
+            cache_write,
+            ..TokenUsage::default()
+        };
+        assert_eq!(price.of(&tokens(1000, 0)), Cost::from_usd(0.003));
+        assert_eq!(price.of(&tokens(1001, 0)), Cost::from_usd(0.005504));
+        assert_eq!(price.of(&tokens(1000, 1000)), Cost::from_usd(0.0035));
+        let hour = price.with_hour_cache();
+        assert_eq!(hour.of(&tokens(1000, 1000)), Cost::from_usd(0.005));
+    }
 
     #[test]
     fn absurd_claims_do_not_overflow() {

@@ -39,7 +39,9 @@ pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
         ..caller.clone()
     };
     agent.params.response_format = ResponseFormat::Text;
-    if let Some(model) = settings(caller).model {
+    let settings = settings(caller);
+    agent.params.effort = settings.effort.or(agent.params.effort);
+    if let Some(model) = settings.model {
         agent.model = model;
         agent.fallback_models = Vec::new();
     }

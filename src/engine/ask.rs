@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::catalog::LoadError;
-use crate::domain::agent::{Budget, ModelRef, ModelRefError, Params, ResponseFormat};
+use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, ResponseFormat};
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
@@ -97,6 +98,10 @@ pub struct ParamsPatch {
     pub stop: Option<Vec<String>>,
     /// See [`Params`].
     pub response_format: Option<ResponseFormat>,
+    /// See [`Params`].
+    pub effort: Option<Effort>,
+    /// See [`Params`]; each key wins over the file's.
+    pub extra: Map<String, Value>,
 }
 
 /// Why a run is not accepted.
@@ -115,6 +120,14 @@ pub enum StartError {
     #[error("{why}")]
     Override {
         /// The body's field.
+        field: &'static str,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// A parameter that the agent does not let a request set, or that its model refuses.
+    #[error("{why}")]
+    Param {
+        /// The body's field below `/params`.
         field: &'static str,
         /// What is wrong, and what to do.
         why: String,

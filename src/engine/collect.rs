@@ -99,6 +99,10 @@ async fn analyse(
         params: &params,
         stream: false,
         multi_turn: false,
+        facts: engine
+            .settings
+            .models
+            .get(&agent.model.provider, &agent.model.model),
         trace: None,
     };
     let bound = agent.timeout.unwrap_or(engine.settings.default_timeout);
@@ -113,7 +117,7 @@ async fn analyse(
                 Ok(reply) => {
                     let asked = agent.model.to_string();
                     let tokens = reply.usage.unwrap_or_default();
-                    let price = engine.settings.prices.get(&asked);
+                    let price = engine.settings.models.price(&agent.model);
                     let cost = price.filter(|_| reply.usage.is_some());
                     let cost = cost.map(|price| price.of(&tokens));
                     engine.metrics.spent(&asked, &tokens, cost);

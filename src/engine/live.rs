@@ -41,6 +41,8 @@ pub struct LiveRun {
     meter: Mutex<Meter>,
     /// A call of this run, or of one below it, was past this limit.
     refused: OnceLock<Box<Exceeded>>,
+    /// Warnings that are in the record already.
+    warned: Mutex<Vec<String>>,
     ended: watch::Sender<Ended>,
 }
 
@@ -294,6 +296,7 @@ impl LiveRun {
             phase: Mutex::new(Phase::Open),
             meter: Mutex::new(Meter { own, tree: below }),
             refused: OnceLock::new(),
+            warned: Mutex::default(),
             ended: watch::Sender::new(Ended::NotYet),
         })
     }
@@ -359,6 +362,16 @@ impl LiveRun {
                 return self.refuse(&refused);
             }
         }
+    }
+
+    /// Whether this warning is new to the run.
+    pub fn warn_once(&self, warning: &str) -> bool {
+        let mut warned = lock(&self.warned);
+        let is_new = !warned.iter().any(|known| known == warning);
+        if is_new {
+            warned.push(warning.to_owned());
+        }
+        is_new
     }
 
     /// Whether its budgets let it go on.

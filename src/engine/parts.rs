@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
 use crate::config::Runs;
-use crate::config::prices::Prices;
+use crate::config::models::Models;
 use crate::engine::approval::Desk;
 use crate::engine::definitions::Definitions;
 use crate::engine::history::Bounds;
@@ -111,6 +111,6 @@ pub struct Settings {
     pub webhook_guard: Guard,
     /// See [`crate::config::Webhooks`].
     pub webhook_secret_env: Option<String>,
-    /// What models cost.
-    pub prices: Prices,
+    /// What is known of models.
+    pub models: Models,
 }

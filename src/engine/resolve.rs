@@ -70,6 +70,7 @@ pub async fn agent(engine: &Arc<Engine>, ask: &RunAsk) -> Result<Arc<Agent>, Sta
     if let Some(workdir) = &overrides.workdir {
         changed.workdir = Some(within_roots("workdir", workdir.clone(), engine).await?);
     }
+    check_params(engine, &changed, &overrides.params)?;
     patch(&mut changed.params, &overrides.params);
     tighten(&mut changed.budget, &overrides.budget);
     Ok(Arc::new(changed))
@@ -215,6 +216,8 @@ fn is_empty(overrides: &Overrides) -> bool {
         top_p,
         stop,
         response_format,
+        effort,
+        extra,
     } = params;
     model.is_none()
         && skill.is_none()
@@ -224,7 +227,34 @@ fn is_empty(overrides: &Overrides) -> bool {
         && top_p.is_none()
         && stop.is_none()
         && response_format.is_none()
+        && effort.is_none()
+        && extra.is_empty()
         && *budget == Budget::default()
+}
+
+/// Whether a request may set what it sets: extra keys that the agent allows, and nothing that the model is known to refuse.
+fn check_params(engine: &Engine, agent: &Agent, patch: &ParamsPatch) -> Result<(), StartError> {
+    let allows = |key: &&String| agent.allow_extra.contains(key);
+    if let Some(key) = patch.extra.keys().find(|key| !allows(key)) {
+        let why = format!("\"{key}\" is not in the agent's allow_extra");
+        return Err(StartError::Param {
+            field: "extra",
+            why,
+        });
+    }
+    let model = &agent.model;
+    let facts = engine.settings.models.get(&model.provider, &model.model);
+    let effort = patch.effort.or(agent.params.effort);
+    if facts.is_none_or(|facts| facts.sampling.allows(effort)) {
+        return Ok(());
+    }
+    for (field, set) in [("temperature", patch.temperature), ("top_p", patch.top_p)] {
+        if set.is_some() {
+            let why = format!("{model} does not take it; leave it out");
+            return Err(StartError::Param { field, why });
+        }
+    }
+    Ok(())
 }
 
 fn patch(params: &mut Params, patch: &ParamsPatch) {
@@ -237,6 +267,11 @@ fn patch(params: &mut Params, patch: &ParamsPatch) {
     if let Some(format) = &patch.response_format {
         params.response_format = format.clone();
     }
+    params.effort = patch.effort.or(params.effort);
+    let extra = patch.extra.iter();
+    params
+        .extra
+        .extend(extra.map(|(key, value)| (key.clone(), value.clone())));
 }
 
 /// A request may narrow what the file allows; where the file says nothing it may set a limit of its own.

@@ -102,13 +102,7 @@ impl Runner {
         let agent = resolve::agent(engine, &ask).await?;
         resolve::check_provider(engine, &agent)?;
         let timeout = resolve::timeout(&engine.settings, &ask, &agent);
-        if agent.budget.max_cost.is_some()
-            && engine
-                .settings
-                .prices
-                .get(&agent.model.to_string())
-                .is_none()
-        {
+        if agent.budget.max_cost.is_some() && engine.settings.models.price(&agent.model).is_none() {
             tracing::warn!(
                 agent = %agent.name,
                 "Agent {} has a budget in money, but the price of {} is not known, so that nothing is counted for it: add [prices.\"{}\"] to the configuration", agent.name, agent.model, agent.model

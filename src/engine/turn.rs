@@ -4,16 +4,16 @@
 use std::hash::{BuildHasher, RandomState};
 use tokio::time::Instant;
 
-use crate::domain::agent::{ModelRef, Params};
+use crate::domain::agent::{Cache, ModelRef, Params};
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
-use crate::domain::usage::{Cost, Usage};
+use crate::domain::usage::{Cost, Price, Usage};
 use crate::engine::budget::{Amount, Exceeded};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::spans::Chat;
 use crate::providers::registry::{Served, Unavailable};
-use crate::providers::{ChatRequest, ProviderError, Reply, retry};
+use crate::providers::{ChatRequest, ProviderError, Reply, fit, retry};
 use crate::store::{Change, StoreError};
 
 /// What is asked of the model.
@@ -168,7 +168,8 @@ async fn ask_once(
     served: &Served,
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
-    let price = engine.settings.prices.get(&asked);
+    let price = price(engine, &live.agent.params, model);
+    let price = price.as_ref();
     let wanted = match live.accounts.is_empty() {
         true => Amount::default(),
         false => estimate(question, &live.agent.params, price),
@@ -181,13 +182,17 @@ async fn ask_once(
         Some(permits) => bounded(live, permits.acquire()).await?.ok(),
         None => None,
     };
+    let facts = engine.settings.models.get(&model.provider, &model.model);
+    let (params, warnings) = fit::fit(&asked, &live.agent.params, facts);
+    warn(engine, live, question.turn, warnings).await?;
     let chat = Chat::begin(live);
     let request = ChatRequest {
         model: &model.model,
         system: question.system,
         messages: question.messages,
         tools: question.tools,
-        params: &live.agent.params,
+        params: &params,
+        facts,
         stream: live.streams(),
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
         trace: chat.as_deref().map(|chat| &chat.place),
@@ -259,6 +264,37 @@ async fn ask_once(
     Err(failed)
 }
 
+/// Records what a request had to leave out, once for each text of a run.
+async fn warn(
+    engine: &Engine,
+    live: &LiveRun,
+    turn: u32,
+    warnings: Vec<String>,
+) -> Result<(), StoreError> {
+    let new = warnings.into_iter().filter(|it| live.warn_once(it));
+    let events: Vec<_> = new
+        .map(|message| EventKind::ModelWarning { turn, message })
+        .collect();
+    match events.is_empty() {
+        true => Ok(()),
+        false => {
+            let journal = &engine.journal;
+            journal
+                .note(live, Change::Nothing, Vec::new(), events)
+                .await
+        }
+    }
+}
+
+/// What a request with these parameters costs.
+fn price(engine: &Engine, params: &Params, model: &ModelRef) -> Option<Price> {
+    let price = *engine.settings.models.price(model)?;
+    match params.cache {
+        Cache::OneHour => Some(price.with_hour_cache()),
+        Cache::FiveMinutes | Cache::Off => Some(price),
+    }
+}
+
 /// Waits for something within the run's deadline and as long as nobody stops it.
 pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T, TurnError> {
     let overdue = async {
@@ -276,11 +312,7 @@ pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result
 }
 
 /// What a request may use: its input at four bytes a token, and the most it may answer.
-fn estimate(
-    question: &Question<'_>,
-    params: &Params,
-    price: Option<&crate::domain::usage::Price>,
-) -> Amount {
+fn estimate(question: &Question<'_>, params: &Params, price: Option<&Price>) -> Amount {
     const DEFAULT_MAX_TOKENS: u32 = 4096;
     let said = |message: &Message| match message {
         Message::User { content } => content.len(),

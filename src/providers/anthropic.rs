@@ -11,19 +11,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
-use crate::domain::agent::ResponseFormat;
+use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
+    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, request_body, wire,
 };
 
 const BASE: &str = "https://api.anthropic.com";
 const VERSION: &str = "2023-06-01";
-/// The API wants a bound on every reply; this is ours where the agent sets none.
-const MAX_TOKENS: u32 = 4096;
+/// The API wants a bound on every reply. Where the agent sets none it is the model's longest reply, at most this: thinking
+/// counts too.
+const MAX_TOKENS: u32 = 32_000;
+/// The bound for a model whose longest reply is not known.
+const UNKNOWN_MAX_TOKENS: u32 = 8192;
 
 /// A client of one service that speaks Anthropic's Messages API.
 pub struct Anthropic {
@@ -79,7 +82,7 @@ impl Provider for Anthropic {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = wire::write(&Body::of(&request, &self.mark));
+        let body = request_body::write(&Body::of(&request, &self.mark), &request);
         let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
             let answered = self.wire.send(body?, trace).await?;
@@ -104,6 +107,8 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     stop_sequences: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<Thinking>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     output_config: Option<OutputConfig<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
@@ -124,14 +129,27 @@ struct SystemBlock<'a> {
 }
 
 /// Asks the service to keep the prompt up to here for the run's next turns.
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 struct CacheControl {
     r#type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttl: Option<&'static str>,
 }
 
-const EPHEMERAL: CacheControl = CacheControl {
-    r#type: "ephemeral",
-};
+impl CacheControl {
+    /// `None` if the run has one turn only, or its agent wants no caching.
+    fn of(request: &ChatRequest<'_>) -> Option<Self> {
+        let ttl = match request.params.cache {
+            Cache::FiveMinutes => None,
+            Cache::OneHour => Some("1h"),
+            Cache::Off => return None,
+        };
+        request.multi_turn.then_some(Self {
+            r#type: "ephemeral",
+            ttl,
+        })
+    }
+}
 
 #[derive(Serialize)]
 struct Tool<'a> {
@@ -144,7 +162,18 @@ struct Tool<'a> {
 
 #[derive(Serialize)]
 struct OutputConfig<'a> {
-    format: OutputFormat<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effort: Option<Effort>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<OutputFormat<'a>>,
+}
+
+/// Whether the model thinks: as much as it finds right, or not at all.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Thinking {
+    Adaptive,
+    Disabled,
 }
 
 #[derive(Serialize)]
@@ -162,7 +191,6 @@ struct Turn<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Content<'a> {
-    Text(&'a str),
     Blocks(Vec<BlockOut<'a>>),
     Echo(&'a RawValue),
 }
@@ -172,6 +200,8 @@ enum Content<'a> {
 enum BlockOut<'a> {
     Text {
         text: Cow<'a, str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
     },
     ToolUse {
         id: Cow<'a, str>,
@@ -182,20 +212,32 @@ enum BlockOut<'a> {
         tool_use_id: Cow<'a, str>,
         content: &'a str,
         is_error: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
     },
+}
+
+impl<'a> BlockOut<'a> {
+    fn text(text: impl Into<Cow<'a, str>>) -> Self {
+        Self::Text {
+            text: text.into(),
+            cache_control: None,
+        }
+    }
 }
 
 impl<'a> Body<'a> {
     fn of(request: &ChatRequest<'a>, mark: &str) -> Self {
         let params = request.params;
-        let system = match request.system {
-            "" => None,
-            text if request.multi_turn => Some(System::Cached([SystemBlock {
+        let cache = CacheControl::of(request);
+        let system = match (request.system, cache) {
+            ("", _) => None,
+            (text, Some(cache_control)) => Some(System::Cached([SystemBlock {
                 r#type: "text",
                 text,
-                cache_control: EPHEMERAL,
+                cache_control,
             }])),
-            text => Some(System::Text(text)),
+            (text, None) => Some(System::Text(text)),
         };
         let mut tools: Vec<_> = request
             .tools
@@ -207,31 +249,82 @@ impl<'a> Body<'a> {
                 cache_control: None,
             })
             .collect();
-        if let Some(last) = tools.last_mut().filter(|_| request.multi_turn) {
-            last.cache_control = Some(EPHEMERAL);
+        if let Some(last) = tools.last_mut() {
+            last.cache_control = cache;
+        }
+        let mut messages = turns(request.messages, mark, !request.tools.is_empty());
+        if let Some(cache) = cache {
+            mark_ends(&mut messages, cache);
         }
         Self {
             model: request.model,
-            max_tokens: params.max_tokens.unwrap_or(MAX_TOKENS),
+            max_tokens: params.max_tokens.unwrap_or_else(|| max_tokens(request)),
             system,
-            messages: turns(request.messages, mark, !request.tools.is_empty()),
+            messages,
             tools,
             temperature: params.temperature,
             top_p: params.top_p,
             stop_sequences: &params.stop,
-            output_config: match &params.response_format {
-                ResponseFormat::JsonSchema(schema) => Some(OutputConfig {
-                    format: OutputFormat {
-                        r#type: "json_schema",
-                        schema,
-                    },
-                }),
-                // The API has no word for any JSON object: the prompt must ask for it.
-                ResponseFormat::JsonObject | ResponseFormat::Text => None,
-            },
+            thinking: thinking(request),
+            output_config: output_config(params),
             stream: request.stream.then_some(true),
         }
     }
+}
+
+/// Marks where this request and the one before it end: this one is read up to the first mark that the service has kept, and
+/// kept up to the last.
+fn mark_ends(turns: &mut [Turn<'_>], cache: CacheControl) {
+    let is_user = |turn: &&mut Turn<'_>| turn.role == "user";
+    let mut ends = 0;
+    let mut after_assistant = true;
+    for turn in turns.iter_mut().rev() {
+        if ends == 2 {
+            break;
+        }
+        if !is_user(&turn) {
+            after_assistant = true;
+            continue;
+        }
+        if !std::mem::take(&mut after_assistant) {
+            continue;
+        }
+        ends += 1;
+        if let Content::Blocks(blocks) = &mut turn.content
+            && let Some(
+                BlockOut::Text { cache_control, .. } | BlockOut::ToolResult { cache_control, .. },
+            ) = blocks.last_mut()
+        {
+            *cache_control = Some(cache);
+        }
+    }
+}
+
+fn max_tokens(request: &ChatRequest<'_>) -> u32 {
+    let longest = request.facts.and_then(|facts| facts.max_output);
+    longest.map_or(UNKNOWN_MAX_TOKENS, |longest| longest.min(MAX_TOKENS))
+}
+
+/// What effort makes of thinking; nothing is sent where none is asked for.
+fn thinking(request: &ChatRequest<'_>) -> Option<Thinking> {
+    let is_adaptive = request.facts.and_then(|facts| facts.adaptive_thinking);
+    match request.params.effort? {
+        Effort::None => Some(Thinking::Disabled),
+        _ => (is_adaptive != Some(false)).then_some(Thinking::Adaptive),
+    }
+}
+
+fn output_config(params: &Params) -> Option<OutputConfig<'_>> {
+    let effort = params.effort.filter(|effort| *effort != Effort::None);
+    let format = match &params.response_format {
+        ResponseFormat::JsonSchema(schema) => Some(OutputFormat {
+            r#type: "json_schema",
+            schema,
+        }),
+        // The API has no word for any JSON object: the prompt must ask for it.
+        ResponseFormat::JsonObject | ResponseFormat::Text => None,
+    };
+    (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format })
 }
 
 fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'a>> {
@@ -240,7 +333,11 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
     let mut echoed = false;
     for message in messages {
         let (role, content) = match message {
-            Message::User { content } => ("user", Content::Text(content)),
+            // Blocks also where a text would do: a mark must not change the bytes around it.
+            Message::User { content } => (
+                "user",
+                Content::Blocks(vec![BlockOut::text(content.as_str())]),
+            ),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
                 let is_whole = has_tools || said.tool_calls.is_empty();
@@ -259,9 +356,9 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
                 ("assistant", content)
             }
             Message::Tool { tool_results } if !has_tools => {
-                let results = tool_results.iter().map(|result| BlockOut::Text {
-                    text: Cow::Owned(format!("[Result]\n{}", result.content)),
-                });
+                let results = tool_results
+                    .iter()
+                    .map(|result| BlockOut::text(format!("[Result]\n{}", result.content)));
                 ("user", Content::Blocks(results.collect()))
             }
             Message::Tool { tool_results } => {
@@ -276,6 +373,7 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
                         },
                         content: &result.content,
                         is_error: result.is_error,
+                        cache_control: None,
                     }
                 });
                 ("user", Content::Blocks(results.collect()))
@@ -290,9 +388,7 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
 fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
     let mut blocks = Vec::with_capacity(said.tool_calls.len() + 1);
     if !said.content.trim().is_empty() {
-        blocks.push(BlockOut::Text {
-            text: Cow::Borrowed(&said.content),
-        });
+        blocks.push(BlockOut::text(said.content.as_str()));
     }
     blocks.extend(said.tool_calls.iter().map(|call| BlockOut::ToolUse {
         id: calls::plain_id(call.wire_id()),
@@ -313,9 +409,7 @@ fn told(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
             call.arguments.get()
         ));
     }
-    vec![BlockOut::Text {
-        text: Cow::Owned(text),
-    }]
+    vec![BlockOut::text(text)]
 }
 
 /// A whole reply, and the beginning of one in `message_start`.

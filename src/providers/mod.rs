@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use crate::config::models::ModelFacts;
 use crate::domain::agent::Params;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::trace::TraceContext;
@@ -11,11 +12,13 @@ use crate::domain::usage::TokenUsage;
 
 pub mod anthropic;
 pub mod calls;
+pub mod fit;
 pub mod lines;
 pub mod ollama;
 pub mod openai;
 pub mod refusal;
 pub mod registry;
+pub mod request_body;
 pub mod retry;
 pub mod scripted;
 pub mod wire;
@@ -44,6 +47,8 @@ pub struct ChatRequest<'a> {
     pub tools: &'a [ToolSpec],
     /// Sampling parameters.
     pub params: &'a Params,
+    /// What is known of the model; `None` if nothing is.
+    pub facts: Option<&'a ModelFacts>,
     /// Whether to ask for deltas.
     pub stream: bool,
     /// Whether the run can have more than one turn, so that the prompt is worth caching.

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
-use crate::domain::agent::ResponseFormat;
+use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
+    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, request_body, wire,
 };
 
 const BASE: &str = "http://localhost:11434";
@@ -69,7 +69,7 @@ impl Provider for Ollama {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = wire::write(&Body::of(&request, &self.mark));
+        let body = request_body::write(&Body::of(&request, &self.mark), &request);
         let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
             let answered = self.wire.send(body?, trace).await?;
@@ -88,8 +88,30 @@ struct Body<'a> {
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<Shape<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    think: Option<Think>,
     #[serde(skip_serializing_if = "Options::is_empty")]
     options: Options<'a>,
+}
+
+/// Whether, or how much, the model thinks.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Think {
+    Flag(bool),
+    Level(&'static str),
+}
+
+impl From<Effort> for Think {
+    /// Ollama has three levels.
+    fn from(effort: Effort) -> Self {
+        match effort {
+            Effort::None => Self::Flag(false),
+            Effort::Minimal | Effort::Low => Self::Level("low"),
+            Effort::Medium => Self::Level("medium"),
+            Effort::High | Effort::Xhigh | Effort::Max => Self::Level("high"),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -192,6 +214,7 @@ impl<'a> Body<'a> {
                 ResponseFormat::JsonObject => Some(Shape::Word("json")),
                 ResponseFormat::JsonSchema(schema) => Some(Shape::Schema(schema)),
             },
+            think: params.effort.map(Think::from),
             options: Options {
                 temperature: params.temperature,
                 num_predict: params.max_tokens,

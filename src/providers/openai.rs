@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
-use crate::domain::agent::ResponseFormat;
+use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, wire,
+    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, request_body, wire,
 };
 
 const BASE: &str = "https://api.openai.com/v1";
@@ -98,7 +98,7 @@ impl Provider for OpenAi {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = wire::write(&Body::of(&request, self));
+        let body = request_body::write(&Body::of(&request, self), &request);
         let (stream, trace) = (request.stream, request.trace);
         Box::pin(async move {
             let answered = self.wire.send(body?, trace).await?;
@@ -123,6 +123,8 @@ struct Body<'a> {
     max_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_completion_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_effort: Option<Effort>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response_format: Option<Shape<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -241,6 +243,7 @@ impl<'a> Body<'a> {
             stop: &params.stop,
             max_tokens,
             max_completion_tokens,
+            reasoning_effort: params.effort,
             response_format: match &params.response_format {
                 ResponseFormat::Text => None,
                 ResponseFormat::JsonObject => Some(Shape::JsonObject),

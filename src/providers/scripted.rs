@@ -384,6 +384,7 @@ mod tests {
                 params: &Params::default(),
                 stream: true,
                 multi_turn: false,
+                facts: None,
                 trace: None,
             };
             self.scripted.complete(request, deltas).await

@@ -9,9 +9,12 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use crate::catalog::{Entry, LoadError};
-use crate::domain::agent::{Agent, Backoff, ModelRef, ResponseFormat, Subagent, Summary};
+use crate::domain::agent::{
+    Agent, Backoff, Cache, Effort, ModelRef, ResponseFormat, Subagent, Summary,
+};
 use crate::domain::mcp::{McpServer, McpTransport};
 use crate::net;
 use crate::web::auth::Caller;
@@ -146,6 +149,9 @@ struct Definition<'a> {
     approve: &'a [String],
     approve_timeout: u64,
     sub_agents_config: Delegation,
+    effort: Option<Effort>,
+    cache: Cache,
+    allow_extra: &'a [String],
     params: BTreeMap<&'static str, Param<'a>>,
     limits: Limits,
     budget: Budget,
@@ -170,6 +176,7 @@ struct SubagentView<'a> {
     max_total_tokens: u64,
     max_total_time: u64,
     model: Option<&'a ModelRef>,
+    effort: Option<Effort>,
 }
 
 impl<'a> From<&'a Subagent> for SubagentView<'a> {
@@ -184,6 +191,7 @@ impl<'a> From<&'a Subagent> for SubagentView<'a> {
             max_total_tokens: subagent.max_total_tokens.unwrap_or(0),
             max_total_time: subagent.max_total_time.map_or(0, |time| time.as_secs()),
             model: subagent.model.as_ref(),
+            effort: subagent.effort,
         }
     }
 }
@@ -210,6 +218,7 @@ enum Param<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         schema: Option<&'a RawValue>,
     },
+    Object(&'a Map<String, Value>),
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -303,6 +312,9 @@ impl<'a> Definition<'a> {
                 timeout: delegation.timeout.map_or(0, |timeout| timeout.as_secs()),
                 max_concurrent: delegation.max_concurrent.unwrap_or(0),
             },
+            effort: agent.params.effort,
+            cache: agent.params.cache,
+            allow_extra: &agent.allow_extra,
             params: params(agent),
             limits: Limits {
                 max_turns: agent.max_turns,
@@ -349,6 +361,7 @@ fn params(agent: &Agent) -> BTreeMap<&'static str, Param<'_>> {
             schema: Some(schema),
         }),
     };
+    let extra = Some(&params.extra).filter(|extra| !extra.is_empty());
     let stop = Some(params.stop.as_slice()).filter(|stop| !stop.is_empty());
     [
         ("temperature", params.temperature.map(Param::Number)),
@@ -356,6 +369,7 @@ fn params(agent: &Agent) -> BTreeMap<&'static str, Param<'_>> {
         ("top_p", params.top_p.map(Param::Number)),
         ("stop", stop.map(Param::Texts)),
         ("response_format", format),
+        ("extra", extra.map(Param::Object)),
     ]
     .into_iter()
     .filter_map(|(name, param)| Some((name, param?)))
@@ -411,6 +425,7 @@ mod tests {
             mcp_servers: Vec::new(),
             approve: Vec::new(),
             approve_timeout: None,
+            allow_extra: Vec::new(),
         };
         Entry {
             name: "planner".to_owned(),

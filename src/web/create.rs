@@ -12,8 +12,9 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
-use crate::domain::agent::{Budget, ResponseFormat, is_agent_name};
+use crate::domain::agent::{Budget, Effort, ResponseFormat, check_extra, is_agent_name};
 use crate::domain::run::Run;
 use crate::domain::schema::Schema;
 use crate::domain::trace::TraceContext;
@@ -293,6 +294,10 @@ struct Params {
     stop: Option<Vec<String>>,
     /// The same as the request's own; only one of them.
     response_format: Option<Object<Format>>,
+    /// How much the model is to think.
+    effort: Option<Effort>,
+    /// Merged into the body of each request; only keys that the agent's `allow_extra` lists.
+    extra: Option<Map<String, Value>>,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -391,6 +396,10 @@ impl Params {
         if self.top_p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
             return Err(invalid("/params/top_p", "must be between 0 and 1"));
         }
+        let extra = self.extra.as_ref().map_or(Ok(()), check_extra);
+        if let Err(why) = extra {
+            return Err(invalid("/params/extra", why));
+        }
         if self.max_tokens == Some(0) {
             return Err(invalid("/params/max_tokens", "must be at least 1"));
         }
@@ -404,6 +413,8 @@ impl Params {
             top_p: self.top_p,
             stop: self.stop,
             response_format,
+            effort: self.effort,
+            extra: self.extra.unwrap_or_default(),
         })
     }
 }

@@ -298,6 +298,9 @@ impl From<StartError> for Problem {
             StartError::Override { field, why } => {
                 Self::field("invalid_override", format!("/{field}"), why)
             }
+            StartError::Param { field, why } => {
+                Self::field("invalid_body", format!("/params/{field}"), why)
+            }
             StartError::Full(load) => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text)
                 .retry_after(SOON)
                 .with_load(load),

@@ -517,7 +517,11 @@ fn prices_scripts_and_zeros() {
         ..Flags::default()
     };
     let config = load(&flags, &environment(&variables)).expect("a config");
-    let price = config.prices.get("openai/gpt").expect("a price");
+    let price = config
+        .models
+        .get("openai", "gpt")
+        .and_then(|facts| facts.price)
+        .expect("a price");
     assert_eq!(
         (
             price.input,
@@ -528,7 +532,11 @@ fn prices_scripts_and_zeros() {
         (2.0, 9.0, Some(0.0), None)
     );
     assert_eq!(
-        config.prices.get("a/B").map_or(0.0, |price| price.input),
+        config
+            .models
+            .get("a", "B")
+            .and_then(|facts| facts.price)
+            .map_or(0.0, |price| price.input),
         1.0
     );
     let scripted = &config.providers["scripted"];

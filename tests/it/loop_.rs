@@ -176,7 +176,7 @@ async fn only_parameters_that_are_set_are_sent() {
     for key in ["temperature", "top_p", "stop_sequences", "system"] {
         assert!(plain.body.get(key).is_none(), "{key} in {}", plain.body);
     }
-    assert_eq!(plain.body["max_tokens"], 4096);
+    assert_eq!(plain.body["max_tokens"], 8192);
     let tuned = app.provider.asked("tuned", 1).await;
     assert_eq!(tuned.body["temperature"], 0.0);
     assert_eq!(tuned.body["top_p"], 0.5);

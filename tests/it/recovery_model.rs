@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axed::catalog::Rules;
 use axed::catalog::reload::Catalog;
-use axed::config::prices::Prices;
+use axed::config::models::Models;
 use axed::config::{Data, Durability, MAX_REPLY, Provider, ProviderKind, Runs};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
@@ -595,6 +595,7 @@ fn served_at(url: String) -> Provider {
         max_tokens_field: None,
         max_reply: MAX_REPLY,
         scripts: Vec::new(),
+        models: BTreeMap::new(),
     }
 }
 
@@ -618,6 +619,6 @@ fn settings(place: &Path) -> Settings {
         },
         webhook_guard: Guard::new([], "webhooks.allow_hosts"),
         webhook_secret_env: None,
-        prices: Prices::default(),
+        models: Models::default(),
     }
 }

@@ -147,6 +147,9 @@ async fn conversation(kind: ProviderKind, stream: bool) -> Value {
         temperature: Some(0.0),
         max_tokens: Some(77),
         top_p: Some(0.5),
+        effort: None,
+        extra: Default::default(),
+        cache: Default::default(),
         stop: vec!["STOP".to_owned()],
         response_format: ResponseFormat::Text,
     };
@@ -162,6 +165,7 @@ async fn conversation(kind: ProviderKind, stream: bool) -> Value {
         params: &params,
         stream,
         multi_turn: true,
+        facts: None,
         trace: None,
     };
     let first = [hello.clone()];
@@ -198,8 +202,11 @@ async fn anthropic_is_sent_its_blocks_unchanged() {
     for stream in [false, true] {
         let body = conversation(ProviderKind::Anthropic, stream).await;
         let result = |id: &str, content: &str, is_error: bool| json!({"type": "tool_result", "tool_use_id": id, "content": content, "is_error": is_error});
+        let cached = json!({"type": "ephemeral"});
+        let mut last = result("t3", "Unknown tool: \"mad name\"", true);
+        last["cache_control"] = cached.clone();
         let expected = json!([
-            {"role": "user", "content": "hello"},
+            {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": cached}]},
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "hm, ünd", "signature": "c2ln"},
                 {"type": "text", "text": "Three things."},
@@ -210,11 +217,10 @@ async fn anthropic_is_sent_its_blocks_unchanged() {
             {"role": "user", "content": [
                 result("t1", "2", false),
                 result("t2", "add wants a number", true),
-                result("t3", "Unknown tool: \"mad name\"", true),
+                last,
             ]},
         ]);
         assert_eq!(body["messages"], expected, "streamed: {stream}");
-        let cached = json!({"type": "ephemeral"});
         assert_eq!(
             body["system"],
             json!([{"type": "text", "text": "Be good.", "cache_control": cached}])
@@ -325,6 +331,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
             params: &params,
             stream: true,
             multi_turn: false,
+            facts: None,
             trace: None,
         };
         ask(&served, request).await.0.expect("a reply");
@@ -340,7 +347,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
                     body["messages"][2]["content"][0]["tool_use_id"],
                     "functions_add_0"
                 );
-                assert_eq!(body["max_tokens"], 4096);
+                assert_eq!(body["max_tokens"], 8192);
                 assert_eq!(body.get("system"), None);
                 assert_eq!(body.get("temperature"), None);
                 assert_eq!(body["tools"][0].get("cache_control"), None);
@@ -470,6 +477,7 @@ async fn a_waiting_request_is_small() {
             params: &params,
             stream: true,
             multi_turn: true,
+            facts: None,
             trace: None,
         };
         let mut deltas = |_: &str| {};

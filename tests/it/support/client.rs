@@ -47,6 +47,7 @@ pub fn config(kind: ProviderKind, base: &str) -> ProviderConfig {
         max_tokens_field: None,
         max_reply: MAX_REPLY,
         scripts: Vec::new(),
+        models: Default::default(),
     }
 }
 
@@ -98,6 +99,7 @@ pub async fn say(
         params: &Params::default(),
         stream,
         multi_turn: false,
+        facts: None,
         trace: None,
     };
     ask(served, request).await

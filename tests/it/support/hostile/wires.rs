@@ -89,6 +89,7 @@ impl Services {
             max_tokens_field: None,
             max_reply: MAX_REPLY,
             scripts: Vec::new(),
+            models: Default::default(),
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let mark = || "mark".to_owned();

@@ -1,0 +1,146 @@
+//! `axed models`: what is known of models, the configuration's word included. Starts no daemon and asks no service.
+
+use std::process::ExitCode;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::cli::{Sources, output, quiet_config};
+use crate::config::models::ModelFacts;
+use crate::domain::agent::Effort;
+use crate::domain::usage::LongPrice;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only models whose provider/name contains this text
+    filter: Option<String>,
+    /// Print everything as JSON: {"data": [{"provider", "model", …}]}; prices are USD per million tokens
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sources: Sources,
+}
+
+/// One model as JSON. What is not known is null.
+#[derive(Serialize)]
+struct View<'a> {
+    provider: &'a str,
+    model: &'a str,
+    checked: Option<&'a str>,
+    input: Option<f64>,
+    output: Option<f64>,
+    cache_read: Option<f64>,
+    cache_write: Option<f64>,
+    cache_write_1h: Option<f64>,
+    long: Option<LongPrice>,
+    batch: Option<f64>,
+    flex: Option<f64>,
+    context_window: Option<u64>,
+    max_output: Option<u32>,
+    images: Option<bool>,
+    pdf: Option<bool>,
+    reasoning: Option<bool>,
+    effort: Option<&'a [Effort]>,
+    sampling: &'static str,
+}
+
+impl<'a> View<'a> {
+    fn of(provider: &'a str, model: &'a str, facts: &'a ModelFacts) -> Self {
+        let price = facts.price.as_ref();
+        Self {
+            provider,
+            model,
+            checked: facts.checked.as_deref(),
+            input: price.map(|price| price.input),
+            output: price.map(|price| price.output),
+            cache_read: price.and_then(|price| price.cache_read),
+            cache_write: price.and_then(|price| price.cache_write),
+            cache_write_1h: price.and_then(|price| price.cache_write_1h),
+            long: price.and_then(|price| price.long),
+            batch: facts.batch,
+            flex: facts.flex,
+            context_window: facts.context_window,
+            max_output: facts.max_output,
+            images: facts.images,
+            pdf: facts.pdf,
+            reasoning: facts.reasoning,
+            effort: facts.effort.as_deref(),
+            sampling: facts.sampling.as_str(),
+        }
+    }
+}
+
+/// Prints the models, a line each.
+pub fn models(args: Args) -> anyhow::Result<ExitCode> {
+    let models = quiet_config(&args.sources.flags())?.models;
+    let all = models.all();
+    let wanted = |provider: &str, model: &str| match &args.filter {
+        Some(filter) => format!("{provider}/{model}").contains(filter.as_str()),
+        None => true,
+    };
+    let found: Vec<View<'_>> = all
+        .iter()
+        .filter(|(provider, model, _)| wanted(provider, model))
+        .map(|(provider, model, facts)| View::of(provider, model, facts))
+        .collect();
+    if args.json {
+        let text = serde_json::to_string_pretty(&json!({ "data": found }))?;
+        output::line(format_args!("{text}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "model", "input", "output", "window", "reply", "takes", "effort",
+    ]);
+    for column in 1..=4 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for view in &found {
+        let usd = |price: Option<f64>| price.map(|usd| usd.to_string()).unwrap_or_default();
+        table.add_row([
+            format!("{}/{}", view.provider, view.model),
+            usd(view.input),
+            usd(view.output),
+            view.context_window.map(tokens).unwrap_or_default(),
+            view.max_output
+                .map(|most| tokens(most.into()))
+                .unwrap_or_default(),
+            takes(view),
+            levels(view),
+        ]);
+    }
+    output::line(format_args!("{}", table.trim_fmt()))?;
+    anstream::eprintln!(
+        "{} models; prices are USD per million tokens; `axed models --json` prints everything",
+        found.len()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tokens as people write them: 200K, 1M, 1.05M.
+fn tokens(count: u64) -> String {
+    match count {
+        1_000_000.. => format!("{}M", (count as f64 / 10_000.0).round() / 100.0),
+        1_000.. => format!("{}K", count / 1000),
+        _ => count.to_string(),
+    }
+}
+
+fn takes(view: &View<'_>) -> String {
+    let abilities = [("img", view.images), ("pdf", view.pdf)];
+    let taken = abilities.into_iter().filter(|(_, can)| *can == Some(true));
+    taken.map(|(name, _)| name).collect::<Vec<_>>().join(" ")
+}
+
+/// The range of levels.
+fn levels(view: &View<'_>) -> String {
+    match view.effort {
+        Some([first, .., last]) => format!("{}..{}", first.as_str(), last.as_str()),
+        Some([only]) => only.as_str().to_owned(),
+        Some([]) | None => String::new(),
+    }
+}

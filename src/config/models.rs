@@ -1,0 +1,420 @@
+//! What is known of models: prices, windows, abilities. The table that ships with axed (`models.toml`), and over it what
+//! the configuration says.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use jiff::civil::Date;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::config::{Provider, ProviderKind};
+use crate::domain::agent::{Effort, ModelRef};
+use crate::domain::usage::{LongPrice, Price};
+
+/// By provider and model, as in `models.toml`.
+type Table = BTreeMap<String, BTreeMap<String, Entry>>;
+
+static SHIPPED: LazyLock<BTreeMap<String, BTreeMap<String, ModelFacts>>> = LazyLock::new(|| {
+    let table: Table = toml::from_str(include_str!("models.toml")).unwrap_or_default();
+    let facts = |models: BTreeMap<String, Entry>| {
+        let facts = |(name, entry): (String, Entry)| (name, ModelFacts::from(entry));
+        models.into_iter().map(facts).collect()
+    };
+    table
+        .into_iter()
+        .map(|(provider, models)| (provider, facts(models)))
+        .collect()
+});
+
+/// What is known of one model. What is not known is `None`: requests are then sent as asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelFacts {
+    /// The day on which the entry was held against its source (`2026-11-22`); `None` if all comes from the configuration.
+    pub checked: Option<String>,
+    /// USD per million tokens.
+    pub price: Option<Price>,
+    /// What requests in a batch cost, as a share of the price.
+    pub batch: Option<f64>,
+    /// What requests of the flexible tier cost, as a share of the price.
+    pub flex: Option<f64>,
+    /// Tokens of a request and its reply together.
+    pub context_window: Option<u64>,
+    /// Tokens of the longest reply.
+    pub max_output: Option<u32>,
+    /// Whether it takes images.
+    pub images: Option<bool>,
+    /// Whether it takes PDF files.
+    pub pdf: Option<bool>,
+    /// Whether it reasons before it answers.
+    pub reasoning: Option<bool>,
+    /// The levels of effort that it takes, the least first; empty if it takes none.
+    pub effort: Option<Vec<Effort>>,
+    /// Whether it takes `temperature` and `top_p`.
+    pub sampling: Sampling,
+    /// Anthropic: whether it takes `thinking: {"type": "adaptive"}`.
+    pub adaptive_thinking: Option<bool>,
+    /// Anthropic: whether it takes a schema for its answer.
+    pub structured_output: Option<bool>,
+    /// OpenAI: whether it wants the Responses wire, because it refuses function tools on the other one.
+    pub responses: bool,
+    /// Merged into the body of each request.
+    pub extra: Map<String, Value>,
+}
+
+/// When a model takes `temperature` and `top_p`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampling {
+    /// Always, as far as is known.
+    #[default]
+    Always,
+    /// If the request asks for no effort.
+    WithoutEffort,
+    /// Never: it refuses the request.
+    Never,
+}
+
+impl Sampling {
+    /// Its name in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::WithoutEffort => "without_effort",
+            Self::Never => "never",
+        }
+    }
+
+    /// Whether a request with this effort may set them.
+    pub fn allows(self, effort: Option<Effort>) -> bool {
+        match self {
+            Self::Always => true,
+            Self::WithoutEffort => effort.is_none_or(|effort| effort == Effort::None),
+            Self::Never => false,
+        }
+    }
+}
+
+/// One entry of `models.toml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    checked: String,
+    input: f64,
+    output: f64,
+    cache_read: Option<f64>,
+    cache_write: Option<f64>,
+    cache_write_1h: Option<f64>,
+    long: Option<LongPrice>,
+    batch: Option<f64>,
+    flex: Option<f64>,
+    context_window: Option<u64>,
+    max_output: Option<u32>,
+    images: bool,
+    pdf: bool,
+    reasoning: bool,
+    effort: Option<Vec<Effort>>,
+    #[serde(default)]
+    sampling: Sampling,
+    adaptive_thinking: Option<bool>,
+    structured_output: Option<bool>,
+    #[serde(default)]
+    responses: bool,
+}
+
+impl From<Entry> for ModelFacts {
+    fn from(entry: Entry) -> Self {
+        Self {
+            checked: Some(entry.checked),
+            price: Some(Price {
+                input: entry.input,
+                output: entry.output,
+                cache_read: entry.cache_read,
+                cache_write: entry.cache_write,
+                cache_write_1h: entry.cache_write_1h,
+                long: entry.long,
+            }),
+            batch: entry.batch,
+            flex: entry.flex,
+            context_window: entry.context_window,
+            max_output: entry.max_output,
+            images: Some(entry.images),
+            pdf: Some(entry.pdf),
+            reasoning: Some(entry.reasoning),
+            effort: entry.effort,
+            sampling: entry.sampling,
+            adaptive_thinking: entry.adaptive_thinking,
+            structured_output: entry.structured_output,
+            responses: entry.responses,
+            extra: Map::new(),
+        }
+    }
+}
+
+/// What the configuration says of one model; what it leaves out is the table's.
+#[derive(Clone, Debug, Default)]
+pub struct Override {
+    /// See [`Price::input`].
+    pub input: Option<f64>,
+    /// See [`Price::output`].
+    pub output: Option<f64>,
+    /// See [`Price::cache_read`].
+    pub cache_read: Option<f64>,
+    /// See [`Price::cache_write`].
+    pub cache_write: Option<f64>,
+    /// See [`Price::cache_write_1h`].
+    pub cache_write_1h: Option<f64>,
+    /// See [`ModelFacts::context_window`].
+    pub context_window: Option<u64>,
+    /// See [`ModelFacts::max_output`].
+    pub max_output: Option<u32>,
+    /// See [`ModelFacts::images`].
+    pub images: Option<bool>,
+    /// See [`ModelFacts::pdf`].
+    pub pdf: Option<bool>,
+    /// See [`ModelFacts::reasoning`].
+    pub reasoning: Option<bool>,
+    /// See [`ModelFacts::effort`].
+    pub effort: Option<Vec<Effort>>,
+    /// See [`ModelFacts::sampling`].
+    pub sampling: Option<Sampling>,
+    /// See [`ModelFacts::responses`].
+    pub responses: Option<bool>,
+    /// See [`ModelFacts::extra`].
+    pub extra: Map<String, Value>,
+}
+
+impl Override {
+    fn over(&self, facts: ModelFacts) -> ModelFacts {
+        let has_price = self.input.or(self.output).is_some();
+        let price = match (facts.price, has_price) {
+            (Some(price), _) => Some(self.over_price(price)),
+            (None, true) => Some(self.over_price(Price::default())),
+            (None, false) => None,
+        };
+        ModelFacts {
+            price,
+            context_window: self.context_window.or(facts.context_window),
+            max_output: self.max_output.or(facts.max_output),
+            images: self.images.or(facts.images),
+            pdf: self.pdf.or(facts.pdf),
+            reasoning: self.reasoning.or(facts.reasoning),
+            effort: self.effort.clone().or(facts.effort),
+            sampling: self.sampling.unwrap_or(facts.sampling),
+            responses: self.responses.unwrap_or(facts.responses),
+            extra: self.extra.clone(),
+            ..facts
+        }
+    }
+
+    fn over_price(&self, price: Price) -> Price {
+        let is_changed = self.input.or(self.output).is_some();
+        Price {
+            input: self.input.unwrap_or(price.input),
+            output: self.output.unwrap_or(price.output),
+            cache_read: self.cache_read.or(price.cache_read),
+            cache_write: self.cache_write.or(price.cache_write),
+            cache_write_1h: self.cache_write_1h.or(price.cache_write_1h),
+            // Whoever sets a price sets it for every length.
+            long: price.long.filter(|_| !is_changed),
+        }
+    }
+}
+
+/// Models by provider and name.
+#[derive(Clone, Debug, Default)]
+pub struct Models {
+    /// What the configuration says, over the shipped facts.
+    configured: BTreeMap<String, BTreeMap<String, ModelFacts>>,
+    /// Configured providers that are a well-known service under a name of their own.
+    aliases: BTreeMap<String, &'static str>,
+}
+
+impl Models {
+    /// The shipped table under what the configuration says: `[providers.<name>.models]`, and `[prices]`, which win.
+    pub fn new(providers: &BTreeMap<String, Provider>, prices: &BTreeMap<String, Price>) -> Self {
+        let mut models = Self::default();
+        for (name, provider) in providers {
+            let service = match provider.kind {
+                ProviderKind::Anthropic => "anthropic",
+                ProviderKind::Openai => "openai",
+                ProviderKind::Ollama | ProviderKind::Scripted => continue,
+            };
+            if provider.base_url.is_none() && !SHIPPED.contains_key(name) {
+                models.aliases.insert(name.clone(), service);
+            }
+        }
+        for (name, provider) in providers {
+            for (model, configured) in &provider.models {
+                let facts = configured.over(models.get(name, model).cloned().unwrap_or_default());
+                models.insert(name, model, facts);
+            }
+        }
+        for (model, price) in prices {
+            let Ok(model) = model.parse::<ModelRef>() else {
+                continue;
+            };
+            let known = models.get(&model.provider, &model.model);
+            let facts = ModelFacts {
+                price: Some(*price),
+                ..known.cloned().unwrap_or_default()
+            };
+            models.insert(&model.provider, &model.model, facts);
+        }
+        models
+    }
+
+    fn insert(&mut self, provider: &str, model: &str, facts: ModelFacts) {
+        let models = self.configured.entry(provider.to_owned()).or_default();
+        models.insert(model.to_owned(), facts);
+    }
+
+    /// What is known of a provider's model: by its name, else by its name without a date or `-latest` at its end.
+    pub fn get(&self, provider: &str, model: &str) -> Option<&ModelFacts> {
+        let service = self.aliases.get(provider).copied().unwrap_or(provider);
+        let tables = [self.configured.get(provider), SHIPPED.get(service)];
+        let named = |name: &str| tables.iter().flatten().find_map(|table| table.get(name));
+        named(model).or_else(|| named(undated(model)?))
+    }
+
+    /// The price of a model; `None` if it is not known. Models that run here, and scripts, cost nothing.
+    pub fn price(&self, model: &ModelRef) -> Option<&Price> {
+        self.get(&model.provider, &model.model)?.price.as_ref()
+    }
+
+    /// All models that anything is known of, in the order of their names.
+    pub fn all(&self) -> Vec<(Cow<'_, str>, &str, &ModelFacts)> {
+        let mut all: BTreeMap<(Cow<'_, str>, &str), &ModelFacts> = BTreeMap::new();
+        for (provider, models) in &*SHIPPED {
+            for (model, facts) in models {
+                all.insert((Cow::Borrowed(provider), model), facts);
+            }
+        }
+        for (provider, models) in &self.configured {
+            for (model, facts) in models {
+                all.insert((Cow::Borrowed(provider), model), facts);
+            }
+        }
+        all.into_iter()
+            .map(|((provider, model), facts)| (provider, model, facts))
+            .collect()
+    }
+}
+
+/// Days after which facts about models are old.
+const MAX_AGE_DAYS: i32 = 90;
+
+/// The day on which the oldest shipped entry was checked, if that is too long before `today`.
+pub fn stale_since(today: Date) -> Option<Date> {
+    let entries = SHIPPED.values().flat_map(BTreeMap::values);
+    let days = entries.filter_map(|facts| facts.checked.as_deref()?.parse::<Date>().ok());
+    days.min()
+        .filter(|oldest| (today - *oldest).get_days() > MAX_AGE_DAYS)
+}
+
+/// The name without `-20250929`, `-2025-04-14` or `-latest` at its end.
+fn undated(model: &str) -> Option<&str> {
+    let is_date = |end: &str, shape: &str| {
+        let fits = |(c, of): (char, char)| match of {
+            '9' => c.is_ascii_digit(),
+            other => c == other,
+        };
+        end.len() == shape.len() && end.chars().zip(shape.chars()).all(fits)
+    };
+    let dated = ["-99999999", "-9999-99-99"].into_iter().find_map(|shape| {
+        let (name, end) = model.split_at_checked(model.len().checked_sub(shape.len())?)?;
+        is_date(end, shape).then_some(name)
+    });
+    dated.or_else(|| model.strip_suffix("-latest"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use jiff::civil::date;
+
+    use super::{Models, Override, SHIPPED, Sampling, stale_since};
+    use crate::domain::agent::Effort;
+    use crate::domain::usage::Price;
+
+    #[test]
+    fn the_shipped_table_is_whole() {
+        let models: usize = SHIPPED.values().map(BTreeMap::len).sum();
+        assert!(models >= 40, "{models}");
+        for (name, facts) in SHIPPED.values().flatten() {
+            let price = facts.price.expect("a price");
+            assert!(price.input > 0.0 && price.output >= price.input, "{name}");
+            assert!(
+                price.cache_read.is_none_or(|read| read <= price.input),
+                "{name}"
+            );
+            assert!(
+                facts.context_window.is_some_and(|window| window > 1000),
+                "{name}"
+            );
+            let levels = facts.effort.as_deref().unwrap_or_default();
+            assert!(levels.is_sorted(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_table_is_stale_after_ninety_days() {
+        assert_eq!(stale_since(date(2026, 11, 30)), None);
+        assert!(stale_since(date(2030, 1, 1)).is_some());
+    }
+
+    #[test]
+    fn a_configured_price_wins_and_a_date_is_left_off() {
+        let own = Price {
+            input: 1.0,
+            ..Price::default()
+        };
+        let prices = BTreeMap::from([
+            ("openai/gpt-5".to_owned(), own),
+            ("vllm/some".to_owned(), own),
+        ]);
+        let models = Models::new(&BTreeMap::new(), &prices);
+        let price = |provider: &str, model: &str| models.get(provider, model)?.price;
+        assert_eq!(price("openai", "gpt-5"), Some(own));
+        assert_eq!(price("vllm", "some"), Some(own));
+        let gpt = models.get("openai", "gpt-5").expect("known");
+        assert_eq!(gpt.sampling, Sampling::Never, "the other facts stay");
+        let opus = price("anthropic", "claude-opus-5-5");
+        assert_eq!(opus.map(|price| price.output), Some(20.0));
+        for dated in ["claude-opus-5-5-20261001", "claude-opus-5-5-latest"] {
+            assert_eq!(price("anthropic", dated), opus);
+        }
+        assert!(price("openai", "gpt-4.1-2025-04-14").is_some());
+        for (provider, unknown) in [
+            ("openai", "gpt-4.1-turbo"),
+            ("vllm", "gpt-5"),
+            ("openai", "-20250929"),
+            ("openai", "é-2025"),
+        ] {
+            assert_eq!(price(provider, unknown), None, "{provider}/{unknown}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_overrides_key_by_key() {
+        let shipped = SHIPPED["openai"]["gpt-5.5"].clone();
+        let configured = Override {
+            context_window: Some(8000),
+            effort: Some(vec![Effort::Low]),
+            cache_read: Some(0.1),
+            ..Override::default()
+        };
+        let facts = configured.over(shipped.clone());
+        assert_eq!(facts.context_window, Some(8000));
+        assert_eq!(facts.max_output, shipped.max_output);
+        assert_eq!(facts.effort, Some(vec![Effort::Low]));
+        let (price, before) = (
+            facts.price.expect("a price"),
+            shipped.price.expect("a price"),
+        );
+        assert_eq!((price.input, price.cache_read), (before.input, Some(0.1)));
+        assert!(price.long.is_some());
+    }
+}

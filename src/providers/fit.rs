@@ -1,0 +1,122 @@
+//! Fits parameters to a model: leaves out what it is known to refuse, and takes the nearest level of effort. Pure.
+
+use std::borrow::Cow;
+
+use crate::config::models::ModelFacts;
+use crate::domain::agent::{Effort, Params};
+
+/// The parameters as the model takes them, with a warning for each that was changed.
+pub fn fit<'a>(
+    model: &str,
+    params: &'a Params,
+    facts: Option<&ModelFacts>,
+) -> (Cow<'a, Params>, Vec<String>) {
+    let (mut params, mut warnings) = (Cow::Borrowed(params), Vec::new());
+    let Some(facts) = facts else {
+        return (params, warnings);
+    };
+    if let (Some(wanted), Some(levels)) = (params.effort, &facts.effort) {
+        let fitting = fit_effort(wanted, levels, facts.reasoning);
+        if fitting != Some(wanted) {
+            params.to_mut().effort = fitting;
+            warnings.extend(effort_warning(model, wanted, fitting));
+        }
+    }
+    let has_sampling = params.temperature.is_some() || params.top_p.is_some();
+    if has_sampling && !facts.sampling.allows(params.effort) {
+        let params = params.to_mut();
+        let named = [
+            params.temperature.take().map(|_| "temperature"),
+            params.top_p.take().map(|_| "top_p"),
+        ];
+        let named: Vec<_> = named.into_iter().flatten().collect();
+        warnings.push(format!(
+            "{model} does not take {}: left out of the request",
+            named.join(" and ")
+        ));
+    }
+    (params, warnings)
+}
+
+fn fit_effort(wanted: Effort, levels: &[Effort], reasoning: Option<bool>) -> Option<Effort> {
+    match (wanted, levels) {
+        // A model that does not think needs no word that it must not.
+        (Effort::None, []) if reasoning == Some(false) => None,
+        (_, []) => None,
+        (Effort::None, levels) if !levels.contains(&Effort::None) => {
+            let least = levels.first().copied();
+            Some(Effort::Low)
+                .filter(|low| levels.contains(low))
+                .or(least)
+        }
+        _ => wanted.nearest(levels),
+    }
+}
+
+/// `None` where nothing was lost: no effort asked of a model that takes none.
+fn effort_warning(model: &str, wanted: Effort, fitting: Option<Effort>) -> Option<String> {
+    let wanted = wanted.as_str();
+    match fitting {
+        Some(level) => {
+            let level = level.as_str();
+            Some(format!(
+                "{model} does not take effort \"{wanted}\": sent \"{level}\", the nearest"
+            ))
+        }
+        None if wanted == "none" => None,
+        None => Some(format!(
+            "{model} takes no effort: \"{wanted}\" was left out"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit;
+    use crate::config::models::{ModelFacts, Sampling};
+    use crate::domain::agent::{Effort, Params};
+
+    fn params(effort: Option<Effort>, temperature: Option<f64>) -> Params {
+        Params {
+            effort,
+            temperature,
+            ..Params::default()
+        }
+    }
+
+    #[test]
+    fn what_a_model_refuses_is_left_out_with_a_warning() {
+        let facts = ModelFacts {
+            sampling: Sampling::WithoutEffort,
+            effort: Some(vec![Effort::Low, Effort::High]),
+            reasoning: Some(true),
+            ..ModelFacts::default()
+        };
+        for (asked, sent, warnings) in [
+            ((None, Some(0.5)), (None, Some(0.5)), 0),
+            (
+                (Some(Effort::High), Some(0.5)),
+                (Some(Effort::High), None),
+                1,
+            ),
+            ((Some(Effort::Max), None), (Some(Effort::High), None), 1),
+            ((Some(Effort::None), None), (Some(Effort::Low), None), 1),
+            ((Some(Effort::Low), None), (Some(Effort::Low), None), 0),
+        ] {
+            let asked = params(asked.0, asked.1);
+            let (fitted, told) = fit("p/m", &asked, Some(&facts));
+            assert_eq!((fitted.effort, fitted.temperature), sent);
+            assert_eq!(told.len(), warnings, "{told:?}");
+        }
+        let plain = ModelFacts {
+            effort: Some(Vec::new()),
+            ..ModelFacts::default()
+        };
+        let asked = params(Some(Effort::High), Some(0.0));
+        let (fitted, told) = fit("p/m", &asked, Some(&plain));
+        assert_eq!((fitted.effort, fitted.temperature), (None, Some(0.0)));
+        assert_eq!(told, ["p/m takes no effort: \"high\" was left out"]);
+        let (fitted, told) = fit("p/m", &asked, None);
+        assert_eq!((fitted.effort, told.len()), (Some(Effort::High), 0));
+    }
+}
