@@ -256,7 +256,7 @@ async fn read(store: &Arc<dyn RunStore>) -> Result<(), StoreError> {
         status: Some(Status::Failed),
         ..newest.clone()
     };
-    let last = store.list(newest.clone()).await?;
+    let last = store.list(newest.clone()).await?.runs;
     let id = last.last().map(|run| run.id).unwrap_or_default();
     for (what, filter) in [
         ("newest 50", newest),

@@ -31,8 +31,9 @@ pub trait RunStore: Send + Sync + 'static {
     /// One run, as committed. `tree` of a run that is not terminal is summed over what is committed below it.
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
 
-    /// A page of runs, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
-    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+    /// A page of runs, newest first. It ends early with the run that takes it to [`PAGE_BYTES`], and where the search has
+    /// looked at as many runs as one page may cost.
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>>;
 
     /// Runs of a session, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
     fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
@@ -309,6 +310,8 @@ pub struct RunFilter {
     pub root: Option<RunId>,
     /// Children too; otherwise (and without `root`) only roots.
     pub all: bool,
+    /// Only those of this session.
+    pub session: Option<String>,
     /// Only those with all of these labels.
     pub labels: Vec<(String, String)>,
     /// Only those accepted at this time or later.
@@ -319,6 +322,15 @@ pub struct RunFilter {
     pub before: Option<RunId>,
     /// At most so many.
     pub limit: usize,
+}
+
+/// A page of runs.
+#[derive(Clone, Debug, Default)]
+pub struct RunPage {
+    /// Those that fit; fewer than wanted, or none, also where there are more.
+    pub runs: Vec<Run>,
+    /// [`RunFilter::before`] of the next page; none where nothing more fits.
+    pub next: Option<RunId>,
 }
 
 /// Which runs of a session are wanted.

@@ -310,8 +310,8 @@ mod tests {
     use crate::engine::journal::Notice;
     use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
     use crate::store::{
-        ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunStore,
-        SessionQuery, Step, StoreError, Unfinished, Write,
+        ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunPage,
+        RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
     };
     use crate::telemetry::metrics::Metrics;
 
@@ -361,7 +361,7 @@ mod tests {
             unreachable!("a stream knows no sessions")
         }
 
-        fn list(&self, _: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        fn list(&self, _: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
             unreachable!("a stream does not list")
         }
 

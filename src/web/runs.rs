@@ -15,7 +15,7 @@ use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::history::Recorded;
-use crate::store::{PAGE_BYTES, RunFilter};
+use crate::store::RunFilter;
 use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
@@ -36,8 +36,8 @@ const MAX_LABELS: usize = 64;
 const MAX_REASON: usize = 1000;
 
 /// What `GET /runs` takes.
-const FILTERS: [&str; 9] = [
-    "agent", "status", "root", "all", "since", "until", "limit", "cursor", "label.",
+const FILTERS: [&str; 10] = [
+    "agent", "status", "root", "all", "session", "since", "until", "limit", "cursor", "label.",
 ];
 
 /// A list, whole.
@@ -107,28 +107,21 @@ pub async fn list(
     uri: Uri,
 ) -> Result<Response, Problem> {
     let filter = filter(&Query::read(&uri, &FILTERS)?)?;
-    let limit = filter.limit;
     let store = state.runner.store();
-    // One more than asked for tells whether there is a next page.
-    let mut runs = store
+    let page = store
         .list(RunFilter {
             owner: caller.only_owner().map(str::to_owned),
-            limit: limit + 1,
             ..filter
         })
         .await?;
-    // A page that ended early because its runs are large may have a next one, too.
-    let more = runs.len() > limit || runs.iter().map(Run::text_bytes).sum::<usize>() >= PAGE_BYTES;
-    runs.truncate(limit);
-    let next_cursor = runs.last().filter(|_| more).map(|run| run.id);
-    let runs = caller.seen(runs, store.as_ref()).await?;
+    let runs = caller.seen(page.runs, store.as_ref()).await?;
     let now = now();
     let page = Page {
         data: runs
             .iter()
             .map(|run| RunView::new(run, &state.settings.path_prefix, now))
             .collect(),
-        next_cursor,
+        next_cursor: page.next,
     };
     Ok(json(StatusCode::OK, &page))
 }
@@ -278,6 +271,7 @@ fn filter(query: &Query) -> Result<RunFilter, Problem> {
         all: query
             .parse("all", "true or false", flag)?
             .unwrap_or_default(),
+        session: query.get("session").map(str::to_owned),
         labels,
         since: query.parse("since", "an RFC 3339 time", time)?,
         until: query.parse("until", "an RFC 3339 time", time)?,

@@ -414,7 +414,7 @@ impl Life {
             limit: 1,
             ..Default::default()
         };
-        self.store.list(filter).await.expect("runs").pop()
+        self.store.list(filter).await.expect("runs").runs.pop()
     }
 
     /// Drops everything where it stands.

@@ -182,7 +182,7 @@ pub fn claiming(scope: &Scope, claim: Claim) -> Write {
     write(scope, Change::Open(Box::new(opening)), 1)
 }
 
-fn starting(scope: &Scope) -> Write {
+pub fn starting(scope: &Scope) -> Write {
     write(
         scope,
         Change::Start {
@@ -270,7 +270,7 @@ async fn stored(store: &dyn RunStore, scope: &Scope) -> Run {
 
 async fn listed(store: &dyn RunStore, filter: RunFilter) -> Vec<RunId> {
     let page = store.list(filter).await.expect("a page");
-    page.iter().map(|run| run.id).collect()
+    page.runs.iter().map(|run| run.id).collect()
 }
 
 fn page() -> RunFilter {
@@ -712,7 +712,7 @@ async fn a_trees_usage_is_summed(opened: &Opened) {
     let tree = stored(store, &child).await.tree;
     assert_eq!((tree.runs, tree.usage.tokens.input), (2, 110));
     let page = store.list(page()).await.expect("a page");
-    assert_eq!(page[0].tree.usage.tokens.input, 111);
+    assert_eq!(page.runs[0].tree.usage.tokens.input, 111);
 
     let open = store.unfinished().await.expect("unfinished");
     assert_eq!(open[1].run.tree, stored(store, &child).await.tree);
@@ -1685,7 +1685,7 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        "DROP TABLE clock; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );

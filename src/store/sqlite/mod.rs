@@ -18,11 +18,12 @@ use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
     Bell, ClaimKey, Claimed, EventQuery, Listening, NewestEnded, Outlived, OutlivedPage, RunFilter,
-    RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+    RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 
 mod broken;
 mod checkpoint;
+mod clock;
 mod definitions;
 mod ended;
 mod lock;
@@ -32,6 +33,7 @@ mod readers;
 mod removal;
 mod rows;
 mod schema;
+mod search;
 mod shrink;
 mod statements;
 mod writer;
@@ -117,7 +119,7 @@ impl RunStore for Sqlite {
         Box::pin(self.readers.read(move |db| queries::run(db, id)))
     }
 
-    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::list(db, &filter)))
     }
 

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
 
 use crate::domain::event::StoredEvent;
-use crate::domain::run::{Run, RunId, Status, now};
+use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
 use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::rows::{self, CONTINUATION_COLUMNS, Hash, RUN_COLUMNS, USAGE_COLUMNS};
+use crate::store::sqlite::search;
 use crate::store::sqlite::statements::CLAIMED;
 use crate::store::{
-    ClaimKey, Claimed, EventQuery, PAGE_BYTES, RunFilter, SessionQuery, Step, StoreError,
+    ClaimKey, Claimed, EventQuery, PAGE_BYTES, RunFilter, RunPage, SessionQuery, Step, StoreError,
     Unfinished,
 };
 
@@ -82,17 +83,13 @@ pub fn claimed(db: &Connection, key: &ClaimKey) -> Found<Option<Claimed>> {
 }
 
 /// A page of runs, newest first.
-pub fn list(db: &Connection, filter: &RunFilter) -> Found<Vec<Run>> {
-    let mut ids = if filter.labels.is_empty() && filter.root.is_none() {
-        let mut ids = ended(db, filter)?;
-        ids.extend(not_ended(db, filter)?);
-        ids
-    } else {
-        marked(db, filter)?
-    };
-    ids.sort_unstable_by(|a, b| b.cmp(a));
-    ids.truncate(filter.limit);
-    page(db, ids)
+pub fn list(db: &Connection, filter: &RunFilter) -> Found<RunPage> {
+    let hits = search::search(db, filter)?;
+    let last = hits.ids.last().copied();
+    let runs = page(db, hits.ids)?;
+    let ends_early = runs.last().map(|run| run.id).filter(|id| Some(*id) != last);
+    let next = ends_early.or(hits.next);
+    Ok(RunPage { runs, next })
 }
 
 /// Runs of a session, newest first.
@@ -198,77 +195,6 @@ fn subtree(db: &Connection, query: EventQuery) -> Found<Option<HashSet<RunId>>> 
     ))
 }
 
-/// Ids of ended runs that fit, at most a page for each status and for roots and children each: the indexes are sorted
-/// so, and the newest of all are among them.
-fn ended(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
-    let index = match (&filter.owner, &filter.agent) {
-        (Some(_), _) => "runs_finished_by_owner",
-        (None, Some(_)) => "runs_finished_by_agent",
-        (None, None) => "runs_finished",
-    };
-    let mut found = Vec::new();
-    for status in Status::ALL {
-        if !status.is_terminal() || filter.status.is_some_and(|wanted| wanted != status) {
-            continue;
-        }
-        for child in if filter.all { &[0, 1][..] } else { &[0] } {
-            let mut select = Select::new(format!(
-                "SELECT r.id FROM runs r INDEXED BY {index} WHERE r.finished_at IS NOT NULL"
-            ));
-            select.and("r.status =", status.as_str());
-            select.and("r.child =", *child);
-            select.common(filter);
-            found.extend(select.newest(db, filter.limit)?);
-        }
-    }
-    Ok(found)
-}
-
-/// Ids of runs that have not ended and fit. There are never many.
-fn not_ended(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
-    if filter.status.is_some_and(Status::is_terminal) {
-        return Ok(Vec::new());
-    }
-    let mut select = Select::new(
-        "SELECT r.id FROM runs r INDEXED BY runs_unfinished WHERE r.finished_at IS NULL".to_owned(),
-    );
-    select.place(filter);
-    select.common(filter);
-    select.newest(db, filter.limit)
-}
-
-/// Ids of runs that fit, where labels or a root say where to look.
-fn marked(db: &Connection, filter: &RunFilter) -> Found<Vec<RunId>> {
-    let mut labels = filter.labels.iter();
-    let mut select = match (labels.next(), filter.root) {
-        (Some((key, value)), _) => {
-            let mut select = Select::new(
-                "SELECT r.id FROM labels l CROSS JOIN runs r ON r.id = l.run WHERE true".to_owned(),
-            );
-            select.and("l.key =", key.clone());
-            select.and("l.value =", value.clone());
-            select
-        }
-        (None, Some(root)) => {
-            let mut select = Select::new(format!(
-                "{TREE} SELECT r.id FROM tree CROSS JOIN runs r ON r.id = tree.id WHERE true"
-            ));
-            select.values.push(Box::new(*rows::bytes(&root)));
-            select
-        }
-        (None, None) => return Ok(Vec::new()),
-    };
-    for (key, value) in labels {
-        select.sql += " AND EXISTS (SELECT 1 FROM labels o WHERE o.run = r.id";
-        select.and("o.key =", key.clone());
-        select.and("o.value =", value.clone());
-        select.sql += ")";
-    }
-    select.place(filter);
-    select.common(filter);
-    select.newest(db, filter.limit)
-}
-
 /// A query that grows by what a filter asks for.
 struct Select {
     sql: String,
@@ -288,49 +214,12 @@ impl Select {
         self.sql += &format!(" AND {condition} ?{}", self.values.len());
     }
 
-    /// Where in its tree, and how it stands.
-    fn place(&mut self, filter: &RunFilter) {
-        match filter.root {
-            Some(root) => self.and("r.root =", *rows::bytes(&root)),
-            None if !filter.all => self.and("r.child =", 0),
-            None => {}
-        }
-        if let Some(status) = filter.status {
-            self.and("r.status =", status.as_str());
-        }
-    }
-
-    fn common(&mut self, filter: &RunFilter) {
-        if let Some(owner) = &filter.owner {
-            self.and("r.owner =", owner.clone());
-        }
-        if let Some(agent) = &filter.agent {
-            self.and("r.agent =", agent.clone());
-        }
-        if let Some(since) = filter.since {
-            self.and("r.created_at >=", ceiling(since));
-        }
-        if let Some(until) = filter.until {
-            self.and("r.created_at <", ceiling(until));
-        }
-        if let Some(before) = filter.before {
-            self.and("r.id <", *rows::bytes(&before));
-        }
-    }
-
     fn newest(mut self, db: &Connection, limit: usize) -> Found<Vec<RunId>> {
         self.values.push(Box::new(rows::signed(limit as u64)));
         self.sql += &format!(" ORDER BY r.id DESC LIMIT ?{}", self.values.len());
         let values: Vec<&dyn ToSql> = self.values.iter().map(AsRef::as_ref).collect();
         ids(db, &self.sql, &values)
     }
-}
-
-/// Records keep whole milliseconds: what a bound between two of them lets through begins at the next.
-fn ceiling(bound: jiff::Timestamp) -> i64 {
-    let whole = bound.as_millisecond();
-    let rest = bound.as_nanosecond() - i128::from(whole) * 1_000_000;
-    if rest > 0 { whole + 1 } else { whole }
 }
 
 fn ids(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> Found<Vec<RunId>> {

@@ -9,12 +9,13 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, warn};
 
-use crate::domain::run::{Outcome, RunId, now};
+use crate::domain::run::{Outcome, Run, RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::net;
 use crate::store::outbox::{KEPT_TRIES, NewDelivery, Then, Tried};
 use crate::store::sqlite::broken::Broken;
 use crate::store::sqlite::checkpoint::Checkpointer;
+use crate::store::sqlite::clock::Distance;
 use crate::store::sqlite::definitions::{self, Known};
 use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::removal;
@@ -212,6 +213,7 @@ struct Writer<'c> {
     numbers: HashMap<RunId, u64>,
     definitions: Known,
     broken: Broken,
+    distance: Distance,
     shrink: Shrink,
     /// Transactions so far, for whoever asks.
     commits: &'c AtomicU64,
@@ -225,6 +227,7 @@ impl<'c> Writer<'c> {
             numbers: HashMap::new(),
             definitions: Known::default(),
             broken: Broken::default(),
+            distance: Distance::read(connection)?,
             shrink: Shrink::of(connection)?,
             commits,
         })
@@ -286,6 +289,8 @@ impl<'c> Writer<'c> {
                 }
                 self.numbers.clear();
                 self.definitions.clear();
+                // What was written of it is gone: the next run writes it again.
+                self.distance = Distance { lead: 0, lag: 0 };
                 for job in batch {
                     self.note_gap(job);
                 }
@@ -504,6 +509,19 @@ impl<'c> Writer<'c> {
         }
         if let Some(claim) = &opening.claim {
             self.claim(claim, run.id)?;
+        }
+        self.keep_distance(run)
+    }
+
+    /// Writes down how far the run's id is from its record's time, where no run's was as far.
+    fn keep_distance(&mut self, run: &Run) -> Result<(), Fault> {
+        let created = run.created_at.as_millisecond();
+        let distance = self.distance.with(removal::made_at(run.id), created);
+        if distance != self.distance {
+            // Never less than what is written, which after a failure is not known.
+            let stored = Distance::read(self.connection)?;
+            self.distance = stored.max(distance);
+            self.distance.write(self.connection)?;
         }
         Ok(())
     }

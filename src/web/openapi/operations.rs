@@ -120,6 +120,7 @@ pub fn list_runs(told: Operation<'_>) -> Operation<'_> {
             json!({"type": "boolean", "default": false}),
             "Children too.",
         )
+        .query("session", text(), "Only this session's.")
         .query("since", time(), "Accepted at this time or later.")
         .query("until", time(), "Accepted before this time.")
         .query("limit", number(1, 200, 50), "Most runs of a page.")

@@ -9,8 +9,8 @@ use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::outbox::{Delivery, Due, DueQuery, Tried};
 use axed::store::{
-    ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunStore,
-    SessionQuery, Step, StoreError, Unfinished, Write,
+    ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunPage,
+    RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::{Notify, watch};
@@ -82,7 +82,7 @@ impl RunStore for Crashing {
         self.real.session(query)
     }
 
-    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
         self.real.list(filter)
     }
 

@@ -1,0 +1,141 @@
+//! How far the times in runs' ids are from those in their records, so that a time bounds ids. Ids never sort before
+//! those in the store, so where the clock was set back they are ahead of it. Knows no runs.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension};
+
+use crate::store::StoreError;
+use crate::store::sqlite::readers::failed;
+
+/// Bits of an id after its milliseconds.
+const AFTER_TIME: u32 = 80;
+
+/// The largest distances of any run that was ever accepted, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Distance {
+    /// The id's time after the record's.
+    pub lead: i64,
+    /// The record's time after the id's.
+    pub lag: i64,
+}
+
+impl Distance {
+    /// As the store knows it.
+    pub fn read(db: &Connection) -> rusqlite::Result<Self> {
+        let read = db
+            .prepare_cached("SELECT lead, lag FROM clock WHERE id = 1")?
+            .query_row([], |row| {
+                Ok(Self {
+                    lead: row.get(0)?,
+                    lag: row.get(1)?,
+                })
+            })
+            .optional()?;
+        Ok(read.unwrap_or(Self { lead: 0, lag: 0 }))
+    }
+
+    /// For whoever searches from now on.
+    pub fn write(self, db: &Connection) -> rusqlite::Result<()> {
+        db.prepare_cached("UPDATE clock SET lead = ?1, lag = ?2 WHERE id = 1")?
+            .execute([self.lead, self.lag])
+            .map(drop)
+    }
+
+    /// The larger ones of both.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            lead: self.lead.max(other.lead),
+            lag: self.lag.max(other.lag),
+        }
+    }
+
+    /// With a run whose id was made at one time and whose record says another.
+    pub fn with(self, made: i64, created: i64) -> Self {
+        Self {
+            lead: self.lead.max(made.saturating_sub(created)),
+            lag: self.lag.max(created.saturating_sub(made)),
+        }
+    }
+}
+
+/// Finds out how far the ids are that an older version made, along indexes.
+pub fn measure(db: &Connection) -> rusqlite::Result<()> {
+    let mut distance = Distance::read(db)?;
+    for ids in [
+        "SELECT id, created_at FROM runs INDEXED BY runs_finished WHERE finished_at IS NOT NULL",
+        "SELECT id, created_at FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL",
+    ] {
+        let mut sql = db.prepare(ids)?;
+        let mut found = sql.query([])?;
+        while let Some(row) = found.next()? {
+            let id = row.get(0).map(u128::from_be_bytes)?;
+            distance = distance.with(made_at(id), row.get(1)?);
+        }
+    }
+    distance.write(db)
+}
+
+/// The milliseconds in an id.
+fn made_at(id: u128) -> i64 {
+    i64::try_from(id >> AFTER_TIME).unwrap_or(i64::MAX)
+}
+
+/// The times of acceptance that a filter lets through, and what ids they can have.
+pub struct Times {
+    since: Option<i64>,
+    until: Option<i64>,
+    distance: Distance,
+}
+
+impl Times {
+    /// From this time on, and before that one.
+    pub fn of(
+        db: &Connection,
+        since: Option<Timestamp>,
+        until: Option<Timestamp>,
+    ) -> Result<Self, StoreError> {
+        let distance = match (since, until) {
+            (None, None) => Distance { lead: 0, lag: 0 },
+            _ => Distance::read(db).map_err(failed)?,
+        };
+        Ok(Self {
+            since: since.map(ceiling),
+            until: until.map(ceiling),
+            distance,
+        })
+    }
+
+    /// The oldest id that may be of such a time.
+    pub fn from(&self) -> Option<u128> {
+        let since = self.since?.saturating_sub(self.distance.lag);
+        Some(u128::from(since.max(0).unsigned_abs()) << AFTER_TIME)
+    }
+
+    /// All of such a time are before this id.
+    pub fn before(&self) -> Option<u128> {
+        let until = self.until?.saturating_add(self.distance.lead);
+        let until = u128::from(until.max(0).unsigned_abs());
+        (until < 1 << 48).then_some(until << AFTER_TIME)
+    }
+
+    /// Whether a run of this id is sure to be of such a time, whatever its record says.
+    pub fn holds(&self, id: u128) -> bool {
+        let made = made_at(id);
+        let is_late = |since| made.saturating_sub(self.distance.lead) >= since;
+        let is_early = |until| made.saturating_add(self.distance.lag) < until;
+        self.since.is_none_or(is_late) && self.until.is_none_or(is_early)
+    }
+
+    /// Whether a run that was accepted then is one.
+    pub fn has(&self, created: i64) -> bool {
+        self.since.is_none_or(|since| created >= since)
+            && self.until.is_none_or(|until| created < until)
+    }
+}
+
+/// Records keep whole milliseconds: what a bound between two of them lets through begins at the next.
+fn ceiling(bound: Timestamp) -> i64 {
+    let whole = bound.as_millisecond();
+    let rest = bound.as_nanosecond() - i128::from(whole) * 1_000_000;
+    if rest > 0 { whole + 1 } else { whole }
+}
