@@ -24,6 +24,7 @@ mod hostile_files;
 mod hostile_wires;
 mod http_errors;
 mod idempotency;
+mod lists;
 mod loop_;
 mod mcp;
 mod memory;

@@ -1,0 +1,342 @@
+//! Lists of runs over a full store: whatever a filter asks for, a page costs little, and the pages together miss nothing.
+
+use std::path::Path;
+use std::time::Duration;
+
+use axed::domain::run::{Run, RunId, Scope, Status};
+use axed::store::{Change, RunFilter, RunStore};
+use jiff::Timestamp;
+use rusqlite::{Connection, params};
+use uuid::Uuid;
+
+use crate::store::{child, completing, fresh, record, root, sqlite, starting, write};
+
+const AGENTS: [&str; 3] = ["a", "b", "c"];
+const OWNERS: [Option<&str>; 3] = [None, Some("ada"), Some("bob")];
+
+/// Numbers that look random and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % sides
+    }
+
+    fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.roll(of.len() as u64) as usize].clone()
+    }
+
+    fn maybe<T: Clone>(&mut self, of: &[T]) -> Option<T> {
+        (self.roll(3) == 0).then(|| self.one_of(of))
+    }
+}
+
+fn start() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).expect("a time")
+}
+
+fn at(seconds: u64) -> Timestamp {
+    start() + Duration::from_secs(seconds)
+}
+
+/// All pages of a filter, one after the other.
+async fn pages(store: &dyn RunStore, filter: &RunFilter) -> (Vec<RunId>, usize) {
+    let (mut seen, mut before, mut count) = (Vec::new(), filter.before, 0);
+    loop {
+        let filter = RunFilter {
+            before,
+            ..filter.clone()
+        };
+        let page = store.list(filter.clone()).await.expect("a page");
+        assert!(page.runs.len() <= filter.limit, "{filter:?}");
+        seen.extend(page.runs.iter().map(|run| run.id));
+        count += 1;
+        let Some(next) = page.next else {
+            return (seen, count);
+        };
+        assert!(before.is_none_or(|before| next < before), "it gets on");
+        before = Some(next);
+    }
+}
+
+fn fits(run: &Run, filter: &RunFilter) -> bool {
+    let is = |wanted: &Option<String>, is: Option<&str>| {
+        wanted.as_deref().is_none_or(|wanted| is == Some(wanted))
+    };
+    is(&filter.agent, Some(&run.agent))
+        && is(&filter.owner, run.owner.as_deref())
+        && is(&filter.session, run.session.as_deref())
+        && filter.status.is_none_or(|status| status == run.status)
+        && match filter.root {
+            Some(root) => run.root_id == root,
+            None => filter.all || run.parent_id.is_none(),
+        }
+        && (filter.labels.iter()).all(|(key, value)| run.labels.get(key) == Some(value))
+        && filter.since.is_none_or(|since| run.created_at >= since)
+        && filter.until.is_none_or(|until| run.created_at < until)
+}
+
+/// A store with every kind of run, and what is in it, newest first.
+async fn fill(store: &dyn RunStore, dice: &mut Dice) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut last: Option<Scope> = None;
+    for n in 0..240 {
+        let parent = last.filter(|_| dice.roll(4) == 0);
+        let scope = parent.as_ref().map_or_else(root, child);
+        let mut run = record(&scope, dice.one_of(&AGENTS));
+        // Times that are far from those in the ids, and not in their order.
+        run.created_at = at(n + dice.roll(20));
+        run.owner = match parent {
+            Some(parent) => runs
+                .iter()
+                .find(|run| run.id == parent.run)
+                .and_then(|run| run.owner.clone()),
+            None => dice.one_of(&OWNERS).map(str::to_owned),
+        };
+        if parent.is_none() {
+            run.session = dice.maybe(&["s", "t"]).map(str::to_owned);
+            for key in ["k", "l"] {
+                let value = dice.maybe(&["v", "w"]);
+                run.labels
+                    .extend(value.map(|value| (key.to_owned(), value.to_owned())));
+            }
+            last = Some(scope);
+        }
+        let open = Change::Open(Box::new(fresh(run.clone())));
+        store.write(write(&scope, open, 1)).await.expect("opened");
+        if dice.roll(4) > 0 {
+            store.write(starting(&scope)).await.expect("started");
+        }
+        if dice.roll(3) > 0 {
+            store.write(completing(&scope, "x")).await.expect("closed");
+        }
+        runs.push(store.run(scope.run).await.expect("a read").expect("it"));
+    }
+    runs.reverse();
+    runs
+}
+
+#[tokio::test]
+async fn pages_have_what_fits_and_nothing_else() {
+    let opened = sqlite();
+    let store = &*opened.store;
+    let mut dice = Dice(7);
+    let runs = fill(store, &mut dice).await;
+    let text = |text: &str| text.to_owned();
+    let label = |key: &str, value: &str| vec![(text(key), text(value))];
+    let labels = [
+        label("k", "v"),
+        label("l", "w"),
+        [label("k", "v"), label("l", "v")].concat(),
+        label("k", "none"),
+    ];
+    for _ in 0..400 {
+        let since = dice.maybe(&[0, 50, 200, 400]).map(at);
+        let filter = RunFilter {
+            agent: dice.maybe(&AGENTS).map(text),
+            owner: dice.maybe(&["ada", "bob", "eve"]).map(text),
+            status: dice.maybe(&Status::ALL),
+            root: dice.maybe(&[runs[200].root_id, runs[100].root_id, RunId::new()]),
+            all: dice.roll(2) == 0,
+            session: dice.maybe(&["s", "t", "u"]).map(text),
+            labels: dice.maybe(&labels).unwrap_or_default(),
+            since,
+            until: dice.maybe(&[1, 60, 120, 300]).map(at),
+            before: dice.maybe(&[runs[10].id, runs[100].id]),
+            limit: dice.one_of(&[1, 3, 50]),
+        };
+        let is_before = |run: &&Run| filter.before.is_none_or(|before| run.id < before);
+        let wanted = runs
+            .iter()
+            .filter(|run| fits(run, &filter))
+            .filter(is_before);
+        let wanted: Vec<RunId> = wanted.map(|run| run.id).collect();
+        assert_eq!(pages(store, &filter).await.0, wanted, "{filter:?}");
+    }
+}
+
+/// Ended runs of two owners in turn, each with an agent of its own, a second between them; returns their ids.
+fn insert(dir: &Path, count: u64) -> Vec<RunId> {
+    let mut db = Connection::open(dir.join("axed.db")).expect("opened");
+    let step = db.transaction().expect("begun");
+    let mut ids = Vec::new();
+    {
+        let mut run = step
+            .prepare(
+                "INSERT INTO runs (id, root, child, depth, status, agent, owner, created_at, finished_at, last_event, \
+                 attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, model_calls, \
+                 tool_calls, unreported, model, agent_version, tree_runs, tree_input_tokens, tree_output_tokens, \
+                 tree_cache_read_tokens, tree_cache_write_tokens, tree_model_calls, tree_tool_calls, tree_unreported, \
+                 input, labels) VALUES (?1, ?1, 0, 0, ?2, ?3, ?4, ?5, ?5, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, '', '', \
+                 1, 0, 0, 0, 0, 0, 0, 0, '', ?6)",
+            )
+            .expect("prepared");
+        let mut label = step
+            .prepare("INSERT INTO labels (key, value, run) VALUES (?1, ?2, ?3)")
+            .expect("prepared");
+        for n in 0..count {
+            let made = at(n).as_millisecond();
+            let id =
+                (u128::from(made.unsigned_abs()) << 80) | (7 << 76) | (2 << 62) | u128::from(n);
+            let id = Uuid::from_u128(id);
+            let (owner, agent) = [("ada", "a"), ("bob", "b")][(n % 2) as usize];
+            // The oldest one alone is of both, and failed.
+            let (agent, status) = if n == 0 {
+                ("b", "failed")
+            } else {
+                (agent, "completed")
+            };
+            let labels = format!("{{\"k\":\"v\",\"n\":\"{n}\"}}");
+            let of = params![id.as_bytes(), status, agent, owner, made, labels];
+            run.execute(of).expect("a run");
+            label
+                .execute(params!["k", "v", id.as_bytes()])
+                .expect("a label");
+            label
+                .execute(params!["n", n.to_string(), id.as_bytes()])
+                .expect("a label");
+            ids.push(RunId(id));
+        }
+    }
+    step.commit().expect("committed");
+    ids
+}
+
+#[tokio::test]
+async fn a_page_ends_early_instead_of_looking_through_everything() {
+    const COUNT: u64 = 20_000;
+    let opened = sqlite();
+    let store = &*opened.store;
+    let ids = insert(opened.place.path(), COUNT);
+    let page = RunFilter {
+        limit: 50,
+        ..RunFilter::default()
+    };
+    let text = |text: &str| Some(text.to_owned());
+    let label = |value: &str| vec![("k".to_owned(), value.to_owned())];
+
+    // What few runs have leads there at once, whatever else is wanted; so do times.
+    let oldest = vec![ids[0]];
+    let numbered = |n: &str| {
+        vec![
+            ("n".to_owned(), n.to_owned()),
+            ("k".to_owned(), "v".to_owned()),
+        ]
+    };
+    for (filter, wanted) in [
+        (
+            RunFilter {
+                status: Some(Status::Failed),
+                labels: label("v"),
+                ..page.clone()
+            },
+            &oldest,
+        ),
+        (
+            RunFilter {
+                status: Some(Status::Failed),
+                agent: text("b"),
+                ..page.clone()
+            },
+            &oldest,
+        ),
+        (
+            RunFilter {
+                status: Some(Status::Failed),
+                owner: text("ada"),
+                agent: text("b"),
+                ..page.clone()
+            },
+            &oldest,
+        ),
+        (
+            RunFilter {
+                labels: numbered("0"),
+                owner: text("ada"),
+                ..page.clone()
+            },
+            &oldest,
+        ),
+        (
+            RunFilter {
+                until: Some(at(1)),
+                owner: text("ada"),
+                agent: text("b"),
+                labels: label("v"),
+                ..page.clone()
+            },
+            &oldest,
+        ),
+        (
+            RunFilter {
+                until: Some(at(1)),
+                all: true,
+                ..page.clone()
+            },
+            &oldest,
+        ),
+        (
+            RunFilter {
+                labels: label("w"),
+                ..page.clone()
+            },
+            &Vec::new(),
+        ),
+        (
+            RunFilter {
+                labels: label("w"),
+                agent: text("a"),
+                ..page.clone()
+            },
+            &Vec::new(),
+        ),
+        (
+            RunFilter {
+                agent: text("a"),
+                session: text("s"),
+                ..page.clone()
+            },
+            &Vec::new(),
+        ),
+        (
+            RunFilter {
+                status: Some(Status::Cancelled),
+                labels: label("v"),
+                since: Some(at(9)),
+                ..page.clone()
+            },
+            &Vec::new(),
+        ),
+        (
+            RunFilter {
+                since: Some(at(COUNT)),
+                agent: text("a"),
+                owner: text("bob"),
+                ..page.clone()
+            },
+            &Vec::new(),
+        ),
+    ] {
+        assert_eq!(
+            pages(store, &filter).await,
+            (wanted.clone(), 1),
+            "{filter:?}"
+        );
+    }
+
+    // Two things that many runs have, and hardly any both.
+    let both = RunFilter {
+        owner: text("ada"),
+        agent: text("b"),
+        ..page.clone()
+    };
+    let first = store.list(both.clone()).await.expect("a page");
+    assert!(first.runs.is_empty() && first.next.is_some(), "{first:?}");
+    let (found, count) = pages(store, &both).await;
+    assert_eq!(found, oldest);
+    assert!((2..200).contains(&count), "{count} pages");
+}
