@@ -138,6 +138,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         created_at: now(),
         started_at: None,
         finished_at: None,
+        waited_ms: 0,
         last_event: 0,
     };
     let queued = event(EventKind::RunQueued {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -17,11 +18,39 @@ use crate::domain::usage::{TreeUsage, Usage};
 #[schemars(transparent)]
 pub struct RunId(#[schemars(with = "String", regex(pattern = "^run_[0-9a-f-]{36}$"))] pub Uuid);
 
+/// The newest id that was made by this process or found in its store.
+static NEWEST: Mutex<RunId> = Mutex::new(RunId(Uuid::nil()));
+
 impl RunId {
-    /// A new one. The only place that makes ids.
+    /// A new one, which sorts after every other, also where the clock was set back. The only place that makes ids.
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
     pub fn new() -> Self {
-        Self(Uuid::now_v7())
+        let made = Self(Uuid::now_v7());
+        let mut newest = NEWEST.lock().unwrap_or_else(PoisonError::into_inner);
+        *newest = made.after(*newest);
+        *newest
+    }
+
+    /// Has every id that is made from now on sort after this one.
+    pub fn precede_new(self) {
+        let mut newest = NEWEST.lock().unwrap_or_else(PoisonError::into_inner);
+        *newest = self.max(*newest);
+    }
+
+    /// This one, or where it does not sort after `newest` one that does: a little more than that, by chance.
+    fn after(self, newest: Self) -> Self {
+        if self > newest {
+            return self;
+        }
+        // A UUIDv7 has 48 bits of milliseconds, 4 of version, 12 random ones, 2 of variant and 62 random ones (RFC 9562).
+        const RANDOM: u128 = (1 << 62) - 1;
+        let (made, newest) = (self.0.as_u128(), newest.0.as_u128());
+        let last = (newest & RANDOM) + (made & 0xffff_ffff) + 1;
+        let counted = ((newest >> 80) << 12 | (newest >> 64) & 0xfff) + (last >> 62);
+        let (time, count) = (counted >> 12, counted & 0xfff);
+        Self(Uuid::from_u128(
+            time << 80 | 7 << 76 | count << 64 | 2 << 62 | last & RANDOM,
+        ))
     }
 }
 
@@ -349,6 +378,8 @@ pub struct Run {
     pub started_at: Option<Timestamp>,
     /// When it became terminal.
     pub finished_at: Option<Timestamp>,
+    /// Milliseconds after its start during which its time stood still, as all that it did was to wait for a person.
+    pub waited_ms: u64,
     /// Number of its last event; for a root, of its tree's.
     pub last_event: u64,
 }
@@ -368,6 +399,11 @@ impl Run {
         };
         let end = self.finished_at.unwrap_or(now);
         u64::try_from(end.as_millisecond() - started.as_millisecond()).unwrap_or(0)
+    }
+
+    /// As [`Run::duration_ms`], without the time that it waited for a person.
+    pub fn work_ms(&self, now: Timestamp) -> u64 {
+        self.duration_ms(now).saturating_sub(self.waited_ms)
     }
 }
 
@@ -394,6 +430,34 @@ mod tests {
         ] {
             assert!(bad.parse::<RunId>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_new_id_sorts_after_every_other_whatever_the_clock_says() {
+        let id = |text: &str| text.parse::<RunId>().expect("an id");
+        let made = id("run_01900000-0000-7000-8000-000000000009");
+        for (newest, wanted) in [
+            (
+                "run_018fffff-ffff-7fff-bfff-ffffffffffff",
+                "run_01900000-0000-7000-8000-000000000009",
+            ),
+            (
+                "run_01910000-0000-7abc-8000-000000000001",
+                "run_01910000-0000-7abc-8000-00000000000b",
+            ),
+            (
+                "run_01910000-0000-7abc-bfff-fffffffffffe",
+                "run_01910000-0000-7abd-8000-000000000008",
+            ),
+            (
+                "run_01910000-0000-7fff-bfff-ffffffffffff",
+                "run_01910000-0001-7000-8000-000000000009",
+            ),
+        ] {
+            assert_eq!(made.after(id(newest)), id(wanted), "after {newest}");
+        }
+        let last = (0..1000).map(|_| RunId::new()).collect::<Vec<_>>();
+        assert!(last.is_sorted_by(|a, b| a < b));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreE
             let is_counted_above = above.any(|above| above.label.is_some());
             let (time, tokens) = match is_counted_above {
                 true => (0, 0),
-                false => (run.duration_ms(now()), run.tree.usage.tokens.total()),
+                false => (run.work_ms(now()), run.tree.usage.tokens.total()),
             };
             let time = Duration::from_millis(time);
             tree.quotas.remember(time, tokens);

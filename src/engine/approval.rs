@@ -15,6 +15,7 @@ use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::endings;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::record;
 use crate::engine::remains::{self, Begun, Decided};
 use crate::engine::turn::TurnError;
 use crate::engine::waiting::{self, Call};
@@ -137,8 +138,9 @@ async fn hear(
     let in_time = async {
         match deadline {
             Some(deadline) => {
-                let left = now().duration_until(deadline);
-                tokio::time::sleep(Duration::try_from(left).unwrap_or_default()).await;
+                let limit = live.agent.approve_timeout.map_or(0, |it| it.as_secs());
+                let left = record::time_left(now().duration_until(deadline), limit);
+                tokio::time::sleep(left).await;
             }
             None => std::future::pending().await,
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
@@ -47,6 +48,7 @@ pub fn new(live: &LiveRun) -> Run {
         created_at: now(),
         started_at: None,
         finished_at: None,
+        waited_ms: 0,
         last_event: 0,
     }
 }
@@ -77,4 +79,28 @@ pub fn on_the_calendar(deadline: Deadline) -> (Timestamp, u64) {
         now().checked_add(left).unwrap_or(Timestamp::MAX),
         deadline.seconds,
     )
+}
+
+/// What is left of a time of so many seconds: never more than all of it, where the clock was set back, and nothing where
+/// it is over.
+pub fn time_left(until_end: SignedDuration, seconds: u64) -> Duration {
+    let left = Duration::try_from(until_end).unwrap_or_default();
+    left.min(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use jiff::SignedDuration;
+
+    use super::time_left;
+
+    #[test]
+    fn a_recovered_deadline_is_never_longer_than_the_timeout() {
+        let of_a_minute = |seconds| time_left(SignedDuration::from_secs(seconds), 60);
+        assert_eq!(of_a_minute(59), Duration::from_secs(59));
+        assert_eq!(of_a_minute(-1), Duration::ZERO);
+        assert_eq!(of_a_minute(86_400), Duration::from_secs(60));
+    }
 }

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use jiff::SignedDuration;
 use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId, Scope, Status, now};
@@ -17,6 +16,7 @@ use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun, RootSlot, Tree};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
+use crate::engine::record;
 use crate::engine::spans::Trace;
 use crate::store::{StoreError, Unfinished};
 
@@ -214,7 +214,7 @@ pub fn revive(
         // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
         let since = continuation.waiting_since.unwrap_or_else(now);
         live.set_deadline(Deadline {
-            at: later(since.duration_until(at)),
+            at: Instant::now() + record::time_left(since.duration_until(at), seconds),
             seconds,
         });
         live.clock().is_told = continuation.waiting_since.is_some();
@@ -228,9 +228,4 @@ pub fn revive(
         live.stop.cancel();
     }
     Some(live)
-}
-
-/// The moment when this has passed: what is past already is now.
-fn later(left: SignedDuration) -> Instant {
-    Instant::now() + std::time::Duration::try_from(left).unwrap_or_default()
 }

@@ -461,6 +461,7 @@ mod tests {
             created_at: now(),
             started_at: None,
             finished_at: None,
+            waited_ms: 0,
             last_event: 0,
         }
     }

@@ -413,6 +413,7 @@ mod tests {
             created_at: at(0),
             started_at: Some(at(1)),
             finished_at: Some(at(3)),
+            waited_ms: 0,
             last_event: 17,
         }
     }

@@ -13,6 +13,7 @@ mod cancel_tree;
 mod catalog;
 mod cli;
 mod cli_runs;
+mod clocks;
 mod config;
 mod delegation;
 mod depth;

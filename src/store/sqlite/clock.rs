@@ -3,10 +3,14 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
+use uuid::Uuid;
 
+use crate::domain::run::{RunId, now};
 use crate::store::StoreError;
 use crate::store::sqlite::readers::failed;
 
+/// No delivery waits longer for its next try: twice the longest wait, in milliseconds.
+const MAX_RETRY_MS: i64 = 2 * 3_600_000;
 /// Bits of an id after its milliseconds.
 const AFTER_TIME: u32 = 80;
 
@@ -73,6 +77,28 @@ pub fn measure(db: &Connection) -> rusqlite::Result<()> {
         }
     }
     distance.write(db)
+}
+
+/// Goes on where the store is, also where the clock was set back since: new runs sort after those that are there, and
+/// deliveries do not wait for a time that is far away.
+pub fn follow(db: &Connection) -> rusqlite::Result<()> {
+    let newest = db
+        .query_row(
+            "SELECT id, created_at FROM runs ORDER BY id DESC LIMIT 1",
+            [],
+            |row| Ok((row.get(0).map(u128::from_be_bytes)?, row.get(1)?)),
+        )
+        .optional()?;
+    if let Some((id, created)) = newest {
+        RunId(Uuid::from_u128(id)).precede_new();
+        Distance::read(db)?.with(made_at(id), created).write(db)?;
+    }
+    let now = now().as_millisecond();
+    db.execute(
+        "UPDATE deliveries SET next_at = ?1, since = min(since, ?1) WHERE next_at > ?1 + ?2",
+        [now, MAX_RETRY_MS],
+    )?;
+    Ok(())
 }
 
 /// The milliseconds in an id.

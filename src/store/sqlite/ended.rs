@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::domain::run::RunId;
+use crate::domain::run::{RunId, now};
 use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::{removal, rows};
 use crate::store::{EndedBefore, NewestEnded, Outlived, OutlivedPage, StoreError};
@@ -35,13 +35,16 @@ pub fn outlived(db: &Connection, query: Outlived) -> Result<OutlivedPage, StoreE
         .map_err(failed)?;
     let mut page = OutlivedPage::default();
     let mut looked_at = 0;
+    let now = now().as_millisecond();
     let mut last = None;
     while let Some(row) = found.next().map_err(failed)? {
         let id = rows::id(row, 0).map_err(failed)?;
         let made = removal::made_at(id);
         let goes = match query.before {
-            // Whoever was made later cannot have ended before.
-            EndedBefore::Time(time) if made > time.as_millisecond() => return Ok(page),
+            // Whoever was made later cannot have ended before, unless the clock has been set back since.
+            EndedBefore::Time(time) if (time.as_millisecond() + 1..=now).contains(&made) => {
+                return Ok(page);
+            }
             EndedBefore::Time(time) => {
                 row.get::<_, i64>(1).map_err(failed)? < time.as_millisecond()
             }

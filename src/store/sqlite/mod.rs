@@ -62,6 +62,7 @@ impl Sqlite {
         let file = dir.join(FILE);
         lock::private_file(&file)?;
         let connection = schema::open_writer(&file, durability)?;
+        clock::follow(&connection).map_err(readers::failed)?;
         let checkpointer = Checkpointer::start(&file)?;
         let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
         let commits = Arc::<AtomicU64>::default();

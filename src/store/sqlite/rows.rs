@@ -9,7 +9,7 @@ use rusqlite::types::Type;
 use serde::Deserialize;
 
 use crate::domain::event::{self, Event, StoredEvent};
-use crate::domain::run::{Depth, Run, RunId};
+use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use crate::store::{Claimed, Continuation, Step, StoreError};
 
@@ -28,7 +28,8 @@ pub const RUN_COLUMNS: &str = "r.id, r.root, r.parent, r.depth, r.tool_call_id, 
      r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
      r.cost, r.unreported, \
      r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, r.tree_cache_write_tokens, \
-     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner, r.structured, r.session";
+     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner, r.structured, r.session, \
+     r.waited, r.waiting_since";
 
 /// Where a run's own usage begins in [`RUN_COLUMNS`].
 const OWN_USAGE: usize = 25;
@@ -38,12 +39,14 @@ const TREE_RUNS: usize = 33;
 const OWNER: usize = 42;
 /// Where it says whether its content is JSON that was asked for.
 const STRUCTURED: usize = 43;
-/// Where its session stands, the last of them.
+/// Where its session stands.
 const SESSION: usize = 44;
+/// Where the time that it waited stands; since when it waits follows, the last of them.
+const WAITED: usize = 45;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
 pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since";
-const CONTINUATION: usize = SESSION + 1;
+const CONTINUATION: usize = WAITED + 2;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
 pub type Hash = [u8; 32];
@@ -95,8 +98,20 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         created_at: time(row, 21)?.unwrap_or_default(),
         started_at: time(row, 22)?,
         finished_at: time(row, 23)?,
+        waited_ms: waited(row)?,
         last_event: unsigned(row.get(24)?),
     })
+}
+
+/// How long the run's time stood still, the wait that it is in included.
+fn waited(row: &Row<'_>) -> rusqlite::Result<u64> {
+    let before = row.get::<_, Option<i64>>(WAITED)?.unwrap_or(0);
+    let Some(since) = row.get::<_, Option<i64>>(WAITED + 1)? else {
+        return Ok(unsigned(before));
+    };
+    let end = row.get::<_, Option<i64>>(23)?;
+    let end = end.unwrap_or_else(|| now().as_millisecond());
+    Ok(unsigned(before + (end - since).max(0)))
 }
 
 /// Reads what the run's definition is known by; none where the run was accepted without.

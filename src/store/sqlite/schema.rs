@@ -179,10 +179,13 @@ CREATE INDEX runs_session ON runs (session, owner, id, agent, status) WHERE sess
 ";
 
 // How far the ids' times are from the records', see `clock`: a second at first, so that hardly any run has to write it.
+// `waited` is how many milliseconds a run's time stood still. `deletions` has the roots whose trees are being removed.
 // `runs_finished_by_agent` gets `finished_at` for the reason that the one by owner has it.
 const LISTS: &str = "
 CREATE TABLE clock (id INTEGER PRIMARY KEY, lead INTEGER NOT NULL, lag INTEGER NOT NULL);
 INSERT INTO clock (id, lead, lag) VALUES (1, 1000, 1000);
+ALTER TABLE runs ADD COLUMN waited INTEGER;
+CREATE TABLE deletions (root BLOB NOT NULL PRIMARY KEY) WITHOUT ROWID;
 DROP INDEX runs_finished_by_agent;
 CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_at, finished_at)
   WHERE finished_at IS NOT NULL;

@@ -4,7 +4,8 @@ use rusqlite::{Connection, Statement};
 
 /// The run and the body of the idempotency key `?1`, `?2`, `?3` as of the time `?4`.
 pub const CLAIMED: &str = "SELECT run, body FROM claims \
-     WHERE credential = ?1 AND route = ?2 AND key = ?3 AND expires > ?4";
+     WHERE credential = ?1 AND route = ?2 AND key = ?3 AND expires > ?4 \
+     AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = run)";
 
 /// The writer's statements; their parameters stand in the order of their columns.
 pub struct Statements<'c> {
@@ -60,6 +61,12 @@ pub struct Statements<'c> {
     pub exists: Statement<'c>,
     /// Whether there is such a root.
     pub is_root: Statement<'c>,
+    /// Marks a root whose tree is to be removed.
+    pub mark_deletion: Statement<'c>,
+    /// Whether a tree is being removed.
+    pub is_deletion: Statement<'c>,
+    /// Its root is gone.
+    pub end_deletion: Statement<'c>,
     /// A child of a run.
     pub child: Statement<'c>,
     /// A run's labels and definition, and how many bytes of text it has.
@@ -129,7 +136,9 @@ impl<'c> Statements<'c> {
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             going: sql(
-                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = NULL, deadline_at = ?3, \
+                // Its deadline moves by the time that it stood still.
+                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = NULL, \
+                 waited = coalesce(waited, 0) + max(0, ?3 - coalesce(deadline_at, ?3)), deadline_at = ?3, \
                  deadline_seconds = ?4, status = CASE status WHEN 'waiting' THEN 'running' ELSE status END \
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
@@ -190,6 +199,9 @@ impl<'c> Statements<'c> {
             )?,
             exists: sql("SELECT 1 FROM runs WHERE id = ?1")?,
             is_root: sql("SELECT 1 FROM runs WHERE id = ?1 AND parent IS NULL")?,
+            mark_deletion: sql("INSERT OR IGNORE INTO deletions (root) VALUES (?1)")?,
+            is_deletion: sql("SELECT 1 FROM deletions WHERE root = ?1")?,
+            end_deletion: sql("DELETE FROM deletions WHERE root = ?1")?,
             child: sql("SELECT id FROM runs WHERE parent = ?1 LIMIT 1")?,
             leaving: sql(
                 "SELECT labels, definition, coalesce(octet_length(content), 0) + \
