@@ -73,8 +73,8 @@ pub trait RunStore: Send + Sync + 'static {
     /// while he is away, and several may become one.
     fn outbox(&self) -> Arc<Notify>;
 
-    /// Removes a root with its tree, its events, its deliveries and its idempotency keys; false where there is no such root. A large
-    /// tree goes in parts between which others write, its root last: until then it is seen with less and less below it.
+    /// Removes a root with its tree, its events, its deliveries and its idempotency keys; false where there is no such root.
+    /// Nobody sees anything of it from then on. What is large goes in parts between which others write, over restarts too.
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// A page of ended roots that can go, oldest first. One with an unfinished run in its tree, or with a delivery that
@@ -85,7 +85,7 @@ pub trait RunStore: Send + Sync + 'static {
     fn newest_ended(&self, query: NewestEnded) -> BoxFuture<'_, Result<Option<RunId>, StoreError>>;
 
     /// Removes a few definitions that no run refers to, and gives a little of the space that nothing uses any more back
-    /// to the file system; true where there may be more to do. Keeps some space for new runs.
+    /// to the file system; true where there may be more to do, also of deletions. Keeps some space for new runs.
     fn tidy(&self) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Whether it can be written and read now.

@@ -173,15 +173,7 @@ impl RunStore for Sqlite {
     }
 
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move {
-            let mut done = self.ask(Task::Delete(root)).await?;
-            let was_there = done > 0;
-            // Others write between the parts of a large tree.
-            while done == writer::MORE {
-                done = self.ask(Task::Delete(root)).await?;
-            }
-            Ok(was_there)
-        })
+        Box::pin(async move { Ok(self.ask(Task::Delete(root)).await? > 0) })
     }
 
     fn outlived(&self, query: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>> {

@@ -21,25 +21,29 @@ use crate::store::{
 const TREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
      SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) ";
 
+/// Leaves out the trees that are being removed, from `runs AS r`.
+pub const VISIBLE: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
+
 type Found<T> = Result<T, StoreError>;
 
 /// One run.
 pub fn run(db: &Connection, id: RunId) -> Found<Option<Run>> {
-    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.id = ?1");
+    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.id = ?1 AND {VISIBLE}");
     Ok(runs(db, &sql, &[rows::bytes(&id)])?.pop())
 }
 
 /// The run and its descendants, in the order of their making.
 pub fn tree(db: &Connection, id: RunId) -> Found<Vec<Run>> {
     let sql = format!(
-        "{TREE} SELECT {RUN_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id ORDER BY r.id"
+        "{TREE} SELECT {RUN_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id WHERE {VISIBLE} ORDER BY r.id"
     );
     runs(db, &sql, &[rows::bytes(&id)])
 }
 
 /// The direct children, in the order of their making.
 pub fn children(db: &Connection, id: RunId) -> Found<Vec<Run>> {
-    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.parent = ?1 ORDER BY r.id");
+    let sql =
+        format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.parent = ?1 AND {VISIBLE} ORDER BY r.id");
     runs(db, &sql, &[rows::bytes(&id)])
 }
 
@@ -47,7 +51,7 @@ pub fn children(db: &Connection, id: RunId) -> Found<Vec<Run>> {
 pub fn unfinished(db: &Connection) -> Found<Vec<Unfinished>> {
     let sql = format!(
         "SELECT {RUN_COLUMNS}, {CONTINUATION_COLUMNS} FROM runs r INDEXED BY runs_unfinished \
-         WHERE r.finished_at IS NULL ORDER BY r.depth, r.id"
+         WHERE r.finished_at IS NULL AND {VISIBLE} ORDER BY r.depth, r.id"
     );
     let mut sql = db.prepare_cached(&sql).map_err(failed)?;
     let mut rows = sql.query([]).map_err(failed)?;
@@ -94,8 +98,11 @@ pub fn list(db: &Connection, filter: &RunFilter) -> Found<RunPage> {
 
 /// Runs of a session, newest first.
 pub fn session(db: &Connection, query: SessionQuery) -> Found<Vec<Run>> {
+    // Only roots have sessions.
     let mut select = Select::new(
-        "SELECT r.id FROM runs r INDEXED BY runs_session WHERE r.session IS NOT NULL".to_owned(),
+        "SELECT r.id FROM runs r INDEXED BY runs_session WHERE r.session IS NOT NULL \
+         AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id)"
+            .to_owned(),
     );
     select.and("r.session =", query.name);
     select.and("r.owner IS", query.owner);
@@ -130,10 +137,10 @@ fn page(db: &Connection, ids: Vec<RunId>) -> Found<Vec<Run>> {
 /// Steps of a run, in order.
 pub fn steps(db: &Connection, id: RunId) -> Found<Vec<Step>> {
     let mut sql = db
-        .prepare_cached(
+        .prepare_cached(&format!(
             "SELECT e.steps FROM runs r CROSS JOIN entries e ON e.root = r.root \
-             WHERE r.id = ?1 AND e.run = ?1 AND e.steps IS NOT NULL ORDER BY e.last_seq, e.id",
-        )
+             WHERE r.id = ?1 AND e.run = ?1 AND e.steps IS NOT NULL AND {VISIBLE} ORDER BY e.last_seq, e.id",
+        ))
         .map_err(failed)?;
     let mut found = sql.query(params![rows::bytes(&id)]).map_err(failed)?;
     let mut steps = Vec::new();
@@ -149,7 +156,8 @@ pub fn events(db: &Connection, query: EventQuery) -> Found<Vec<StoredEvent>> {
     let mut sql = db
         .prepare_cached(
             "SELECT run, last_seq, count, events FROM entries \
-             WHERE root = ?1 AND last_seq > ?2 AND events IS NOT NULL ORDER BY last_seq",
+             WHERE root = ?1 AND last_seq > ?2 AND events IS NOT NULL \
+             AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = ?1) ORDER BY last_seq",
         )
         .map_err(failed)?;
     let mut found = sql

@@ -1,17 +1,76 @@
 //! How trees and definitions are removed: a little in one transaction, so that no run waits long. Knows no transaction.
 
-use rusqlite::params;
+use std::collections::VecDeque;
+
+use rusqlite::{Connection, params};
 
 use crate::domain::run::RunId;
 use crate::store::sqlite::definitions::Known;
 use crate::store::sqlite::rows::{self, Hash};
 use crate::store::sqlite::statements::Statements;
-use crate::store::sqlite::writer::{GONE, MORE};
 
 /// Entries and runs that one part of a tree has at most.
 const PART_ROWS: u32 = 128;
 /// Bytes of their texts after which a part ends.
-const PART_BYTES: u64 = 1 << 20;
+pub const PART_BYTES: usize = 1 << 20;
+
+/// What there is of a tree after a part of it was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// It is gone.
+    Nothing,
+    /// A further part.
+    More,
+}
+
+/// Roots whose trees are being removed: marked in the table, so that nobody sees them and the next start goes on.
+#[derive(Debug, Default)]
+pub struct Deletions {
+    roots: VecDeque<RunId>,
+    /// Whether a part could not be removed since something was last written.
+    is_paused: bool,
+}
+
+impl Deletions {
+    /// Those that are marked.
+    pub fn read(db: &Connection) -> rusqlite::Result<Self> {
+        let roots = db
+            .prepare("SELECT root FROM deletions")?
+            .query_map([], |row| rows::id(row, 0))?
+            .collect::<rusqlite::Result<_>>()?;
+        Ok(Self {
+            roots,
+            is_paused: false,
+        })
+    }
+
+    /// One more that has been marked.
+    pub fn add(&mut self, root: RunId) {
+        self.roots.push_back(root);
+    }
+
+    /// Whose turn it is.
+    pub fn next(&mut self) -> Option<RunId> {
+        self.roots.rotate_left(1.min(self.roots.len()));
+        self.is_paused = false;
+        self.roots.back().copied()
+    }
+
+    /// Its root is gone.
+    pub fn end(&mut self, root: RunId) {
+        self.roots.retain(|other| *other != root);
+    }
+
+    /// Lets them rest until something is written.
+    pub fn pause(&mut self) {
+        self.is_paused = true;
+    }
+
+    /// Whether there is something to remove, after so many writes.
+    pub fn is_due(&self, writes: usize) -> bool {
+        !self.roots.is_empty() && (writes > 0 || !self.is_paused)
+    }
+}
 
 /// Removes a part of a root's tree: its log first, from its end, so that nobody reads it with a gap; then its runs from
 /// the leaves up, so that what a kill leaves is still found below its root.
@@ -19,10 +78,10 @@ pub fn remove_part(
     sql: &mut Statements<'_>,
     definitions: &mut Known,
     root: RunId,
-) -> rusqlite::Result<u64> {
+) -> rusqlite::Result<Left> {
     let mut left = Part {
         rows: PART_ROWS,
-        bytes: PART_BYTES,
+        bytes: PART_BYTES as u64,
     };
     let entries: Vec<(i64, i64)> = sql
         .entries
@@ -33,7 +92,7 @@ pub fn remove_part(
     for (entry, bytes) in entries {
         sql.delete_entry.execute([entry])?;
         if !left.take(bytes) {
-            return Ok(MORE);
+            return Ok(Left::More);
         }
     }
     let mut path = vec![root];
@@ -50,10 +109,10 @@ pub fn remove_part(
         let bytes = remove_run(sql, definitions, run)?;
         path.pop();
         if !left.take(bytes) && !path.is_empty() {
-            return Ok(MORE);
+            return Ok(Left::More);
         }
     }
-    Ok(GONE)
+    Ok(Left::Nothing)
 }
 
 /// What a part may still take.

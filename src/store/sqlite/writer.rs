@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, warn};
 
@@ -18,7 +19,7 @@ use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Distance;
 use crate::store::sqlite::definitions::{self, Known};
 use crate::store::sqlite::lock::Lock;
-use crate::store::sqlite::removal;
+use crate::store::sqlite::removal::{self, Deletions, Left};
 use crate::store::sqlite::rows::{self, Hash};
 use crate::store::sqlite::shrink::Shrink;
 use crate::store::sqlite::statements::Statements;
@@ -32,11 +33,6 @@ const BATCH: usize = 256;
 const MOST_BYTES: usize = 500_000_000;
 /// Trees whose last number is kept at hand; the others' are looked up in the log.
 const NUMBERS_AT_HAND: usize = 16_384;
-
-/// The tree is gone.
-pub const GONE: u64 = 1;
-/// A part of the tree is gone, and there is more of it.
-pub const MORE: u64 = 2;
 
 /// What the writer is asked for, and who waits for it.
 pub struct Job {
@@ -54,7 +50,8 @@ pub enum Task {
     Tried(Tried),
     /// Makes a run's delivery due now; answers 1, or 0 where there is none such.
     Resend(RunId, DeliveryId),
-    /// Removes a part of a root's tree, the root last; answers 0 where there is no such root, [`GONE`] or [`MORE`].
+    /// Removes a root with its tree, of a large one at first a part: nobody sees the rest any more, which goes by and by.
+    /// Answers 1, or 0 where there is no such root.
     Delete(RunId),
     /// Removes a few unused definitions and gives a little unused space back; answers 1 where there may be more, else 0.
     Tidy,
@@ -214,6 +211,7 @@ struct Writer<'c> {
     definitions: Known,
     broken: Broken,
     distance: Distance,
+    deletions: Deletions,
     shrink: Shrink,
     /// Transactions so far, for whoever asks.
     commits: &'c AtomicU64,
@@ -228,6 +226,7 @@ impl<'c> Writer<'c> {
             definitions: Known::default(),
             broken: Broken::default(),
             distance: Distance::read(connection)?,
+            deletions: Deletions::read(connection)?,
             shrink: Shrink::of(connection)?,
             commits,
         })
@@ -241,7 +240,7 @@ impl<'c> Writer<'c> {
     ) -> Option<Ending> {
         let mut ending = None;
         let mut batch = Vec::with_capacity(BATCH);
-        while jobs.blocking_recv_many(&mut batch, BATCH) > 0 {
+        while self.receive(jobs, &mut batch) {
             let close = batch
                 .iter()
                 .position(|job| matches!(job.task, Task::Close(_)));
@@ -272,8 +271,77 @@ impl<'c> Writer<'c> {
             }
             checkpointer.committed(writes, bytes, self.connection);
             self.shrink.settle(self.connection);
+            if self.deletions.is_due(writes) {
+                self.delete_further();
+                checkpointer.committed(1, removal::PART_BYTES, self.connection);
+            }
         }
         ending
+    }
+
+    /// Takes what waits into the batch. Waits for it only where there is nothing else to do; false at the end.
+    fn receive(&self, jobs: &mut mpsc::Receiver<Job>, batch: &mut Vec<Job>) -> bool {
+        if !self.deletions.is_due(0) {
+            return jobs.blocking_recv_many(batch, BATCH) > 0;
+        }
+        while batch.len() < BATCH {
+            match jobs.try_recv() {
+                Ok(job) => batch.push(job),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return !batch.is_empty(),
+            }
+        }
+        true
+    }
+
+    /// Removes a part more of a tree that is being removed, in a transaction of its own.
+    fn delete_further(&mut self) {
+        let Some(root) = self.deletions.next() else {
+            return;
+        };
+        let removed = self
+            .sql
+            .begin
+            .execute([])
+            .and_then(|_| self.remove(root))
+            .and_then(|left| self.sql.commit.execute([]).map(|_| left));
+        match removed {
+            Ok(left) => {
+                self.commits.fetch_add(1, Ordering::Relaxed);
+                if left == Left::Nothing {
+                    self.deletions.end(root);
+                }
+            }
+            Err(error) => {
+                self.roll_back();
+                self.deletions.pause();
+                warn!(run.id = %root, run.root = %root, error = %error, "The tree of {root} could not be removed further, trying again after the next write: {error}");
+            }
+        }
+    }
+
+    /// Removes a part of a tree, whose root is marked as long as there is more of it.
+    fn remove(&mut self, root: RunId) -> rusqlite::Result<Left> {
+        let left = removal::remove_part(&mut self.sql, &mut self.definitions, root)?;
+        let id = params![rows::bytes(&root)];
+        match left {
+            Left::More => self.sql.mark_deletion.execute(id)?,
+            Left::Nothing => self.sql.end_deletion.execute(id)?,
+        };
+        Ok(left)
+    }
+
+    fn roll_back(&mut self) {
+        if !self.connection.is_autocommit()
+            && let Err(error) = self.connection.execute_batch("ROLLBACK")
+        {
+            error!(error = %error, "The store could not roll back: {error}");
+        }
+        self.numbers.clear();
+        self.definitions.clear();
+        // What was written of these is gone: the next run writes the one again, and the table knows the others.
+        self.distance = Distance { lead: 0, lag: 0 };
+        self.deletions = Deletions::read(self.connection).unwrap_or_default();
     }
 
     /// Commits a batch. After a failure of the engine nothing of it is committed.
@@ -282,15 +350,7 @@ impl<'c> Writer<'c> {
         match self.try_commit(batch, &mut results) {
             Ok(()) => results,
             Err(error) => {
-                if !self.connection.is_autocommit()
-                    && let Err(error) = self.connection.execute_batch("ROLLBACK")
-                {
-                    error!(error = %error, "The store could not roll back: {error}");
-                }
-                self.numbers.clear();
-                self.definitions.clear();
-                // What was written of it is gone: the next run writes it again.
-                self.distance = Distance { lead: 0, lag: 0 };
+                self.roll_back();
                 for job in batch {
                     self.note_gap(job);
                 }
@@ -686,19 +746,20 @@ impl<'c> Writer<'c> {
     }
 
     fn delete(&mut self, root: RunId) -> Result<u64, Fault> {
-        if !self.sql.is_root.exists(params![rows::bytes(&root)])? {
+        let id = params![rows::bytes(&root)];
+        if !self.sql.is_root.exists(id)? || self.sql.is_deletion.exists(id)? {
             return Ok(0);
         }
         self.numbers.remove(&root);
-        Ok(removal::remove_part(
-            &mut self.sql,
-            &mut self.definitions,
-            root,
-        )?)
+        if let Left::More = self.remove(root)? {
+            self.deletions.add(root);
+        }
+        Ok(1)
     }
 
     fn tidy(&mut self) -> Result<u64, Fault> {
         let more = removal::drop_definitions(&mut self.sql, &mut self.definitions)?;
+        let more = more || self.deletions.is_due(1);
         Ok(u64::from(self.shrink.step(self.connection)? || more))
     }
 
