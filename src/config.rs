@@ -16,6 +16,7 @@ pub mod auth;
 pub mod document;
 pub mod load;
 pub mod models;
+mod presets;
 mod providers;
 pub mod section;
 mod telemetry;
@@ -318,6 +319,10 @@ pub struct Provider {
     pub key_env: String,
     /// Where it is, without a slash at its end; none means the service's own address.
     pub base_url: Option<String>,
+    /// Whether it is a well-known service at its own address, which wants a key.
+    pub is_preset: bool,
+    /// The variable that would hold the address of a well-known service, where that is not known.
+    pub missing_address: Option<&'static str>,
     /// Sent with every request.
     pub headers: BTreeMap<String, SecretString>,
     /// Requests at once; none means no limit.

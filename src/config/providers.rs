@@ -8,6 +8,7 @@ use secrecy::SecretString;
 use crate::config::document::{Node, Origin, Table, Value};
 use crate::config::load::{MAX_PRICE, Place, is_plain_name, set, variable_name};
 use crate::config::models::{Override, Sampling};
+use crate::config::presets::{PRESETS, Preset, preset};
 use crate::config::section::{MAX_COUNT, Section};
 use crate::config::{MAX_REPLY, Provider, ProviderKind};
 use crate::domain::agent::{Effort, check_extra};
@@ -29,7 +30,8 @@ pub(in crate::config) fn add_builtin(top: &mut Table) {
     };
     let providers = top.entry("providers".to_owned()).or_insert_with(empty);
     if let Value::Table(providers) = &mut providers.value {
-        for name in ["anthropic", "openai", "ollama"] {
+        let presets = PRESETS.iter().map(|preset| preset.name);
+        for name in ["anthropic", "openai", "ollama"].into_iter().chain(presets) {
             providers.entry(name.to_owned()).or_insert_with(empty);
         }
     }
@@ -46,19 +48,31 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
         _ => Err("must be one of: max_tokens, max_completion_tokens".to_owned()),
     };
     let max_tokens_field = only_for(s, kind, ProviderKind::Openai, "max_tokens_field", fields);
+    let preset = preset(name).filter(|_| kind == ProviderKind::Openai);
     let key_env = s.checked("api_key_env", variable);
-    let key_env = key_env.unwrap_or_else(|| format!("{}_API_KEY", variable_name(name)));
+    let key_env = key_env.unwrap_or_else(|| usual_key(name, preset, place));
+    let written = base_url(name, s, place);
+    let own = preset.filter(|_| written.is_none());
+    let (preset_url, missing_address) = match own.map(|own| own.base_url(place.environment)) {
+        Some(Ok(url)) => (Some(url), None),
+        Some(Err(variable)) => (None, Some(variable)),
+        None => (None, None),
+    };
+    let own_field = own.filter(|own| own.max_completion_tokens);
+    let own_field = own_field.map(|_| "max_completion_tokens".to_owned());
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
     Provider {
         kind,
         api_key: api_key(s, place, &key_env),
         key_env,
-        base_url: base_url(name, s, place),
+        is_preset: own.is_some(),
+        missing_address,
+        base_url: written.or(preset_url),
         headers: s.texts_by_name("headers", header),
         max_concurrent: s.whole("max_concurrent", 0..=MAX_COUNT).and_then(positive),
         timeout: s.seconds("timeout", 0).filter(|time| !time.is_zero()),
         version,
-        max_tokens_field,
+        max_tokens_field: max_tokens_field.or(own_field),
         max_reply: s.size("max_reply").unwrap_or(MAX_REPLY),
         scripts: scripts(s, kind, place),
         models: s.named("models", |_, s| model(s)),
@@ -123,13 +137,25 @@ fn check_name(name: &str, s: &mut Section<'_>) {
 
 fn kind(name: &str, s: &mut Section<'_>) -> ProviderKind {
     let by_name = KINDS.iter().find(|(kind, _)| *kind == name);
-    if by_name.is_none() && s.peek("kind").is_none() {
+    let is_known = by_name.is_some() || preset(name).is_some();
+    if !is_known && s.peek("kind").is_none() {
         let why = "must be given, one of: anthropic, openai, ollama, scripted";
         s.missing("kind", why);
     }
     let kind = s.one_of("kind", &KINDS);
     kind.or(by_name.map(|(_, kind)| *kind))
         .unwrap_or(ProviderKind::Openai)
+}
+
+/// The variable that holds the key where the file names none: of a well-known service's variables the first that is set.
+fn usual_key(name: &str, preset: Option<&Preset>, place: &Place<'_>) -> String {
+    let Some(Preset { keys, .. }) = preset else {
+        return format!("{}_API_KEY", variable_name(name));
+    };
+    let mut keys = keys.iter().copied();
+    let first = keys.clone().next().unwrap_or_default();
+    let is_set = |key: &&str| set(place.environment, key).is_some();
+    keys.find(is_set).unwrap_or(first).to_owned()
 }
 
 /// A text that means something to one kind only.

@@ -28,6 +28,8 @@ pub struct Served {
 /// All configured providers.
 pub struct Registry {
     providers: BTreeMap<String, Result<Arc<Served>, Unavailable>>,
+    /// Those that errors name beside the built-in ones: configured ones, and well-known services that can be asked.
+    named: Vec<String>,
 }
 
 /// Why a model's provider cannot be asked.
@@ -40,6 +42,16 @@ pub enum Unavailable {
         name: String,
         /// What there is, parted by commas.
         supported: String,
+    },
+    /// A well-known service whose address is a customer's own.
+    #[error(
+        "the address of provider \"{name}\" is not configured (set {env}, or base_url in [providers.{name}])"
+    )]
+    MissingAddress {
+        /// Its name.
+        name: String,
+        /// The variable that would hold it.
+        env: &'static str,
     },
     /// It needs a key.
     #[error("API key for provider \"{name}\" is not configured (set {env} or add to config.toml)")]
@@ -64,14 +76,18 @@ pub struct RegistryError {
 impl Registry {
     /// Builds a client for each. One that lacks its key is kept as that answer: agents that do not use it must run.
     pub fn build(providers: &BTreeMap<String, config::Provider>) -> Result<Self, RegistryError> {
-        let mut built = BTreeMap::new();
+        let (mut built, mut named) = (BTreeMap::new(), Vec::new());
         for (name, config) in providers {
-            let served = match needs_key(config) {
-                true => Err(Unavailable::MissingKey {
+            let served = match (config.missing_address, needs_key(config)) {
+                (Some(env), _) => Err(Unavailable::MissingAddress {
+                    name: name.clone(),
+                    env,
+                }),
+                (None, true) => Err(Unavailable::MissingKey {
                     name: name.clone(),
                     env: config.key_env.clone(),
                 }),
-                false => Ok(Arc::new(Served {
+                (None, false) => Ok(Arc::new(Served {
                     name: name.clone(),
                     provider: client(name, config).map_err(|why| RegistryError {
                         name: name.clone(),
@@ -83,9 +99,16 @@ impl Registry {
                         .map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)))),
                 })),
             };
+            let is_own = !config.is_preset || served.is_ok();
+            if is_own && !BUILT_IN.contains(&name.as_str()) {
+                named.push(name.clone());
+            }
             built.insert(name.clone(), served);
         }
-        Ok(Self { providers: built })
+        Ok(Self {
+            providers: built,
+            named,
+        })
     }
 
     /// The provider of that name.
@@ -100,11 +123,9 @@ impl Registry {
     }
 
     fn supported(&self) -> String {
-        let own = self.providers.keys().map(String::as_str);
-        let own = own.filter(|name| !BUILT_IN.contains(name));
         BUILT_IN
             .into_iter()
-            .chain(own)
+            .chain(self.named.iter().map(String::as_str))
             .collect::<Vec<_>>()
             .join(", ")
     }
@@ -129,7 +150,7 @@ fn needs_key(config: &config::Provider) -> bool {
     let has_header = |name: &str| config.headers.keys().any(|h| h.eq_ignore_ascii_case(name));
     let wants_key = match config.kind {
         ProviderKind::Anthropic => true,
-        ProviderKind::Openai => config.base_url.is_none(),
+        ProviderKind::Openai => config.base_url.is_none() || config.is_preset,
         ProviderKind::Ollama | ProviderKind::Scripted => false,
     };
     wants_key

@@ -34,6 +34,7 @@ mod models;
 mod nginx;
 mod openapi;
 mod overload;
+mod presets;
 mod recordings;
 mod recovery;
 mod recovery_at_random;

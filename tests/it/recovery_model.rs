@@ -595,6 +595,8 @@ fn served_at(url: String) -> Provider {
         max_tokens_field: None,
         max_reply: MAX_REPLY,
         scripts: Vec::new(),
+        is_preset: false,
+        missing_address: None,
         models: BTreeMap::new(),
     }
 }

@@ -418,8 +418,8 @@ fn a_provider_without_its_key_is_known_but_not_served() {
         ("ollama".to_owned(), without(ProviderKind::Ollama, None)),
         ("vllm".to_owned(), without(ProviderKind::Openai, local)),
         (
-            "azure".to_owned(),
-            config(ProviderKind::Openai, "https://azure.example/v1"),
+            "work".to_owned(),
+            config(ProviderKind::Openai, "https://work.example/v1"),
         ),
     ]))
     .expect("valid configs");
@@ -431,13 +431,13 @@ fn a_provider_without_its_key_is_known_but_not_served() {
     };
     assert_eq!(why("anthropic"), missing("anthropic", "ANTHROPIC_API_KEY"));
     assert_eq!(why("openai"), missing("openai", "OPENAI_API_KEY"));
-    for served in ["ollama", "vllm", "azure"] {
+    for served in ["ollama", "vllm", "work"] {
         assert_eq!(why(served), None);
     }
     assert_eq!(
         why("gemini").as_deref(),
         Some(
-            "unsupported provider \"gemini\": supported providers are anthropic, openai, ollama, azure, vllm"
+            "unsupported provider \"gemini\": supported providers are anthropic, openai, ollama, vllm, work"
         )
     );
 }

@@ -47,6 +47,8 @@ pub fn config(kind: ProviderKind, base: &str) -> ProviderConfig {
         max_tokens_field: None,
         max_reply: MAX_REPLY,
         scripts: Vec::new(),
+        is_preset: false,
+        missing_address: None,
         models: Default::default(),
     }
 }

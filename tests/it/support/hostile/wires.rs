@@ -89,6 +89,8 @@ impl Services {
             max_tokens_field: None,
             max_reply: MAX_REPLY,
             scripts: Vec::new(),
+            is_preset: false,
+            missing_address: None,
             models: Default::default(),
         };
         let runtime = Builder::new_current_thread().enable_all().build();

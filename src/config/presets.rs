@@ -1,0 +1,109 @@
+//! Services that are there without a section in the configuration: their addresses and the variables that hold their keys.
+//! All speak OpenAI's chat API.
+
+use crate::config::load::{Environment, set};
+
+/// A well-known service.
+pub struct Preset {
+    /// The provider's name in `provider/model`.
+    pub name: &'static str,
+    /// Variables that hold its key, the first that is set wins; the first is named in errors.
+    pub keys: &'static [&'static str],
+    address: Address,
+    /// Whether a reply is bounded by `max_completion_tokens`, as at OpenAI.
+    pub max_completion_tokens: bool,
+}
+
+enum Address {
+    Fixed(&'static str),
+    /// The variable's value between these two.
+    Variable(&'static str, &'static str, &'static str),
+}
+
+impl Preset {
+    /// Its address; the variable that would hold it where that is not set.
+    pub fn base_url(&self, environment: &Environment) -> Result<String, &'static str> {
+        match self.address {
+            Address::Fixed(base) => Ok(base.to_owned()),
+            Address::Variable(before, variable, after) => match set(environment, variable) {
+                Some(value) => {
+                    let value = value.trim().trim_end_matches('/');
+                    Ok(format!("{before}{value}{after}"))
+                }
+                None => Err(variable),
+            },
+        }
+    }
+}
+
+const fn fixed(name: &'static str, keys: &'static [&'static str], base: &'static str) -> Preset {
+    Preset {
+        name,
+        keys,
+        address: Address::Fixed(base),
+        max_completion_tokens: false,
+    }
+}
+
+/// All of them.
+pub const PRESETS: [Preset; 11] = [
+    fixed(
+        "gemini",
+        &["GEMINI_API_KEY", "GOOGLE_API_KEY"],
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+    ),
+    fixed(
+        "openrouter",
+        &["OPENROUTER_API_KEY"],
+        "https://openrouter.ai/api/v1",
+    ),
+    fixed(
+        "groq",
+        &["GROQ_API_KEY"],
+        "https://api.groq.com/openai/v1",
+    ),
+    fixed("mistral", &["MISTRAL_API_KEY"], "https://api.mistral.ai/v1"),
+    fixed(
+        "deepseek",
+        &["DEEPSEEK_API_KEY"],
+        "https://api.deepseek.com/v1",
+    ),
+    fixed("xai", &["XAI_API_KEY"], "https://api.x.ai/v1"),
+    fixed(
+        "together",
+        &["TOGETHER_API_KEY"],
+        "https://api.together.xyz/v1",
+    ),
+    fixed(
+        "fireworks",
+        &["FIREWORKS_API_KEY"],
+        "https://api.fireworks.ai/inference/v1",
+    ),
+    fixed(
+        "cerebras",
+        &["CEREBRAS_API_KEY"],
+        "https://api.cerebras.ai/v1",
+    ),
+    // The resource's address, such as https://my-resource.openai.azure.com; models are the names of deployments.
+    Preset {
+        name: "azure",
+        keys: &["AZURE_OPENAI_API_KEY", "AZURE_API_KEY"],
+        address: Address::Variable("", "AZURE_OPENAI_ENDPOINT", "/openai/v1"),
+        max_completion_tokens: true,
+    },
+    Preset {
+        name: "bedrock",
+        keys: &["AWS_BEARER_TOKEN_BEDROCK"],
+        address: Address::Variable(
+            "https://bedrock-runtime.",
+            "AWS_REGION",
+            ".amazonaws.com/openai/v1",
+        ),
+        max_completion_tokens: true,
+    },
+];
+
+/// The preset of that name.
+pub fn preset(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|preset| preset.name == name)
+}

@@ -1,0 +1,52 @@
+//! Services that are there without a section: a variable with a key is enough.
+
+use serde_json::json;
+
+use crate::support::app::TestApp;
+use crate::support::provider::answer::says;
+
+#[tokio::test]
+async fn a_key_in_the_environment_is_enough_for_a_known_service() {
+    // The fake provider stands where the service would be; everything else is the preset's.
+    let app = TestApp::with()
+        .config("[providers.gemini]\nbase_url = \"{provider}/v1beta/openai\"\n")
+        .environment("GOOGLE_API_KEY", "key-of-gemini")
+        .environment("GROQ_API_KEY", "key-of-groq")
+        .agent("asker", "model = \"gemini/gemini-3.8-flash\"")
+        .agent("poor", "model = \"mistral/mistral-large-4\"")
+        .agent("cloud", "model = \"azure/my-deployment\"")
+        .agent("region", "model = \"bedrock/openai.gpt-6-sol\"")
+        .spawn()
+        .await;
+    app.provider.will("gemini-3.8-flash", [says("done")]);
+
+    let run = app.run("asker", "go").await;
+    assert_eq!(run.output(), "done");
+    let asked = app.provider.asked("gemini-3.8-flash", 1).await;
+    assert_eq!(asked.key(), Some("key-of-gemini"));
+    assert!(run["tree"]["cost_usd"].as_f64().is_some_and(|usd| usd > 0.0));
+
+    for (agent, why) in [
+        (
+            "poor",
+            "API key for provider \"mistral\" is not configured (set MISTRAL_API_KEY or add to config.toml)",
+        ),
+        (
+            "cloud",
+            "the address of provider \"azure\" is not configured (set AZURE_OPENAI_ENDPOINT, or base_url in [providers.azure])",
+        ),
+        ("region", "set AWS_REGION"),
+    ] {
+        let refused = app.post(&format!("/agents/{agent}/runs"), &json!({})).await;
+        let told = refused.problem(422);
+        assert!(told.contains(why), "{told}");
+    }
+    let unknown = app
+        .post("/agents/poor/runs", &json!({"model": "nobody/x"}))
+        .await;
+    let told = unknown.problem(422);
+    assert!(
+        told.ends_with("supported providers are anthropic, openai, ollama, gemini, groq"),
+        "{told}"
+    );
+}
