@@ -57,11 +57,7 @@ pub const PRESETS: [Preset; 11] = [
         &["OPENROUTER_API_KEY"],
         "https://openrouter.ai/api/v1",
     ),
-    fixed(
-        "groq",
-        &["GROQ_API_KEY"],
-        "https://api.groq.com/openai/v1",
-    ),
+    fixed("groq", &["GROQ_API_KEY"], "https://api.groq.com/openai/v1"),
     fixed("mistral", &["MISTRAL_API_KEY"], "https://api.mistral.ai/v1"),
     fixed(
         "deepseek",

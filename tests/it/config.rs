@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axed::config::load::{Environment, Flags, load};
-use axed::config::{Config, Durability, Kept, KeyScope, LogFormat, ProviderKind, Retention};
+use axed::config::{
+    Config, Durability, Kept, KeyScope, LogFormat, Provider, ProviderKind, Retention,
+};
 use secrecy::ExposeSecret;
 
 /// A configuration from a file of this text and these variables.
@@ -62,8 +64,16 @@ fn without_a_word_everything_has_its_default() {
     assert_eq!(config.webhooks.first_retry, Duration::from_secs(5));
     assert_eq!(config.tools.max_result, 256 << 10);
     assert!(config.tools.roots.is_empty());
-    let providers: Vec<&str> = config.providers.keys().map(String::as_str).collect();
+    let own = |it: &(&String, &Provider)| !it.1.is_preset;
+    let providers: Vec<&String> = config.providers.iter().filter(own).map(|it| it.0).collect();
     assert_eq!(providers, ["anthropic", "ollama", "openai"]);
+    let gemini = &config.providers["gemini"];
+    assert_eq!(gemini.key_env, "GEMINI_API_KEY");
+    assert!(gemini.is_preset && gemini.base_url.is_some());
+    assert_eq!(
+        config.providers["azure"].missing_address,
+        Some("AZURE_OPENAI_ENDPOINT")
+    );
     let openai = &config.providers["openai"];
     assert_eq!(openai.key_env, "OPENAI_API_KEY");
     assert_eq!(openai.max_reply, 32 << 20);

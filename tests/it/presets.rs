@@ -9,7 +9,7 @@ use crate::support::provider::answer::says;
 async fn a_key_in_the_environment_is_enough_for_a_known_service() {
     // The fake provider stands where the service would be; everything else is the preset's.
     let app = TestApp::with()
-        .config("[providers.gemini]\nbase_url = \"{provider}/v1beta/openai\"\n")
+        .config("[providers.gemini]\nbase_url = \"{provider}\"\n")
         .environment("GOOGLE_API_KEY", "key-of-gemini")
         .environment("GROQ_API_KEY", "key-of-groq")
         .agent("asker", "model = \"gemini/gemini-3.8-flash\"")
@@ -24,7 +24,11 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
     assert_eq!(run.output(), "done");
     let asked = app.provider.asked("gemini-3.8-flash", 1).await;
     assert_eq!(asked.key(), Some("key-of-gemini"));
-    assert!(run["tree"]["cost_usd"].as_f64().is_some_and(|usd| usd > 0.0));
+    assert!(
+        run["tree"]["cost_usd"]
+            .as_f64()
+            .is_some_and(|usd| usd > 0.0)
+    );
 
     for (agent, why) in [
         (
