@@ -21,6 +21,7 @@ mod http;
 mod link;
 mod list;
 mod secrets;
+mod stderr;
 mod stdio;
 mod tool;
 

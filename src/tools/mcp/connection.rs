@@ -13,8 +13,6 @@ use crate::tools::mcp::Common;
 use crate::tools::mcp::link::{self, Ended, Keeper, Link};
 use crate::tools::mcp::list::{self, Listed};
 
-/// The longest that opening one may take.
-const OPENING: Duration = Duration::from_secs(10);
 /// The longest that a list of tools may take.
 const LISTING: Duration = Duration::from_secs(10);
 /// After how long without a call one is closed.
@@ -175,10 +173,8 @@ impl Connection {
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = tokio::time::timeout(OPENING, link::open(name, &self.transport, &self.common.environment)) => opened,
+            opened = link::open(name, &self.transport, &self.common.environment) => opened,
         };
-        let opened =
-            opened.unwrap_or_else(|_| Err(format!("it did not answer within {OPENING:?}")));
         let Keeper { link, mut running } = match opened {
             Ok(keeper) => keeper,
             Err(why) => {

@@ -15,21 +15,26 @@ use rmcp::service::{
 };
 use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ClientLifecycleMode, Peer, RoleClient, ServiceError};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::load::Environment;
 use crate::domain::mcp::McpTransport;
 use crate::domain::message::shorten;
 use crate::tools::mcp::secrets::Secrets;
+use crate::tools::mcp::stderr::{self, Tail};
 use crate::tools::mcp::{http, stdio};
 
 /// Calls at work on one connection.
 const MOST_CALLS: usize = 1024;
+/// The longest that opening one may take.
+const OPENING: Duration = Duration::from_secs(10);
 /// The longest that an orderly end may take.
 const CLOSING: Duration = Duration::from_secs(6);
+/// How long what a process wrote last may take to be read after its end.
+const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most characters of why something failed.
-const MOST_CHARACTERS: usize = 500;
+const MOST_CHARACTERS: usize = 1500;
 
 /// An open connection, as calls use it.
 pub struct Link {
@@ -50,6 +55,7 @@ struct End {
     stop: CancellationToken,
     why: Why,
     secrets: Secrets,
+    tail: Tail,
 }
 
 /// Why a connection ended, in words that follow `MCP server "x" is not available:`; the first reason stands.
@@ -87,14 +93,15 @@ pub async fn open(
     transport: &McpTransport,
     environment: &Environment,
 ) -> Result<Keeper, String> {
+    let until = Instant::now() + OPENING;
     // Nearly every server knows the handshake. Those that know only the protocol without one refuse it.
     let known = ClientLifecycleMode::Initialize;
-    match attempt(name, transport, environment, known).await {
+    match attempt(name, transport, environment, known, until).await {
         Ok(keeper) => Ok(keeper),
         Err(Unopened::Refused(why)) => {
             let preferred_versions = vec![ProtocolVersion::LATEST];
             let later = ClientLifecycleMode::Discover { preferred_versions };
-            let later = attempt(name, transport, environment, later).await;
+            let later = attempt(name, transport, environment, later, until).await;
             later.map_err(|_| why)
         }
         Err(Unopened::Failed(why)) => Err(why),
@@ -112,6 +119,7 @@ async fn attempt(
     transport: &McpTransport,
     environment: &Environment,
     mode: ClientLifecycleMode,
+    until: Instant,
 ) -> Result<Keeper, Unopened> {
     let mut end = End::default();
     let changes = Arc::new(AtomicU64::new(0));
@@ -125,11 +133,16 @@ async fn attempt(
                 .secrets
                 .fill("env", env, environment)
                 .map_err(Unopened::Failed)?;
-            let started = stdio::start(command, args, env, environment, Arc::clone(&end.why));
-            let (process, stderr) = started.map_err(Unopened::Failed)?;
-            let listening = stdio::listen(name.to_owned(), stderr, end.secrets.clone());
-            words.listening = Some(Box::pin(listening));
-            words.beside(serve(ear, process, mode, &end)).await
+            let (why, tail) = (Arc::clone(&end.why), end.tail.clone());
+            let started = stdio::start(command, args, env, environment, why, tail);
+            let (process, output) = started.map_err(Unopened::Failed)?;
+            let (name, secrets, tail) = (name.to_owned(), end.secrets.clone(), end.tail.clone());
+            words.listening = Some(Box::pin(stderr::read(name, output, secrets, tail)));
+            let served = timeout_at(until, words.beside(serve(ear, process, mode, &end))).await;
+            if !matches!(served, Ok(Ok(_))) {
+                words.end().await;
+            }
+            served
         }
         McpTransport::StreamableHttp { url, headers } => {
             // Before the headers, which put all of them in order.
@@ -141,17 +154,26 @@ async fn attempt(
                 .fill("headers", headers, environment)
                 .map_err(Unopened::Failed)?;
             let client = http::connect(url, headers).map_err(Unopened::Failed)?;
-            serve(ear, client, mode, &end).await
+            timeout_at(until, serve(ear, client, mode, &end)).await
         }
     };
-    let service = served.map_err(|error| {
-        let why = end.why.get().cloned().unwrap_or_else(|| not_opened(&error));
-        let why = end.told(&why);
-        match error {
-            ClientInitializeError::JsonRpcError(_) => Unopened::Refused(why),
-            _ => Unopened::Failed(why),
+    let service = match served {
+        Ok(Ok(service)) => service,
+        Ok(Err(error)) => {
+            let why = match end.why.get() {
+                Some(why) => end.told(why),
+                None => end.told(&end.tail.explain(&not_opened(&error))),
+            };
+            return Err(match error {
+                ClientInitializeError::JsonRpcError(_) => Unopened::Refused(why),
+                _ => Unopened::Failed(why),
+            });
         }
-    })?;
+        Err(_) => {
+            let why = format!("it did not answer within {OPENING:?}");
+            return Err(Unopened::Failed(end.told(&end.tail.explain(&why))));
+        }
+    };
     let info = service.peer().peer_info();
     let has_handshake = info
         .as_ref()
@@ -290,11 +312,18 @@ impl Running {
     pub async fn close(&mut self) {
         self.end.stop.cancel();
         // What does not end by then is dropped, and with it its process.
-        let _ = tokio::time::timeout(CLOSING, self.ended()).await;
+        let _ = timeout(CLOSING, self.ended()).await;
     }
 }
 
 impl Words {
+    /// Reads what was written to its end, if that comes soon.
+    async fn end(&mut self) {
+        if let Some(listening) = self.listening.take() {
+            let _ = timeout(STDERR_TIMEOUT, listening).await;
+        }
+    }
+
     /// Does the work while what is written is logged: a full pipe would stop the writer.
     async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);

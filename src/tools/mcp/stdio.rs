@@ -1,6 +1,7 @@
-//! A server that is a process of ours: its life, its pipes and its words. Knows no protocol message.
+//! A server that is a process of ours: its life and its pipes.
 
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
 use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::config::load::Environment;
 use crate::tools::mcp::link::Why;
-use crate::tools::mcp::secrets::Secrets;
+use crate::tools::mcp::stderr::Tail;
 
 /// What every server gets of the daemon's environment: not its keys.
 const PASSED: [&str; 9] = [
@@ -33,11 +34,6 @@ const MOST_UNREAD: usize = 1024;
 const GRACE: Duration = Duration::from_secs(2);
 /// How long what a process wrote last may take to be read after its end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Most bytes of a line of a server's standard error.
-const MOST_LINE: usize = 500;
-/// Lines of it that are logged in a [`WINDOW`].
-const MOST_LINES: usize = 20;
-const WINDOW: Duration = Duration::from_secs(10);
 
 /// A running server with its pipes. Dropped, it is killed with everything that it started.
 pub struct Process {
@@ -46,6 +42,7 @@ pub struct Process {
     group: Option<Pid>,
     unread: Arc<AtomicUsize>,
     why: Why,
+    tail: Tail,
 }
 
 /// Starts a server in a process group of its own.
@@ -58,10 +55,12 @@ pub fn start(
     env: Vec<(String, String)>,
     environment: &Environment,
     why: Why,
+    tail: Tail,
 ) -> Result<(Process, ChildStderr), String> {
     let passed = PASSED
         .iter()
         .filter_map(|name| Some((name, environment.get(*name)?)));
+    let failed = |error: io::Error| not_started(command, &error);
     let mut child = Command::new(command)
         .args(args)
         .env_clear()
@@ -73,7 +72,7 @@ pub fn start(
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
-        .map_err(|error| format!("its program {command} cannot be started: {error}"))?;
+        .map_err(failed)?;
     let group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
@@ -93,6 +92,7 @@ pub fn start(
         group,
         unread: Arc::default(),
         why,
+        tail,
     };
     Ok((process, stderr))
 }
@@ -141,10 +141,14 @@ impl Transport<RoleClient> for Process {
         };
         if received.is_none() {
             let why = match timeout(LAST_WORDS, self.child.wait()).await {
-                Ok(Ok(status)) => format!("its process ended ({status})"),
+                Ok(Ok(status)) => {
+                    // What it wrote last says more; somebody whom it started may hold that open, too.
+                    let _ = timeout(LAST_WORDS, self.tail.ended()).await;
+                    format!("its process ended ({status})")
+                }
                 _ => "its process closed its output".to_owned(),
             };
-            self.ended(why);
+            self.ended(self.tail.explain(&why));
         }
         received
     }
@@ -167,6 +171,24 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
     }
+}
+
+/// Why a program was not started, and what to do.
+fn not_started(command: &str, error: &io::Error) -> String {
+    let has_path = command.contains('/');
+    let why = match error.kind() {
+        io::ErrorKind::NotFound if !has_path => {
+            "was not found in the PATH of the daemon; install it, or write its whole path"
+                .to_owned()
+        }
+        io::ErrorKind::NotFound if Path::new(command).exists() => {
+            "cannot be started: what its first line names to run it (#!) does not exist".to_owned()
+        }
+        io::ErrorKind::NotFound => "does not exist".to_owned(),
+        io::ErrorKind::PermissionDenied => "may not be executed by the daemon's user".to_owned(),
+        _ => format!("cannot be started: {error}"),
+    };
+    format!("its program {command} {why}")
 }
 
 /// A message that waits to be read.
@@ -211,56 +233,5 @@ impl AsyncRead for Lines {
             return Poll::Ready(Err(io::Error::other(why)));
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-/// Logs what a server writes on its standard error, so much of it as is bearable. Comes back at its end.
-pub async fn listen(name: String, mut stderr: ChildStderr, secrets: Secrets) {
-    let mut buffer = [0; 4096];
-    let mut line = Vec::new();
-    let mut window = Window::default();
-    while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
-        for byte in &buffer[..read] {
-            match byte {
-                b'\n' => window.log(&name, &secrets, &mut line),
-                byte if line.len() < MOST_LINE => line.push(*byte),
-                _ => {}
-            }
-        }
-    }
-    window.log(&name, &secrets, &mut line);
-}
-
-/// How many lines were logged lately.
-#[derive(Default)]
-struct Window {
-    since: Option<Instant>,
-    logged: usize,
-}
-
-impl Window {
-    fn log(&mut self, name: &str, secrets: &Secrets, line: &mut Vec<u8>) {
-        let bytes = std::mem::take(line);
-        let text = String::from_utf8_lossy(&bytes);
-        let text = secrets
-            .hide(text.trim())
-            .replace(char::is_control, "\u{fffd}");
-        if text.is_empty() {
-            return;
-        }
-        if self.since.is_none_or(|since| since.elapsed() >= WINDOW) {
-            *self = Self {
-                since: Some(Instant::now()),
-                logged: 0,
-            };
-        }
-        self.logged += 1;
-        match self.logged.cmp(&MOST_LINES) {
-            std::cmp::Ordering::Less => tracing::info!("MCP server {name} writes: {text}"),
-            std::cmp::Ordering::Equal => {
-                tracing::info!("MCP server {name} writes too much; some of it is left out")
-            }
-            std::cmp::Ordering::Greater => {}
-        }
     }
 }
