@@ -20,6 +20,7 @@ mod contents;
 mod http;
 mod link;
 mod list;
+mod requests;
 mod secrets;
 mod stderr;
 mod stdio;

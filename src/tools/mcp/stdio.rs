@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use crate::config::load::Environment;
 use crate::tools::mcp::link::Why;
+use crate::tools::mcp::requests::Requests;
 use crate::tools::mcp::stderr::Tail;
 
 /// What every server gets of the daemon's environment: not its keys.
@@ -41,6 +42,7 @@ pub struct Process {
     child: Child,
     group: Option<Pid>,
     unread: Arc<AtomicUsize>,
+    requests: Requests,
     why: Why,
     tail: Tail,
 }
@@ -91,6 +93,7 @@ pub fn start(
         child,
         group,
         unread: Arc::default(),
+        requests: Requests::default(),
         why,
         tail,
     };
@@ -117,6 +120,7 @@ impl Transport<RoleClient> for Process {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        self.requests.sent(&message);
         let waits = Waits::begin(&self.unread);
         let sent = self.rpc.send(message);
         async move {
@@ -150,7 +154,14 @@ impl Transport<RoleClient> for Process {
             };
             self.ended(self.tail.explain(&why));
         }
-        received
+        let received = received?;
+        match self.requests.received(&received) {
+            Ok(()) => Some(received),
+            Err(why) => {
+                self.ended(why);
+                None
+            }
+        }
     }
 
     /// As the protocol wants it: the end of its input, then SIGTERM, then SIGKILL; the last for whomever it started, too.
