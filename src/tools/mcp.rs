@@ -17,7 +17,9 @@ use crate::tools::mcp::tool::McpTool;
 
 mod connection;
 mod contents;
+mod failure;
 mod http;
+mod http_answer;
 mod link;
 mod list;
 mod requests;

@@ -536,7 +536,10 @@ async fn a_server_over_http_answers_whole_or_streamed() {
         ("stream".to_owned(), false)
     );
     let (why, is_error) = result_of(&app, "web__broken", json!({})).await;
-    assert_eq!(why, "MCP server \"web\" did not perform the call: HTTP 503");
+    assert_eq!(
+        why,
+        "MCP server \"web\" did not perform the call: HTTP 503: down"
+    );
     assert!(is_error);
     let heads = web.heads.lock().expect("heads").clone();
     let many = |method: &str| heads.iter().filter(|(it, _)| it == method).count();

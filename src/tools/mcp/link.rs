@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::load::Environment;
 use crate::domain::mcp::McpTransport;
 use crate::domain::message::shorten;
+use crate::tools::mcp::failure::is_broken;
 use crate::tools::mcp::secrets::Secrets;
 use crate::tools::mcp::stderr::{self, Tail};
 use crate::tools::mcp::{http, stdio};
@@ -53,6 +54,8 @@ pub struct Link {
 #[derive(Clone, Default)]
 struct End {
     stop: CancellationToken,
+    /// Takes no more calls: those at work may end.
+    retired: CancellationToken,
     why: Why,
     secrets: Secrets,
     tail: Tail,
@@ -153,7 +156,8 @@ async fn attempt(
                 .secrets
                 .fill("headers", headers, environment)
                 .map_err(Unopened::Failed)?;
-            let client = http::connect(url, headers).map_err(Unopened::Failed)?;
+            let (lost, why) = (end.retired.clone(), Arc::clone(&end.why));
+            let client = http::connect(url, headers, lost, why).map_err(Unopened::Failed)?;
             timeout_at(until, serve(ear, client, mode, &end)).await
         }
     };
@@ -165,7 +169,9 @@ async fn attempt(
                 None => end.told(&end.tail.explain(&not_opened(&error))),
             };
             return Err(match error {
-                ClientInitializeError::JsonRpcError(_) => Unopened::Refused(why),
+                ClientInitializeError::JsonRpcError(error) if !is_broken(&error) => {
+                    Unopened::Refused(why)
+                }
                 _ => Unopened::Failed(why),
             });
         }
@@ -216,7 +222,8 @@ async fn serve<T: Transport<RoleClient> + 'static>(
 impl Link {
     /// Whether it has ended.
     pub fn is_closed(&self) -> bool {
-        self.end.stop.is_cancelled() || self.peer.is_transport_closed()
+        let end = &self.end;
+        end.stop.is_cancelled() || self.peer.is_transport_closed()
     }
 
     /// Whether [`Link::changes`] counts every change.
@@ -405,8 +412,8 @@ fn not_opened(error: &ClientInitializeError) -> String {
 fn root_cause(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     loop {
-        if let Some(told) = http::told(cause) {
-            return told;
+        if let Some(error) = http::find(cause) {
+            return error.to_string();
         }
         match cause.source() {
             Some(inner) => cause = inner,
