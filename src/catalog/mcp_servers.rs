@@ -1,12 +1,17 @@
 //! Reads `[[mcp_servers]]` of an agent file. Connects to nobody.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::config::section::Section;
-use crate::domain::mcp::{McpServer, McpTransport, Template, is_server_name, is_variable};
+use crate::domain::mcp::{
+    DEFAULT_TIMEOUT, McpServer, McpTransport, Template, is_server_name, is_variable,
+};
 
 /// Most servers of one agent: each may be a process.
 const MOST_SERVERS: usize = 32;
+/// The longest timeout of a call, in seconds: a day.
+const MAX_TIMEOUT: u64 = 86_400;
 /// Headers that the protocol sets itself.
 const RESERVED: [&str; 7] = [
     "accept",
@@ -81,6 +86,8 @@ fn server(s: &mut Section<'_>) -> Option<McpServer> {
         s.missing("transport", "is required: \"stdio\" or \"streamable-http\"");
     }
     let tools = s.texts("tools").unwrap_or_default();
+    let timeout = s.whole("timeout", 1..=MAX_TIMEOUT);
+    let required = s.flag("required").unwrap_or(false);
     let transport = match kind {
         Some(Kind::Stdio) => stdio(s),
         Some(Kind::StreamableHttp) => streamable_http(s),
@@ -95,6 +102,8 @@ fn server(s: &mut Section<'_>) -> Option<McpServer> {
         name: name?,
         transport: transport?,
         tools,
+        timeout: timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+        required,
     })
 }
 

@@ -150,6 +150,8 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 #   url = "https://tickets.example.com/mcp"
 #   headers = { Authorization = "Bearer ${TICKETS_TOKEN}" }
 #   tools = []                      # only these; empty means all
+#   timeout = 60                    # seconds that one call may take
+#   required = false                # true: a run fails that begins while the server is not available
 #
 #   [[mcp_servers]]
 #   name = "files"

@@ -158,6 +158,8 @@ fn mcp_server(file: &mut Writer, server: &McpServer) {
         }
     }
     file.key("tools", texts(&server.tools));
+    file.key("timeout", server.timeout.as_secs());
+    file.key("required", server.required);
 }
 
 struct Writer(String);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,19 @@ pub struct McpServer {
     pub transport: McpTransport,
     /// The tools that are offered, by the server's own names; empty means all.
     pub tools: Vec<String>,
+    /// The longest that one call may take.
+    #[serde(default = "default_timeout")]
+    pub timeout: Duration,
+    /// Whether a run fails that begins without it.
+    #[serde(default)]
+    pub required: bool,
+}
+
+/// The longest that one call may take unless the file says otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn default_timeout() -> Duration {
+    DEFAULT_TIMEOUT
 }
 
 /// How a server is reached.

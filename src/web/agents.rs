@@ -274,6 +274,10 @@ struct Server<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<&'a str>,
     tools: &'a [String],
+    /// Seconds that one call may take.
+    timeout: u64,
+    /// Whether a run fails that begins without it.
+    required: bool,
 }
 
 impl<'a> Server<'a> {
@@ -288,6 +292,8 @@ impl<'a> Server<'a> {
             command,
             url,
             tools: &server.tools,
+            timeout: server.timeout.as_secs(),
+            required: server.required,
         }
     }
 }

@@ -179,7 +179,8 @@ async fn a_narrowed_list_a_dry_run_and_a_child() {
     let events = run.events().await;
     assert_eq!(count(&events, "tools.warning"), 1);
     let shown = app.get("/agents/a").await.json();
-    let expected = json!([{"name": "s", "transport": "stdio", "command": "python3", "tools": ["echo", "nonsense"]}]);
+    let expected = json!([{"name": "s", "transport": "stdio", "command": "python3", "tools": ["echo", "nonsense"],
+                           "timeout": 60, "required": false}]);
     assert_eq!(shown["mcp_servers"], expected);
 }
 
