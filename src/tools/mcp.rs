@@ -128,7 +128,7 @@ impl Servers {
                 |own_name: &String| server.tools.is_empty() || server.tools.contains(own_name);
             for tool in listed.tools.iter().filter(|tool| is_wanted(&tool.own_name)) {
                 let name = tool.spec.name.clone();
-                let tool = McpTool::new(Arc::clone(&connection), Arc::clone(tool));
+                let tool = McpTool::new(Arc::clone(&connection), Arc::clone(tool), server.timeout);
                 offer.tools.push((name, Arc::new(tool)));
             }
         }

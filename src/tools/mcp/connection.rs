@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::Common;
+use crate::tools::mcp::failure::{Failure, Repeat};
 use crate::tools::mcp::link::{self, Ended, Keeper, Link};
 use crate::tools::mcp::list::{self, Listed};
 
@@ -39,6 +40,14 @@ pub struct Connection {
 
 /// What a list is from: a link, and how many changes it had told.
 type Known = (Weak<Link>, u64);
+
+/// A list of tools.
+enum List {
+    /// It has not changed since.
+    Known(Arc<Listed>),
+    /// Just listed.
+    New(Listed),
+}
 
 #[derive(Clone)]
 enum Status {
@@ -95,25 +104,17 @@ impl Connection {
     /// # Errors
     /// As [`Connection::link`], or why they cannot be listed.
     pub async fn tools(self: &Arc<Self>) -> Result<Arc<Listed>, String> {
-        let link = self.link().await?;
-        let changes = link.changes();
-        if let Some(((from, at), listed)) = &*self.lock_known()
-            && from.as_ptr() == Arc::as_ptr(&link)
-            && *at == changes
-            && link.tells_changes()
-        {
-            return Ok(Arc::clone(listed));
+        let (link, changes, listed) = match self.list().await? {
+            Err(failure) if failure.repeat != Repeat::Never => self.list().await?,
+            listed => listed,
         }
-        let listing = tokio::time::timeout(LISTING, list::all(&self.name, &link));
-        let listed = match listing.await {
-            Ok(listed) => listed
-                .map_err(|why| self.unavailable(&format!("its tools cannot be listed: {why}")))?,
-            Err(_) => {
-                // Who does not list its tools will not perform them: the next one that asks need not wait as long.
-                let why = format!("it did not list its tools within {LISTING:?}");
-                link.give_up(&why);
-                return Err(self.unavailable(&why));
-            }
+        .map_err(|failure| {
+            let why = format!("its tools cannot be listed: {}", failure.why);
+            self.unavailable(&why)
+        })?;
+        let listed = match listed {
+            List::Known(listed) => return Ok(listed),
+            List::New(listed) => listed,
         };
         let told = self.known().map(|known| known.left_out.clone());
         if told.is_none_or(|told| told != listed.left_out) {
@@ -124,6 +125,33 @@ impl Connection {
         let listed = Arc::new(listed);
         *self.lock_known() = Some(((Arc::downgrade(&link), changes), Arc::clone(&listed)));
         Ok(listed)
+    }
+
+    /// One attempt to list its tools.
+    ///
+    /// # Errors
+    /// There is no connection.
+    async fn list(self: &Arc<Self>) -> Result<Result<(Arc<Link>, u64, List), Failure>, String> {
+        let link = self.link().await?;
+        let changes = link.changes();
+        if let Some(((from, at), listed)) = &*self.lock_known()
+            && from.as_ptr() == Arc::as_ptr(&link)
+            && *at == changes
+            && link.tells_changes()
+        {
+            let known = List::Known(Arc::clone(listed));
+            return Ok(Ok((Arc::clone(&link), changes, known)));
+        }
+        let listing = tokio::time::timeout(LISTING, list::all(&self.name, &link));
+        match listing.await {
+            Ok(listed) => Ok(listed.map(|listed| (link, changes, List::New(listed)))),
+            Err(_) => {
+                // Who does not list its tools will not perform them: the next one that asks need not wait as long.
+                let why = format!("it did not list its tools within {LISTING:?}");
+                link.give_up(&why);
+                Err(self.unavailable(&why))
+            }
+        }
     }
 
     /// Its tools as they were when it last told them.
@@ -190,24 +218,28 @@ impl Connection {
             biased;
             () = stop.cancelled() => None,
             ended = running.ended() => Some(ended),
+            () = link.retired() => None,
             () = link.idle_for(IDLE) => None,
         };
-        match ended {
-            Some(Ended(why)) => {
-                tracing::warn!("The connection to MCP server {name} broke: {why}");
-                match link.has_answered() || since.elapsed() >= GOOD {
-                    true => drop(self.status.send_replace(Status::Closed)),
-                    false => self.failed(&why),
-                }
+        if let Some(Ended(why)) = ended {
+            tracing::warn!("The connection to MCP server {name} broke: {why}");
+            match link.has_answered() || since.elapsed() >= GOOD {
+                true => drop(self.status.send_replace(Status::Closed)),
+                false => self.failed(&why),
             }
-            None => {
-                // Whoever comes from here on opens a new one.
-                self.status.send_replace(Status::Closed);
-                running.close().await;
-                tracing::info!("Closed the connection to MCP server {name}");
-            }
+            return;
         }
+        // Whoever comes from here on opens a new one, whose status is no longer this task's.
         drop(end);
+        // A server that failed one call may still answer others.
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            _ = running.ended() => {}
+            () = link.unused() => {}
+        }
+        running.close().await;
+        tracing::info!("Closed the connection to MCP server {name}");
     }
 
     fn failed(&self, why: &str) {

@@ -1,4 +1,5 @@
-//! An open connection: the protocol's handshake, calls, and its end. Knows no list of tools.
+//! An open connection: the protocol's handshake, calls, and its end. A request that is not properly answered fails at
+//! once, and the connection takes no more: the next call opens a new one. Knows no list of tools.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -7,21 +8,23 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ClientConfig, Implementation,
-    JsonObject, ProtocolVersion,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ClientConfig, ClientRequest,
+    Implementation, JsonObject, PingRequest, ProtocolVersion,
 };
 use rmcp::service::{
     ClientInitializeError, NotificationContext, RunningService, serve_client_with_lifecycle_and_ct,
 };
 use rmcp::transport::Transport;
 use rmcp::{ClientHandler, ClientLifecycleMode, Peer, RoleClient, ServiceError};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::load::Environment;
 use crate::domain::mcp::McpTransport;
 use crate::domain::message::shorten;
-use crate::tools::mcp::failure::is_broken;
+use crate::tools::mcp::failure::{Failure, Repeat, is_broken};
+use crate::tools::mcp::http_answer::HttpError;
 use crate::tools::mcp::secrets::Secrets;
 use crate::tools::mcp::stderr::{self, Tail};
 use crate::tools::mcp::{http, stdio};
@@ -32,6 +35,8 @@ const MOST_CALLS: usize = 1024;
 const OPENING: Duration = Duration::from_secs(10);
 /// The longest that an orderly end may take.
 const CLOSING: Duration = Duration::from_secs(6);
+/// How long a server whose answer took too long may take to show that it answers at all.
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long what a process wrote last may take to be read after its end.
 const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most characters of why something failed.
@@ -45,6 +50,8 @@ pub struct Link {
     tells_changes: bool,
     changes: Arc<AtomicU64>,
     at_work: AtomicUsize,
+    /// Notified when no call is at work any more.
+    unused: Notify,
     used: Mutex<Instant>,
     has_answered: AtomicBool,
     end: End,
@@ -195,6 +202,7 @@ async fn attempt(
         tells_changes,
         changes,
         at_work: AtomicUsize::new(0),
+        unused: Notify::new(),
         used: Mutex::new(Instant::now()),
         has_answered: AtomicBool::new(false),
         end: end.clone(),
@@ -220,10 +228,22 @@ async fn serve<T: Transport<RoleClient> + 'static>(
 }
 
 impl Link {
-    /// Whether it has ended.
+    /// Whether it takes no more calls.
     pub fn is_closed(&self) -> bool {
         let end = &self.end;
-        end.stop.is_cancelled() || self.peer.is_transport_closed()
+        end.stop.is_cancelled() || end.retired.is_cancelled() || self.peer.is_transport_closed()
+    }
+
+    /// Resolves when it takes no more calls because the server failed, and a new one is to be opened for the next.
+    pub async fn retired(&self) {
+        self.end.retired.cancelled().await;
+    }
+
+    /// Resolves when no call is at work.
+    pub async fn unused(&self) {
+        while self.at_work.load(Ordering::Acquire) > 0 {
+            self.unused.notified().await;
+        }
     }
 
     /// Whether [`Link::changes`] counts every change.
@@ -267,39 +287,117 @@ impl Link {
         }
     }
 
-    /// Calls a tool by the server's own name for it. Where the future is dropped the server is told that nobody waits.
+    /// Calls a tool by the server's own name for it. If the future is dropped, the server is notified that nobody waits
+    /// any more.
     ///
     /// # Errors
-    /// Why there is no result, without any secret.
-    pub async fn call(&self, tool: &str, arguments: JsonObject) -> Result<CallToolResult, String> {
-        let _work = Work::begin(self)?;
+    /// Why there is no result.
+    pub async fn call(
+        &self,
+        tool: &str,
+        arguments: JsonObject,
+        limit: Duration,
+    ) -> Result<CallToolResult, Failure> {
+        let _work = self.begin()?;
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
-        let answer = self.peer.call_tool_once(params).await;
-        if let Ok(_) | Err(ServiceError::McpError(_)) = &answer {
-            self.has_answered.store(true, Ordering::Relaxed);
-        }
-        match answer {
-            Ok(CallToolResponse::Complete(result)) => Ok(result),
-            Ok(_) => Err(
-                "it asks for what a run cannot give: a person's input, or to wait for a task"
+        let Ok(answer) = timeout(limit, self.peer.call_tool_once(params)).await else {
+            if !self.answers().await {
+                self.end.retired.cancel();
+            }
+            return Err(Failure {
+                why: format!("it did not answer within {} s", limit.as_secs()),
+                repeat: Repeat::Never,
+            });
+        };
+        match answer.map_err(|error| self.failure(&error))? {
+            CallToolResponse::Complete(result) => {
+                self.is_well();
+                Ok(result)
+            }
+            _ => Err(Failure {
+                why: "it asks for what a run cannot give: a person's input, or to wait for a task"
                     .to_owned(),
-            ),
-            Err(error) => Err(self.failure(&error)),
+                repeat: Repeat::Never,
+            }),
         }
     }
 
-    /// Why a request failed, without any secret.
-    pub fn failure(&self, error: &ServiceError) -> String {
-        let why = match error {
-            ServiceError::McpError(error) => error.message.to_string(),
-            ServiceError::TransportSend(error) => root_cause(error.error.as_ref()),
-            ServiceError::TransportClosed => match self.end.why.get() {
-                Some(why) => why.clone(),
-                None => "the connection ended before it answered".to_owned(),
-            },
-            other => other.to_string(),
+    /// A request was answered.
+    pub fn is_well(&self) {
+        self.has_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts a request as at work until the guard is dropped.
+    ///
+    /// # Errors
+    /// There are too many, or this connection takes no more of them.
+    pub fn begin(&self) -> Result<Work<'_>, Failure> {
+        let work = Work(self);
+        let before = self.at_work.fetch_add(1, Ordering::AcqRel);
+        if self.is_closed() {
+            return Err(Failure {
+                why: self.closed(),
+                repeat: Repeat::Always,
+            });
+        }
+        if before >= MOST_CALLS {
+            let why = format!("{MOST_CALLS} calls are at work there already; call again later");
+            return Err(Failure {
+                why,
+                repeat: Repeat::Never,
+            });
+        }
+        Ok(work)
+    }
+
+    /// Whether it answers anything at all.
+    async fn answers(&self) -> bool {
+        let ping = ClientRequest::PingRequest(PingRequest::default());
+        match timeout(PING_TIMEOUT, self.peer.send_request(ping)).await {
+            Ok(Ok(_)) => true,
+            // Not every server knows it.
+            Ok(Err(ServiceError::McpError(error))) => !is_broken(&error),
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    /// Why a request failed. If the server gave no proper answer, the connection takes no more calls.
+    pub fn failure(&self, error: &ServiceError) -> Failure {
+        let (why, repeat) = match error {
+            ServiceError::McpError(error) if is_broken(error) => {
+                (self.end.told(&error.message), Repeat::IfSafe)
+            }
+            ServiceError::McpError(error) => {
+                self.is_well();
+                (self.end.told(&error.message), Repeat::Never)
+            }
+            ServiceError::UnexpectedResponse => {
+                let why = "it answered with something that is no tool's result".to_owned();
+                (why, Repeat::Never)
+            }
+            ServiceError::TransportSend(error) => {
+                let error = error.error.as_ref();
+                let repeat = http::find(error).map_or(Repeat::IfSafe, HttpError::repeat);
+                (self.end.told(&root_cause(error)), repeat)
+            }
+            ServiceError::TransportClosed => (self.closed(), Repeat::IfSafe),
+            other => (self.end.told(&other.to_string()), Repeat::IfSafe),
         };
-        self.end.told(&why)
+        let is_answered = matches!(
+            error,
+            ServiceError::McpError(error) if !is_broken(error)
+        );
+        if !is_answered {
+            self.end.retired.cancel();
+        }
+        Failure { why, repeat }
+    }
+
+    fn closed(&self) -> String {
+        match self.end.why.get() {
+            Some(why) => self.end.told(why),
+            None => "the connection ended before it answered".to_owned(),
+        }
     }
 }
 
@@ -354,25 +452,15 @@ impl End {
     }
 }
 
-/// A call at work.
-struct Work<'l>(&'l Link);
-
-impl<'l> Work<'l> {
-    fn begin(link: &'l Link) -> Result<Self, String> {
-        let work = Self(link);
-        match link.at_work.fetch_add(1, Ordering::Relaxed) < MOST_CALLS {
-            true => Ok(work),
-            false => Err(format!(
-                "{MOST_CALLS} calls are at work there already; call again later"
-            )),
-        }
-    }
-}
+/// A request at work.
+pub struct Work<'l>(&'l Link);
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        self.0.at_work.fetch_sub(1, Ordering::Relaxed);
         self.0.touch();
+        if self.0.at_work.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.unused.notify_one();
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::domain::mcp::SEPARATOR;
 use crate::domain::message::{ToolSpec, shorten};
 use crate::domain::schema::Schema;
 use crate::tools::Effect;
+use crate::tools::mcp::failure::Failure;
 use crate::tools::mcp::link::Link;
 
 /// Most pages that are asked for.
@@ -53,7 +54,8 @@ pub struct Described {
 ///
 /// # Errors
 /// Why they cannot be listed.
-pub async fn all(server: &str, link: &Link) -> Result<Listed, String> {
+pub async fn all(server: &str, link: &Link) -> Result<Listed, Failure> {
+    let _work = link.begin()?;
     let mut tools = Vec::new();
     let mut cursor = None;
     for _ in 0..MOST_PAGES {
@@ -61,6 +63,7 @@ pub async fn all(server: &str, link: &Link) -> Result<Listed, String> {
         params.cursor = cursor;
         let page = link.peer.list_tools(Some(params)).await;
         let page = page.map_err(|error| link.failure(&error))?;
+        link.is_well();
         tools.extend(page.tools);
         cursor = page.next_cursor;
         if cursor.is_none() || tools.len() > MOST_TOOLS {
