@@ -125,6 +125,12 @@ async fn turns(
             Ok(offer) => offer,
             Err(error) => return error.into(),
         };
+        if let Some(why) = offer.required.take() {
+            return match Box::pin(draft.write(engine, live)).await {
+                Ok(()) => Ending::failed(endings::config(&why)),
+                Err(error) => error.into(),
+            };
+        }
     }
     let hands = Hands {
         toolbox: Arc::new(resolve::toolbox(engine, &live.agent, &live.scope, offer)),
@@ -358,7 +364,14 @@ async fn ask_mcp(
     // A run that is stopped meanwhile, or overdue, ends before its next turn.
     let offer = turn::bounded(live, engine.mcp.offer(&live.agent.mcp_servers)).await;
     let mut offer = offer.unwrap_or_default();
-    let warnings = std::mem::take(&mut offer.warnings).into_iter();
+    let warnings = std::mem::take(&mut offer.warnings);
+    for warning in &warnings {
+        tracing::warn!(
+            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+            depth = live.scope.depth.0, "{warning}"
+        );
+    }
+    let warnings = warnings.into_iter();
     draft
         .events
         .extend(warnings.map(|message| EventKind::ToolsWarning { message }));

@@ -172,6 +172,9 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
     let mut offer = Offer::default();
     if !agent.mcp_servers.is_empty() {
         offer = engine.mcp.offer(&agent.mcp_servers).await;
+        for warning in offer.warnings.iter().chain(&offer.required) {
+            tracing::warn!(agent = %agent.name, "{warning}");
+        }
     }
     let toolbox = toolbox(engine, &agent, &scope, offer);
     Ok(DryRun {

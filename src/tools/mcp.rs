@@ -59,6 +59,8 @@ pub struct Offer {
     pub missing: Vec<Missing>,
     /// What is to be told of them.
     pub warnings: Vec<String>,
+    /// Why a server that the run cannot do without is not available.
+    pub required: Option<String>,
 }
 
 /// A server whose tools nobody knows.
@@ -95,6 +97,11 @@ impl Servers {
             let listed = match listed {
                 Ok(listed) => listed,
                 Err(why) => match connection.known() {
+                    _ if server.required => {
+                        let required = format!("a required MCP server did not start: {why}");
+                        offer.required.get_or_insert(required);
+                        continue;
+                    }
                     Some(known) => {
                         let name = &server.name;
                         let warning = format!(
@@ -131,9 +138,6 @@ impl Servers {
                 let tool = McpTool::new(Arc::clone(&connection), Arc::clone(tool), server.timeout);
                 offer.tools.push((name, Arc::new(tool)));
             }
-        }
-        for warning in &offer.warnings {
-            tracing::warn!("{warning}");
         }
         offer
     }
