@@ -28,6 +28,7 @@ mod idempotency;
 mod lists;
 mod loop_;
 mod mcp;
+mod mcp_faults;
 mod memory;
 mod metrics;
 mod models;
