@@ -3,11 +3,13 @@
 
 use std::net::Ipv4Addr;
 
-use axum::http::header::{HOST, HeaderName, ORIGIN};
+use axum::extract::Request;
+use axum::http::header::{HeaderName, ORIGIN};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, StatusCode};
 
 use crate::web::error::{Problem, word};
+use crate::web::host;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -21,36 +23,41 @@ const LOCAL_NAMES: [&str; 6] = [
     ".test",
 ];
 
-/// Why this request is refused, if it is: a page of another site wants to change something, or a page that pointed its
-/// own name at this machine asks at all. `loopback_port` is the daemon's port where it listens on loopback.
-pub fn refusal(
-    method: &Method,
-    uri: &Uri,
-    headers: &HeaderMap,
-    loopback_port: Option<u16>,
-) -> Option<Problem> {
-    let host = uri.authority().map(Authority::as_str).or_else(|| {
-        let host = headers.get(HOST)?;
-        host.to_str().ok()
-    });
-    if loopback_port.is_some_and(|port| host.is_some_and(|host| is_foreign(host, port))) {
-        let why = format!(
-            "{} is not a name of this machine, where alone the daemon listens; ask for 127.0.0.1 or localhost",
-            word(host.unwrap_or_default())
-        );
-        return Some(Problem::new(StatusCode::FORBIDDEN, "foreign_host", why));
+/// What one listener lets in.
+#[derive(Clone, Debug, Default)]
+pub struct OriginGuard {
+    /// The daemon's port where it listens on loopback.
+    pub loopback_port: Option<u16>,
+    /// Before every route; empty, or `/something`.
+    pub path_prefix: String,
+}
+
+impl OriginGuard {
+    /// Refuses a request that names no host, one of a page that pointed its own name at this machine, and one of a page
+    /// of another site that wants to change something.
+    pub fn check(&self, request: &Request) -> Result<(), Problem> {
+        let host = host::named(request, &self.path_prefix)?;
+        if let (Some(port), Some(host)) = (self.loopback_port, &host)
+            && is_foreign(host, port)
+        {
+            let why = format!(
+                "{} is not a name of this machine, where alone the daemon listens; ask for 127.0.0.1 or localhost",
+                word(host.as_str())
+            );
+            return Err(Problem::new(StatusCode::FORBIDDEN, "foreign_host", why));
+        }
+        if request.method().is_safe() || !is_cross_site(request.headers(), host.as_ref()) {
+            return Ok(());
+        }
+        let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
+                   host serves";
+        Err(Problem::new(StatusCode::FORBIDDEN, "cross_site", why))
     }
-    if method.is_safe() || !is_cross_site(headers, host) {
-        return None;
-    }
-    let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
-               host serves";
-    Some(Problem::new(StatusCode::FORBIDDEN, "cross_site", why))
 }
 
 /// Whether a page of another origin made the browser send this. Browsers set both headers themselves, and the first
 /// only towards addresses that they trust.
-fn is_cross_site(headers: &HeaderMap, host: Option<&str>) -> bool {
+fn is_cross_site(headers: &HeaderMap, host: Option<&Authority>) -> bool {
     if let Some(site) = headers.get(SEC_FETCH_SITE) {
         return site != "same-origin" && site != "none";
     }
@@ -59,17 +66,14 @@ fn is_cross_site(headers: &HeaderMap, host: Option<&str>) -> bool {
     };
     let origin = origin.to_str().ok().and_then(|o| o.split_once("://"));
     match (origin, host) {
-        (Some((_, origin)), Some(host)) => !origin.eq_ignore_ascii_case(host),
+        (Some((_, origin)), Some(host)) => !origin.eq_ignore_ascii_case(host.as_str()),
         _ => true,
     }
 }
 
 /// Whether somebody has to have pointed this name at the daemon: a public name with the daemon's own port. A proxy on
 /// this machine that passes its own name on has a port of its own.
-fn is_foreign(host: &str, port: u16) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else {
-        return false;
-    };
+fn is_foreign(authority: &Authority, port: u16) -> bool {
     if authority.port_u16().unwrap_or(80) != port {
         return false;
     }
@@ -80,20 +84,24 @@ fn is_foreign(host: &str, port: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+    use axum::body::Body;
+    use axum::extract::Request;
+    use axum::http::Method;
+    use axum::http::uri::Authority;
 
-    use super::{is_foreign, refusal};
+    use super::{OriginGuard, is_foreign};
 
-    fn refused(method: Method, sent: &[(&'static str, &'static str)]) -> Option<&'static str> {
-        let mut headers = HeaderMap::new();
+    fn refused(method: Method, sent: &[(&str, &str)]) -> Option<&'static str> {
+        let guard = OriginGuard {
+            loopback_port: Some(8080),
+            path_prefix: String::new(),
+        };
+        let mut request = Request::builder().method(method).uri("/runs");
         for (name, value) in sent {
-            headers.insert(
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            );
+            request = request.header(*name, *value);
         }
-        refusal(&method, &Uri::from_static("/runs"), &headers, Some(8080))
-            .map(|problem| problem.code())
+        let request = request.body(Body::empty()).expect("a request");
+        guard.check(&request).err().map(|problem| problem.code())
     }
 
     #[test]
@@ -106,14 +114,12 @@ mod tests {
             &[host, ("origin", "http://127.0.0.1:3000")],
             &[host, ("sec-fetch-site", "cross-site")],
             &[host, ("sec-fetch-site", "same-site")],
-            &[evil],
         ] {
             assert_eq!(refused(Method::POST, sent), Some("cross_site"), "{sent:?}");
             assert_eq!(refused(Method::GET, sent), None, "{sent:?}");
         }
         for sent in [
             &[host][..],
-            &[],
             &[host, ("origin", "http://127.0.0.1:8080")],
             &[host, evil, ("sec-fetch-site", "same-origin")],
             &[host, ("sec-fetch-site", "none")],
@@ -124,10 +130,11 @@ mod tests {
 
     #[test]
     fn a_strangers_name_for_this_machine_is_refused() {
+        let authority = |text: &str| text.parse::<Authority>().expect("an authority");
         for foreign in ["evil.example:8080", "EVIL.example.:8080", "a.b.c.d:8080"] {
-            assert!(is_foreign(foreign, 8080), "{foreign}");
+            assert!(is_foreign(&authority(foreign), 8080), "{foreign}");
         }
-        assert!(is_foreign("evil.example", 80));
+        assert!(is_foreign(&authority("evil.example"), 80));
         for fine in [
             "localhost:8080",
             "127.0.0.1:8080",
@@ -137,15 +144,16 @@ mod tests {
             "axed.localhost.:8080",
             "agents.example",
             "agents.example:443",
-            "",
-            "???",
         ] {
-            assert!(!is_foreign(fine, 8080), "{fine}");
+            assert!(!is_foreign(&authority(fine), 8080), "{fine}");
         }
         let rebound = [
             ("host", "evil.example:8080"),
             ("origin", "http://evil.example:8080"),
         ];
         assert_eq!(refused(Method::GET, &rebound), Some("foreign_host"));
+        for unclear in [&[][..], &[("host", "???")], &[rebound[0], ("host", "a")]] {
+            assert_eq!(refused(Method::GET, unclear), Some("invalid_host"));
+        }
     }
 }

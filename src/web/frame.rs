@@ -2,6 +2,7 @@
 //! problem, one log line. One layer, because each layer costs every request a box.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -13,7 +14,7 @@ use futures_util::FutureExt;
 use tracing::{debug, error, warn};
 
 use crate::domain::run::RunId;
-use crate::web::browser;
+use crate::web::browser::OriginGuard;
 use crate::web::error::Problem;
 
 /// The header of a request's id, in both directions.
@@ -23,18 +24,17 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
 const MAX_INSTANCE: usize = 512;
 
-/// Runs the route and finishes its answer. `loopback_port` is the daemon's port where it listens on loopback.
-pub async fn frame(loopback_port: Option<u16>, request: Request, next: Next) -> Response {
+/// Runs the route and finishes its answer.
+pub async fn frame(guard: Arc<OriginGuard>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
     // A copy: the request's own path is a slice of the connection's read buffer, which a waiting request must let go.
     let path: Box<str> = instance(request.uri().path()).into();
 
-    let refusal = browser::refusal(&method, request.uri(), request.headers(), loopback_port);
-    let mut response = match refusal {
-        Some(problem) => problem.into_response(),
-        None => AssertUnwindSafe(next.run(request))
+    let mut response = match guard.check(&request) {
+        Err(problem) => problem.into_response(),
+        Ok(()) => AssertUnwindSafe(next.run(request))
             .catch_unwind()
             .await
             .unwrap_or_else(|_| Problem::internal("a handler panicked").into_response()),
@@ -101,6 +101,8 @@ fn instance(path: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use axum::Router;
     use axum::body::Body;
     use axum::extract::Request;
@@ -119,7 +121,10 @@ mod tests {
             .route("/broken", get(async || -> String { panic!("a secret") }))
             .fallback(no_route)
             .method_not_allowed_fallback(wrong_method)
-            .layer(from_fn(|request, next| frame(None, request, next)));
+            .layer(from_fn(|request, next| {
+                frame(Arc::default(), request, next)
+            }));
+        let request = request.header("host", "localhost");
         let request: Request = request.body(Body::empty()).expect("a request");
         let response = router.oneshot(request).await.expect("an answer");
         let (parts, body) = response.into_parts();

@@ -11,6 +11,7 @@ pub mod error;
 pub mod follower;
 pub mod frame;
 pub mod health;
+pub mod host;
 pub mod idempotency;
 pub mod messages;
 pub mod metrics;

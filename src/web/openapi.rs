@@ -157,6 +157,7 @@ impl<'s> Operation<'s> {
                 .push(json!({"name": name, "in": "path", "required": true, "schema": schema}));
             operation.refuse(404, "It does not exist, or not for this key.");
         }
+        operation.refuse(400, "`invalid_host`: no host, or several, are named.");
         let mut security = Vec::new();
         if let Some(scope) = route.scope {
             security.push(json!({"key": [scope.as_str()]}));
@@ -183,7 +184,7 @@ impl<'s> Operation<'s> {
         );
         self.refuse(
             400,
-            "A parameter, a header or the body is not in order; nothing was done.",
+            "A parameter, a header (such as `Host`) or the body is not in order; nothing was done.",
         );
         self
     }
@@ -203,7 +204,7 @@ impl<'s> Operation<'s> {
         for (status, why) in [
             (
                 400,
-                "A parameter, a header or the body is not in order; nothing was done.",
+                "A parameter, a header (such as `Host`) or the body is not in order; nothing was done.",
             ),
             (408, "`request_timeout`: the body did not arrive in time."),
             (413, "`body_too_large`: above `server.max_body`."),

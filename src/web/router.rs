@@ -1,11 +1,14 @@
 //! The route table, on one page: the router and the OpenAPI document are built from it.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::handler::Handler;
 use axum::middleware::from_fn;
 use axum::routing::{self, MethodRouter};
 
 use crate::config::KeyScope::{self, Admin, Cancel, Metrics, Read, Run};
+use crate::web::browser::OriginGuard;
 use crate::web::frame::frame;
 use crate::web::openapi::{self, Operation, operations as tell};
 use crate::web::state::AppState;
@@ -81,7 +84,11 @@ pub fn router(state: AppState) -> Router {
             .route("/livez", routing::get(health::livez))
             .route("/readyz", routing::get(health::readyz));
     }
-    surrounded(routes, state.settings.loopback_port, state)
+    let guard = OriginGuard {
+        loopback_port: state.settings.loopback_port,
+        path_prefix: prefix.clone(),
+    };
+    surrounded(routes, guard, state)
 }
 
 /// What the metrics' own listener answers, whatever the path prefix: it is not meant to be reached through a proxy.
@@ -89,19 +96,24 @@ pub fn router(state: AppState) -> Router {
 pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
     let route = scrape();
     let routes = Router::new().route(route.path, route.guarded(&state));
-    surrounded(routes, loopback_port, state)
+    let guard = OriginGuard {
+        loopback_port,
+        path_prefix: String::new(),
+    };
+    surrounded(routes, guard, state)
 }
 
 fn scrape() -> Route {
     get("/metrics", metrics::metrics, tell::metrics).by(Metrics)
 }
 
-fn surrounded(routes: Router<AppState>, loopback_port: Option<u16>, state: AppState) -> Router {
+fn surrounded(routes: Router<AppState>, guard: OriginGuard, state: AppState) -> Router {
+    let guard = Arc::new(guard);
     routes
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
         .layer(from_fn(move |request, next| {
-            frame(loopback_port, request, next)
+            frame(Arc::clone(&guard), request, next)
         }))
         .with_state(state)
 }

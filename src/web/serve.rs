@@ -296,7 +296,9 @@ mod tests {
                     "held"
                 }),
             )
-            .layer(from_fn(|request, next| frame(None, request, next)));
+            .layer(from_fn(|request, next| {
+                frame(Arc::default(), request, next)
+            }));
         let patience = Patience { client, closing };
         let mut serving = JoinSet::new();
         serving.spawn(serve(listener, router, patience, stop.clone()));

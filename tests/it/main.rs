@@ -15,6 +15,7 @@ mod cli;
 mod cli_runs;
 mod clocks;
 mod config;
+mod connections;
 mod delegation;
 mod depth;
 mod drain;
