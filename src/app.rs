@@ -253,13 +253,13 @@ impl Daemon {
         check_door(&config, insecure_no_auth)?;
         let apart = config.server.metrics_listen;
         let house = House::build(&config).await?;
-        let listener = TcpListener::bind(wanted).await.with_context(|| {
+        let listener = web::serve::listen(wanted).with_context(|| {
             format!("cannot listen on {wanted}; choose another address with --listen")
         })?;
         let address = listener.local_addr()?;
         let metrics = match apart {
             Some(wanted) => {
-                let listener = TcpListener::bind(wanted).await.with_context(|| {
+                let listener = web::serve::listen(wanted).with_context(|| {
                     format!("cannot listen on {wanted}; choose another address with server.metrics_listen")
                 })?;
                 tracing::info!("Metrics are at http://{}/metrics", listener.local_addr()?);

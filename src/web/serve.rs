@@ -1,6 +1,7 @@
 //! The door: accepts connections, speaks HTTP/1.1 and h2c on them, and closes it in order. Knows no route.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::{unconstrained, yield_now};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
@@ -27,6 +29,10 @@ const MAX_HEAD: usize = 64 << 10;
 const MAX_STREAMS: u32 = 256;
 /// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
 const PING: Duration = Duration::from_secs(20);
+/// Connections that the system holds for us until we accept them. It takes no more than its own limit, which is as high.
+const BACKLOG: u32 = 4096;
+/// Connections that are accepted before other tasks of this thread get their turn.
+const ACCEPT_BATCH: usize = 1024;
 /// How long we wait when there is no file descriptor left for another client.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -38,6 +44,19 @@ pub struct Patience {
     pub client: Duration,
     /// How long requests in flight have when the door closes.
     pub closing: Duration,
+}
+
+/// Listens on this address. A port that was just in use is taken again, as everywhere.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // On Windows it would take a port that is in use.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Accepts connections until `stop` is cancelled; then takes no more, lets requests in flight finish and returns when
@@ -58,12 +77,17 @@ pub async fn serve(
         cut: CancellationToken::new(),
         tasks: connections.clone(),
     };
+    let mut batch = 0;
     loop {
         let accepted = tokio::select! {
             biased;
             () = door.stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = unconstrained(listener.accept()) => accepted,
         };
+        batch = (batch + 1) % ACCEPT_BATCH;
+        if batch == 0 {
+            yield_now().await;
+        }
         match accepted {
             Ok((stream, _)) => {
                 connections.spawn(door.clone().receive(stream));
