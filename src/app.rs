@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::process::{Resource, getrlimit};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -29,6 +30,7 @@ use crate::telemetry::traces::Traces;
 use crate::tools::mcp::Servers;
 use crate::tools::shelf::Shelf;
 use crate::web;
+use crate::web::pending::PendingLimits;
 use crate::web::serve::Patience;
 use crate::webhooks::{self, Sender};
 
@@ -229,6 +231,17 @@ fn check_door(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError
     Ok(())
 }
 
+/// What the configuration allows, but no more than half of the files that this process may open: the store, tools and
+/// connections with requests need the others.
+fn pending_limits(config: &Config) -> PendingLimits {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+    let files = usize::try_from(files).unwrap_or(usize::MAX).max(1);
+    PendingLimits {
+        per_address: config.server.max_pending_per_address,
+        total: config.server.max_pending_connections.min(files),
+    }
+}
+
 /// A daemon that listens.
 pub struct Daemon {
     /// Where, with the real port.
@@ -238,6 +251,7 @@ pub struct Daemon {
     metrics: Option<TcpListener>,
     house: House,
     web: web::state::Settings,
+    pending: PendingLimits,
     drain_timeout: Duration,
 }
 
@@ -284,6 +298,7 @@ impl Daemon {
             metrics,
             house,
             web,
+            pending: pending_limits(&config),
             drain_timeout: config.server.drain_timeout,
         })
     }
@@ -300,6 +315,7 @@ impl Daemon {
             metrics,
             house,
             web,
+            pending,
             drain_timeout,
             ..
         } = self;
@@ -339,13 +355,14 @@ impl Daemon {
                     .filter(|at| at.ip().is_loopback());
                 let port = port.map(|at| at.port());
                 let router = web::router::metrics_router(state.clone(), port);
-                web::serve::serve(listener, router, patience, closing.clone()).await;
+                web::serve::serve(listener, router, patience, pending, closing.clone()).await;
             }
         };
         let serving = web::serve::serve(
             listener,
             web::router::router(state.clone()),
             patience,
+            pending,
             closing.clone(),
         );
         // The last runs' ends are told too, so it stops last.

@@ -63,6 +63,10 @@ pub struct Server {
     pub path_prefix: String,
     /// Most bytes of a request body.
     pub max_body: usize,
+    /// Most connections of one address that have not sent a whole request.
+    pub max_pending_per_address: usize,
+    /// Most of them in all.
+    pub max_pending_connections: usize,
     /// Most seconds that `?wait` may ask for.
     pub max_wait: Duration,
     /// A root run's deadline where its file and its request say nothing.

@@ -357,6 +357,8 @@ fn server(s: &mut Section<'_>) -> Server {
         metrics_listen: s.checked("metrics_listen", address),
         path_prefix: s.checked("path_prefix", prefix).unwrap_or_default(),
         max_body: s.size("max_body").unwrap_or(4 << 20),
+        max_pending_per_address: s.count("max_pending_per_address", 1).unwrap_or(1_000),
+        max_pending_connections: s.count("max_pending_connections", 1).unwrap_or(10_000),
         max_wait: seconds(s, "max_wait", 0, 300),
         default_timeout: seconds(s, "default_timeout", 1, 120),
         max_timeout: seconds(s, "max_timeout", 1, 86_400),

@@ -16,6 +16,7 @@ pub mod idempotency;
 pub mod messages;
 pub mod metrics;
 pub mod openapi;
+pub mod pending;
 pub mod query;
 pub mod router;
 pub mod runs;

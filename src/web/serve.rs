@@ -1,13 +1,16 @@
 //! The door: accepts connections, speaks HTTP/1.1 and h2c on them, and closes it in order. Knows no route.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::StatusCode;
+use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -21,6 +24,9 @@ use tracing::{debug, warn};
 
 use crate::web::error::Problem;
 use crate::web::frame;
+use crate::web::pending::{
+    FirstBody, Overdue, PendingConnection, PendingConnections, PendingLimits,
+};
 use crate::web::socket::Socket;
 
 /// Most bytes of a request's head: request line and all headers.
@@ -67,13 +73,15 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     patience: Patience,
+    pending: PendingLimits,
     stop: CancellationToken,
 ) {
     let connections = TaskTracker::new();
-    let door = Door {
+    let mut door = Door {
         router,
         patience,
-        stop,
+        pending: PendingConnections::new(pending),
+        idle: stop.child_token(),
         cut: CancellationToken::new(),
         tasks: connections.clone(),
     };
@@ -81,7 +89,7 @@ pub async fn serve(
     loop {
         let accepted = tokio::select! {
             biased;
-            () = door.stop.cancelled() => break,
+            () = stop.cancelled() => break,
             accepted = unconstrained(listener.accept()) => accepted,
         };
         batch = (batch + 1) % ACCEPT_BATCH;
@@ -89,14 +97,19 @@ pub async fn serve(
             yield_now().await;
         }
         match accepted {
-            Ok((stream, _)) => {
-                connections.spawn(door.clone().receive(stream));
+            Ok((stream, peer)) => {
+                // Here, so that they are as old as they came.
+                let pending = door.pending.add(peer.ip());
+                connections.spawn(door.clone().receive(stream, pending));
             }
             Err(error) if is_the_clients(&error) => {}
             Err(error) => {
-                warn!("Cannot accept connections, trying again: {error}");
+                // Most likely there is no file descriptor: those that nobody uses are given back.
+                warn!("Cannot accept connections, closing idle ones and trying again: {error}");
+                door.idle.cancel();
+                door.idle = stop.child_token();
                 tokio::select! {
-                    () = door.stop.cancelled() => break,
+                    () = stop.cancelled() => break,
                     () = tokio::time::sleep(PAUSE) => {}
                 }
             }
@@ -129,44 +142,61 @@ fn is_the_clients(error: &io::Error) -> bool {
 struct Door {
     router: Router,
     patience: Patience,
-    stop: CancellationToken,
+    pending: Arc<PendingConnections>,
+    /// Cancelled when connections are to end as soon as no request is in flight on them.
+    idle: CancellationToken,
     /// Cancelled when the patience with closing connections is over.
     cut: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Door {
-    async fn receive(self, stream: TcpStream) {
+    async fn receive(
+        self,
+        stream: TcpStream,
+        (pending, overdue): (Arc<PendingConnection>, Overdue),
+    ) {
         let cut = self.cut.clone();
+        // A head and a body have this time each; what is above it is HTTP/2 without a request.
+        let patience = 2 * self.patience.client;
+        let mut connection = pin!(self.connection(stream, pending));
+        tokio::select! {
+            biased;
+            () = cut.cancelled() => return,
+            () = connection.as_mut() => return,
+            // Boxed, so that it takes no memory for the rest of the connection's life.
+            is_overdue = Box::pin(overdue.decide(patience)) => if is_overdue {
+                debug!("Closing a connection that has sent no whole request");
+                return;
+            },
+        }
         tokio::select! {
             biased;
             () = cut.cancelled() => {}
-            () = self.connection(stream) => {}
+            () = connection => {}
         }
     }
 
-    async fn connection(self, stream: TcpStream) {
+    async fn connection(self, stream: TcpStream, pending: Arc<PendingConnection>) {
         // Answers are written whole; waiting to fill a segment would only delay them.
         let _ = stream.set_nodelay(true);
         let mut socket = Socket::new(stream, self.patience.client);
         let first = tokio::select! {
             biased;
-            () = self.stop.cancelled() => return,
+            () = self.idle.cancelled() => return,
             first = tokio::time::timeout(self.patience.client, socket.speaks_h2()) => first,
         };
         match first {
             // HTTP/2's state is several times as large, and few connections need it.
-            Ok(Ok(true)) => Box::pin(self.http2(socket)).await,
-            Ok(Ok(false)) => self.http1(socket).await,
+            Ok(Ok(true)) => Box::pin(self.http2(socket, pending)).await,
+            Ok(Ok(false)) => self.http1(socket, pending).await,
             Ok(Err(_)) | Err(_) => {}
         }
     }
 
-    async fn http1(self, socket: Socket) {
+    async fn http1(self, socket: Socket, pending: Arc<PendingConnection>) {
         let router = self.router;
-        let service = service_fn(move |request: hyper::Request<Incoming>| {
-            router.clone().call(request.map(Body::new))
-        });
+        let service = service_fn(move |request| answer(router.clone(), request, &pending));
         let mut connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.patience.client)
@@ -174,7 +204,7 @@ impl Door {
             .serve_connection(TokioIo::new(socket), service);
         let ended = tokio::select! {
             ended = &mut connection => ended,
-            () = self.stop.cancelled() => {
+            () = self.idle.cancelled() => {
                 std::pin::Pin::new(&mut connection).graceful_shutdown();
                 (&mut connection).await
             }
@@ -216,16 +246,14 @@ impl Door {
             // All was answered; a stop does not wait for the client to hang up too.
             Ok(()) => tokio::select! {
                 () = socket.close() => {}
-                () = self.stop.cancelled() => {}
+                () = self.idle.cancelled() => {}
             },
         }
     }
 
-    async fn http2(self, socket: Socket) {
+    async fn http2(self, socket: Socket, pending: Arc<PendingConnection>) {
         let router = self.router;
-        let service = service_fn(move |request: hyper::Request<Incoming>| {
-            router.clone().call(request.map(Body::new))
-        });
+        let service = service_fn(move |request| answer(router.clone(), request, &pending));
         let connection = http2::Builder::new(Owned(self.tasks))
             .timer(TokioTimer::new())
             .keep_alive_interval(PING)
@@ -236,7 +264,7 @@ impl Door {
         let mut connection = pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = self.stop.cancelled() => {
+            () = self.idle.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -244,6 +272,27 @@ impl Door {
         if let Err(error) = ended {
             debug!("A connection ended early: {error}");
         }
+    }
+}
+
+/// Answers one request; the connection's first settles it.
+fn answer(
+    mut router: Router,
+    request: hyper::Request<Incoming>,
+    pending: &Arc<PendingConnection>,
+) -> impl Future<Output = Result<Response, Infallible>> + use<> {
+    let unsettled = (!pending.is_settled()).then(|| Arc::clone(pending));
+    let answered = router.call(request.map(|body| match &unsettled {
+        Some(pending) => Body::new(FirstBody::new(body, Arc::clone(pending))),
+        None => Body::new(body),
+    }));
+    let unsettled = unsettled.filter(|pending| !pending.is_settled());
+    async move {
+        let response = answered.await;
+        if let Some(pending) = unsettled {
+            pending.settle();
+        }
+        response
     }
 }
 
@@ -291,7 +340,7 @@ mod tests {
     use tokio::task::JoinSet;
     use tokio_util::sync::CancellationToken;
 
-    use super::{Patience, serve};
+    use super::{Patience, PendingLimits, serve};
     use crate::web::frame::frame;
 
     struct Opened {
@@ -325,7 +374,11 @@ mod tests {
             }));
         let patience = Patience { client, closing };
         let mut serving = JoinSet::new();
-        serving.spawn(serve(listener, router, patience, stop.clone()));
+        let pending = PendingLimits {
+            per_address: 100,
+            total: 100,
+        };
+        serving.spawn(serve(listener, router, patience, pending, stop.clone()));
         Opened {
             address,
             stop,

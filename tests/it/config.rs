@@ -41,6 +41,8 @@ fn without_a_word_everything_has_its_default() {
     assert_eq!(config.server.metrics_listen, None);
     assert_eq!(config.server.path_prefix, "");
     assert_eq!(config.server.max_body, 4 << 20);
+    assert_eq!(config.server.max_pending_per_address, 1_000);
+    assert_eq!(config.server.max_pending_connections, 10_000);
     assert_eq!(config.server.max_wait, Duration::from_secs(300));
     assert_eq!(config.server.default_timeout, Duration::from_secs(120));
     assert_eq!(config.server.max_timeout, Duration::from_secs(86_400));

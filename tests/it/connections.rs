@@ -1,11 +1,13 @@
-//! Connections before their first request: which host they name.
+//! Connections before their first request: which host they name, and how many of them wait at once.
 
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, Method, StatusCode};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::app::TestApp;
+use crate::support::app::{TestApp, send};
+use crate::support::provider::answer::says;
 use crate::support::soon;
 
 /// A connection on which these bytes were sent.
@@ -97,4 +99,91 @@ async fn a_host_that_differs_from_the_authority_is_refused() {
         .await
         .expect("an answer");
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn who_sends_no_request_makes_way_for_who_does() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .server("max_pending_per_address = 20")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let beginnings = [
+        "GET /runs HTTP/1.1\r\nhost: local",
+        "POST /agents/solo/runs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "",
+    ];
+    let mut flood = Vec::new();
+    for n in 0..200 {
+        flood.push(sent(&app, beginnings[n % beginnings.len()]).await);
+    }
+
+    assert_eq!(app.run("solo", "go").await.output(), "done");
+
+    // Closed because there were too many of them, and not after their time: that would be answered with 408.
+    for stream in flood.drain(..100) {
+        let answer = rest(stream).await;
+        assert!(!answer.contains("HTTP/1.1"), "{answer}");
+    }
+    // The youngest are still there.
+    let mut last = flood.pop().expect("a connection");
+    let request = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    last.write_all(request.as_bytes()).await.expect("sent");
+    assert!(rest(last).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn connections_with_a_request_are_not_closed_for_others() {
+    let app = TestApp::with()
+        .server("max_pending_per_address = 2\nmax_pending_connections = 2")
+        .spawn()
+        .await;
+    let request = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut kept = Vec::new();
+    for _ in 0..20 {
+        let mut stream = sent(&app, request).await;
+        let mut head = [0; 12];
+        soon("an answer", stream.read_exact(&mut head))
+            .await
+            .expect("an answer");
+        kept.push(stream);
+    }
+    let mut flood = Vec::new();
+    for _ in 0..20 {
+        flood.push(sent(&app, "GET ").await);
+    }
+    let closed = flood.drain(..10).map(rest);
+    futures_util::future::join_all(closed).await;
+    for mut stream in kept {
+        let again = "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        stream.write_all(again.as_bytes()).await.expect("sent");
+        assert!(rest(stream).await.contains("HTTP/1.1 200"));
+    }
+}
+
+#[tokio::test]
+async fn without_a_free_descriptor_idle_connections_go() {
+    let app = TestApp::with().spawn().await;
+    let daemon = Pid::from_raw(i32::try_from(app.daemon.pid()).expect("a process id"));
+    let files = Some(128);
+    let few = Rlimit {
+        current: files,
+        maximum: files,
+    };
+    prlimit(daemon, Resource::Nofile, few).expect("a limit");
+    let request = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut flood = Vec::new();
+    for n in 0..300 {
+        flood.push(sent(&app, if n % 2 == 0 { request } else { "GET " }).await);
+    }
+
+    let got = send(app.request(Method::GET, "/readyz")).await;
+
+    assert!([200, 503].contains(&got.status), "{}", got.text);
+    assert!(app.daemon.log().contains("Cannot accept connections"));
+    // Given back at once, and not after their time, which would be answered.
+    let answer = rest(flood.swap_remove(1)).await;
+    assert_eq!(answer, "");
 }

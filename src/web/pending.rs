@@ -1,0 +1,286 @@
+//! Connections whose first request has not come whole. Anybody can open them without a key, so there are only so many, of
+//! one address and in all: above a bound the oldest is closed. Later requests of a connection do not count, because a
+//! reverse proxy keeps many connections of one address.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+/// How long each connection has in any case: clients that all connect at once and then send are not above a bound.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// How many connections may be pending.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingLimits {
+    /// Of one address; of one /64 network where it is IPv6.
+    pub per_address: usize,
+    /// Of all addresses.
+    pub total: usize,
+}
+
+/// The pending connections of one listener.
+#[derive(Debug)]
+pub struct PendingConnections {
+    limits: PendingLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// By number, and so by age.
+    connections: BTreeMap<u64, Entry>,
+    addresses: HashMap<IpAddr, BTreeSet<u64>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    address: IpAddr,
+    close: oneshot::Sender<()>,
+}
+
+impl PendingConnections {
+    /// None yet.
+    pub fn new(limits: PendingLimits) -> Arc<Self> {
+        let state = Mutex::default();
+        Arc::new(Self { limits, state })
+    }
+
+    /// Adds a connection that was just accepted. If that exceeds a bound, the oldest one is to be closed.
+    pub fn add(self: &Arc<Self>, peer: IpAddr) -> (Arc<PendingConnection>, Overdue) {
+        let address = network(peer);
+        let (close, closed) = oneshot::channel();
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        state.connections.insert(number, Entry { address, close });
+        let same = state.addresses.entry(address).or_default();
+        same.insert(number);
+        let oldest = if same.len() > self.limits.per_address {
+            same.first().copied()
+        } else if state.connections.len() > self.limits.total {
+            state.connections.keys().next().copied()
+        } else {
+            None
+        };
+        if let Some(entry) = oldest.and_then(|oldest| state.remove(oldest)) {
+            // Whose connection has ended meanwhile needs not be closed.
+            let _ = entry.close.send(());
+        }
+        drop(state);
+        let connection = Arc::new(PendingConnection {
+            list: Arc::clone(self),
+            number,
+            is_settled: AtomicBool::new(false),
+        });
+        let overdue = Overdue {
+            connection: Arc::clone(&connection),
+            since: Instant::now(),
+            closed,
+        };
+        (connection, overdue)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.connections.remove(&number)?;
+        if let Some(same) = self.addresses.get_mut(&entry.address) {
+            same.remove(&number);
+            if same.is_empty() {
+                self.addresses.remove(&entry.address);
+            }
+        }
+        Some(entry)
+    }
+}
+
+/// What counts as one address: whoever has one IPv6 address usually has the /64 network around it.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let bits = address.to_bits() & (u128::MAX << 64);
+            IpAddr::V6(Ipv6Addr::from_bits(bits))
+        }
+        address => address,
+    }
+}
+
+/// One connection; pending until [`PendingConnection::settle`], or until it is dropped.
+#[derive(Debug)]
+pub struct PendingConnection {
+    list: Arc<PendingConnections>,
+    number: u64,
+    is_settled: AtomicBool,
+}
+
+impl PendingConnection {
+    /// Its first request has come whole, or was answered before that.
+    pub fn settle(&self) {
+        if !self.is_settled.swap(true, Ordering::Relaxed) {
+            self.list.lock().remove(self.number);
+        }
+    }
+
+    /// Whether it is no longer pending.
+    pub fn is_settled(&self) -> bool {
+        self.is_settled.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for PendingConnection {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+/// Tells whether a pending connection is to be closed.
+#[derive(Debug)]
+pub struct Overdue {
+    connection: Arc<PendingConnection>,
+    since: Instant,
+    closed: oneshot::Receiver<()>,
+}
+
+impl Overdue {
+    /// True once the connection is to be closed, because a bound was exceeded or `patience` is over; false once its first
+    /// request has come.
+    pub async fn decide(self, patience: Duration) -> bool {
+        let is_oldest = timeout_at(self.since + patience, self.closed).await;
+        if let Ok(Ok(())) = is_oldest {
+            sleep_until(self.since + GRACE).await;
+        }
+        !self.connection.is_settled()
+    }
+}
+
+/// The body of a connection's first request: settles the connection when it has come whole.
+pub struct FirstBody {
+    body: Incoming,
+    connection: Arc<PendingConnection>,
+}
+
+impl FirstBody {
+    /// Settles at once where there is no body.
+    pub fn new(body: Incoming, connection: Arc<PendingConnection>) -> Self {
+        if body.is_end_stream() {
+            connection.settle();
+        }
+        Self { body, connection }
+    }
+}
+
+impl Body for FirstBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.connection.settle();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::time::Duration;
+
+    use super::{Overdue, PendingConnections, PendingLimits, network};
+
+    const LONG: Duration = Duration::from_secs(3600);
+    const LIMITS: PendingLimits = PendingLimits {
+        per_address: 2,
+        total: 4,
+    };
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn is_undecided(overdue: &mut Overdue) -> bool {
+        overdue.closed.try_recv().is_err()
+    }
+
+    #[tokio::test]
+    async fn above_the_bound_of_an_address_its_oldest_goes() {
+        let list = PendingConnections::new(LIMITS);
+        let (_other, mut other) = list.add(ip("10.0.0.2"));
+        let (_first, first) = list.add(ip("10.0.0.1"));
+        let (second, second_overdue) = list.add(ip("10.0.0.1"));
+        let (_third, mut third) = list.add(ip("10.0.0.1"));
+        assert!(first.decide(LONG).await);
+        assert!(is_undecided(&mut other) && is_undecided(&mut third));
+        second.settle();
+        assert!(!second_overdue.decide(LONG).await);
+        // What is settled makes way for another.
+        let (_fourth, _overdue) = list.add(ip("10.0.0.1"));
+        assert!(is_undecided(&mut third));
+    }
+
+    #[tokio::test]
+    async fn above_the_bound_of_all_the_oldest_goes() {
+        let list = PendingConnections::new(LIMITS);
+        let mut all: Vec<_> = (1..=5)
+            .map(|n| list.add(ip(&format!("10.0.0.{n}"))))
+            .collect();
+        let (_connection, oldest) = all.remove(0);
+        assert!(oldest.decide(LONG).await);
+        assert!(all.iter_mut().all(|(_, overdue)| is_undecided(overdue)));
+        drop(all);
+        assert!(list.lock().connections.is_empty() && list.lock().addresses.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_request_in_the_time_of_grace_comes_in_time() {
+        let list = PendingConnections::new(LIMITS);
+        let (connection, overdue) = list.add(ip("10.0.0.1"));
+        let more: Vec<_> = (0..2).map(|_| list.add(ip("10.0.0.1"))).collect();
+        connection.settle();
+        assert!(!overdue.decide(LONG).await);
+        drop(more);
+    }
+
+    #[tokio::test]
+    async fn nobody_is_waited_for_without_end() {
+        let list = PendingConnections::new(LIMITS);
+        let (_connection, overdue) = list.add(ip("10.0.0.1"));
+        assert!(overdue.decide(Duration::from_millis(10)).await);
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address() {
+        assert_eq!(
+            network(ip("2001:db8::1:2")),
+            network(ip("2001:db8::ffff:3"))
+        );
+        assert_ne!(network(ip("2001:db8:0:1::1")), network(ip("2001:db8::1")));
+        assert_eq!(network(ip("::ffff:10.0.0.1")), ip("10.0.0.1"));
+    }
+}
