@@ -20,8 +20,11 @@ use crate::store::{EventQuery, RunStore, StoreError};
 use crate::telemetry::metrics::SseClient;
 use crate::web::state::AppState;
 
-/// The first bytes of a stream, and the last of one that the daemon closes: when to come back, in milliseconds.
-const RETRY: &str = "retry: 2000\n\n";
+/// When to come back, in milliseconds: within the first event's block, because some clients take a block for an event
+/// whatever it holds; and the last bytes of a stream that the daemon closes.
+const RETRY: &str = "retry: 2000\n";
+/// Says nothing, and reaches the client at once.
+const COMMENT: &str = ":\n\n";
 /// A comment after so much silence, for proxies that drop quiet connections.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Events that are read at once.
@@ -49,8 +52,6 @@ impl Scope {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Nothing was sent yet.
-    Opening,
     /// The store has more, or may have.
     Reading,
     /// All that was committed is sent; now the listener is heard.
@@ -63,8 +64,6 @@ enum Phase {
 pub struct Follower {
     store: Arc<dyn RunStore>,
     listener: Option<Listener>,
-    /// Whether the listener stood before the log's first event: then the store is read only where it fell behind.
-    hears_all: bool,
     closing: CancellationToken,
     root: RunId,
     of: RunId,
@@ -74,6 +73,10 @@ pub struct Follower {
     /// Whether the run has ended, so that nothing comes after what the store has now.
     ended: bool,
     phase: Phase,
+    /// Whether the client has no byte yet, and none is sure to come at once.
+    is_silent: bool,
+    /// Whether the client still has to be told when to come back.
+    retry_due: bool,
     quiet_until: Instant,
     /// For the log.
     agent: String,
@@ -87,14 +90,15 @@ impl Follower {
         Self {
             store: Arc::clone(state.runner.store()),
             listener: None,
-            hears_all: false,
             closing: state.closing.clone(),
             root: run.root_id,
             of: run.id,
             scope: Scope::of(run, only),
             cursor: after,
             ended: false,
-            phase: Phase::Opening,
+            phase: Phase::Reading,
+            is_silent: true,
+            retry_due: true,
             quiet_until: Instant::now() + HEARTBEAT,
             agent: run.agent.clone(),
             depth: run.depth.0,
@@ -107,11 +111,13 @@ impl Follower {
         Self { listener, ..self }
     }
 
-    /// With a listener that stands since before the log's first event.
+    /// With a listener that stands since before the log's first event, which has been committed: the store is read only
+    /// where the listener falls behind.
     pub fn hearing_all(self, listener: Listener) -> Self {
         Self {
             listener: Some(listener),
-            hears_all: true,
+            phase: Phase::Following,
+            is_silent: false,
             ..self
         }
     }
@@ -120,17 +126,11 @@ impl Follower {
     pub async fn next(&mut self) -> Option<String> {
         let chunk = loop {
             match self.phase {
+                Phase::Following | Phase::Over if self.is_silent => break COMMENT.to_owned(),
                 Phase::Over => return None,
                 _ if self.closing.is_cancelled() => {
                     self.phase = Phase::Over;
-                    break RETRY.to_owned();
-                }
-                Phase::Opening => {
-                    self.phase = match self.hears_all {
-                        true => Phase::Following,
-                        false => Phase::Reading,
-                    };
-                    break RETRY.to_owned();
+                    break format!("{RETRY}\n");
                 }
                 Phase::Reading => match self.read().await {
                     Ok(chunk) if chunk.is_empty() => {}
@@ -151,6 +151,7 @@ impl Follower {
                 },
             }
         };
+        self.is_silent = false;
         self.quiet_until = Instant::now() + HEARTBEAT;
         Some(chunk)
     }
@@ -204,7 +205,7 @@ impl Follower {
             heard = listener.recv() => heard,
             () = tokio::time::sleep_until(self.quiet_until) => {
                 self.look_again().await?;
-                return Ok(":\n\n".to_owned());
+                return Ok(COMMENT.to_owned());
             }
         };
         let mut chunk = String::new();
@@ -212,6 +213,7 @@ impl Follower {
             Ok(Notice::Stored(event)) => self.hear(&event, &mut chunk),
             Ok(Notice::Whisper { run_id, name, data }) => {
                 if self.covers(run_id) {
+                    self.begin_block(&mut chunk);
                     let _ = write!(chunk, "event: {name}\ndata: {data}\n\n");
                 }
             }
@@ -252,6 +254,7 @@ impl Follower {
         if self.phase == Phase::Over {
             return;
         }
+        self.begin_block(chunk);
         let StoredEvent {
             seq,
             run_id,
@@ -265,6 +268,13 @@ impl Follower {
         }
         if ends(event, self.of) {
             self.phase = Phase::Over;
+        }
+    }
+
+    /// The first event's block tells when to come back.
+    fn begin_block(&mut self, chunk: &mut String) {
+        if std::mem::take(&mut self.retry_due) {
+            chunk.push_str(RETRY);
         }
     }
 
@@ -302,7 +312,7 @@ mod tests {
     use tokio::time::Instant;
     use tokio_util::sync::CancellationToken;
 
-    use super::{Follower, HEARTBEAT, Phase, RETRY, Scope};
+    use super::{COMMENT, Follower, HEARTBEAT, Phase, RETRY, Scope};
     use crate::domain::event::StoredEvent;
     use crate::domain::run::{Depth, Run, RunId, Status, now};
     use crate::domain::usage::{TreeUsage, Usage};
@@ -514,14 +524,18 @@ mod tests {
         let mut follower = Follower {
             store: Arc::clone(&log) as Arc<dyn RunStore>,
             listener: Some(listener),
-            hears_all: after == 0 && told_before == 0,
             closing: CancellationToken::new(),
             root: ids[0],
             of: ids[of],
             scope: Scope::of(&asked, only),
             cursor: after,
             ended: false,
-            phase: Phase::Opening,
+            phase: match after == 0 && told_before == 0 {
+                true => Phase::Following,
+                false => Phase::Reading,
+            },
+            is_silent: after > 0 || told_before > 0,
+            retry_due: true,
             quiet_until: Instant::now() + HEARTBEAT,
             agent: asked.agent,
             depth: 0,
@@ -545,8 +559,14 @@ mod tests {
         while let Some(chunk) = follower.next().await {
             text.push_str(&chunk);
         }
-        assert!(text.starts_with(RETRY), "{text}");
-        numbers(&text)
+        let numbers = numbers(&text);
+        let first = format!("{RETRY}id: ");
+        match text.strip_prefix(COMMENT).unwrap_or(&text) {
+            "" => assert!(numbers.is_empty()),
+            events => assert!(events.starts_with(&first), "{text}"),
+        }
+        assert!(text.matches(RETRY).count() <= 1, "{text}");
+        numbers
     }
 
     #[tokio::test]

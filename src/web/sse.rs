@@ -26,7 +26,8 @@ use crate::web::state::AppState;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-const NO_STORE: (HeaderName, &str) = (CACHE_CONTROL, "no-store");
+/// No cache keeps a stream, and no proxy compresses it, which would hold events back.
+const UNCACHED: (HeaderName, &str) = (CACHE_CONTROL, "no-store, no-transform");
 
 /// Events of a page at most.
 const MAX_PAGE: usize = 1000;
@@ -43,7 +44,7 @@ pub async fn events(
     let run = runs::found(&state, id).await?;
     if streamed && wish.comes_back && run.status.is_terminal() && wish.after >= run.last_event {
         // A browser's EventSource comes back after the end of a stream, until it is told that there is no content.
-        Ok((StatusCode::NO_CONTENT, [NO_STORE]).into_response())
+        Ok((StatusCode::NO_CONTENT, [UNCACHED]).into_response())
     } else if streamed {
         Ok(stream(&state, &run, &wish))
     } else {
@@ -188,7 +189,7 @@ fn answer(follower: Follower) -> Response {
     });
     let headers = [
         (CONTENT_TYPE, "text/event-stream"),
-        NO_STORE,
+        UNCACHED,
         (ACCEL_BUFFERING, "no"),
     ];
     (StatusCode::OK, headers, Body::from_stream(chunks)).into_response()

@@ -90,7 +90,7 @@ async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
     app.provider.busy("reader", 1).await;
     let mut live = app.events(&run).await;
     let header = |name: &str| live.headers()[name].to_str().expect("text").to_owned();
-    assert_eq!(header("cache-control"), "no-store");
+    assert_eq!(header("cache-control"), "no-store, no-transform");
     assert_eq!(header("x-accel-buffering"), "no");
     let mut heard = live.until("agent.called").await;
     gate.open();

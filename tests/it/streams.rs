@@ -56,7 +56,7 @@ async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
 
     let stream = post(&app, "solo", json!({"input": "go"})).await;
     let id = id(&stream);
-    assert_eq!(stream.headers()["cache-control"], "no-store");
+    assert_eq!(stream.headers()["cache-control"], "no-store, no-transform");
     assert_eq!(stream.headers()["location"], format!("/runs/{id}"));
     let told = stream.rest().await;
 
@@ -165,10 +165,54 @@ async fn a_silence_is_broken_by_a_comment() {
             let chunk = stream.chunk().await.expect("a whole stream");
             told.push_str(&String::from_utf8_lossy(&chunk.expect("no end")));
         }
-        assert!(told.starts_with("retry: 2000\n\n"), "{told}");
+        let first = "retry: 2000\nid: 1\nevent: run.queued\n";
+        assert!(told.starts_with(first), "{told}");
         assert!(told.contains("event: turn.started"), "{told}");
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let gate = Gate::shut();
+    app.provider.will("solo", [says("done").after(&gate)]);
+    let request = app
+        .request(Method::POST, "/agents/solo/runs")
+        .header("accept", "text/event-stream")
+        .json(&json!({"stream": false}));
+    let mut stream = soon("a head", request.send()).await.expect("a head");
+    let mut told = String::new();
+    while !told.contains("event: turn.started") || !told.ends_with("\n\n") {
+        let chunk = soon("a chunk", stream.chunk())
+            .await
+            .expect("a stream")
+            .expect("no end");
+        let is_first = told.is_empty();
+        told.push_str(&String::from_utf8_lossy(&chunk));
+        if is_first {
+            let first = "retry: 2000\nid: 1\nevent: run.queued\n";
+            assert!(told.starts_with(first), "{told}");
+        }
+    }
+    let last = told.matches("\nid: ").count() as u64;
+
+    // Nothing is new for who comes back: a comment says that the stream is open.
+    let path = stream.headers()["location"].to_str().expect("text");
+    let mut stream = resume(&app, &format!("{path}/events"), last).await;
+    let first = soon("a chunk", stream.chunk()).await.expect("a stream");
+    assert_eq!(first.expect("a chunk"), ":\n\n");
+    gate.open();
+    let mut rest = String::new();
+    while let Some(chunk) = soon("a chunk", stream.chunk()).await.expect("a stream") {
+        rest.push_str(&String::from_utf8_lossy(&chunk));
+    }
+    let next = format!("retry: 2000\nid: {}\nevent: turn.completed\n", last + 1);
+    assert!(
+        rest.trim_start_matches(":\n\n").starts_with(&next),
+        "{rest}"
+    );
+    assert_eq!(rest.matches("retry:").count(), 1, "{rest}");
 }
 
 /// A client that keeps what it was told, and the number of the last event that came whole.
@@ -263,7 +307,7 @@ async fn who_comes_back_after_the_end_is_told_to_stay_away() {
         let path = format!("/runs/{}/events?scope={scope}", run.id());
         let over = resume(&app, &path, last).await;
         assert_eq!(over.status(), 204, "{path}");
-        assert_eq!(over.headers()["cache-control"], "no-store");
+        assert_eq!(over.headers()["cache-control"], "no-store, no-transform");
         let asked = app.events_at(&format!("{path}&after={last}")).await;
         assert_eq!(asked.rest().await, [], "{path}");
         let nearly = Events::new(resume(&app, &path, last - 1).await)
