@@ -196,14 +196,20 @@ async fn turns(
             messages: talk.messages(),
             tools: toolbox.offered(),
         };
-        let asked = Box::pin(turn::take(engine, live, question));
+        let mut streamed = String::new();
+        let asked = Box::pin(turn::take(engine, live, question, &mut streamed));
         let answered = match comes_first {
             true => first(written, asked).await,
             false => beside(written, asked).await,
         };
         let Answer { reply, asked } = match answered {
             Ok(answer) => answer,
-            Err(error) => return failed_turn(live, error),
+            Err(error) => {
+                if !streamed.is_empty() {
+                    state.partial = Some(streamed);
+                }
+                return failed_turn(live, error);
+            }
         };
         let tokens = reply.usage.unwrap_or_default();
         state.progress = Progress {

@@ -43,12 +43,14 @@ pub async fn ask(
         messages: talk.messages(),
         tools: &[],
     };
+    // The task's own text is what there is without a summary, not the beginning of one.
+    let mut streamed = String::new();
     let answered = async {
         check(live)?;
         let journal = &engine.journal;
         let told = journal.record(live, Change::Nothing, Vec::new(), vec![begun]);
         told.await?;
-        turn::take(engine, live, question).await
+        turn::take(engine, live, question, &mut streamed).await
     };
     let Answer { reply, asked } = match answered.await {
         Ok(answer) => answer,

@@ -13,7 +13,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::spans::Chat;
 use crate::providers::registry::{Served, Unavailable};
-use crate::providers::{ChatRequest, ProviderError, Reply, fit, retry};
+use crate::providers::{ChatRequest, Delta, ProviderError, Reply, fit, retry};
 use crate::store::{Change, StoreError};
 
 /// What is asked of the model.
@@ -59,11 +59,13 @@ impl From<StoreError> for TurnError {
     }
 }
 
-/// Takes one turn. Usage of the reply is booked for the run and its ancestors.
+/// Takes one turn. Usage of the reply is booked for the run and its ancestors. `streamed` is the text that listeners have
+/// been sent and that has not been withdrawn: what there is of a reply that is broken off.
 pub async fn take(
     engine: &Engine,
     live: &LiveRun,
     question: Question<'_>,
+    streamed: &mut String,
 ) -> Result<Answer, TurnError> {
     let (agent, clock) = (&live.agent, Instant::now());
     let mut failed = None;
@@ -77,6 +79,7 @@ pub async fn take(
             Err(_) => continue,
         };
         if let Some(TurnError::Provider(error)) = &failed {
+            withdraw(engine, live, question.turn, streamed, error);
             let scheduled = EventKind::RetryScheduled {
                 turn: question.turn,
                 model: model.to_string(),
@@ -89,7 +92,7 @@ pub async fn take(
                 .note(live, Change::Nothing, Vec::new(), vec![scheduled])
                 .await?;
         }
-        match ask(engine, live, &question, model, served).await {
+        match ask(engine, live, &question, model, served, streamed).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 failed = Some(TurnError::Provider(error));
             }
@@ -112,11 +115,12 @@ async fn ask(
     question: &Question<'_>,
     model: &ModelRef,
     served: &Served,
+    streamed: &mut String,
 ) -> Result<Answer, TurnError> {
     let policy = &live.agent.retry;
     let mut attempt = 0;
     loop {
-        let error = match ask_once(engine, live, question, model, served).await {
+        let error = match ask_once(engine, live, question, model, served, streamed).await {
             Ok(reply) => {
                 return Ok(Answer {
                     reply,
@@ -144,6 +148,7 @@ async fn ask(
             "{} failed ({error}), trying again in {wait:?}", served.name
         );
         engine.metrics.retried(&served.name);
+        withdraw(engine, live, question.turn, streamed, &error);
         let scheduled = EventKind::RetryScheduled {
             turn: question.turn,
             model: model.to_string(),
@@ -166,6 +171,7 @@ async fn ask_once(
     question: &Question<'_>,
     model: &ModelRef,
     served: &Served,
+    streamed: &mut String,
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
     let price = price(engine, &live.agent.params, model);
@@ -197,71 +203,60 @@ async fn ask_once(
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
         trace: chat.as_deref().map(|chat| &chat.place),
     };
-    let mut told = false;
-    let mut tell = |text: &str| {
-        told = true;
-        engine.journal.whisper(
-            live,
-            EventKind::TextDelta {
-                turn: question.turn,
-                text: text.to_owned(),
-            },
-        );
+    let mut reported = None;
+    let mut take_in = |delta: Delta<'_>| match delta {
+        Delta::Usage(usage) => reported = Some(usage),
+        Delta::Text(text) => {
+            streamed.push_str(text);
+            let (turn, text) = (question.turn, text.to_owned());
+            let event = EventKind::TextDelta { turn, text };
+            engine.journal.whisper(live, event);
+        }
     };
-    let answered = bounded(live, served.provider.complete(request, &mut tell)).await;
+    let answered = bounded(live, served.provider.complete(request, &mut take_in)).await;
     if let Some(chat) = chat {
         chat.end(live, question, model, &answered);
     }
-    let unreported = Usage {
-        unreported: 1,
-        ..Usage::default()
+    let (known, is_whole) = match &answered {
+        Ok(Ok(reply)) => (reply.usage, true),
+        Ok(Err(error)) if !error.may_have_cost => {
+            return Err(TurnError::Provider(error.clone()));
+        }
+        // The request was under way: what the service had reported counts, and nobody will tell the rest.
+        Ok(Err(_)) | Err(_) => (reported, false),
     };
-    let failed = match answered {
-        Ok(Ok(reply)) => {
-            let spent = Usage {
-                tokens: reply.usage.unwrap_or_default(),
-                model_calls: 1,
-                tool_calls: 0,
-                cost: price
-                    .zip(reply.usage.as_ref())
-                    .map(|(price, tokens)| price.of(tokens)),
-                unreported: u64::from(reply.usage.is_none()),
-            };
-            live.spend(&spent);
-            engine.metrics.spent(&asked, &spent.tokens, spent.cost);
-            reservation.settle(Amount {
-                tokens: spent.tokens.total(),
-                cost: spent.cost.unwrap_or_default(),
-            });
-            return Ok(reply);
-        }
-        Ok(Err(error)) => {
-            if error.may_have_cost {
-                live.spend(&unreported);
-            }
-            TurnError::Provider(error)
-        }
-        Err(broken_off) => {
-            // The request was under way and nobody will tell what it cost.
-            live.spend(&unreported);
-            broken_off
-        }
+    let spent = Usage {
+        tokens: known.unwrap_or_default(),
+        model_calls: u64::from(is_whole),
+        tool_calls: 0,
+        cost: price.zip(known).map(|(price, tokens)| price.of(&tokens)),
+        unreported: u64::from(!is_whole || known.is_none()),
     };
-    if told {
-        let reason = match &failed {
-            TurnError::Provider(error) => error.to_string(),
-            TurnError::Overdue => "timeout".to_owned(),
-            _ => "stopped".to_owned(),
-        };
-        engine.journal.whisper(
-            live,
-            EventKind::TextWithdrawn {
-                turn: question.turn,
-                reason,
-            },
-        );
+    live.spend(&spent);
+    if is_whole || known.is_some() {
+        engine.metrics.spent(&asked, &spent.tokens, spent.cost);
     }
-    Err(failed)
+    reservation.settle(Amount {
+        tokens: spent.tokens.total(),
+        cost: spent.cost.unwrap_or_default(),
+    });
+    answered?.map_err(TurnError::Provider)
+}
+
+/// Takes back what listeners have been sent of a reply that is requested anew.
+fn withdraw(
+    engine: &Engine,
+    live: &LiveRun,
+    turn: u32,
+    streamed: &mut String,
+    error: &ProviderError,
+) {
+    if !streamed.is_empty() {
+        streamed.clear();
+        let reason = error.to_string();
+        let event = EventKind::TextWithdrawn { turn, reason };
+        engine.journal.whisper(live, event);
+    }
 }
 
 /// Records what a request had to leave out, once for each text of a run.

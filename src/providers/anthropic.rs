@@ -17,7 +17,8 @@ use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, request_body, wire,
+    Category, ChatRequest, Delta, Provider, ProviderError, Reply, calls, refusal, request_body,
+    wire,
 };
 
 const BASE: &str = "https://api.anthropic.com";
@@ -54,13 +55,13 @@ impl Anthropic {
         &self,
         answered: Answered,
         stream: bool,
-        deltas: &mut (dyn FnMut(&str) + Send),
+        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = Heard::default();
         self.wire
             .hear(answered, Format::Sse, stream, |part| {
-                let deltas = &mut |delta: &str| {
-                    if stream {
+                let deltas = &mut |delta: Delta<'_>| {
+                    if stream || matches!(delta, Delta::Usage(_)) {
                         deltas(delta);
                     }
                 };
@@ -80,7 +81,7 @@ impl Provider for Anthropic {
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
-        deltas: &'a mut (dyn FnMut(&str) + Send),
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, &self.mark), &request);
         let (stream, trace) = (request.stream, request.trace);
@@ -433,7 +434,7 @@ struct Event<'a> {
     message: Option<Whole<'a>>,
     #[serde(borrow)]
     content_block: Option<&'a RawValue>,
-    delta: Option<Delta>,
+    delta: Option<BlockDelta>,
     usage: Option<UsageIn>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
@@ -441,7 +442,7 @@ struct Event<'a> {
 
 /// What `content_block_delta` and `message_delta` add.
 #[derive(Deserialize)]
-struct Delta {
+struct BlockDelta {
     text: Option<String>,
     partial_json: Option<String>,
     thinking: Option<String>,
@@ -509,7 +510,11 @@ struct Heard {
 
 impl Heard {
     /// Takes a whole reply.
-    fn whole(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+    fn whole(
+        &mut self,
+        text: &str,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, ProviderError> {
         let whole: Whole<'_> = wire::read(text)?;
         if whole.error.is_some() {
             return Err(refusal::in_reply(text));
@@ -519,14 +524,18 @@ impl Heard {
     }
 
     /// Takes one event; says whether it was the last.
-    fn event(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+    fn event(
+        &mut self,
+        text: &str,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, ProviderError> {
         let event: Event<'_> = wire::read(text)?;
         // Servers that speak OpenAI's language too send its errors here, without a type.
         if event.error.is_some() || event.kind == "error" {
             return Err(refusal::in_reply(text));
         }
         if let Some(usage) = event.usage {
-            self.count(&usage);
+            self.count(&usage, deltas);
         }
         match event.kind.as_str() {
             "message_start" => {
@@ -558,10 +567,10 @@ impl Heard {
     fn begin(
         &mut self,
         message: Whole<'_>,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         if let Some(usage) = message.usage {
-            self.count(&usage);
+            self.count(&usage, deltas);
         }
         self.model = message.model;
         self.stop_reason = message.stop_reason;
@@ -576,7 +585,7 @@ impl Heard {
         &mut self,
         index: Option<u64>,
         start: &RawValue,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         calls::check_count(self.blocks.len() + 1)?;
         let block: BlockIn<'_> = wire::read(start.get())?;
@@ -584,7 +593,7 @@ impl Heard {
             "text" => {
                 let text = block.text.unwrap_or_default();
                 if !text.is_empty() {
-                    deltas(&text);
+                    deltas(Delta::Text(&text));
                 }
                 Kind::Text(text)
             }
@@ -610,13 +619,13 @@ impl Heard {
     }
 
     /// Adds to the block that a delta names. A delta of a block that never began is dropped, as the API's own SDKs do.
-    fn add(&mut self, index: Option<u64>, delta: Delta, deltas: &mut dyn FnMut(&str)) {
+    fn add(&mut self, index: Option<u64>, delta: BlockDelta, deltas: &mut dyn FnMut(Delta<'_>)) {
         let Some(block) = self.blocks.iter_mut().rfind(|b| b.index == index) else {
             return;
         };
         if let Some(text) = delta.text.filter(|text| !text.is_empty()) {
             if matches!(block.kind, Kind::Text(_)) {
-                deltas(&text);
+                deltas(Delta::Text(&text));
             }
             wire::append(&mut block.added.text, text);
         }
@@ -635,7 +644,7 @@ impl Heard {
     }
 
     /// Takes counts; those of a stream are totals so far, in one event or another.
-    fn count(&mut self, reported: &UsageIn) {
+    fn count(&mut self, reported: &UsageIn, deltas: &mut dyn FnMut(Delta<'_>)) {
         let usage = self.usage.get_or_insert_default();
         for (count, reported) in [
             (&mut usage.input, reported.input_tokens),
@@ -645,6 +654,7 @@ impl Heard {
         ] {
             *count = calls::tokens(reported).max(*count);
         }
+        deltas(Delta::Usage(counted(*usage)));
     }
 
     fn reply(mut self, mark: &str) -> Result<Reply, ProviderError> {
@@ -690,11 +700,7 @@ impl Heard {
                 tool_calls,
                 echo,
             },
-            // The API leaves cached tokens out of `input_tokens`.
-            usage: self.usage.map(|usage| TokenUsage {
-                input: usage.input + usage.cache_read + usage.cache_write,
-                ..usage
-            }),
+            usage: self.usage.map(counted),
             stop_reason: self.stop_reason,
             model: self.model,
         })
@@ -707,6 +713,14 @@ impl Heard {
             wire: mark.to_owned(),
             body: to_raw_value(&blocks).ok()?.into(),
         })
+    }
+}
+
+/// The counts as ours: the API leaves cached tokens out of `input_tokens`.
+fn counted(usage: TokenUsage) -> TokenUsage {
+    TokenUsage {
+        input: usage.input + usage.cache_read + usage.cache_write,
+        ..usage
     }
 }
 

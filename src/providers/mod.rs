@@ -25,13 +25,22 @@ pub mod wire;
 
 /// A service that answers turns.
 pub trait Provider: Send + Sync + 'static {
-    /// Asks once. With `request.stream`, text is told to `deltas` as it comes; the return value is the whole reply
-    /// either way. Dropping the future closes the connection.
+    /// Sends one request. `deltas` gets the tokens as soon as the service reports them and, with `request.stream`, the text
+    /// as it comes; the return value is the whole reply either way. Dropping the future closes the connection.
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
-        deltas: &'a mut (dyn FnMut(&str) + Send),
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
+}
+
+/// What comes before a reply is whole.
+#[derive(Clone, Copy, Debug)]
+pub enum Delta<'a> {
+    /// More of the text.
+    Text(&'a str),
+    /// The tokens reported so far, which later ones replace: what is known if the rest of the reply never comes.
+    Usage(TokenUsage),
 }
 
 /// One question to a model, borrowed from the conversation.

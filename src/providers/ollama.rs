@@ -13,7 +13,8 @@ use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, request_body, wire,
+    Category, ChatRequest, Delta, Provider, ProviderError, Reply, calls, refusal, request_body,
+    wire,
 };
 
 const BASE: &str = "http://localhost:11434";
@@ -44,14 +45,14 @@ impl Ollama {
         &self,
         answered: Answered,
         stream: bool,
-        deltas: &mut (dyn FnMut(&str) + Send),
+        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = Heard::default();
         self.wire
             .hear(answered, Format::Ndjson, stream, |part| {
                 let (Part::Whole(text) | Part::Message(text)) = part;
                 heard.line(text, &mut |delta| {
-                    if stream {
+                    if stream || matches!(delta, Delta::Usage(_)) {
                         deltas(delta);
                     }
                 })
@@ -67,7 +68,7 @@ impl Provider for Ollama {
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
-        deltas: &'a mut (dyn FnMut(&str) + Send),
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, &self.mark), &request);
         let (stream, trace) = (request.stream, request.trace);
@@ -327,14 +328,18 @@ struct Heard {
 
 impl Heard {
     /// Takes one line; says whether it was the last.
-    fn line(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+    fn line(
+        &mut self,
+        text: &str,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, ProviderError> {
         let line: Line<'_> = wire::read(text)?;
         if line.error.is_some() {
             return Err(refusal::in_reply(text));
         }
         if let Some(said) = line.message {
             if let Some(content) = said.content.filter(|content| !content.is_empty()) {
-                deltas(&content);
+                deltas(Delta::Text(&content));
                 wire::append(&mut self.text, content);
             }
             wire::append(&mut self.thinking, said.thinking.unwrap_or_default());
@@ -354,11 +359,13 @@ impl Heard {
             }
         }
         if line.prompt_eval_count.is_some() || line.eval_count.is_some() {
-            self.usage = Some(TokenUsage {
+            let usage = TokenUsage {
                 input: calls::tokens(line.prompt_eval_count),
                 output: calls::tokens(line.eval_count),
                 ..TokenUsage::default()
-            });
+            };
+            deltas(Delta::Usage(usage));
+            self.usage = Some(usage);
         }
         self.model = line.model.or(self.model.take());
         self.stop_reason = line.done_reason.or(self.stop_reason.take());

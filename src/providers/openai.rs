@@ -17,7 +17,8 @@ use crate::domain::usage::TokenUsage;
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Provider, ProviderError, Reply, calls, refusal, request_body, wire,
+    Category, ChatRequest, Delta, Provider, ProviderError, Reply, calls, refusal, request_body,
+    wire,
 };
 
 const BASE: &str = "https://api.openai.com/v1";
@@ -74,13 +75,13 @@ impl OpenAi {
         &self,
         answered: Answered,
         stream: bool,
-        deltas: &mut (dyn FnMut(&str) + Send),
+        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = Heard::default();
         self.wire
             .hear(answered, Format::Sse, stream, |part| {
                 heard.part(part, &mut |delta| {
-                    if stream {
+                    if stream || matches!(delta, Delta::Usage(_)) {
                         deltas(delta);
                     }
                 })
@@ -96,7 +97,7 @@ impl Provider for OpenAi {
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
-        deltas: &'a mut (dyn FnMut(&str) + Send),
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, self), &request);
         let (stream, trace) = (request.stream, request.trace);
@@ -479,7 +480,7 @@ impl Heard {
     fn part(
         &mut self,
         part: Part<'_>,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
         match part {
             Part::Message(data) if data.trim() == "[DONE]" => Ok(true),
@@ -498,18 +499,20 @@ impl Heard {
         &mut self,
         chunk: Chunk<'_>,
         is_whole: bool,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         self.model = chunk.model.or(self.model.take());
         if let Some(usage) = chunk.usage {
             let cached = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
             let input = calls::tokens(usage.prompt_tokens);
-            self.usage = Some(TokenUsage {
+            let usage = TokenUsage {
                 input,
                 output: calls::tokens(usage.completion_tokens),
                 cache_read: calls::tokens(cached).min(input),
                 cache_write: 0,
-            });
+            };
+            deltas(Delta::Usage(usage));
+            self.usage = Some(usage);
         }
         let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
             return Ok(());
@@ -522,7 +525,7 @@ impl Heard {
         // A refusal is the model's answer, in a field of its own.
         for text in [said.content.0, said.refusal.unwrap_or_default()] {
             if !text.is_empty() {
-                deltas(&text);
+                deltas(Delta::Text(&text));
                 wire::append(&mut self.text, text);
             }
         }

@@ -16,7 +16,7 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
 use crate::providers::scripted::script::{Reply, Script};
 use crate::providers::scripted::template::{Quotes, Unfilled};
-use crate::providers::{Category, ChatRequest, Provider, ProviderError};
+use crate::providers::{Category, ChatRequest, Delta, Provider, ProviderError};
 
 mod script;
 mod template;
@@ -118,7 +118,7 @@ impl Provider for Scripted {
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
-        deltas: &'a mut (dyn FnMut(&str) + Send),
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<crate::providers::Reply, ProviderError>> {
         Box::pin(async move {
             let script = self.script(request.model)?;
@@ -149,6 +149,8 @@ impl Provider for Scripted {
             let takes = reply
                 .delay
                 .saturating_mul(u32::try_from(usage.output).unwrap_or(u32::MAX));
+            // What is reported first is what is known of a reply that is broken off, as on the other wires.
+            deltas(Delta::Usage(TokenUsage { output: 0, ..usage }));
             tell(&message.content, takes, request.stream, deltas).await;
             let stop = match (&reply.stop_reason, message.tool_calls.is_empty()) {
                 (Some(word), _) => word.clone(),
@@ -232,7 +234,12 @@ fn speak(reply: &Reply, place: &Place<'_>) -> Result<AssistantMessage, Unfilled>
 }
 
 /// Lets the time of the reply pass, word by word where somebody listens.
-async fn tell(text: &str, takes: Duration, stream: bool, deltas: &mut (dyn FnMut(&str) + Send)) {
+async fn tell(
+    text: &str,
+    takes: Duration,
+    stream: bool,
+    deltas: &mut (dyn FnMut(Delta<'_>) + Send),
+) {
     let words: Vec<&str> = text.split_inclusive(char::is_whitespace).collect();
     if !stream || words.is_empty() {
         if !takes.is_zero() {
@@ -245,7 +252,7 @@ async fn tell(text: &str, takes: Duration, stream: bool, deltas: &mut (dyn FnMut
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        deltas(word);
+        deltas(Delta::Text(word));
     }
 }
 
@@ -346,7 +353,7 @@ mod tests {
     use super::Scripted;
     use crate::domain::agent::Params;
     use crate::domain::message::{AssistantMessage, Message, ToolResult};
-    use crate::providers::{Category, ChatRequest, Provider, ProviderError, Reply};
+    use crate::providers::{Category, ChatRequest, Delta, Provider, ProviderError, Reply};
 
     struct Stage {
         scripted: Scripted,
@@ -374,7 +381,7 @@ mod tests {
             &self,
             model: &str,
             messages: &[Message],
-            deltas: &mut (dyn FnMut(&str) + Send),
+            deltas: &mut (dyn FnMut(Delta<'_>) + Send),
         ) -> Result<Reply, ProviderError> {
             let request = ChatRequest {
                 model,
@@ -451,7 +458,11 @@ mod tests {
         let stage = Stage::with("delay_ms = 1\n[[replies]]\ntext = \"one two\\nthree \"\n");
         let mut heard = Vec::new();
         let reply = stage
-            .listen("m", &[user("")], &mut |word| heard.push(word.to_owned()))
+            .listen("m", &[user("")], &mut |delta| {
+                if let Delta::Text(word) = delta {
+                    heard.push(word.to_owned());
+                }
+            })
             .await
             .expect("a reply");
         assert_eq!(heard, ["one ", "two\n", "three "]);

@@ -37,6 +37,7 @@ mod nginx;
 mod openapi;
 mod overload;
 mod presets;
+mod partial;
 mod recordings;
 mod recovery;
 mod recovery_at_random;

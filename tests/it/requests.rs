@@ -6,8 +6,8 @@ use std::sync::Arc;
 use axed::config::{Provider as ProviderConfig, ProviderKind};
 use axed::domain::agent::{Params, ResponseFormat};
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
-use axed::providers::ChatRequest;
 use axed::providers::registry::Registry;
+use axed::providers::{ChatRequest, Delta};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -480,7 +480,7 @@ async fn a_waiting_request_is_small() {
             facts: None,
             trace: None,
         };
-        let mut deltas = |_: &str| {};
+        let mut deltas = |_: Delta<'_>| {};
         let future = served.provider.complete(request, &mut deltas);
         let size = std::mem::size_of_val(&*future);
         assert!(size <= 1536, "{kind:?}: {size}");

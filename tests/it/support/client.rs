@@ -8,7 +8,7 @@ use axed::domain::agent::Params;
 use axed::domain::message::Message;
 use axed::domain::usage::TokenUsage;
 use axed::providers::registry::{Registry, Served};
-use axed::providers::{ChatRequest, ProviderError, Reply};
+use axed::providers::{ChatRequest, Delta, ProviderError, Reply};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -74,7 +74,11 @@ pub async fn ask(
     request: ChatRequest<'_>,
 ) -> (Result<Reply, ProviderError>, String) {
     let mut told = String::new();
-    let mut deltas = |delta: &str| told.push_str(delta);
+    let mut deltas = |delta: Delta<'_>| {
+        if let Delta::Text(text) = delta {
+            told.push_str(text);
+        }
+    };
     let reply = served.provider.complete(request, &mut deltas).await;
     (reply, told)
 }

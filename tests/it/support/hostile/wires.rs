@@ -10,7 +10,7 @@ use axed::providers::calls::MAX_CALLS;
 use axed::providers::ollama::Ollama;
 use axed::providers::openai::OpenAi;
 use axed::providers::wire::Answered;
-use axed::providers::{ProviderError, Reply};
+use axed::providers::{Delta, ProviderError, Reply};
 use bytes::Bytes;
 use tokio::runtime::{Builder, Runtime};
 
@@ -129,7 +129,11 @@ impl Services {
         chunks: Vec<Bytes>,
     ) -> (Result<Reply, ProviderError>, String) {
         let mut told = String::new();
-        let deltas = &mut |delta: &str| told.push_str(delta);
+        let deltas = &mut |delta: Delta<'_>| {
+            if let Delta::Text(text) = delta {
+                told.push_str(text);
+            }
+        };
         let reply = self.runtime.block_on(async {
             let answered = Answered::whole(sent.status, sent.kind, chunks).expect("a head");
             match wire {

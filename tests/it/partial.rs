@@ -1,0 +1,200 @@
+//! Runs that end in the middle of a streamed reply: its text is kept, and what is known of its tokens.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::events::{Event, Events, kinds};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::run::Run;
+use crate::support::soon;
+
+/// Starts a run that streams, and comes back when its first text has been sent.
+async fn streaming<'a>(app: &'a TestApp, agent: &str) -> (Run<'a>, Events, Vec<Event>) {
+    let request = app
+        .request(Method::POST, &format!("/agents/{agent}/runs"))
+        .header("accept", "text/event-stream")
+        .json(&json!({"input": "go"}));
+    let response = soon("the stream's head", request.send()).await;
+    let mut events = Events::new(response.expect("a head"));
+    let before = events.until("text.delta").await;
+    let id = before[0]["run_id"].as_str().expect("an id");
+    (app.find(id).await, events, before)
+}
+
+fn told(events: &[Event]) -> String {
+    let deltas = events.iter().filter(|event| event.kind() == "text.delta");
+    deltas
+        .map(|event| event["text"].as_str().expect("a text"))
+        .collect()
+}
+
+fn wires(more: &str) -> Setup {
+    TestApp::with()
+        .agent("anthropic", more)
+        .agent("openai", &format!("model = \"openai/openai\"\n{more}"))
+        .agent("ollama", &format!("model = \"ollama/ollama\"\n{more}"))
+}
+
+const WIRES: [(&str, (u64, u64, u64)); 3] = [
+    // Only this one reports tokens before the reply's end.
+    ("anthropic", (70, 1, 0)),
+    ("openai", (0, 0, 0)),
+    ("ollama", (0, 0, 0)),
+];
+
+#[tokio::test]
+async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
+    let app = wires("").spawn().await;
+    for (wire, usage) in WIRES {
+        let shut = Gate::shut();
+        app.provider
+            .will(wire, [says("first words").using(70, 9).pausing(&shut)]);
+        let (run, events, mut before) = streaming(&app, wire).await;
+
+        let run = run.cancel("enough").await;
+
+        assert_eq!(run["partial_content"], "first ", "{run:?}");
+        assert_eq!(run.usage(), usage, "{wire}");
+        assert_eq!(run["tree"]["complete"], false, "{wire}");
+        before.extend(events.rest().await);
+        assert_eq!(told(&before), "first ");
+        assert!(before.iter().all(|event| event.kind() != "text.withdrawn"));
+    }
+}
+
+#[tokio::test]
+async fn an_overdue_stream_keeps_its_text() {
+    let app = wires("timeout = 2").spawn().await;
+    for (wire, usage) in WIRES {
+        let shut = Gate::shut();
+        app.provider
+            .will(wire, [says("first words").using(70, 9).pausing(&shut)]);
+
+        let (run, events, _) = streaming(&app, wire).await;
+        events.rest().await;
+
+        let run = run.ended().await;
+        assert_eq!(run.failure().0, "timeout");
+        assert_eq!(run["partial_content"], "first ", "{run:?}");
+        assert_eq!(run.usage(), usage, "{wire}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_for_good_keeps_its_text() {
+    let app = wires("[retry]\nmax_retries = 0").spawn().await;
+    for (wire, usage) in WIRES {
+        let gate = Gate::shut();
+        app.provider.will(
+            wire,
+            [says("first words").using(70, 9).pausing(&gate).cut()],
+        );
+        let (run, events, mut before) = streaming(&app, wire).await;
+        gate.open();
+        before.extend(events.rest().await);
+
+        let run = run.ended().await;
+        assert_eq!(run.failure().0, "provider_server");
+        assert_eq!(run["partial_content"], told(&before), "{run:?}");
+        assert!(before.iter().all(|event| event.kind() != "text.withdrawn"));
+        assert_eq!(run.usage(), usage, "{wire}");
+        assert_eq!(run["tree"]["complete"], false, "{wire}");
+    }
+}
+
+#[tokio::test]
+async fn text_that_was_withdrawn_is_not_kept_but_its_tokens_are() {
+    let app = TestApp::with()
+        .agent("solo", "[retry]\ninitial_delay_ms = 1")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let broken = says("first words").using(70, 9).pausing(&gate).cut();
+    app.provider.will("solo", [broken, hangs()]);
+    let (run, mut events, _) = streaming(&app, "solo").await;
+    gate.open();
+    let withdrawn = events.until("text.withdrawn").await;
+    assert!(!kinds(&withdrawn).contains(&"run.failed"));
+    app.provider.asked("solo", 2).await;
+
+    let run = run.cancel("enough").await;
+
+    assert_eq!(run["partial_content"], Value::Null, "{run:?}");
+    assert_eq!(run.usage(), (70, 1, 0));
+}
+
+#[tokio::test]
+async fn the_turn_under_way_wins_over_the_one_before() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "stream = true")
+        .spawn()
+        .await;
+    let shut = Gate::shut();
+    app.provider.will(
+        "planner",
+        [
+            asks([("reader", "x")]).saying("let me see"),
+            says("I found it").pausing(&shut),
+        ],
+    );
+    app.provider.will("reader", [says("read")]);
+    let (run, mut events, before) = streaming(&app, "planner").await;
+    let wanted = |events: &[Event]| told(events).ends_with("I ");
+    if !wanted(&before) {
+        events.until_all(wanted).await;
+    }
+
+    let run = run.cancel("enough").await;
+
+    assert_eq!(run["partial_content"], "I ", "{run:?}");
+}
+
+#[tokio::test]
+async fn a_child_keeps_its_text_too() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let shut = Gate::shut();
+    app.provider.will("planner", [asks([("reader", "x")])]);
+    app.provider
+        .will("reader", [says("half read").using(30, 3).pausing(&shut)]);
+    let (run, _events, _) = streaming(&app, "planner").await;
+
+    let run = run.cancel("enough").await;
+
+    let child = run.children().await.remove(0);
+    assert_eq!(child["partial_content"], "half ", "{child:?}");
+    assert_eq!(run.tree_usage(), (10 + 30, 5 + 1, 1));
+}
+
+#[tokio::test]
+async fn a_scripted_stream_keeps_its_text() {
+    let text = "word ".repeat(1000);
+    let app = TestApp::with()
+        .config("[providers.scripted]\nscripts = [\"scripts\"]")
+        .agent("slow", "model = \"scripted/slow\"")
+        .file(
+            "config/scripts/slow.toml",
+            &format!(
+                "delay_ms = 60\n[[replies]]\ntext = \"{text}\"\ninput_tokens = 7\noutput_tokens = 1000\n"
+            ),
+        )
+        .spawn()
+        .await;
+    let (run, _events, _) = streaming(&app, "slow").await;
+
+    let run = run.cancel("enough").await;
+
+    let partial = run["partial_content"].as_str().expect("a text");
+    assert!(
+        text.starts_with(partial) && !partial.is_empty(),
+        "{partial}"
+    );
+    assert_eq!(run.usage(), (7, 0, 0));
+    assert_eq!(run["tree"]["complete"], false);
+}
