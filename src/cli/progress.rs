@@ -133,11 +133,20 @@ fn line(event: &Value) -> Option<String> {
             Some(_) => format!("{}: {}", text(event, "decision"), text(event, "reason")),
             None => text(event, "decision"),
         },
-        "retry.scheduled" => format!(
-            "{}; trying again in {}",
+        // A fallback is the first request to another model, and comes without a wait.
+        "retry.scheduled" if number(event, "attempt") == 0 => format!(
+            "{}; falling back to {}",
             text(event, "reason"),
-            seconds(number(event, "wait_ms"))
+            text(event, "model")
         ),
+        "retry.scheduled" => match number(event, "wait_ms") {
+            0 => format!("{}; trying again at once", text(event, "reason")),
+            wait => format!(
+                "{}; trying again in {}",
+                text(event, "reason"),
+                seconds(wait)
+            ),
+        },
         "memory.warning" | "tools.warning" | "loop.warning" => text(event, "message"),
         "run.failed" => format!(
             "failed: {}",
@@ -188,6 +197,22 @@ mod tests {
         let returned = json!({"type": "agent.returned", "agent": "a", "depth": 0, "child_agent": "b", "duration_ms": 1500, "error": "no"});
         assert_eq!(line(&returned).as_deref(), Some("a: ← b after 1.50 s: no"));
         assert_eq!(line(&json!({"type": "run.queued"})), None);
+        let retry = |attempt: u64, wait: u64| {
+            line(
+                &json!({"type": "retry.scheduled", "agent": "a", "depth": 0, "model": "x/y", "attempt": attempt,
+                "wait_ms": wait, "reason": "server: no"}),
+            )
+        };
+        for (attempt, wait, words) in [
+            (0, 0, "falling back to x/y"),
+            (1, 0, "trying again at once"),
+            (1, 1500, "trying again in 1.50 s"),
+        ] {
+            assert_eq!(
+                retry(attempt, wait),
+                Some(format!("a: server: no; {words}"))
+            );
+        }
         let asks = json!({"type": "approval.requested", "agent": "a", "depth": 0, "run_id": "run_1",
             "tool_call_id": "c1", "tool": "write_file", "arguments": {"path": "x"}});
         assert_eq!(

@@ -85,6 +85,7 @@ fn in_process(args: &Args) -> anyhow::Result<(Config, Option<Scratch>)> {
     let mut config = quiet_config(&flags)?;
     // The roots guard a daemon from its clients. Here both are the same person, who named the directory.
     config.tools.roots.extend(workdir(args)?.map(PathBuf::from));
+    config.server.max_body = MAX_BODY;
     if args.data.is_some() {
         return Ok((config, None));
     }
@@ -222,19 +223,27 @@ fn input(args: &Args) -> anyhow::Result<Option<String>> {
         None if !stdin.is_terminal() => {}
         given => return Ok(given.map(str::to_owned)),
     }
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     stdin
-        .take(MAX_STDIN)
-        .read_to_string(&mut text)
+        .take(MAX_STDIN as u64 + 1)
+        .read_to_end(&mut bytes)
         .context("could not read the input from stdin")?;
-    if text.len() as u64 == MAX_STDIN {
-        return Err(Invalid("the input on stdin is too large".to_owned()).into());
+    if bytes.len() > MAX_STDIN {
+        let why = format!(
+            "the input on stdin is larger than {} MiB, which is the most that a run takes",
+            MAX_STDIN >> 20
+        );
+        return Err(Invalid(why).into());
     }
+    let text = String::from_utf8(bytes)
+        .map_err(|error| Invalid(format!("the input on stdin is not UTF-8: {error}")))?;
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-/// Far above any daemon's `server.max_body`, which says no in its own words.
-const MAX_STDIN: u64 = 64 << 20;
+/// Most bytes of stdin. A daemon elsewhere refuses what is above its `server.max_body` in its own words.
+const MAX_STDIN: usize = 64 << 20;
+/// Above every body that such an input makes: in JSON one byte takes six at most.
+const MAX_BODY: usize = 8 * MAX_STDIN;
 
 /// In process a relative directory is this process's; a daemon elsewhere is told what was written.
 fn workdir(args: &Args) -> anyhow::Result<Option<String>> {

@@ -243,6 +243,33 @@ async fn run_takes_its_input_from_stdin() {
 }
 
 #[tokio::test]
+async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
+    let home = Home::new();
+    home.agent("deaf", "", "[[replies]]\ntext = \"heard\"\n");
+    for (size, code) in [(5 << 20, 0), (65 << 20, 2)] {
+        let mut command = home.command(&["run", "deaf"]);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start axed");
+        let mut stdin = child.stdin.take().expect("stdin");
+        // Whoever refuses the input need not read it to its end.
+        let _ = soon("stdin", stdin.write_all(&vec![b'x'; size])).await;
+        drop(stdin);
+        let output = soon("the end", child.wait_with_output()).await;
+        let ended = Ended::from(output.expect("wait"));
+        match code {
+            0 => assert_eq!(ended.with(0), "heard\n"),
+            _ => {
+                ended.with(code);
+                assert!(ended.err.contains("larger than 64 MiB"), "{}", ended.err);
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn run_keeps_its_record_where_it_is_told() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
