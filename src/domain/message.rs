@@ -51,9 +51,9 @@ pub struct Echo {
 /// One tool call that a reply asks for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Unique within the run.
+    /// Unique within the run, and what providers are sent: some refuse a conversation with equal ids.
     pub id: String,
-    /// The id that the provider gave, echoed to it; empty where it is the same as `id`.
+    /// The id that the provider gave; empty if it is the same as `id`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub provider_id: String,
     /// The tool's name as the model wrote it.
@@ -63,15 +63,6 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// The id to send back to the provider.
-    pub fn wire_id(&self) -> &str {
-        if self.provider_id.is_empty() {
-            &self.id
-        } else {
-            &self.provider_id
-        }
-    }
-
     /// What `name` is called with, as the tool that has that name reads it.
     ///
     /// # Errors

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_changed_only_where_they_collide_and_the_providers_own_goes_back() {
+    fn ids_are_changed_only_where_they_collide() {
         let mut talk = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
         let mut all = Vec::new();
         for ids in [&["a", "a", ""][..], &["a", "b"][..]] {
@@ -313,15 +313,15 @@ mod tests {
             all.extend(
                 said.tool_calls
                     .iter()
-                    .map(|call| (call.id.clone(), call.wire_id().to_owned())),
+                    .map(|call| (call.id.clone(), call.provider_id.clone())),
             );
             answer_all(&mut talk, "x");
         }
         let own: std::collections::HashSet<_> = all.iter().map(|(id, _)| id).collect();
         assert_eq!(own.len(), all.len(), "{all:?}");
-        assert_eq!(all[0], ("a".to_owned(), "a".to_owned()));
+        assert_eq!(all[0], ("a".to_owned(), String::new()));
         assert_eq!(all[1].1, "a");
-        assert_eq!(all[4], ("b".to_owned(), "b".to_owned()));
+        assert_eq!(all[4], ("b".to_owned(), String::new()));
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
             panic!("no calls")
         };
         assert_ne!(said.tool_calls[0].id, "a");
-        assert_eq!(said.tool_calls[0].wire_id(), "a");
+        assert_eq!(said.tool_calls[0].provider_id, "a");
     }
 
     #[test]

@@ -193,7 +193,7 @@ struct Turn<'a> {
 #[serde(untagged)]
 enum Content<'a> {
     Blocks(Vec<BlockOut<'a>>),
-    Echo(&'a RawValue),
+    Echo(Cow<'a, RawValue>),
 }
 
 #[derive(Serialize)]
@@ -346,7 +346,7 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
                 let echo = echo.filter(|_| is_whole);
                 echoed = echo.is_some();
                 let content = match echo {
-                    Some(echo) => Content::Echo(&echo.body),
+                    Some(echo) => Content::Echo(with_unique_ids(&echo.body, &said.tool_calls)),
                     None if is_whole => Content::Blocks(rebuilt(said)),
                     None => Content::Blocks(told(said)),
                 };
@@ -365,9 +365,9 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
             Message::Tool { tool_results } => {
                 let results = tool_results.iter().enumerate().map(|(place, result)| {
                     let call = calls::answered(called, place, result);
-                    let id = call.map_or(result.call_id.as_str(), |call| call.wire_id());
+                    let id = call.map_or(&result.call_id, |call| &call.id);
                     BlockOut::ToolResult {
-                        // An echo holds the id as the service gave it.
+                        // An echo holds the id in the letters that the service gave.
                         tool_use_id: match echoed {
                             true => Cow::Borrowed(id),
                             false => calls::plain_id(id),
@@ -385,6 +385,36 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
     turns
 }
 
+/// The blocks as the service sent them, but with the calls' own ids where it gave several calls the same: it takes back
+/// only different ones.
+fn with_unique_ids<'a>(blocks: &'a RawValue, calls: &[ToolCall]) -> Cow<'a, RawValue> {
+    if calls.iter().all(|call| call.provider_id.is_empty()) {
+        return Cow::Borrowed(blocks);
+    }
+    let renamed = || {
+        let mut calls = calls.iter();
+        let mut all: Vec<Cow<'_, RawValue>> = Vec::new();
+        for block in serde_json::from_str::<Vec<&RawValue>>(blocks.get()).ok()? {
+            let read: BlockIn<'_> = serde_json::from_str(block.get()).ok()?;
+            let call = match read.kind.as_str() {
+                "tool_use" => calls.next().filter(|call| !call.provider_id.is_empty()),
+                _ => None,
+            };
+            all.push(match call {
+                None => Cow::Borrowed(block),
+                Some(call) => {
+                    let mut fields: IndexMap<Cow<'_, str>, Box<RawValue>> =
+                        serde_json::from_str(block.get()).ok()?;
+                    fields.insert(Cow::Borrowed("id"), to_raw_value(&call.id).ok()?);
+                    Cow::Owned(to_raw_value(&fields).ok()?)
+                }
+            });
+        }
+        to_raw_value(&all).ok()
+    };
+    renamed().map_or(Cow::Borrowed(blocks), Cow::Owned)
+}
+
 /// An assistant message from its text and calls.
 fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
     let mut blocks = Vec::with_capacity(said.tool_calls.len() + 1);
@@ -392,7 +422,7 @@ fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
         blocks.push(BlockOut::text(said.content.as_str()));
     }
     blocks.extend(said.tool_calls.iter().map(|call| BlockOut::ToolUse {
-        id: calls::plain_id(call.wire_id()),
+        id: calls::plain_id(&call.id),
         name: calls::plain_name(&call.name),
         input: &call.arguments,
     }));

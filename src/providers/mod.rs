@@ -116,7 +116,7 @@ pub enum Category {
     RateLimit,
     /// 529, or 503 that says overloaded.
     Overloaded,
-    /// Other 5xx, 3xx, a broken connection, an unreadable body.
+    /// 409, 425, other 5xx, 3xx, a broken connection, an unreadable body.
     Server,
     /// 408, or the deadline.
     Timeout,

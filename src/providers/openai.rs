@@ -307,7 +307,7 @@ fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
                 for (place, result) in tool_results.iter().enumerate() {
                     let call = calls::answered(called, place, result);
                     turns.push(Turn::Tool {
-                        tool_call_id: call.map_or(&result.call_id, |call| call.wire_id()),
+                        tool_call_id: call.map_or(&result.call_id, |call| &call.id),
                         content: &result.content,
                     });
                 }
@@ -329,7 +329,7 @@ fn assistant<'a>(said: &'a AssistantMessage, mark: &str) -> Turn<'a> {
         .iter()
         .enumerate()
         .map(|(place, call)| CallOut {
-            id: call.wire_id(),
+            id: &call.id,
             r#type: "function",
             function: FunctionOut {
                 name: calls::plain_name(&call.name),
@@ -557,7 +557,10 @@ impl Heard {
         };
         // Gemini numbers all calls of a reply alike, and some servers number none.
         let found = found.filter(|at| {
-            let is_other = !id.is_empty() && !name.is_empty() && self.calls[*at].id != id;
+            let call = &self.calls[*at];
+            // One that has arguments only is still to be named.
+            let is_named = !call.id.is_empty() || !call.name.is_empty();
+            let is_other = is_named && !id.is_empty() && !name.is_empty() && call.id != id;
             !is_other
         });
         let at = match found {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
+use jiff::fmt::{rfc2822, strtime};
+use jiff::tz::TimeZone;
 use serde_json::Value;
 
 use crate::providers::{Category, ProviderError};
@@ -54,7 +56,7 @@ pub fn in_reply(body: &str) -> ProviderError {
     ProviderError::new(category, message)
 }
 
-/// How long a service asks us to wait, from `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
+/// How long a service wants us to wait, from `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
 pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let seconds = match (text("retry-after-ms"), text("retry-after")) {
@@ -62,13 +64,25 @@ pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
         (_, Some(when)) => match when.trim().parse::<f64>() {
             Ok(seconds) => seconds,
             Err(_) => {
-                let date = jiff::fmt::rfc2822::parse(when.trim()).ok()?;
-                (date.timestamp().as_second() - now.as_second()).max(0) as f64
+                let date = http_date(when.trim())?;
+                (date.as_second() - now.as_second()).max(0) as f64
             }
         },
         _ => return None,
     };
     (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(MAX_WAIT.as_secs_f64())))
+}
+
+/// A date in one of the three forms that a recipient has to read (RFC 9110, 5.6.7): today's, RFC 850's and asctime's.
+fn http_date(text: &str) -> Option<Timestamp> {
+    let old = |format: &str| {
+        let date = strtime::parse(format, text).ok()?.to_datetime().ok()?;
+        Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp())
+    };
+    let now = rfc2822::parse(text).map(|date| date.timestamp());
+    now.ok()
+        .or_else(|| old("%A, %d-%b-%y %H:%M:%S GMT"))
+        .or_else(|| old("%a %b %e %H:%M:%S %Y"))
 }
 
 fn category_of_status(status: u16) -> Category {
@@ -77,6 +91,8 @@ fn category_of_status(status: u16) -> Category {
         408 => Category::Timeout,
         429 => Category::RateLimit,
         529 => Category::Overloaded,
+        // A conflict with another request, and one that came too early, are over when it is sent again.
+        409 | 425 => Category::Server,
         400..=499 => Category::BadRequest,
         _ => Category::Server,
     }
@@ -257,7 +273,10 @@ mod tests {
             ("bad_request", &[400, 402, 404, 405, 413, 415, 422]),
             ("rate_limit", &[429]),
             ("overloaded", &[529]),
-            ("server", &[301, 302, 307, 500, 502, 503, 504, 599]),
+            (
+                "server",
+                &[301, 302, 307, 409, 425, 500, 502, 503, 504, 599],
+            ),
             ("timeout", &[408]),
         ];
         for (category, statuses) in table {
@@ -332,6 +351,19 @@ mod tests {
             wish("retry-after", "Wed, 21 Oct 2015 07:00:00 GMT"),
             seconds(0.0)
         );
+        for old in [
+            "Wednesday, 21-Oct-15 07:28:30 GMT",
+            "Wed Oct 21 07:28:30 2015",
+        ] {
+            assert_eq!(wish("retry-after", old), seconds(30.0), "{old}");
+        }
+        let early: Timestamp = "2015-10-06T07:28:00Z".parse().expect("a time");
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            "retry-after",
+            HeaderValue::from_static("Tue Oct  6 07:28:05 2015"),
+        );
+        assert_eq!(retry_after(&headers, early), seconds(5.0));
         assert_eq!(wish("retry-after-ms", "250"), seconds(0.25));
         assert_eq!(wish("retry-after", "1e300"), seconds(86_400.0));
         for nonsense in ["", "-1", "soon", "NaN"] {

@@ -31,8 +31,6 @@ const LINGER: Duration = Duration::from_millis(20);
 const REFUSAL: Duration = Duration::from_secs(10);
 /// Tells a service where a request stands in a trace (<https://www.w3.org/TR/trace-context/>).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// The most bytes of one message of a stream.
-const MAX_MESSAGE: usize = 8 << 20;
 /// Secrets shorter than this are not looked for in messages: they would be found in any text.
 const MIN_SECRET: usize = 6;
 
@@ -248,7 +246,7 @@ impl Wire {
         format: Format,
         hear: &mut (impl FnMut(Part<'_>) -> Result<bool, ProviderError> + Send),
     ) -> Result<(), ProviderError> {
-        let mut messages = Messages::new(format, MAX_MESSAGE.min(self.max_reply));
+        let mut messages = Messages::new(format, self.max_reply);
         let mut room = self.max_reply;
         while let Some(mut chunk) = response.chunk().await.map_err(|why| self.cut(&why))? {
             // What comes before the bound is heard in any case: how the network cuts must make no difference.

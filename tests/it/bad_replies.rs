@@ -215,6 +215,29 @@ async fn calls_are_told_apart_though_the_service_numbers_them_alike() {
 }
 
 #[tokio::test]
+async fn arguments_may_come_before_their_calls_name() {
+    let piece = |call: Value| {
+        format!(
+            "data: {}\n\n",
+            json!({"choices": [{"delta": {"tool_calls": [call]}}]})
+        )
+    };
+    for index in [json!(0), Value::Null] {
+        let body = [
+            piece(json!({"index": index, "function": {"arguments": "{\"n\":"}})),
+            piece(json!({"index": index, "id": "a", "function": {"name": "one"}})),
+            piece(json!({"index": index, "function": {"arguments": "1}"}})),
+            "data: [DONE]\n\n".to_owned(),
+        ];
+        let answer = Answer::new(200, "text/event-stream", body.concat());
+        let (_service, served) = facing(ProviderKind::Openai, answer);
+        let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
+        let call = ("a".to_owned(), "one".to_owned(), json!({"n": 1}));
+        assert_eq!(reply.calls, [call]);
+    }
+}
+
+#[tokio::test]
 async fn an_error_in_a_stream_ends_it() {
     let error =
         |kind, body: &str| error_of(kind, Answer::new(200, "text/event-stream", body), true);

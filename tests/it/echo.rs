@@ -106,7 +106,7 @@ async fn streamed_thinking_goes_back_too() {
 }
 
 #[tokio::test]
-async fn equal_ids_are_told_apart_and_echoed_as_they_came() {
+async fn equal_ids_are_told_apart_and_never_echoed() {
     let app = TestApp::with()
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -127,13 +127,44 @@ async fn equal_ids_are_told_apart_and_echoed_as_they_came() {
     assert_eq!(run.output(), "done");
     let told = app.provider.asked("planner", 2).await;
     assert_eq!(told.results(), ["Task: one", "Task: two"]);
-    let results = &told.body["messages"][2]["content"];
-    assert_eq!(
-        (&results[0]["tool_use_id"], &results[1]["tool_use_id"]),
-        (&json!("same"), &json!("same"))
-    );
+    let messages = &told.body["messages"];
+    let (calls, results) = (&messages[1]["content"], &messages[2]["content"]);
+    assert_eq!(calls[0]["id"], "same");
+    assert_ne!(calls[1]["id"], "same");
+    for n in 0..2 {
+        assert_eq!(calls[n]["id"], results[n]["tool_use_id"], "{messages}");
+    }
     let children = run.children().await;
     assert_ne!(children[0]["tool_call_id"], children[1]["tool_call_id"]);
+}
+
+#[tokio::test]
+async fn equal_ids_beside_thinking_are_told_apart_over_turns_too() {
+    let app = TestApp::with()
+        .agent("planner", PLANNER)
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let thinking = json!({"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"});
+    let said = |task: &str| anthropic(json!([thinking, ask("same", task)]));
+    app.provider
+        .will("planner", [said("one"), said("two"), says("done")]);
+    app.provider.always("reader", |_| says("read"));
+
+    assert_eq!(app.run("planner", "go").await.output(), "done");
+
+    let body = app.provider.asked("planner", 3).await.body.clone();
+    let block = |message: usize, at: usize| body["messages"][message]["content"][at].clone();
+    for message in [1, 3] {
+        assert_eq!(block(message, 0), thinking);
+        assert_eq!(
+            block(message, 1)["id"],
+            block(message + 1, 0)["tool_use_id"]
+        );
+    }
+    assert_eq!(block(1, 1)["id"], "same");
+    assert_ne!(block(3, 1)["id"], "same");
+    assert_eq!(block(3, 1)["input"]["task"], "two");
 }
 
 #[tokio::test]

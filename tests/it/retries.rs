@@ -1,5 +1,10 @@
 //! Providers that falter: waits, second tries, other models, and texts taken back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use jiff::tz::TimeZone;
+use jiff::{ToSpan, Zoned};
+
 use crate::support::app::TestApp;
 use crate::support::events::{Event, kinds};
 use crate::support::gate::Gate;
@@ -53,6 +58,76 @@ async fn a_service_that_names_its_wait_is_given_it() {
     let waited = retries(&events)[0]["wait_ms"].as_u64().expect("a wait");
     assert!((1000..5000).contains(&waited), "{waited}");
     assert!(run["duration_ms"].as_u64() >= Some(1000), "{run:?}");
+}
+
+#[tokio::test]
+async fn a_wait_may_be_named_by_a_date_of_any_form() {
+    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    for form in [
+        "%a, %d %b %Y %H:%M:%S GMT",
+        "%A, %d-%b-%y %H:%M:%S GMT",
+        "%a %b %e %H:%M:%S %Y",
+    ] {
+        let is_first = AtomicBool::new(true);
+        app.provider.always("solo", move |_| {
+            if !is_first.swap(false, Ordering::Relaxed) {
+                return says("done");
+            }
+            let date = Zoned::now().with_time_zone(TimeZone::UTC) + 3.seconds();
+            let date = date.strftime(form).to_string();
+            fails(429, "slow down").header("retry-after", date)
+        });
+
+        let run = app.run("solo", "go").await;
+
+        assert_eq!(run.output(), "done");
+        let events = run.events().await;
+        let waited = retries(&events)[0]["wait_ms"].as_u64().expect("a wait");
+        // Without the date it would be 2 ms at most.
+        assert!((1000..=3000).contains(&waited), "{form}: {waited}");
+    }
+}
+
+#[tokio::test]
+async fn what_may_be_over_at_once_is_tried_again() {
+    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    app.provider.will(
+        "solo",
+        [
+            fails(409, "busy with another"),
+            fails(425, "too early"),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let events = run.events().await;
+    let reasons: Vec<_> = retries(&events)
+        .iter()
+        .map(|retry| retry["reason"].clone())
+        .collect();
+    assert_eq!(reasons, ["server: busy with another", "server: too early"]);
+}
+
+#[tokio::test]
+async fn one_large_piece_of_a_stream_is_taken() {
+    let text = "x".repeat(9 << 20);
+    for model in ["anthropic/solo", "openai/solo", "ollama/solo"] {
+        let app = TestApp::with()
+            .agent(
+                "solo",
+                &format!("model = \"{model}\"\nstream = true\n{QUICK}"),
+            )
+            .spawn()
+            .await;
+        app.provider.will("solo", [says(text.as_str())]);
+
+        let run = app.run("solo", "go").await;
+
+        assert!(run.output() == text, "{model}");
+    }
 }
 
 #[tokio::test]
