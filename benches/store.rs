@@ -154,7 +154,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
                     deadline: None,
                     timeout: 60,
                     stream: false,
-                    webhook: None,
+                    webhooks: Vec::new(),
                     waiting_since: None,
                 },
                 claim: None,

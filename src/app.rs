@@ -1,5 +1,6 @@
 //! Composition root: builds every part from the configuration, starts them, stops them in order.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,8 +194,15 @@ fn settings(config: &Config) -> Settings {
         },
         webhook_guard: webhooks::guard(&config.webhooks),
         webhook_secret_env: config.webhooks.secret_env.clone(),
+        key_secret_envs: key_secret_envs(config),
         models: config.models.clone(),
     }
+}
+
+fn key_secret_envs(config: &Config) -> BTreeMap<String, String> {
+    let keys = config.auth.keys.iter();
+    keys.filter_map(|key| Some((key.name.clone(), key.webhook_secret_env.clone()?)))
+        .collect()
 }
 
 /// Whether the daemon may listen where it is told to: who has no keys serves this machine only, unless told otherwise.

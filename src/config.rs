@@ -97,6 +97,8 @@ pub struct Key {
     pub agents: Option<GlobSet>,
 }
 
+    /// The environment variable with the secret that signs webhooks of its requests; without one they may name none.
+    pub webhook_secret_env: Option<String>,
 /// What a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyScope {

@@ -8,7 +8,7 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::config::load::is_plain_name;
+use crate::config::load::{is_plain_name, variable};
 use crate::config::section::Section;
 use crate::config::{Auth, Key, KeyScope};
 
@@ -103,11 +103,13 @@ fn key(name: &str, s: &mut Section<'_>, owners: &mut BTreeMap<KeyHash, String>) 
     let sha256 = sha256(name, s, owners);
     let scopes = scopes(s);
     let agents = agents(s);
+    let webhook_secret_env = s.checked("webhook_secret_env", variable);
     Some(Key {
         name: name.to_owned(),
         sha256: sha256?,
         scopes: scopes?,
         agents,
+        webhook_secret_env,
     })
 }
 

@@ -42,7 +42,7 @@ pub struct RunAsk {
     pub owner: Option<String>,
     /// The idempotency key that accepts it, once. A repetition is [`StoreError::Claimed`].
     pub claim: Option<Claim>,
-    /// Where the run's events are told; what it leaves out is the file's.
+    /// Where the run's events are told, beside where its agent's file says.
     pub webhook: Option<WebhookAsk>,
     /// Whether the tree streams from its providers; none leaves it to the file.
     pub stream: Option<bool>,
@@ -72,8 +72,8 @@ pub struct Overrides {
 pub struct WebhookAsk {
     /// Its address.
     pub url: Option<String>,
-    /// Names of events; none leaves it to the file, an empty list means the terminal ones.
-    pub events: Option<Vec<String>>,
+    /// Names of events; none means the terminal ones.
+    pub events: Vec<String>,
 }
 
 impl fmt::Debug for WebhookAsk {

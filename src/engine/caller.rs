@@ -231,7 +231,7 @@ impl Caller {
             .map_err(|error| error.to_string())?;
         // From here on it is driven to its end, which takes it off the list again.
         let Some((child, run)) = engine.left.hand_over(engine, child.id, live, &callers) else {
-            recovery::interrupt(engine, child.id, None)
+            recovery::interrupt(engine, child.id, &[])
                 .await
                 .map_err(|error| error.to_string())?;
             let ended = engine

@@ -158,11 +158,11 @@ impl Journal {
         self.store.write(write).await.map(drop)
     }
 
-    /// Writes the end of a run that no process drives any more, and tells it to its webhook.
+    /// Writes the end of a run that no process drives any more, and tells it to its webhooks.
     pub async fn close_orphan(
         &self,
         run: &Run,
-        webhook: Option<&Arc<Webhook>>,
+        webhooks: &[Arc<Webhook>],
         failure: Failure,
     ) -> Result<(), StoreError> {
         let kind = EventKind::RunFailed {
@@ -190,13 +190,11 @@ impl Journal {
             root: run.root_id,
             change,
             steps: Vec::new(),
-            deliveries: webhook.map_or_else(Vec::new, |webhook| {
-                webhook::deliveries(
-                    webhook,
-                    std::slice::from_ref(&event),
-                    (&run.usage, &run.tree),
-                )
-            }),
+            deliveries: webhook::deliveries(
+                webhooks,
+                std::slice::from_ref(&event),
+                (&run.usage, &run.tree),
+            ),
             events: vec![event],
         };
         self.store.write(write).await.map(drop)
@@ -233,12 +231,13 @@ fn event_of(run: &Run, kind: EventKind) -> Event {
 
 fn entry(live: &LiveRun, change: Change, steps: Vec<Step>, kinds: Vec<EventKind>) -> Write {
     let events: Vec<Event> = kinds.into_iter().map(|kind| live.event(kind)).collect();
-    let deliveries = match &live.tree.webhook {
-        Some(webhook) if live.parent.is_none() => {
+    let webhooks = &live.tree.webhooks;
+    let deliveries = match live.parent.is_none() && !webhooks.is_empty() {
+        true => {
             let (own, tree) = live.usage();
-            webhook::deliveries(webhook, &events, (&own, &tree))
+            webhook::deliveries(webhooks, &events, (&own, &tree))
         }
-        _ => Vec::new(),
+        false => Vec::new(),
     };
     Write {
         run: live.scope.run,

@@ -61,7 +61,7 @@ pub struct Tree {
     /// Whether an earlier process began it.
     pub is_revived: bool,
     /// Where the root's events are told.
-    pub webhook: Option<Arc<Webhook>>,
+    pub webhooks: Vec<Arc<Webhook>>,
     /// Its place in a trace; none where nobody traces.
     pub trace: Option<Box<Trace>>,
     /// How many runs it has had, the root counted.

@@ -1,5 +1,6 @@
 //! What every part of the engine can reach: the catalogue, the providers, the journal, the live runs. Only data.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +112,8 @@ pub struct Settings {
     pub webhook_guard: Guard,
     /// See [`crate::config::Webhooks`].
     pub webhook_secret_env: Option<String>,
+    /// See [`crate::config::Key::webhook_secret_env`], by the key's name.
+    pub key_secret_envs: BTreeMap<String, String>,
     /// What is known of models.
     pub models: Models,
 }

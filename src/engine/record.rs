@@ -61,7 +61,10 @@ pub fn continuation(live: &LiveRun) -> Continuation {
         deadline,
         timeout: deadline.map_or(0, |(_, seconds)| seconds),
         stream: live.tree.stream,
-        webhook: live.tree.webhook.clone().filter(|_| live.parent.is_none()),
+        webhooks: match live.parent {
+            None => live.tree.webhooks.clone(),
+            Some(_) => Vec::new(),
+        },
         waiting_since: None,
     }
 }

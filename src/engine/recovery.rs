@@ -79,7 +79,7 @@ pub async fn sweep(engine: &Engine, root: RunId) -> Result<(), StoreError> {
     };
     left.sort_by_key(|found| (found.run.depth, found.run.id));
     for found in left.into_iter().rev() {
-        interrupt(engine, found.run.id, None).await?;
+        interrupt(engine, found.run.id, &[]).await?;
     }
     Ok(())
 }
@@ -125,9 +125,9 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
         }
     }
     for orphan in orphans.into_iter().rev() {
-        let webhook = orphan.continuation.as_ref();
-        let webhook = webhook.and_then(|continuation| continuation.webhook.as_ref());
-        interrupt(engine, orphan.run.id, webhook).await?;
+        let webhooks = orphan.continuation.as_ref();
+        let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
+        interrupt(engine, orphan.run.id, webhooks).await?;
     }
     if !revived.is_empty() {
         tracing::info!(
@@ -142,7 +142,7 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
 pub async fn interrupt(
     engine: &Engine,
     id: RunId,
-    webhook: Option<&Arc<Webhook>>,
+    webhooks: &[Arc<Webhook>],
 ) -> Result<(), StoreError> {
     let Some(run) = engine.journal.store().run(id).await? else {
         return Ok(());
@@ -153,7 +153,7 @@ pub async fn interrupt(
     );
     engine
         .journal
-        .close_orphan(&run, webhook, endings::interrupted(&message))
+        .close_orphan(&run, webhooks, endings::interrupted(&message))
         .await?;
     engine.metrics.run_ended(&run.agent, Status::Failed, None);
     tracing::warn!(
@@ -194,7 +194,7 @@ pub fn revive(
             owner: run.owner.clone(),
             quotas: Quotas::default(),
             is_revived: true,
-            webhook: continuation.webhook.clone(),
+            webhooks: continuation.webhooks.clone(),
             trace: Trace::of(engine.traces.as_ref(), None, run.id),
             runs: AtomicU64::new(run.tree.runs),
         }),

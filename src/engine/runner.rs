@@ -108,7 +108,7 @@ impl Runner {
                 "Agent {} has a budget in money, but the price of {} is not known, so that nothing is counted for it: add [prices.\"{}\"] to the configuration", agent.name, agent.model, agent.model
             );
         }
-        let webhook = webhook::of(&engine.settings, &ask, &agent)?;
+        let webhooks = webhook::of(&engine.settings, &ask, &agent)?;
         // In line before its caller is told, so that who comes after that stays behind it.
         let (id, seat) = match &ask.session {
             Some(name) => {
@@ -149,7 +149,7 @@ impl Runner {
             owner: ask.owner,
             quotas: Quotas::default(),
             is_revived: false,
-            webhook,
+            webhooks,
             trace: Trace::of(engine.traces.as_ref(), ask.trace.as_deref(), scope.run),
             runs: AtomicU64::new(1),
         });

@@ -1,4 +1,4 @@
-//! Which webhook a root run tells its events to, and what it says: a thin message that holds no text of a model's or a
+//! Which webhooks a root run tells its events to, and what it says: a thin message that holds no text of a model's or a
 //! caller's. Knows neither how messages are delivered nor how they are kept.
 
 use std::sync::Arc;
@@ -12,83 +12,110 @@ use crate::domain::event::{Event, EventKind, NAMES};
 use crate::domain::run::{Failure, FailureCode, RunId, Status};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
-use crate::engine::ask::{RunAsk, StartError};
+use crate::engine::ask::{RunAsk, StartError, WebhookAsk};
 use crate::engine::parts::Settings;
 use crate::net;
 use crate::store::outbox::NewDelivery;
 
-/// The root run's webhook: the request's over the file's, field by field. A request's own is refused where it could
-/// never be delivered; what is wrong with a file's shows in its deliveries, and does not keep the run from its work.
+/// The root run's webhooks: its agent's, and the request's own. The request's is refused where it could never be
+/// delivered; what is wrong with the file's shows in its deliveries, and does not keep the run from its work.
 pub fn of(
     settings: &Settings,
     ask: &RunAsk,
     agent: &Agent,
-) -> Result<Option<Arc<Webhook>>, StartError> {
-    let file = agent.webhook.as_ref();
-    let Some(asked) = &ask.webhook else {
-        return Ok(file.cloned().map(Arc::new));
-    };
-    let refused = |field, why: String| StartError::Override { field, why };
-    let url = match (&asked.url, file) {
-        (Some(url), _) => {
-            let url = net::parse(url).map_err(|why| refused("webhook/url", why))?;
-            let checked = settings.webhook_guard.check(&url);
-            checked.map_err(|error| refused("webhook/url", error.to_string()))?;
-            String::from(url)
-        }
-        (None, Some(file)) => file.url.clone(),
-        (None, None) => {
-            let why = format!("is required: the agent {} has no webhook", agent.name);
-            return Err(refused("webhook/url", why));
-        }
-    };
-    let events = match &asked.events {
-        Some(events) => {
-            if let Some(wrong) = events.iter().find(|name| !NAMES.contains(&name.as_str())) {
-                let wrong: String = wrong.chars().take(64).collect();
-                let known = NAMES.join(", ");
-                let why = format!("has {wrong:?}, which is none of: {known}");
-                return Err(refused("webhook/events", why));
-            }
-            NAMES
-                .iter()
-                .filter(|name| events.iter().any(|event| event == *name))
-                .map(|name| (*name).to_owned())
-                .collect()
-        }
-        None => file.map_or_else(Vec::new, |file| file.events.clone()),
-    };
-    let secret_env = file.and_then(|file| file.secret_env.clone());
-    let signs = secret_env.as_ref().or(settings.webhook_secret_env.as_ref());
-    if signs.and_then(|name| secret(name)).is_none() {
-        let why = "there is no secret to sign it with: set [webhook] secret_env in the agent's file or [webhooks] \
-                   secret_env in the server's configuration, and the variable that it names";
-        return Err(refused("webhook", why.to_owned()));
+) -> Result<Vec<Arc<Webhook>>, StartError> {
+    let mut webhooks = Vec::new();
+    webhooks.extend(agent.webhook.clone().map(Arc::new));
+    if let Some(asked) = &ask.webhook {
+        let owner = ask.owner.as_deref();
+        let webhook = asked_for(settings, asked, owner, agent)?;
+        webhooks.push(Arc::new(webhook));
     }
-    Ok(Some(Arc::new(Webhook {
-        url,
+    Ok(webhooks)
+}
+
+/// A request's webhook, checked.
+fn asked_for(
+    settings: &Settings,
+    asked: &WebhookAsk,
+    owner: Option<&str>,
+    agent: &Agent,
+) -> Result<Webhook, StartError> {
+    let refused = |field, why: String| StartError::Override { field, why };
+    let Some(url) = &asked.url else {
+        return Err(refused("webhook/url", "is required".to_owned()));
+    };
+    let url = net::parse(url).map_err(|why| refused("webhook/url", why))?;
+    let checked = settings.webhook_guard.check(&url);
+    checked.map_err(|error| refused("webhook/url", error.to_string()))?;
+    let events = &asked.events;
+    if let Some(wrong) = events.iter().find(|name| !NAMES.contains(&name.as_str())) {
+        let wrong: String = wrong.chars().take(64).collect();
+        let known = NAMES.join(", ");
+        let why = format!("has {wrong:?}, which is none of: {known}");
+        return Err(refused("webhook/events", why));
+    }
+    let events = NAMES
+        .iter()
+        .filter(|name| events.iter().any(|event| event == *name));
+    let secret_env = secret_env(settings, owner, agent).map_err(|why| refused("webhook", why))?;
+    Ok(Webhook {
+        url: url.into(),
         secret_env,
-        events,
-    })))
+        events: events.map(|name| (*name).to_owned()).collect(),
+    })
+}
+
+/// What signs a request's webhook: the own secret of the key that it came with, so that no client learns what another's
+/// receivers trust. Without keys all is the operator's.
+fn secret_env(
+    settings: &Settings,
+    owner: Option<&str>,
+    agent: &Agent,
+) -> Result<Option<String>, String> {
+    let is_set = |name: &String| secret(name).is_some();
+    let Some(key) = owner else {
+        let of_file = agent.webhook.as_ref().and_then(|it| it.secret_env.clone());
+        let signs = of_file.as_ref().or(settings.webhook_secret_env.as_ref());
+        return match signs.is_some_and(is_set) {
+            true => Ok(of_file),
+            false => Err(
+                "there is no secret to sign it with: set [webhook] secret_env in the agent's file or [webhooks] \
+                 secret_env in the server's configuration, and the variable that it names"
+                    .to_owned(),
+            ),
+        };
+    };
+    let signs = settings.key_secret_envs.get(key).filter(|it| is_set(it));
+    let why = || {
+        format!(
+            "there is no secret to sign it with: set webhook_secret_env in [auth.keys.{key}] of the server's \
+             configuration, and the variable that it names"
+        )
+    };
+    signs.cloned().map(Some).ok_or_else(why)
 }
 
 /// What is told of these events of a root run, whose usage and whose tree's stand so.
 pub fn deliveries(
-    webhook: &Arc<Webhook>,
+    webhooks: &[Arc<Webhook>],
     events: &[Event],
     (own, tree): (&Usage, &TreeUsage),
 ) -> Vec<NewDelivery> {
-    let told = events
-        .iter()
-        .filter(|event| webhook.wants(event.kind.name()));
-    told.map(|event| NewDelivery {
-        id: DeliveryId::new(),
-        webhook: Arc::clone(webhook),
-        event: event.kind.name(),
-        body: serde_json::to_string(&Message::of(event, own, tree)).unwrap_or_default(),
-        at: event.time,
-    })
-    .collect()
+    let mut deliveries = Vec::new();
+    for event in events {
+        let told = webhooks
+            .iter()
+            .filter(|webhook| webhook.wants(event.kind.name()));
+        deliveries.extend(told.map(|webhook| NewDelivery {
+            id: DeliveryId::new(),
+            webhook: Arc::clone(webhook),
+            event: event.kind.name(),
+            body: serde_json::to_string(&Message::of(event, own, tree)).unwrap_or_default(),
+            at: event.time,
+        }));
+    }
+    deliveries
 }
 
 /// The body, in the form that standardwebhooks.com recommends: `type`, `timestamp`, `data`.

@@ -128,7 +128,7 @@ pub struct Continuation {
     /// Whether its tree asks its providers for deltas.
     pub stream: bool,
     /// A root's: where its events are told.
-    pub webhook: Option<Arc<Webhook>>,
+    pub webhooks: Vec<Arc<Webhook>>,
     /// Since when it waits for a person's word, where it does: its time stands still from then on.
     pub waiting_since: Option<Timestamp>,
 }

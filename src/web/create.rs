@@ -245,7 +245,7 @@ pub struct Create {
     response_format: Option<Object<Format>>,
     /// Whether the tree asks its providers for deltas.
     stream: Option<bool>,
-    /// Who is told of the run; each one that is given wins over the file's.
+    /// Who is told of the run, beside the receiver that the agent's file names.
     webhook: Option<Object<Webhook>>,
     /// The conversation that it goes on with: the last completed run of this session and agent left it.
     session: Option<String>,
@@ -381,7 +381,7 @@ impl Create {
             labels,
             webhook: self.webhook.map(|Object(webhook)| WebhookAsk {
                 url: webhook.url,
-                events: webhook.events,
+                events: webhook.events.unwrap_or_default(),
             }),
             stream: self.stream,
         })

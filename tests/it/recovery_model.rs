@@ -621,6 +621,7 @@ fn settings(place: &Path) -> Settings {
         },
         webhook_guard: Guard::new([], "webhooks.allow_hosts"),
         webhook_secret_env: None,
+        key_secret_envs: BTreeMap::new(),
         models: Models::default(),
     }
 }

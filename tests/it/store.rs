@@ -62,7 +62,7 @@ pub fn fresh(run: Run) -> Opening {
         deadline: None,
         timeout: 60,
         stream: false,
-        webhook: None,
+        webhooks: Vec::new(),
         waiting_since: None,
     };
     Opening {
@@ -1037,7 +1037,7 @@ async fn a_continuation_reads_back(opened: &Opened) {
         deadline,
         timeout: 300,
         stream: deadline.is_none(),
-        webhook: deadline.is_none().then(webhook),
+        webhooks: deadline.is_none().then(webhook).into_iter().collect(),
         waiting_since: None,
     };
     let of_child = kept("{\"name\":\"child\"}", Some((deadline(1), 40)));
@@ -1697,8 +1697,31 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     assert_eq!(stored(&*store, &root).await, before);
     let found = store.unfinished().await.expect("unfinished");
     let kept = found[0].continuation.as_ref().expect("known");
-    assert_eq!(kept.webhook, None);
+    assert_eq!(kept.webhooks, []);
     assert_eq!(count(dir, "deliveries"), 0);
+}
+
+/// A run from when it had one webhook keeps it.
+#[tokio::test]
+async fn a_file_from_before_several_webhooks_is_brought_up() {
+    let opened = sqlite();
+    let (dir, root) = (opened.place.path(), root());
+    let mut write = opening(&root, "a");
+    let Change::Open(opens) = &mut write.change else {
+        panic!("no opening");
+    };
+    opens.continuation.webhooks = vec![webhook()];
+    opened.store.write(write).await.expect("opened");
+    opened.store.close().await;
+    sql(
+        dir,
+        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); PRAGMA user_version = 6",
+    );
+
+    let (store, _) = sqlite_in(dir).expect("a store");
+    let found = store.unfinished().await.expect("unfinished");
+    let kept = found[0].continuation.as_ref().expect("known");
+    assert_eq!(kept.webhooks, [webhook()]);
 }
 
 /// Expired keys go as new ones come, and a deleted run takes its keys along.

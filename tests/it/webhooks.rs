@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use axed::config::auth::KeyHash;
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp};
+use crate::support::app::{Got, Setup, TestApp, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{asks, fails, hangs, says};
 use crate::support::receiver::{Receiver, Reply};
@@ -134,7 +136,7 @@ async fn failures_and_cancels_are_told_without_their_words() {
 }
 
 #[tokio::test]
-async fn a_request_names_its_own_receiver_and_events() {
+async fn a_request_names_one_more_receiver_and_its_events() {
     let (files, own) = (Receiver::start().await, Receiver::start().await);
     let file = format!(
         "{}\nsecret_env = \"OTHER_SECRET\"\nevents = [\"run.started\"]",
@@ -155,12 +157,14 @@ async fn a_request_names_its_own_receiver_and_events() {
     assert_eq!(told.json()["data"]["status"], "running");
     settled(&app, run.id(), "delivered").await;
 
-    // The address is the request's, the rest is the file's.
+    // The file's is told as before, and the request's of what it names itself.
     let body = json!({"input": "go", "webhook": {"url": own.url("/own")}});
-    app.run_with("solo", body).await;
+    let run = app.run_with("solo", body).await;
     let told = &own.got(1).await[0];
     assert!(told.is_signed_by(OTHER_SECRET));
-    assert_eq!(told.json()["type"], "run.started");
+    assert_eq!(told.json()["type"], "run.completed");
+    assert_eq!(files.got(2).await[1].json()["type"], "run.started");
+    assert_eq!(settled(&app, run.id(), "delivered").await.len(), 2);
 
     let events = ["turn.completed", "run.completed", "run.queued"];
     let body = json!({"webhook": {"url": own.url("/plain"), "events": events}});
@@ -172,11 +176,62 @@ async fn a_request_names_its_own_receiver_and_events() {
     assert!(all[1..].iter().all(|it| it.is_signed_by(SECRET)));
     let ids: BTreeSet<_> = all.iter().map(|it| it.header("webhook-id")).collect();
     assert_eq!(ids.len(), 4);
-    assert_eq!(files.seen().len(), 1);
+    assert_eq!(files.seen().len(), 2);
 
     // None is told of a run whose agent and request name no receiver.
     let run = app.run("plain", "go").await;
     assert!(deliveries(&app, run.id()).await.is_empty());
+}
+
+/// Two keys with all rights, of which only Ada's has a secret for webhooks.
+fn of_ada_and_bob(more: &str) -> Setup {
+    let key = |name: &str| {
+        let sha256 = KeyHash::of(name.as_bytes());
+        format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\n")
+    };
+    let (ada, bob) = (key("ada"), key("bob"));
+    daemon().config(&format!(
+        "{ada}webhook_secret_env = \"OTHER_SECRET\"\n{more}{bob}"
+    ))
+}
+
+async fn as_key(app: &TestApp, key: &str, method: Method, path: &str, body: &Value) -> Got {
+    send(app.request(method, path).bearer_auth(key).json(body)).await
+}
+
+#[tokio::test]
+async fn a_tenants_receiver_is_added_and_signed_with_its_own_secret() {
+    let (operators, own) = (Receiver::start().await, Receiver::start().await);
+    let mut app = of_ada_and_bob("")
+        .agent("solo", &webhook(&operators.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [hangs(), says("done")]);
+    let body = json!({"webhook": {"url": own.url("/")}});
+    let path = "/agents/solo/runs";
+    let refused = as_key(&app, "bob", Method::POST, path, &body).await;
+    let why = refused.problem(422);
+    assert!(
+        why.contains("webhook_secret_env in [auth.keys.bob]"),
+        "{why}"
+    );
+    let accepted = as_key(&app, "ada", Method::POST, path, &body).await;
+    assert_eq!(accepted.status, 202, "{}", accepted.text);
+    app.provider.asked("solo", 1).await;
+
+    // Both are remembered by whoever goes on with the run.
+    app.crash_and_restart().await;
+
+    let (to_operator, to_ada) = (operators.got(1).await, own.got(1).await);
+    assert!(to_operator[0].is_signed_by(SECRET) && !to_operator[0].is_signed_by(OTHER_SECRET));
+    assert!(to_ada[0].is_signed_by(OTHER_SECRET) && !to_ada[0].is_signed_by(SECRET));
+    assert_eq!(to_operator[0].json(), to_ada[0].json());
+    assert_eq!((operators.seen().len(), own.seen().len()), (1, 1));
+    // Without a webhook of its own a request needs no secret.
+    app.provider.will("solo", [says("done")]);
+    let accepted = as_key(&app, "bob", Method::POST, path, &json!({})).await;
+    assert_eq!(accepted.status, 202, "{}", accepted.text);
+    operators.got(2).await;
 }
 
 #[tokio::test]

@@ -131,7 +131,7 @@ pub fn continuation(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Con
         deadline: time(row, CONTINUATION + 1)?.map(|at| (at, seconds)),
         timeout: count(3)?,
         stream: count(4)? != 0,
-        webhook: json(row, CONTINUATION + 5)?,
+        webhooks: json(row, CONTINUATION + 5)?.unwrap_or_default(),
         waiting_since: time(row, CONTINUATION + 6)?,
     })
 }

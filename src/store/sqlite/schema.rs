@@ -11,7 +11,14 @@ use crate::store::sqlite::clock;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
 const MIGRATIONS: &[&str] = &[
-    FIRST, WEBHOOKS, STRUCTURED, RETENTION, WAITING, SESSIONS, LISTS,
+    FIRST,
+    WEBHOOKS,
+    STRUCTURED,
+    RETENTION,
+    WAITING,
+    SESSIONS,
+    LISTS,
+    SEVERAL_WEBHOOKS,
 ];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
@@ -189,6 +196,11 @@ CREATE TABLE deletions (root BLOB NOT NULL PRIMARY KEY) WITHOUT ROWID;
 DROP INDEX runs_finished_by_agent;
 CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_at, finished_at)
   WHERE finished_at IS NOT NULL;
+";
+
+/// A run's webhooks are a JSON array: its agent's and its request's. Nobody reads those of a run that has ended.
+const SEVERAL_WEBHOOKS: &str = "
+UPDATE runs SET webhook = '[' || webhook || ']' WHERE webhook IS NOT NULL AND finished_at IS NULL;
 ";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.

@@ -506,8 +506,8 @@ impl<'c> Writer<'c> {
         let small = run.input.len() + run.task.as_ref().map_or(0, String::len) <= rows::SMALL_INPUT;
         let usage = rows::usage_values(&run.usage);
         let labels = rows::labels_value(&run.labels);
-        let webhook = continuation.webhook.as_deref();
-        let webhook = webhook.map(|webhook| serde_json::to_string(webhook).unwrap_or_default());
+        let webhooks = Some(&continuation.webhooks).filter(|webhooks| !webhooks.is_empty());
+        let webhooks = webhooks.map(|webhooks| serde_json::to_string(webhooks).unwrap_or_default());
         let inserted = self.sql.open.execute(params![
             rows::bytes(&run.id),
             rows::bytes(&run.root_id),
@@ -545,7 +545,7 @@ impl<'c> Writer<'c> {
             continuation.deadline.map(|(_, bound)| rows::signed(bound)),
             rows::signed(continuation.timeout),
             continuation.stream,
-            webhook,
+            webhooks,
             run.session,
         ]);
         match inserted {
