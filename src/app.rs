@@ -125,7 +125,8 @@ impl House {
             Box::new(move |root| listening.listening(root)),
         )?;
         let journal = Journal::new(store, bells);
-        let memories = Memories::new(&config.data.dir);
+        let memories = Memories::new(&config.memory_dir);
+        warn_of_left_memories(config, &catalog, &memories);
         let (traces, exporting) = Exporting::start(config)?;
         let mcp = Arc::new(Servers::new(load::environment()));
         let runner = Runner::new(Parts {
@@ -203,6 +204,25 @@ fn key_secret_envs(config: &Config) -> BTreeMap<String, String> {
     let keys = config.auth.keys.iter();
     keys.filter_map(|key| Some((key.name.clone(), key.webhook_secret_env.clone()?)))
         .collect()
+}
+
+/// Names the memories that no run reads any more since memories belong to keys.
+fn warn_of_left_memories(config: &Config, catalog: &Catalog, memories: &Memories) {
+    if config.auth.keys.is_empty() {
+        return;
+    }
+    let agents = catalog.current();
+    for agent in agents.entries.values().filter_map(|it| it.agent.as_ref()) {
+        if let Some(path) = memories.left_behind(agent) {
+            tracing::warn!(
+                agent = %agent.name,
+                "The memory {} of agent {} is kept and not used: with keys configured each key has a memory of its own. \
+                 To use it for all keys, say [memory] shared = true in the agent's file; for one of them, move it to {}",
+                path.display(), agent.name,
+                config.memory_dir.join(&agent.name).join("<key>.md").display()
+            );
+        }
+    }
 }
 
 /// Whether the daemon may listen where it is told to: who has no keys serves this machine only, unless told otherwise.

@@ -48,6 +48,8 @@ pub struct Config {
     pub models: Models,
     /// `[telemetry]`
     pub telemetry: Telemetry,
+    /// Where memories are kept: the data directory's folder `memory`.
+    pub memory_dir: PathBuf,
     /// The directory of the config file, `config` without one: relative and bare skills are looked up there.
     pub config_dir: PathBuf,
 }
@@ -95,10 +97,10 @@ pub struct Key {
     pub scopes: Vec<KeyScope>,
     /// The agents that exist for it; none means all.
     pub agents: Option<GlobSet>,
-}
-
     /// The environment variable with the secret that signs webhooks of its requests; without one they may name none.
     pub webhook_secret_env: Option<String>,
+}
+
 /// What a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyScope {

@@ -41,12 +41,15 @@ pub struct Entry {
 pub struct Rules {
     /// `[runs] max_tree`
     pub max_tree: usize,
+    /// Whether clients have keys, so that a memory belongs to one of them.
+    pub has_keys: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
         Self {
             max_tree: usize::MAX,
+            has_keys: false,
         }
     }
 }
@@ -56,6 +59,20 @@ impl Rules {
     pub fn of(config: &Config) -> Self {
         Self {
             max_tree: config.runs.max_tree,
+            has_keys: !config.auth.keys.is_empty(),
+        }
+    }
+
+    /// What is wrong with a definition on this server.
+    fn check(&self, agent: &Agent) -> Result<(), LoadError> {
+        let memory = &agent.memory;
+        match self.has_keys && memory.enabled && !memory.shared && memory.path.is_some() {
+            true => Err(LoadError::Invalid(format!(
+                "agent config \"{}\": memory.path needs memory.shared = true, because this server has keys and each key \
+                 has a memory of its own; say shared = true in [memory], or leave path out",
+                agent.name
+            ))),
+            false => Ok(()),
         }
     }
 

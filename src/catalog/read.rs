@@ -295,6 +295,7 @@ fn memory(s: &mut Section<'_>) -> Memory {
     let usual = Memory::default();
     Memory {
         enabled: s.flag("enabled").unwrap_or(usual.enabled),
+        shared: s.flag("shared").unwrap_or(usual.shared),
         path: path(s, "path"),
         last_n: small(s, "last_n", 0, u32::MAX).unwrap_or(usual.last_n),
         max_entries: small(s, "max_entries", 0, u32::MAX).unwrap_or(usual.max_entries),

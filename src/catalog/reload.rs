@@ -293,11 +293,12 @@ fn entry(
 ) -> Entry {
     let in_force = before.and_then(|entry| entry.agent.clone());
     let read = match bytes {
-        Ok(bytes) => read(name, path, &bytes).map(|(agent, mut warnings)| {
+        Ok(bytes) => read(name, path, &bytes).and_then(|(agent, mut warnings)| {
+            rules.check(&agent)?;
             warnings.extend(rules.oddities(&agent));
             let version = version(&bytes);
             let same = in_force.clone().filter(|agent| agent.version == version);
-            (same.unwrap_or_else(|| Arc::new(agent)), warnings)
+            Ok((same.unwrap_or_else(|| Arc::new(agent)), warnings))
         }),
         Err(why) => Err(LoadError::Invalid(format!(
             "failed to parse agent config \"{name}\": {}: {why}",

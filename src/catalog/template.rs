@@ -129,7 +129,9 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # What the agent remembers of its earlier runs.
 [memory]
 # enabled = false
-# Unset means <data directory>/memory/{name}.md.
+# Where the server has keys, each key has a memory of its own, unless this says that all share one.
+# shared = false
+# Unset means <data directory>/memory/{name}.md, or {name}/<key>.md there. Where the server has keys it needs shared = true.
 # path = "/srv/memory/{name}.md"
 # The newest entries that enter the prompt; 0 means all.
 # last_n = 10

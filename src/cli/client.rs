@@ -183,9 +183,17 @@ impl Client {
         self.json(self.http.post(url).json(body)).await
     }
 
-    /// Collects the garbage of an agent's memory.
-    pub async fn collect_memory(&self, agent: &str, dry_run: bool) -> Result<Value, ClientError> {
-        let url = self.agent_url(agent, "gc")?;
+    /// Collects the garbage of an agent's memory: that of the key of this name, else the caller's own.
+    pub async fn collect_memory(
+        &self,
+        agent: &str,
+        key: Option<&str>,
+        dry_run: bool,
+    ) -> Result<Value, ClientError> {
+        let mut url = self.agent_url(agent, "gc")?;
+        if let Some(key) = key {
+            url.query_pairs_mut().append_pair("key", key);
+        }
         let body = serde_json::json!({ "dry_run": dry_run });
         self.json(self.http.post(url).json(&body)).await
     }

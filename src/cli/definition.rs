@@ -114,6 +114,7 @@ pub fn to_toml(agent: &Agent) -> String {
 
     file.table("memory");
     file.key("enabled", agent.memory.enabled);
+    file.key("shared", agent.memory.shared);
     let path = agent
         .memory
         .path

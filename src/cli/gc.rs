@@ -19,6 +19,9 @@ pub struct Args {
     /// Every agent that has a memory
     #[arg(long)]
     all: bool,
+    /// The key whose memory it is, where the server has keys [default: the one that this is sent with, else none]
+    #[arg(long, value_name = "NAME", conflicts_with = "all")]
+    of: Option<String>,
     /// Analyse only, leave the memory as it is
     #[arg(long)]
     dry_run: bool,
@@ -65,10 +68,11 @@ pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn collect(client: &Client, args: &Args) -> anyhow::Result<()> {
     if let Some(agent) = &args.agent {
-        return print(client.collect_memory(agent, args.dry_run).await?, args.json);
+        let report = client.collect_memory(agent, args.of.as_deref(), args.dry_run);
+        return print(report.await?, args.json);
     }
     for agent in client.agents().await? {
-        match client.collect_memory(&agent, args.dry_run).await {
+        match client.collect_memory(&agent, None, args.dry_run).await {
             Ok(report) => print(report, args.json)?,
             Err(ClientError::Refused { code, .. }) if code == "memory_disabled" => {}
             Err(error) => return Err(error.into()),

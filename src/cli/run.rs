@@ -61,7 +61,8 @@ pub struct Args {
     key: Key,
     #[command(flatten)]
     sources: Sources,
-    /// Keep the run and its memory in this directory [default: a private one that is removed at the end]
+    /// Keep the run and its memory in this directory [default: the run in a private one that is removed at the end, the
+    /// memory in the configured data directory]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
@@ -90,6 +91,7 @@ fn in_process(args: &Args) -> anyhow::Result<(Config, Option<Scratch>)> {
         return Ok((config, None));
     }
     let scratch = Scratch::new()?;
+    // Memories stay where a daemon of this configuration keeps them: what was removed with the run is no memory.
     config.data.dir = scratch.path().join("data");
     Ok((config, Some(scratch)))
 }

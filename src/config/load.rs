@@ -331,6 +331,7 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
     let models = Models::new(&providers, &top.named("prices", price));
     Config {
         server: top.section("server", server),
+        memory_dir: data.dir.join("memory"),
         agents,
         data,
         runs: top.section("runs", |s| runs(s, &auth)),

@@ -451,7 +451,10 @@ pub enum Backoff {
 pub struct Memory {
     /// Whether it has one.
     pub enabled: bool,
-    /// Its file; unset means `<data_dir>/memory/<agent>.md`.
+    /// Whether it has one memory for all keys; else each key has one of its own.
+    #[serde(default)]
+    pub shared: bool,
+    /// Its file; unset means `<data_dir>/memory/<agent>.md`, or `<data_dir>/memory/<agent>/<key>.md`.
     pub path: Option<PathBuf>,
     /// Entries that enter the prompt, newest last; 0 means all.
     pub last_n: u32,
@@ -463,6 +466,7 @@ impl Default for Memory {
     fn default() -> Self {
         Self {
             enabled: false,
+            shared: false,
             path: None,
             last_n: 10,
             max_entries: 100,

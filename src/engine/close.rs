@@ -221,9 +221,10 @@ async fn remember(
     content: String,
     since: Option<Timestamp>,
 ) -> Option<EventKind> {
-    let (at_work, of) = (Arc::clone(engine), Arc::clone(&live.agent));
+    let (at_work, of) = (Arc::clone(engine), Arc::clone(live));
     let written = tokio::task::spawn_blocking(move || {
-        at_work.memories.append(&of, now(), &task, &content, since)
+        let (memories, key) = (&at_work.memories, of.tree.owner.as_deref());
+        memories.append(&of.agent, key, now(), &task, &content, since)
     })
     .await;
     let max = live.agent.memory.max_entries as usize;

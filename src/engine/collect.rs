@@ -15,11 +15,15 @@ a task and a result. Answer in three short sections: Patterns (what kinds of tas
 went), Repeated work (tasks that were done more than once and what could have been reused), Recommendations (what to \
 change in the agent's instructions or files). Be concrete; quote times.";
 
-/// The agent's entries, oldest first.
-pub async fn entries(engine: &Arc<Engine>, name: &str) -> Result<Vec<MemoryEntry>, MemoryError> {
-    let agent = with_memory(engine, name)?;
-    blocking(engine, &agent, |engine, agent| {
-        engine.memories.entries(agent)
+/// The agent's entries of the key of this name, oldest first.
+pub async fn entries(
+    engine: &Arc<Engine>,
+    name: &str,
+    key: Option<&str>,
+) -> Result<Vec<MemoryEntry>, MemoryError> {
+    let (agent, key) = (with_memory(engine, name)?, key.map(str::to_owned));
+    blocking(engine, &agent, move |engine, agent| {
+        engine.memories.entries(agent, key.as_deref())
     })
     .await
 }
@@ -28,13 +32,11 @@ pub async fn entries(engine: &Arc<Engine>, name: &str) -> Result<Vec<MemoryEntry
 pub async fn collect(
     engine: &Arc<Engine>,
     name: &str,
+    key: Option<&str>,
     dry_run: bool,
 ) -> Result<GcReport, MemoryError> {
-    let agent = with_memory(engine, name)?;
-    let entries = blocking(engine, &agent, |engine, agent| {
-        engine.memories.entries(agent)
-    })
-    .await?;
+    let (agent, key) = (with_memory(engine, name)?, key.map(str::to_owned));
+    let entries = entries(engine, name, key.as_deref()).await?;
     let mut report = GcReport {
         agent: agent.name.clone(),
         analysis: String::new(),
@@ -58,7 +60,7 @@ pub async fn collect(
     };
     if let (false, Some(keep)) = (dry_run, keep) {
         report.entries_after = blocking(engine, &agent, move |engine, agent| {
-            engine.memories.trim(agent, keep)
+            engine.memories.trim(agent, key.as_deref(), keep)
         })
         .await?;
     }

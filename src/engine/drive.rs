@@ -83,7 +83,8 @@ async fn attempt(
                     Err(error) => return error.into(),
                 };
             }
-            let assembled = Box::pin(resolve::assemble(engine, &live.agent, input)).await;
+            let key = live.tree.owner.as_deref();
+            let assembled = Box::pin(resolve::assemble(engine, &live.agent, key, input)).await;
             let mut draft = Box::new(begin(engine, live, run, entry));
             let prompt = match assembled {
                 Ok(prompt) => prompt,

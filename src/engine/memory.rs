@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -81,24 +82,28 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// In the data directory's folder `memory`, where a file does not say otherwise.
-    pub fn new(data_dir: &Path) -> Self {
+    /// In this directory, where a file does not say otherwise.
+    pub fn new(directory: &Path) -> Self {
         Self {
-            directory: data_dir.join("memory"),
+            directory: directory.to_owned(),
             files: Mutex::default(),
         }
     }
 
     /// All entries, oldest first; none where there is no file yet. Blocking.
-    pub fn entries(&self, agent: &Agent) -> Result<Vec<MemoryEntry>, MemoryError> {
-        read(&self.path(agent))
+    pub fn entries(
+        &self,
+        agent: &Agent,
+        key: Option<&str>,
+    ) -> Result<Vec<MemoryEntry>, MemoryError> {
+        read(&self.path(agent, key))
             .map(|text| parse(&text))
             .map_err(|error| failure(agent, &error))
     }
 
     /// The last `last_n` entries as they enter the prompt. Blocking.
-    pub fn for_prompt(&self, agent: &Agent) -> Result<String, MemoryError> {
-        let entries = self.entries(agent)?;
+    pub fn for_prompt(&self, agent: &Agent, key: Option<&str>) -> Result<String, MemoryError> {
+        let entries = self.entries(agent, key)?;
         let last_n = match agent.memory.last_n as usize {
             0 => entries.len(),
             last_n => last_n,
@@ -116,12 +121,13 @@ impl Memories {
     pub fn append(
         &self,
         agent: &Agent,
+        key: Option<&str>,
         at: Timestamp,
         task: &str,
         result: &str,
         since: Option<Timestamp>,
     ) -> Result<usize, MemoryError> {
-        let path = self.path(agent);
+        let path = self.path(agent, key);
         let guard = self.guard(&path);
         let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = render(at, task, result);
@@ -137,19 +143,36 @@ impl Memories {
     }
 
     /// Keeps the newest `keep` entries, by an atomic replace, and returns how many there are now. Blocking.
-    pub fn trim(&self, agent: &Agent, keep: usize) -> Result<usize, MemoryError> {
-        let path = self.path(agent);
+    pub fn trim(
+        &self,
+        agent: &Agent,
+        key: Option<&str>,
+        keep: usize,
+    ) -> Result<usize, MemoryError> {
+        let path = self.path(agent, key);
         let guard = self.guard(&path);
         let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
         trim(&path, keep).map_err(|error| failure(agent, &error))
     }
 
-    fn path(&self, agent: &Agent) -> PathBuf {
-        agent
-            .memory
-            .path
-            .clone()
-            .unwrap_or_else(|| self.directory.join(format!("{}.md", agent.name)))
+    /// The file of an agent's memory from before it belonged to keys, where that is not read any more.
+    pub fn left_behind(&self, agent: &Agent) -> Option<PathBuf> {
+        if !agent.memory.enabled || agent.memory.shared {
+            return None;
+        }
+        Some(self.path(agent, None)).filter(|path| path.is_file())
+    }
+
+    /// A memory belongs to the key that its runs were accepted with, unless the agent's is shared.
+    fn path(&self, agent: &Agent, key: Option<&str>) -> PathBuf {
+        let name = &agent.name;
+        match key.filter(|_| !agent.memory.shared) {
+            Some(key) => self.directory.join(name).join(format!("{key}.md")),
+            None => {
+                let named = agent.memory.path.clone();
+                named.unwrap_or_else(|| self.directory.join(format!("{name}.md")))
+            }
+        }
     }
 
     fn guard(&self, path: &Path) -> Arc<Mutex<()>> {
@@ -188,12 +211,8 @@ fn append(path: &Path, entry: &str) -> io::Result<usize> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(|error| named(directory, &error))?;
     }
+    let mut file = locked(path)?;
     let before = read(path)?;
-    let mut file = fs::File::options()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(|error| named(path, &error))?;
     // What a crash or an editor left without its blank line must not run into the new entry.
     let gap = match () {
         () if before.is_empty() || before.ends_with("\n\n") => "",
@@ -206,6 +225,10 @@ fn append(path: &Path, entry: &str) -> io::Result<usize> {
 }
 
 fn trim(path: &Path, keep: usize) -> io::Result<usize> {
+    if !path.exists() {
+        return Ok(0);
+    }
+    let _locked = locked(path)?;
     let entries = parse(&read(path)?);
     if entries.len() <= keep {
         return Ok(entries.len());
@@ -220,6 +243,32 @@ fn trim(path: &Path, keep: usize) -> io::Result<usize> {
     file.sync_all()?;
     fs::rename(&aside, path).map_err(|error| named(path, &error))?;
     Ok(keep)
+}
+
+/// The file, for appending. As long as it is open no other process writes to it: `axed run` does beside a daemon.
+fn locked(path: &Path) -> io::Result<fs::File> {
+    loop {
+        let file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|error| named(path, &error))?;
+        match file.lock() {
+            // Some network disks have no locks; then the processes are one.
+            Err(error) if error.kind() != io::ErrorKind::Unsupported => {
+                return Err(named(path, &error));
+            }
+            _ => {}
+        }
+        // Who held it before may have put another file in its path.
+        let is_same = |other: fs::Metadata| {
+            let own = file.metadata()?;
+            io::Result::Ok((own.dev(), own.ino()) == (other.dev(), other.ino()))
+        };
+        if fs::metadata(path).and_then(is_same).unwrap_or(false) {
+            return Ok(file);
+        }
+    }
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {

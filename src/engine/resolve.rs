@@ -102,10 +102,11 @@ pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope, offer: Offer) -> T
     })
 }
 
-/// Puts the prompt together. Files are read off the runtime's threads; an agent without any costs nothing.
+/// Puts the prompt together, of a run that was accepted with the key of this name. Files are read off the runtime's threads; an agent without any costs nothing.
 pub async fn assemble(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
+    key: Option<&str>,
     input: Input,
 ) -> Result<Prompt, PromptError> {
     let reads_files = agent.skill.is_some()
@@ -113,10 +114,11 @@ pub async fn assemble(
         || agent.workdir.is_some()
         || agent.memory.enabled;
     if !reads_files {
-        return assemble_now(engine, agent, input);
+        return assemble_now(engine, agent, key, input);
     }
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
-    blocking(move || assemble_now(&engine, &agent, input)).await
+    let key = key.map(str::to_owned);
+    blocking(move || assemble_now(&engine, &agent, key.as_deref(), input)).await
 }
 
 /// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
@@ -126,7 +128,12 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-fn assemble_now(engine: &Engine, agent: &Agent, input: Input) -> Result<Prompt, PromptError> {
+fn assemble_now(
+    engine: &Engine,
+    agent: &Agent,
+    key: Option<&str>,
+    input: Input,
+) -> Result<Prompt, PromptError> {
     let workdir = match agent.workdir.is_some() || !agent.files.is_empty() {
         true => prompt::workdir(&agent.name, agent.workdir.as_deref())?,
         false => PathBuf::new(),
@@ -134,7 +141,7 @@ fn assemble_now(engine: &Engine, agent: &Agent, input: Input) -> Result<Prompt, 
     let (memory, memory_warning) = match agent
         .memory
         .enabled
-        .then(|| engine.memories.for_prompt(agent))
+        .then(|| engine.memories.for_prompt(agent, key))
     {
         Some(Ok(memory)) => (memory, None),
         Some(Err(error)) => (String::new(), Some(error.to_string())),
@@ -163,7 +170,8 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
     webhook::of(&engine.settings, &ask, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
-    let prompt = assemble(engine, &agent, Input::from(message)).await?;
+    let key = ask.owner.as_deref();
+    let prompt = assemble(engine, &agent, key, Input::from(message)).await?;
     if let Some(warning) = prompt.memory_warning {
         return Err(StartError::Memory(warning));
     }

@@ -256,18 +256,23 @@ impl Runner {
         Some(listener)
     }
 
-    /// The agent's memory, oldest first.
-    pub async fn memory(&self, agent: &str) -> Result<Vec<MemoryEntry>, MemoryError> {
-        collect::entries(&self.engine, agent).await
+    /// The agent's memory of the key of this name, oldest first.
+    pub async fn memory(
+        &self,
+        agent: &str,
+        key: Option<&str>,
+    ) -> Result<Vec<MemoryEntry>, MemoryError> {
+        collect::entries(&self.engine, agent, key).await
     }
 
-    /// Has the agent's model analyse its memory, and trims it unless `dry_run`.
+    /// Has the agent's model analyse its memory of the key of this name, and trims it unless `dry_run`.
     pub async fn collect_memory(
         &self,
         agent: &str,
+        key: Option<&str>,
         dry_run: bool,
     ) -> Result<GcReport, MemoryError> {
-        collect::collect(&self.engine, agent, dry_run).await
+        collect::collect(&self.engine, agent, key, dry_run).await
     }
 
     /// The catalogue that runs start from.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::catalog::{Entry, LoadError};
+use crate::config::load::is_plain_name;
 use crate::domain::agent::{
     Agent, Backoff, Cache, Effort, ModelRef, ResponseFormat, Subagent, Summary,
 };
@@ -20,7 +21,7 @@ use crate::net;
 use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
-use crate::web::query::AgentPath;
+use crate::web::query::{AgentPath, Query};
 use crate::web::runs::{Listed, json};
 use crate::web::state::AppState;
 
@@ -53,8 +54,11 @@ pub async fn get(
 pub async fn memory(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
+    caller: Caller,
+    uri: Uri,
 ) -> Result<Response, Problem> {
-    let data = state.runner.memory(&name).await?;
+    let key = whose(&state, &name, &caller, &uri)?;
+    let data = state.runner.memory(&name, key.as_deref()).await?;
     Ok(json(StatusCode::OK, &Listed { data }))
 }
 
@@ -62,9 +66,11 @@ pub async fn memory(
 pub async fn gc(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
+    caller: Caller,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
+    let key = whose(&state, &name, &caller, &parts.uri)?;
     let settings = &state.settings;
     let sent = body::read(
         &parts.headers,
@@ -76,9 +82,40 @@ pub async fn gc(
     let Gc { dry_run } = sent.json()?;
     let report = state
         .runner
-        .collect_memory(&name, dry_run.unwrap_or_default())
+        .collect_memory(&name, key.as_deref(), dry_run.unwrap_or_default())
         .await?;
     Ok(json(StatusCode::OK, &report))
+}
+
+/// Whose memory of an agent is meant: the caller's own, or that of the key that `?key=` names, which an admin may choose,
+/// and everybody where there are no keys.
+fn whose(
+    state: &AppState,
+    agent: &str,
+    caller: &Caller,
+    uri: &Uri,
+) -> Result<Option<String>, Problem> {
+    let query = Query::read(uri, &["key"])?;
+    let Some(key) = query.parse("key", "a key's name", key_name)? else {
+        return Ok(caller.name().map(str::to_owned));
+    };
+    if caller.only_owner().is_some_and(|own| own != key) {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "insufficient_scope",
+            "the memory of another key needs the scope admin",
+        ));
+    }
+    let agents = state.runner.catalog().current();
+    if agents.get(agent)?.memory.shared {
+        let why = format_args!("agent {agent} has one memory for all keys");
+        return Err(Problem::parameter("key", why));
+    }
+    Ok(Some(key))
+}
+
+fn key_name(text: &str) -> Option<String> {
+    is_plain_name(text).then(|| text.to_owned())
 }
 
 /// How a memory is collected.
@@ -249,6 +286,7 @@ struct Retry {
 #[schemars(rename = "AgentMemory")]
 struct Memory<'a> {
     enabled: bool,
+    shared: bool,
     path: Option<&'a Path>,
     last_n: u32,
     max_entries: u32,
@@ -339,6 +377,7 @@ impl<'a> Definition<'a> {
             },
             memory: Memory {
                 enabled: agent.memory.enabled,
+                shared: agent.memory.shared,
                 path: agent.memory.path.as_deref(),
                 last_n: agent.memory.last_n,
                 max_entries: agent.memory.max_entries,

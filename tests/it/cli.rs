@@ -587,6 +587,19 @@ async fn memories_are_analysed_and_trimmed() {
 }
 
 #[tokio::test]
+async fn run_remembers_where_the_daemon_would() {
+    let home = Home::new();
+    home.agent("keeper", "[memory]\nenabled = true\n", ECHO);
+    for input in ["one", "two"] {
+        home.axed(&["run", "keeper", input]).await.with(0);
+    }
+    let arguments = ["gc", "keeper", "--dry-run", "--json"];
+    let ended = home.axed(&arguments).await;
+    let report: Value = serde_json::from_str(ended.with(0)).expect("one report");
+    assert_eq!(report["entries_before"], 2, "{report}");
+}
+
+#[tokio::test]
 async fn a_reader_that_goes_away_is_no_panic() {
     let home = Home::new();
     home.agent("echo", "", ECHO);

@@ -1,10 +1,12 @@
 //! What agents remember: entries written after success, read into prompts, trimmed by garbage collection.
 
+use axed::config::auth::KeyHash;
+use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::TestApp;
+use crate::support::app::{Got, Setup, TestApp, send};
 use crate::support::events::kinds;
-use crate::support::provider::answer::{asks, fails, says};
+use crate::support::provider::answer::{asks, fails, hangs, says};
 
 const REMEMBERS: &str = "[memory]\nenabled = true";
 
@@ -198,4 +200,158 @@ async fn an_agent_without_memory_has_none() {
     assert!(!app.path("data/memory/solo.md").exists());
     app.post("/agents/ghost/gc", &json!({})).await.problem(404);
     app.get("/agents/ghost/memory").await.problem(404);
+}
+
+/// Keys of these names, Ada's with all rights.
+fn with_keys() -> Setup {
+    let keys = [("ada", "\"admin\""), ("bob", "\"run\", \"read\"")].map(|(name, scopes)| {
+        let sha256 = KeyHash::of(name.as_bytes());
+        format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [{scopes}]\n")
+    });
+    TestApp::with().config(&keys.concat())
+}
+
+async fn with(app: &TestApp, key: &str, method: Method, path: &str) -> Got {
+    let request = app.request(method, path).bearer_auth(key);
+    send(request.json(&json!({"input": format!("of {key}")}))).await
+}
+
+async fn run_with(app: &TestApp, key: &str, agent: &str) {
+    let path = format!("/agents/{agent}/runs?wait=30");
+    let got = with(app, key, Method::POST, &path).await;
+    assert_eq!(got.json()["status"], "completed", "{}", got.text);
+}
+
+/// The tasks of a memory as a key sees it.
+async fn tasks(app: &TestApp, key: &str, path: &str) -> Vec<Value> {
+    let got = with(app, key, Method::GET, path).await;
+    assert_eq!(got.status, 200, "{}", got.text);
+    let entries = got.json()["data"].as_array().expect("data").clone();
+    entries.iter().map(|entry| entry["task"].clone()).collect()
+}
+
+#[tokio::test]
+async fn with_keys_a_memory_belongs_to_its_key() {
+    let app = with_keys()
+        .agent("solo", &format!("sub_agents = [\"reader\"]\n{REMEMBERS}"))
+        .agent("reader", REMEMBERS)
+        .agent("open", &format!("{REMEMBERS}\nshared = true"))
+        .file(
+            "data/memory/solo.md",
+            "## 2026-01-01T00:00:00Z\n**Task:** old\n**Result:** ok\n\n",
+        )
+        .spawn()
+        .await;
+    app.provider
+        .always("solo", |seen| match seen.results().is_empty() {
+            true => asks([("reader", "read")]),
+            false => says("done"),
+        });
+    app.provider.always("reader", |_| says("read"));
+    app.provider.always("open", |_| says("done"));
+    // What was remembered before there were keys is kept, and its place is named.
+    app.daemon.logged("memory/solo.md").await;
+
+    for key in ["ada", "bob", "bob"] {
+        run_with(&app, key, "solo").await;
+        run_with(&app, key, "open").await;
+    }
+
+    assert_eq!(tasks(&app, "ada", "/agents/solo/memory").await, ["of ada"]);
+    let of_bob = ["of bob", "of bob"];
+    assert_eq!(tasks(&app, "bob", "/agents/solo/memory").await, of_bob);
+    assert_eq!(
+        tasks(&app, "bob", "/agents/solo/memory?key=bob").await,
+        of_bob
+    );
+    assert_eq!(tasks(&app, "bob", "/agents/reader/memory").await.len(), 2);
+    assert!(app.path("data/memory/reader/ada.md").is_file());
+    let prompts = app.provider.seen_by("solo");
+    let of_bob = prompts.iter().filter(|seen| seen.user()[0] == "of bob");
+    assert!(of_bob.clone().any(|seen| seen.system().contains("of bob")));
+    assert!(
+        of_bob
+            .into_iter()
+            .all(|seen| !seen.system().contains("of ada"))
+    );
+    assert!(prompts.iter().all(|seen| !seen.system().contains("old")));
+    // Shared is shared.
+    let all = ["of ada", "of bob", "of bob"];
+    assert_eq!(tasks(&app, "ada", "/agents/open/memory").await, all);
+    assert_eq!(tasks(&app, "bob", "/agents/open/memory").await, all);
+
+    // An admin may choose whose, nobody else.
+    let of_bob = ["of bob", "of bob"];
+    assert_eq!(
+        tasks(&app, "ada", "/agents/solo/memory?key=bob").await,
+        of_bob
+    );
+    for (key, path, status) in [
+        ("bob", "/agents/solo/memory?key=ada", 403),
+        ("ada", "/agents/solo/memory?key=..%2Freader%2Fada", 400),
+        ("ada", "/agents/open/memory?key=bob", 400),
+    ] {
+        with(&app, key, Method::GET, path).await.problem(status);
+    }
+}
+
+#[tokio::test]
+async fn a_collection_acts_on_the_memory_of_one_key() {
+    let app = with_keys()
+        .agent("solo", &format!("{REMEMBERS}\nlast_n = 1"))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    for key in ["ada", "ada", "bob", "bob"] {
+        run_with(&app, key, "solo").await;
+    }
+    let collect = async |path: &str| {
+        let request = app.request(Method::POST, path).bearer_auth("ada");
+        let got = send(request.json(&json!({}))).await;
+        assert_eq!(got.status, 200, "{}", got.text);
+        got.json()["entries_after"].clone()
+    };
+    assert_eq!(collect("/agents/solo/gc").await, 1);
+    assert_eq!(tasks(&app, "ada", "/agents/solo/memory").await.len(), 1);
+    assert_eq!(tasks(&app, "bob", "/agents/solo/memory").await.len(), 2);
+    assert_eq!(collect("/agents/solo/gc?key=bob").await, 1);
+    assert_eq!(tasks(&app, "bob", "/agents/solo/memory").await.len(), 1);
+}
+
+#[tokio::test]
+async fn with_keys_a_file_of_its_own_is_for_shared_memories_only() {
+    let app = with_keys()
+        .agent("solo", &format!("{REMEMBERS}\npath = \"solo.md\""))
+        .agent(
+            "open",
+            &format!("{REMEMBERS}\npath = \"open.md\"\nshared = true"),
+        )
+        .spawn()
+        .await;
+    app.provider.always("open", |_| says("done"));
+    let refused = with(&app, "ada", Method::POST, "/agents/solo/runs").await;
+    let why = refused.problem(422);
+    assert!(
+        why.contains("memory.path needs memory.shared = true"),
+        "{why}"
+    );
+    run_with(&app, "ada", "open").await;
+    assert!(app.path("open.md").is_file());
+}
+
+#[tokio::test]
+async fn a_run_that_was_killed_remembers_for_its_key() {
+    let mut app = with_keys().agent("solo", REMEMBERS).spawn().await;
+    app.provider.will("solo", [hangs(), says("done")]);
+    let accepted = with(&app, "bob", Method::POST, "/agents/solo/runs").await;
+    let path = format!(
+        "/runs/{}?wait=30",
+        accepted.json()["id"].as_str().expect("an id")
+    );
+    app.provider.asked("solo", 1).await;
+    app.crash_and_restart().await;
+    let ended = with(&app, "bob", Method::GET, &path).await;
+    assert_eq!(ended.json()["status"], "completed", "{}", ended.text);
+    assert_eq!(tasks(&app, "bob", "/agents/solo/memory").await, ["of bob"]);
+    assert!(tasks(&app, "ada", "/agents/solo/memory").await.is_empty());
 }

@@ -378,7 +378,7 @@ impl Life {
             shelf: Shelf::default(),
             mcp: Arc::new(Servers::new(BTreeMap::new())),
             journal: Journal::new(shared, Arc::new(Bells::default())),
-            memories: Memories::new(&data.dir),
+            memories: Memories::new(&data.dir.join("memory")),
             settings: settings(place),
             traces: None,
         });

@@ -16,6 +16,8 @@ use crate::web::sessions::SessionView;
 use crate::web::sse::EventPage;
 use crate::web::view::{ChildView, Conversation, RunView, Summary};
 
+const WHOSE: &str =
+    "The key whose memory is meant, instead of the caller's own; another's needs the scope admin.";
 const STREAM: &str = "text/event-stream";
 
 /// `GET /agents`
@@ -89,6 +91,7 @@ pub fn dry_run(told: Operation<'_>) -> Operation<'_> {
 /// `GET /agents/{name}/memory`
 pub fn memory(told: Operation<'_>) -> Operation<'_> {
     told.named("get_memory", "What an agent remembers, oldest first")
+        .query("key", json!({"type": "string"}), WHOSE)
         .answers::<Listed<MemoryEntry>>(200, "The entries.")
 }
 
@@ -98,6 +101,7 @@ pub fn gc(told: Operation<'_>) -> Operation<'_> {
         "collect_memory",
         "Has an agent's model analyse its memory, and trims it",
     )
+    .query("key", json!({"type": "string"}), WHOSE)
     .reads::<Gc>()
     .answers::<GcReport>(200, "What was done.")
     .refuses(502, "`provider_failed`: the model did not answer.")
