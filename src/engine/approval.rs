@@ -246,7 +246,11 @@ async fn decide_early(
             let told = journal.record(&live, Change::Nothing, Vec::new(), vec![event]);
             told.await?;
         }
-        None => engine.journal.tell_of_left(&run, event).await?,
+        None => {
+            let journal = &engine.journal;
+            let told = journal.record_undriven(&run, Change::Nothing, event);
+            told.await?;
+        }
     }
     Ok(true)
 }

@@ -9,6 +9,7 @@ use crate::domain::event::EventKind;
 use crate::domain::run::{Failure, Outcome, Run, now};
 use crate::engine::ad_hoc;
 use crate::engine::live::LiveRun;
+use crate::engine::memory::Entry;
 use crate::engine::parts::Engine;
 use crate::engine::sessions::Held;
 use crate::engine::spans;
@@ -42,6 +43,8 @@ pub enum How {
         structured: bool,
         /// The message.
         task: String,
+        /// The recorded time of its entry in the agent's memory, if that has been chosen.
+        remembers: Option<Timestamp>,
     },
     /// Without a turn left: an unnamed agent's last text is all there will be.
     Incomplete,
@@ -123,12 +126,19 @@ pub async fn close(
                 content,
                 structured,
                 task,
+                remembers,
             },
         ) => {
             if live.agent.memory.enabled {
-                // Another process may have written it before it ended.
-                let since = run.started_at.filter(|_| run.attempt > 1);
-                events.extend(remember(engine, live, task, content.clone(), since).await);
+                let at = remembers.unwrap_or_else(|| engine.memories.next_time());
+                // An earlier attempt may have written it before it ended.
+                let entry = Entry {
+                    at,
+                    may_exist: run.attempt > 1,
+                    task,
+                    result: content.clone(),
+                };
+                events.extend(remember(engine, live, entry).await);
             }
             Outcome::Completed {
                 content,
@@ -214,17 +224,11 @@ pub async fn close(
 }
 
 /// Appends to the agent's memory; what goes wrong is told and does not fail the run.
-async fn remember(
-    engine: &Arc<Engine>,
-    live: &Arc<LiveRun>,
-    task: String,
-    content: String,
-    since: Option<Timestamp>,
-) -> Option<EventKind> {
+async fn remember(engine: &Arc<Engine>, live: &Arc<LiveRun>, entry: Entry) -> Option<EventKind> {
     let (at_work, of) = (Arc::clone(engine), Arc::clone(live));
     let written = tokio::task::spawn_blocking(move || {
-        let (memories, key) = (&at_work.memories, of.tree.owner.as_deref());
-        memories.append(&of.agent, key, now(), &task, &content, since)
+        let key = of.tree.owner.as_deref();
+        at_work.memories.append(&of.agent, key, &entry)
     })
     .await;
     let max = live.agent.memory.max_entries as usize;

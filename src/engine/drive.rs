@@ -282,18 +282,24 @@ async fn turns(
                         continue;
                     }
                 };
+                let remembers = live.agent.memory.enabled;
+                let remembers = remembers.then(|| engine.memories.next_time());
                 let how = How::Completed {
                     content: said.content.clone(),
                     structured,
                     task: talk.task().to_owned(),
+                    remembers,
                 };
-                if live.agent.memory.enabled {
+                if let Some(at) = remembers {
                     // Its memory is written between the reply and the end: a process that goes on there must find the
-                    // reply, and not ask for another one.
-                    let reply = vec![Step::Reply {
-                        turn,
-                        message: said,
-                    }];
+                    // reply, and not ask for another one, and know the entry by its time.
+                    let reply = vec![
+                        Step::Reply {
+                            turn,
+                            message: said,
+                        },
+                        Step::Remembers { at },
+                    ];
                     let change = Change::Progress(state.progress.clone());
                     return match engine
                         .journal

@@ -58,6 +58,7 @@ impl Recorded {
                         talk.messages.push(Message::Tool { tool_results });
                     }
                 }
+                Step::Remembers { .. } => {}
                 Step::Said { content } => talk.messages.push(Message::User { content }),
                 Step::Result { .. } => {}
             }

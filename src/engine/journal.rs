@@ -129,28 +129,30 @@ impl Journal {
         self.store.post(entry(live, change, steps, kinds)).await
     }
 
-    /// Writes that a run which no process drives yet was asked to stop.
-    pub async fn cancel_left(&self, run: &Run, reason: String) -> Result<(), StoreError> {
-        let kind = EventKind::RunCancelling {
-            reason: reason.clone(),
-        };
-        let write = Write {
-            run: run.id,
-            root: run.root_id,
-            change: Change::Cancelling { reason },
-            steps: Vec::new(),
-            events: vec![event_of(run, kind)],
-            deliveries: Vec::new(),
-        };
-        self.store.write(write).await.map(drop)
+    /// Commits a change as [`Journal::record`] does, with writes about other runs in the same transaction.
+    pub async fn record_with(
+        &self,
+        live: &LiveRun,
+        change: Change,
+        step: Step,
+        kinds: Vec<EventKind>,
+        others: Vec<Write>,
+    ) -> Result<u64, StoreError> {
+        let write = entry(live, change, vec![step], kinds);
+        self.store.write_with(write, others).await
     }
 
-    /// Writes something that happened to a run which no process drives yet.
-    pub async fn tell_of_left(&self, run: &Run, kind: EventKind) -> Result<(), StoreError> {
+    /// Writes something that happened to a run which nobody drives now.
+    pub async fn record_undriven(
+        &self,
+        run: &Run,
+        change: Change,
+        kind: EventKind,
+    ) -> Result<(), StoreError> {
         let write = Write {
             run: run.id,
             root: run.root_id,
-            change: Change::Nothing,
+            change,
             steps: Vec::new(),
             events: vec![event_of(run, kind)],
             deliveries: Vec::new(),
@@ -229,7 +231,8 @@ fn event_of(run: &Run, kind: EventKind) -> Event {
     }
 }
 
-fn entry(live: &LiveRun, change: Change, steps: Vec<Step>, kinds: Vec<EventKind>) -> Write {
+/// A write about a run at work, with what its webhook is sent.
+pub fn entry(live: &LiveRun, change: Change, steps: Vec<Step>, kinds: Vec<EventKind>) -> Write {
     let events: Vec<Event> = kinds.into_iter().map(|kind| live.event(kind)).collect();
     let webhooks = &live.tree.webhooks;
     let deliveries = match live.parent.is_none() && !webhooks.is_empty() {

@@ -225,8 +225,25 @@ impl Drop for InLine<'_> {
 #[derive(Debug)]
 enum Phase {
     Open,
-    Cancelling { reason: String, asked: Instant },
+    Cancelling {
+        reason: String,
+        asked: Instant,
+        is_recorded: bool,
+    },
     Ending,
+}
+
+/// What a run makes of a request to cancel it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelState {
+    /// It is the first such request: the record does not say so yet.
+    Began,
+    /// There was one before that the record does not show yet.
+    Pending,
+    /// The record shows one.
+    Recorded,
+    /// The run is ending by itself.
+    TooLate,
 }
 
 /// What those who wait for a run are told.
@@ -400,24 +417,61 @@ impl LiveRun {
         }
     }
 
-    /// Takes the wish to cancel; false where the run is already ending, or was asked before.
-    pub fn begin_cancel(&self, reason: &str) -> bool {
+    /// Takes a request to cancel, which holds once [`LiveRun::cancel`] follows and not if
+    /// [`LiveRun::withdraw_cancel`] does.
+    pub fn begin_cancel(&self, reason: &str) -> CancelState {
         let mut phase = lock(&self.phase);
-        let open = matches!(*phase, Phase::Open);
-        if open {
-            *phase = Phase::Cancelling {
-                reason: reason.to_owned(),
-                asked: Instant::now(),
-            };
+        match &*phase {
+            Phase::Open => {}
+            Phase::Cancelling {
+                is_recorded: true, ..
+            } => return CancelState::Recorded,
+            Phase::Cancelling { .. } => return CancelState::Pending,
+            Phase::Ending => return CancelState::TooLate,
         }
-        open
+        *phase = Phase::Cancelling {
+            reason: reason.to_owned(),
+            asked: Instant::now(),
+            is_recorded: false,
+        };
+        CancelState::Began
+    }
+
+    /// The record shows the cancel: stops the run with its descendants, unless it is ending by itself.
+    pub fn cancel(&self, why: &str) {
+        {
+            let mut phase = lock(&self.phase);
+            match &mut *phase {
+                Phase::Open => {
+                    *phase = Phase::Cancelling {
+                        reason: why.to_owned(),
+                        asked: Instant::now(),
+                        is_recorded: true,
+                    };
+                }
+                Phase::Cancelling { is_recorded, .. } => *is_recorded = true,
+                Phase::Ending => {}
+            }
+        }
+        self.stop.cancel();
+    }
+
+    /// The cancel could not be recorded: the run goes on as if nobody had requested it.
+    pub fn withdraw_cancel(&self) {
+        let mut phase = lock(&self.phase);
+        if let Phase::Cancelling {
+            is_recorded: false, ..
+        } = *phase
+        {
+            *phase = Phase::Open;
+        }
     }
 
     /// Takes the run's own end: from now on a cancel comes too late. Its reason and when it was asked for, where a
     /// cancel came first.
     pub fn begin_end(&self) -> Option<(String, Instant)> {
         match std::mem::replace(&mut *lock(&self.phase), Phase::Ending) {
-            Phase::Cancelling { reason, asked } => Some((reason, asked)),
+            Phase::Cancelling { reason, asked, .. } => Some((reason, asked)),
             Phase::Open | Phase::Ending => None,
         }
     }

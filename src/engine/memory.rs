@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
@@ -79,6 +80,21 @@ pub enum MemoryError {
 pub struct Memories {
     directory: PathBuf,
     files: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
+    /// The last time that an entry was given, in microseconds.
+    last_time: AtomicI64,
+}
+
+/// What a run leaves in its agent's memory.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its heading, from [`Memories::next_time`].
+    pub at: Timestamp,
+    /// Whether an earlier attempt may have written it already; then it is not written twice.
+    pub may_exist: bool,
+    /// The user message.
+    pub task: String,
+    /// The final text.
+    pub result: String,
 }
 
 impl Memories {
@@ -87,7 +103,21 @@ impl Memories {
         Self {
             directory: directory.to_owned(),
             files: Mutex::default(),
+            last_time: AtomicI64::default(),
         }
+    }
+
+    /// The present time for an entry; no two are given the same, so that it identifies the entry.
+    pub fn next_time(&self) -> Timestamp {
+        let now = Timestamp::now();
+        let wanted = now.as_microsecond();
+        let next = |last: i64| wanted.max(last + 1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let last = self
+            .last_time
+            .fetch_update(set, fetch, |last| Some(next(last)))
+            .unwrap_or_default();
+        Timestamp::from_microsecond(next(last)).unwrap_or(now)
     }
 
     /// All entries, oldest first; none where there is no file yet. Blocking.
@@ -116,30 +146,26 @@ impl Memories {
         Ok(text.trim_end().to_owned())
     }
 
-    /// Appends an entry and returns how many there are now. It is on disk when this returns. With `since`, the same
-    /// entry is not written again where one of that time or later is there. Blocking.
+    /// Appends an entry and returns how many there are now. It is on disk when this returns. Blocking.
     pub fn append(
         &self,
         agent: &Agent,
         key: Option<&str>,
-        at: Timestamp,
-        task: &str,
-        result: &str,
-        since: Option<Timestamp>,
+        entry: &Entry,
     ) -> Result<usize, MemoryError> {
         let path = self.path(agent, key);
         let guard = self.guard(&path);
         let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = render(at, task, result);
-        if let Some(since) = since {
+        let text = render(entry.at, &entry.task, &entry.result);
+        if entry.may_exist {
             let entries = read(&path)
                 .map(|text| parse(&text))
                 .map_err(|error| failure(agent, &error))?;
-            if is_written(&entries, &entry, since) {
+            if entries.iter().rev().any(|found| found.text == text) {
                 return Ok(entries.len());
             }
         }
-        append(&path, &entry).map_err(|error| failure(agent, &error))
+        append(&path, &text).map_err(|error| failure(agent, &error))
     }
 
     /// Keeps the newest `keep` entries, by an atomic replace, and returns how many there are now. Blocking.
@@ -213,14 +239,23 @@ fn append(path: &Path, entry: &str) -> io::Result<usize> {
     }
     let mut file = locked(path)?;
     let before = read(path)?;
+    let length = file.metadata()?.len();
     // What a crash or an editor left without its blank line must not run into the new entry.
     let gap = match () {
         () if before.is_empty() || before.ends_with("\n\n") => "",
         () if before.ends_with('\n') => "\n",
         () => "\n\n",
     };
-    file.write_all(format!("{gap}{entry}").as_bytes())?;
-    file.sync_data()?;
+    let written = file
+        .write_all(format!("{gap}{entry}").as_bytes())
+        .and_then(|()| file.sync_data());
+    if let Err(error) = written {
+        // The disk may be full: nothing that is not whole stays, as far as that can be helped.
+        if let Err(error) = file.set_len(length) {
+            tracing::warn!(error = %error, "{} ends with a part of an entry: {error}", path.display());
+        }
+        return Err(named(path, &error));
+    }
     Ok(parse(&before).len() + 1)
 }
 
@@ -297,25 +332,6 @@ fn render(at: Timestamp, task: &str, result: &str) -> String {
         "## {at}\n**Task:** {task}\n**Result:** {}\n\n",
         escaped.join("\n")
     )
-}
-
-/// Whether an entry of that time or later says the same.
-fn is_written(entries: &[MemoryEntry], entry: &str, since: Timestamp) -> bool {
-    let said = |text: &str| {
-        text.split_once('\n')
-            .map(|(_, said)| said.trim_end().to_owned())
-    };
-    let is_late = |found: &&MemoryEntry| {
-        found
-            .time
-            .parse::<Timestamp>()
-            .is_ok_and(|time| time >= since)
-    };
-    entries
-        .iter()
-        .rev()
-        .take_while(is_late)
-        .any(|found| said(&found.text) == said(entry))
 }
 
 fn parse(text: &str) -> Vec<MemoryEntry> {

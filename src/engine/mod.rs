@@ -7,6 +7,7 @@ pub mod ask;
 pub mod budget;
 pub mod caller;
 pub mod calls;
+pub mod cancel;
 pub mod children;
 pub mod close;
 pub mod collect;

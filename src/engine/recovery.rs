@@ -43,18 +43,15 @@ impl Left {
         Some((live, found.run))
     }
 
-    /// Has a child begin cancelled when its turn comes, and returns its record as it stood; none where it is not here,
-    /// or was asked before.
-    pub fn begin_cancel(&self, child: RunId, reason: &str) -> Option<Run> {
+    /// Has a child begin cancelled when its turn comes, as the record says; false if it is not here.
+    pub fn cancel(&self, child: RunId, reason: &str) -> bool {
         let mut children = self.lock();
-        let run = &mut children.get_mut(&child)?.run;
-        if run.status == Status::Cancelling {
-            return None;
-        }
-        let before = run.clone();
-        run.status = Status::Cancelling;
-        run.cancel_reason = Some(reason.to_owned());
-        Some(before)
+        let Some(found) = children.get_mut(&child) else {
+            return false;
+        };
+        found.run.status = Status::Cancelling;
+        found.run.cancel_reason = Some(reason.to_owned());
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Unfinished>> {
@@ -220,12 +217,11 @@ pub fn revive(
         live.clock().is_told = continuation.waiting_since.is_some();
     }
     if run.status == Status::Cancelling {
-        live.begin_cancel(
+        live.cancel(
             run.cancel_reason
                 .as_deref()
                 .unwrap_or("requested by client"),
         );
-        live.stop.cancel();
     }
     Some(live)
 }

@@ -35,6 +35,8 @@ pub struct Remains {
     pub replies: Vec<Replied>,
     /// Its calls.
     pub calls: Begun,
+    /// The time of its entry in its agent's memory, which may be written already.
+    pub remembers: Option<Timestamp>,
 }
 
 /// One reply, with the results of its calls as far as they came.
@@ -129,6 +131,7 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
                     told: None,
                 });
             }
+            Step::Remembers { at } => remains.remembers = Some(at),
             Step::Said { content } => {
                 if let Some(reply) = remains.replies.last_mut() {
                     reply.told = Some(content);

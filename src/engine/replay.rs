@@ -29,6 +29,7 @@ pub async fn replay(
     let Remains {
         replies,
         calls: begun,
+        remembers,
         ..
     } = left;
     if begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
@@ -67,6 +68,7 @@ pub async fn replay(
                     content,
                     structured,
                     task: talk.task().to_owned(),
+                    remembers,
                 }),
                 Err(errors) => Ending::failed(endings::output_invalid(&errors)),
             });

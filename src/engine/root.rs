@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId};
+use crate::engine::cancel::{self, Cancels};
 use crate::engine::entry::{Accepted, Entry};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
@@ -13,7 +14,7 @@ use crate::engine::queue::{Place, Slot};
 use crate::engine::resolve::Input;
 use crate::engine::sessions::{Held, Seat};
 use crate::engine::{close, drive, record, recovery, remains, turn, waiting};
-use crate::store::{Change, Claim, Continuation, Opening, Step, StoreError};
+use crate::store::{Change, Claim, Continuation, Opening, Step};
 
 /// A root run that has been checked.
 pub struct Root {
@@ -69,12 +70,13 @@ impl Root {
                 },
             ),
             place => {
-                if !open_queued(engine, &live, &run, &input, timeout, claim, accepted).await {
+                let before = seat.as_ref().filter(|_| cancels).map(Seat::before);
+                let before = cancel::those_before(engine, before.unwrap_or_default(), id).await;
+                let opening = opening(&live, &run, &input, timeout, claim);
+                if !open_queued(engine, &live, &run, opening, before, accepted).await {
                     forget(engine, live.scope.run);
                     return;
                 }
-                let before = seat.as_ref().filter(|_| cancels).map(Seat::before);
-                cancel_all(engine, before.unwrap_or_default(), id).await;
                 let slot = turn::bounded(&live, its_slot(engine, seat.as_mut(), place)).await;
                 match slot {
                     Ok(slot) => (slot, Entry::Queued),
@@ -189,41 +191,6 @@ async fn its_slot(engine: &Engine, seat: Option<&mut Seat>, place: Place) -> Slo
     place.slot().await
 }
 
-/// Has those end that come before the run `by` in its session.
-async fn cancel_all(engine: &Engine, before: Vec<RunId>, by: RunId) {
-    let reason = format!("{by} takes its place in the session");
-    // The last first: none of them is to start because the one before it has ended.
-    for before in before.into_iter().rev() {
-        let Some(live) = engine.live.get(before) else {
-            continue;
-        };
-        if let Err(error) = cancel(engine, &live, &reason).await {
-            tracing::error!(
-                run.id = %before, run.root = %before, depth = 0,
-                "{before} is cancelled for {by}, and that could not be recorded: {error}"
-            );
-        }
-    }
-}
-
-/// Asks a run at work and its descendants to stop, unless it is ending or was asked before. From here on it stops; the
-/// record says so first.
-pub async fn cancel(engine: &Engine, live: &LiveRun, reason: &str) -> Result<(), StoreError> {
-    if !live.begin_cancel(reason) {
-        return Ok(());
-    }
-    // Dropped or not, from here on the run stops.
-    let _stop = live.stop.clone().drop_guard();
-    let reason = reason.to_owned();
-    let asked = vec![EventKind::RunCancelling {
-        reason: reason.clone(),
-    }];
-    let change = Change::Cancelling { reason };
-    let journal = &engine.journal;
-    journal.record(live, change, Vec::new(), asked).await?;
-    Ok(())
-}
-
 /// Lets go of a root run where it stands.
 fn park(engine: &Engine, live: &LiveRun) {
     let id = live.scope.run;
@@ -239,20 +206,14 @@ fn forget(engine: &Engine, id: RunId) {
     engine.journal.bells().silence(id);
 }
 
-/// Commits a run that waits for a slot; false where that failed.
-async fn open_queued(
-    engine: &Engine,
+/// The first entry of a run that waits for a slot.
+fn opening(
     live: &LiveRun,
     run: &Arc<Run>,
     input: &Input,
     timeout: Duration,
     claim: Option<Claim>,
-    accepted: Accepted,
-) -> bool {
-    let queued = vec![EventKind::RunQueued {
-        parent_id: None,
-        tool_call_id: None,
-    }];
+) -> (Change, Step) {
     // Its context is in no other place; the whole prompt takes this one's place when it starts.
     let asked = Step::Prompt {
         system: String::new(),
@@ -268,11 +229,32 @@ async fn open_queued(
         continuation,
         claim,
     }));
-    let committed = engine
-        .journal
-        .record(live, change, vec![asked], queued)
-        .await;
+    (change, asked)
+}
+
+/// Commits a run that waits for a slot together with the cancels of those that it replaces; false where that failed.
+async fn open_queued(
+    engine: &Engine,
+    live: &LiveRun,
+    run: &Arc<Run>,
+    (change, asked): (Change, Step),
+    before: Cancels,
+    accepted: Accepted,
+) -> bool {
+    let queued = vec![EventKind::RunQueued {
+        parent_id: None,
+        tool_call_id: None,
+    }];
+    let journal = &engine.journal;
+    let committed = match before.is_empty() {
+        true => journal.record(live, change, vec![asked], queued).await,
+        false => {
+            let opened = journal.record_with(live, change, asked, queued, before.writes());
+            opened.await
+        }
+    };
     let is_committed = committed.is_ok();
+    before.settle(is_committed);
     // A caller that went away does not stop the run.
     let _ = accepted.send(committed.map(|_| Arc::clone(run)));
     is_committed

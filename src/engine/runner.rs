@@ -25,10 +25,10 @@ use crate::engine::quotas::Quotas;
 use crate::engine::recovery::{Left, Revived};
 use crate::engine::remains::Decided;
 use crate::engine::resolve::{self, Input};
-use crate::engine::root::{self, LeftRoot, Root};
+use crate::engine::root::{LeftRoot, Root};
 use crate::engine::sessions::{OnBusy, Seat, SessionKey, Sessions};
 use crate::engine::spans::Trace;
-use crate::engine::{collect, record, recovery, webhook};
+use crate::engine::{cancel, collect, record, recovery, webhook};
 use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
 
@@ -212,21 +212,14 @@ impl Runner {
         id: RunId,
         reason: Option<String>,
     ) -> Result<Option<Arc<Run>>, StoreError> {
-        let engine = &self.engine;
         let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
-        let mut live = engine.live.get(id);
-        if live.is_none() {
-            // A child that an earlier process left, whose parent has not come to it yet.
-            if let Some(left) = engine.left.begin_cancel(id, &reason) {
-                engine.journal.cancel_left(&left, reason.clone()).await?;
-            } else {
-                // Its parent may have come to it between the two looks.
-                live = engine.live.get(id);
-            }
-        }
-        if let Some(live) = live {
-            root::cancel(engine, &live, &reason).await?;
-        }
+        let (answer, cancelled) = oneshot::channel();
+        let engine = Arc::clone(&self.engine);
+        // In a task of its own: a client that goes away leaves no cancel half done.
+        self.engine.tasks.spawn(async move {
+            let _ = answer.send(cancel::cancel(&engine, id, &reason).await);
+        });
+        cancelled.await.unwrap_or(Err(StoreError::Closed))?;
         Ok(self.store().run(id).await?.map(Arc::new))
     }
 

@@ -143,15 +143,16 @@ impl Seat {
         self.accepted.clone()
     }
 
-    /// Those that come before it now, in their order.
-    pub fn before(&self) -> Vec<RunId> {
+    /// Those that come before it now, in their order, each with what is cancelled once it has been accepted, or will not
+    /// be.
+    pub fn before(&self) -> Vec<(RunId, CancellationToken)> {
         let open = lock(&self.sessions.0);
         let runs = open
             .get(&self.key)
             .map_or(&[][..], |busy| busy.runs.as_slice());
         runs.iter()
-            .map(|(run, _)| *run)
-            .take_while(|run| *run != self.run)
+            .take_while(|(run, _)| *run != self.run)
+            .cloned()
             .collect()
     }
 }
@@ -210,7 +211,8 @@ mod tests {
         let (_, mut fourth) = enter();
         assert!(first_id < second_id && second_id < third_id);
         assert!(!first.waits() && second.waits() && third.waits());
-        assert_eq!(third.before(), [first_id, second_id]);
+        let before: Vec<_> = third.before().into_iter().map(|(run, _)| run).collect();
+        assert_eq!(before, [first_id, second_id]);
         assert_eq!(
             sessions
                 .enter(key(None), true)

@@ -30,6 +30,7 @@ pub async fn ask(
         content,
         structured: false,
         task: talk.task().to_owned(),
+        remembers: None,
     };
     let turn = talk.turn() + 1;
     let begun = EventKind::TurnStarted {

@@ -24,6 +24,14 @@ pub trait RunStore: Send + Sync + 'static {
     /// (0 without events). The bell given at opening rings after the commit.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>>;
 
+    /// Commits a write as [`RunStore::write`] does, and others with it in the same transaction, or none of them. One of the
+    /// others that is about a run which has ended is left out.
+    fn write_with(
+        &self,
+        write: Write,
+        others: Vec<Write>,
+    ) -> BoxFuture<'_, Result<u64, StoreError>>;
+
     /// Hands a write over without waiting for its commit. A failure is logged by the store, and so that no run goes on
     /// over a gap, every later write of that run fails too.
     fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -220,7 +228,7 @@ pub enum Change {
     Progress(Progress),
     /// It began a tool call: one more, whichever of those at work at once is written first.
     Call,
-    /// It was asked to stop. Ignored (with its events) where the run is already terminal.
+    /// It was asked to stop. Ignored (with its events) where the run is already terminal, or was asked before.
     Cancelling {
         /// The reason given.
         reason: String,
@@ -286,6 +294,11 @@ pub enum Step {
         position: u32,
         /// The result.
         result: ToolResult,
+    },
+    /// The final reply is recorded, and the run's entry in its agent's memory is written next.
+    Remembers {
+        /// The time of the entry, which no other entry has.
+        at: Timestamp,
     },
     /// What the model is told after its last reply, which was not the last word.
     Said {

@@ -363,6 +363,10 @@ mod tests {
             unreachable!("a reader does not write")
         }
 
+        fn write_with(&self, _: Write, _: Vec<Write>) -> BoxFuture<'_, Result<u64, StoreError>> {
+            unreachable!("a reader does not write")
+        }
+
         fn post(&self, _: Write) -> BoxFuture<'_, Result<(), StoreError>> {
             unreachable!("a reader does not write")
         }

@@ -294,7 +294,10 @@ pub fn calls_of(steps: &[Step]) -> Vec<String> {
         .iter()
         .filter_map(|step| match step {
             Step::Reply { message, .. } => Some(&message.tool_calls),
-            Step::Prompt { .. } | Step::Said { .. } | Step::Result { .. } => None,
+            Step::Prompt { .. }
+            | Step::Said { .. }
+            | Step::Result { .. }
+            | Step::Remembers { .. } => None,
         })
         .flatten()
         .map(|call| call.id.clone())

@@ -8,7 +8,7 @@ use crate::support::app::{Got, Setup, TestApp, send};
 use crate::support::daemon::axed;
 use crate::support::events::{Event, Events, count, is_whole, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, asks, calls, says};
+use crate::support::provider::answer::{Answer, asks, calls, hangs, says};
 use crate::support::run::Run;
 use crate::support::soon;
 
@@ -442,6 +442,43 @@ async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
     assert_eq!(app.find(&id).await.status(), "waiting");
     approve(&app, &request).await;
     assert_eq!(app.find(&id).await.ended().await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
+    let mut app = careful("").server("drain_timeout = 600").spawn().await;
+    app.provider.will("careful", [writes("a")]);
+    app.provider.will("solo", [hangs(), says("done")]);
+    let talk = |input: &str| json!({"input": input, "session": "talk"});
+    let waits = app.start_with("careful", talk("1")).await.id().to_owned();
+    requests(&app, &waits, 1).await;
+    let behind = app.start_with("careful", talk("2")).await.id().to_owned();
+    let busy = app.start("solo", "go").await.id().to_owned();
+    app.provider.asked("solo", 1).await;
+    app.daemon.signal("TERM");
+    for id in [&waits, &behind] {
+        app.daemon
+            .logged(&format!("{id} stays as last committed"))
+            .await;
+    }
+
+    for id in [&waits, &behind] {
+        let path = format!("/runs/{id}/cancel");
+        let cancelled = app.post(&path, &json!({"reason": "no more"})).await;
+        assert_eq!(cancelled.status, 202, "{}", cancelled.text);
+        assert_eq!(cancelled.json()["status"], "cancelling");
+    }
+
+    app.daemon.signal("TERM");
+    app.daemon.ended().await;
+    app.restart_after_end().await;
+    for id in [&waits, &behind] {
+        let ended = app.find(id).await.ended().await;
+        assert_eq!(ended.status(), "cancelled");
+        assert_eq!(ended["cancel_reason"], "no more");
+    }
+    assert_eq!(app.find(&busy).await.ended().await.output(), "done");
+    assert!(!wrote(&app, "a"));
 }
 
 #[tokio::test]

@@ -650,6 +650,28 @@ async fn a_run_that_was_killed_is_remembered_once() {
 }
 
 #[tokio::test]
+async fn each_of_two_equal_runs_is_remembered_whichever_was_killed() {
+    let mut app = TestApp::with()
+        .agent("solo", "[memory]\nenabled = true")
+        .spawn()
+        .await;
+    app.provider
+        .will("solo", [hangs(), says("the same"), says("the same")]);
+    let killed = app.start("solo", "go").await.id().to_owned();
+    app.provider.asked("solo", 1).await;
+    // It ends while the other one, which began before it, is at work.
+    app.run("solo", "go").await;
+
+    app.crash_and_restart().await;
+    assert_eq!(app.find(&killed).await.ended().await.output(), "the same");
+
+    let entries = app.get("/agents/solo/memory").await.json();
+    let entries = entries["data"].as_array().expect("data");
+    assert_eq!(entries.len(), 2, "{entries:?}");
+    assert_ne!(entries[0]["time"], entries[1]["time"]);
+}
+
+#[tokio::test]
 async fn a_crash_after_the_end_changes_nothing() {
     let mut app = TestApp::with()
         .agent("planner", PLANNER)

@@ -1,8 +1,11 @@
 //! Conversations over several runs: earlier messages in a request, and sessions that remember them.
 
+use std::time::Duration;
+
 use axed::config::auth::KeyHash;
 use futures_util::future::join_all;
 use reqwest::Method;
+use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::support::app::{Got, Setup, TestApp, send};
@@ -359,6 +362,30 @@ async fn those_before_may_be_cancelled() {
     // A free session has nobody to cancel.
     let fourth = app.run_with("solo", busy("4", "cancel_previous")).await;
     assert_eq!(fourth.output(), "heard 3");
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
+    let app = solo().await;
+    let gate = Gate::shut();
+    app.provider.will("solo", [says("first").after(&gate)]);
+    let first = app.start_with("solo", talk("1")).await;
+    app.provider.asked("solo", 1).await;
+    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
+    db.execute_batch(
+        "CREATE TRIGGER full BEFORE INSERT ON entries WHEN new.events LIKE '%run.cancelling%' \
+         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END",
+    )
+    .expect("a trigger");
+
+    // Both stand in one transaction: a daemon that dies between the two cannot forget one of them.
+    let path = "/agents/solo/runs";
+    let refused = app.post(path, &busy("2", "cancel_previous")).await;
+
+    refused.problem(503);
+    gate.open();
+    assert_eq!(first.ended().await.output(), "first");
 }
 
 #[tokio::test]

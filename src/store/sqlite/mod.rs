@@ -105,6 +105,15 @@ impl RunStore for Sqlite {
         Box::pin(async move { self.ask(Task::Write(parcel?)).await })
     }
 
+    fn write_with(
+        &self,
+        write: Write,
+        others: Vec<Write>,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        let parcel = Parcel::pack_with(write, others);
+        Box::pin(async move { self.ask(Task::Write(parcel?)).await })
+    }
+
     fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
         let parcel = Parcel::pack(write);
         Box::pin(async move {

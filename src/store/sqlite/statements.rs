@@ -161,7 +161,7 @@ impl<'c> Statements<'c> {
             )?,
             cancelling: sql(
                 "UPDATE runs SET last_event = max(last_event, ?2), status = 'cancelling', \
-                 cancel_reason = ?3 WHERE id = ?1 AND finished_at IS NULL",
+                 cancel_reason = ?3 WHERE id = ?1 AND finished_at IS NULL AND status <> 'cancelling'",
             )?,
             close: sql(
                 "UPDATE runs SET last_event = max(last_event, ?2), turns = ?3, \

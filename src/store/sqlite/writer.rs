@@ -1,5 +1,6 @@
 //! The writer: one thread that takes whatever waits, commits it together, rings the bell and answers. Knows no reads.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,7 +66,12 @@ impl Task {
     /// Whether it makes deliveries due.
     fn delivers(&self) -> bool {
         match self {
-            Self::Write(parcel) => !parcel.deliveries.is_empty(),
+            Self::Write(parcel) => {
+                let others = parcel.others.iter().map(|(other, _)| other);
+                std::iter::once(parcel)
+                    .chain(others)
+                    .any(|parcel| !parcel.deliveries.is_empty())
+            }
             Self::Resend(..) => true,
             _ => false,
         }
@@ -90,6 +96,8 @@ pub struct Parcel {
     events: Option<String>,
     count: u64,
     deliveries: Vec<NewDelivery>,
+    /// Writes about other runs in the same transaction, each with the number of its last event once that is known.
+    others: Vec<(Parcel, Cell<u64>)>,
 }
 
 impl Parcel {
@@ -107,6 +115,7 @@ impl Parcel {
             events: rows::events_value(&write.events)?,
             count: write.events.len() as u64,
             deliveries: write.deliveries,
+            others: Vec::new(),
         };
         if parcel.bytes() > MOST_BYTES {
             return Err(StoreError::Engine(format!(
@@ -115,6 +124,17 @@ impl Parcel {
             )));
         }
         Ok(parcel)
+    }
+
+    /// As [`Parcel::pack`], with writes about other runs that are committed with it.
+    pub fn pack_with(write: Write, others: Vec<Write>) -> Result<Self, StoreError> {
+        let others = others
+            .into_iter()
+            .map(|other| Ok((Self::pack(other)?, Cell::new(0))));
+        Ok(Self {
+            others: others.collect::<Result<_, StoreError>>()?,
+            ..Self::pack(write)?
+        })
     }
 
     fn bytes(&self) -> usize {
@@ -398,7 +418,7 @@ impl<'c> Writer<'c> {
 
     fn perform(&mut self, task: &Task) -> Result<u64, Fault> {
         match task {
-            Task::Write(parcel) => self.write(parcel),
+            Task::Write(parcel) => self.write_all(parcel),
             Task::Tried(tried) => self.tried(tried),
             Task::Resend(run, id) => self.resend(*run, *id),
             Task::Delete(root) => self.delete(*root),
@@ -409,6 +429,21 @@ impl<'c> Writer<'c> {
             }
             Task::Close(_) => Ok(0),
         }
+    }
+
+    /// A write, and those that go with it.
+    fn write_all(&mut self, parcel: &Parcel) -> Result<u64, Fault> {
+        let last = self.write(parcel)?;
+        for (other, number) in &parcel.others {
+            match self.write(other) {
+                Ok(last) => number.set(last),
+                Err(Fault::Own(error)) => {
+                    warn!(run.id = %other.run, run.root = %other.root, error = %error, "A write about {} came too late: {error}", other.run);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(last)
     }
 
     /// Whatever can be wrong with a write shows before its first change, or in that change, which then is none.
@@ -798,13 +833,20 @@ fn ring(job: &Job, result: &Result<u64, StoreError>, bells: &Bells) {
     let (Task::Write(parcel), Ok(last)) = (&job.task, result) else {
         return;
     };
-    let Some(lines) = parcel.events.as_ref().filter(|_| *last > 0) else {
+    publish(parcel, *last, bells);
+    for (other, number) in &parcel.others {
+        publish(other, number.get(), bells);
+    }
+}
+
+fn publish(parcel: &Parcel, last: u64, bells: &Bells) {
+    let Some(lines) = parcel.events.as_ref().filter(|_| last > 0) else {
         return;
     };
     if (bells.listening)(parcel.root) {
         (bells.bell)(
             parcel.root,
-            rows::events(parcel.run, *last, parcel.count, lines).collect(),
+            rows::events(parcel.run, last, parcel.count, lines).collect(),
         );
     }
 }

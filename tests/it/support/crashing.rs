@@ -67,6 +67,17 @@ impl RunStore for Crashing {
         }
     }
 
+    fn write_with(
+        &self,
+        write: Write,
+        others: Vec<Write>,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        match self.lives() {
+            true => self.real.write_with(write, others),
+            false => Box::pin(pending()),
+        }
+    }
+
     fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
         match self.lives() {
             true => self.real.post(write),

@@ -1,0 +1,125 @@
+//! Cancels runs: the record says so first, then the run and its descendants are stopped. A cancel that cannot be recorded
+//! never was.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{RunId, Status};
+use crate::engine::journal;
+use crate::engine::live::{CancelState, LiveRun};
+use crate::engine::parts::Engine;
+#[cfg(doc)]
+use crate::engine::sessions::Seat;
+use crate::store::{Change, StoreError, Write};
+
+/// Cancels a run with its descendants. Returns once the record says so, or the run has ended by itself; does nothing
+/// where there is no such run. One that nobody drives at this moment (the daemon drains, or its parent has not come to it
+/// since a restart) ends when it is taken up.
+pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
+    match engine.live.get(id) {
+        Some(live) => cancel_live(engine, &live, reason).await,
+        None => cancel_undriven(engine, id, reason).await,
+    }
+}
+
+async fn cancel_live(engine: &Engine, live: &LiveRun, reason: &str) -> Result<(), StoreError> {
+    match live.begin_cancel(reason) {
+        CancelState::Recorded => return Ok(()),
+        CancelState::TooLate => {
+            live.ended().await;
+            return Ok(());
+        }
+        // The store ignores the second of two.
+        CancelState::Began | CancelState::Pending => {}
+    }
+    let (change, event) = cancelling(reason);
+    let journal = &engine.journal;
+    let recorded = journal.record(live, change, Vec::new(), vec![event]).await;
+    match recorded {
+        Ok(_) => live.cancel(reason),
+        Err(_) => live.withdraw_cancel(),
+    }
+    recorded.map(drop)
+}
+
+async fn cancel_undriven(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
+    let Some(run) = engine.journal.store().run(id).await? else {
+        return Ok(());
+    };
+    if run.status.is_terminal() || run.status == Status::Cancelling {
+        return Ok(());
+    }
+    let (change, event) = cancelling(reason);
+    engine.journal.record_undriven(&run, change, event).await?;
+    if engine.left.cancel(id, reason) {
+        return Ok(());
+    }
+    // Its parent may have come to it meanwhile.
+    if let Some(live) = engine.live.get(id) {
+        live.cancel(reason);
+    }
+    Ok(())
+}
+
+/// The runs that a new one replaces in its session, whose cancels are recorded with its acceptance.
+#[derive(Default)]
+pub struct Cancels {
+    runs: Vec<Arc<LiveRun>>,
+    reason: String,
+}
+
+/// Those that come before the run `by` in its session (see [`Seat::before`]), once each is on the record.
+pub async fn those_before(
+    engine: &Engine,
+    before: Vec<(RunId, CancellationToken)>,
+    by: RunId,
+) -> Cancels {
+    let reason = format!("{by} takes its place in the session");
+    let mut runs = Vec::new();
+    // The last first: none of them is to start because the one before it has ended.
+    for (before, accepted) in before.into_iter().rev() {
+        accepted.cancelled().await;
+        let live = engine.live.get(before);
+        runs.extend(live.filter(|live| {
+            let state = live.begin_cancel(&reason);
+            matches!(state, CancelState::Began | CancelState::Pending)
+        }));
+    }
+    Cancels { runs, reason }
+}
+
+impl Cancels {
+    /// Whether there is nobody to cancel.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// What is to be recorded.
+    pub fn writes(&self) -> Vec<Write> {
+        let write = |live: &Arc<LiveRun>| {
+            let (change, event) = cancelling(&self.reason);
+            journal::entry(live, change, Vec::new(), vec![event])
+        };
+        self.runs.iter().map(write).collect()
+    }
+
+    /// Stops the runs if their cancels are on the record.
+    pub fn settle(self, is_recorded: bool) {
+        for live in &self.runs {
+            match is_recorded {
+                true => live.cancel(&self.reason),
+                false => live.withdraw_cancel(),
+            }
+        }
+    }
+}
+
+fn cancelling(reason: &str) -> (Change, EventKind) {
+    let reason = reason.to_owned();
+    let event = EventKind::RunCancelling {
+        reason: reason.clone(),
+    };
+    (Change::Cancelling { reason }, event)
+}
