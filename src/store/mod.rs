@@ -32,9 +32,15 @@ pub trait RunStore: Send + Sync + 'static {
         others: Vec<Write>,
     ) -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// Hands a write over without waiting for its commit. A failure is logged by the store, and so that no run goes on
-    /// over a gap, every later write of that run fails too.
+    /// Hands a write over without waiting for its commit. A failure is logged by the store, and so that no tree goes on
+    /// over a gap, every later write of that tree fails too until [`RunStore::mend`].
     fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Sets who is called with the root of each posted write that failed: once, by the owner of the runs.
+    fn on_gap(&self, gap: Gap);
+
+    /// Takes writes of these trees again, which go on from what is committed.
+    fn mend(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// One run, as committed. `tree` of a run that is not terminal is summed over what is committed below it.
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
@@ -109,6 +115,9 @@ pub trait RunStore: Send + Sync + 'static {
 /// Told of every committed write that had events, in the order of the commits, from the store's own thread: it must
 /// not block.
 pub type Bell = Box<dyn Fn(RunId, Vec<StoredEvent>) + Send + Sync>;
+
+/// Called with the root of a posted write that failed, from the store's own thread: it must not block.
+pub type Gap = Box<dyn Fn(RunId) + Send + Sync>;
 
 /// Asked before events are rendered for the bell: whether anyone listens to this root.
 pub type Listening = Box<dyn Fn(RunId) -> bool + Send + Sync>;
@@ -443,6 +452,9 @@ pub enum StoreError {
         /// Who holds it, as far as it can be told.
         holder: String,
     },
+    /// An earlier write of the tree failed: it stops, and goes on from its record once the store works.
+    #[error("a write failed, and the store has not worked since")]
+    Suspended,
     /// The engine beneath failed.
     #[error("the store failed: {0}")]
     Engine(String),

@@ -237,7 +237,10 @@ impl From<StoreError> for Problem {
                 "idempotency_conflict",
                 error.to_string(),
             ),
-            StoreError::Closed | StoreError::Locked { .. } | StoreError::Engine(_) => Self::new(
+            StoreError::Closed
+            | StoreError::Suspended
+            | StoreError::Locked { .. }
+            | StoreError::Engine(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "store_unavailable",
                 "the store cannot be read or written now; try again",

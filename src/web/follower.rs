@@ -27,6 +27,8 @@ const RETRY: &str = "retry: 2000\n";
 const COMMENT: &str = ":\n\n";
 /// A comment after so much silence, for proxies that drop quiet connections.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// From one try to read a store that fails to the next.
+const STORE_PAUSE: Duration = Duration::from_secs(1);
 /// Events that are read at once.
 pub const PAGE: usize = 200;
 
@@ -77,6 +79,8 @@ pub struct Follower {
     is_silent: bool,
     /// Whether the client still has to be told when to come back.
     retry_due: bool,
+    /// Whether the store could not be read the last time.
+    is_failing: bool,
     quiet_until: Instant,
     /// For the log.
     agent: String,
@@ -99,6 +103,7 @@ impl Follower {
             phase: Phase::Reading,
             is_silent: true,
             retry_due: true,
+            is_failing: false,
             quiet_until: Instant::now() + HEARTBEAT,
             agent: run.agent.clone(),
             depth: run.depth.0,
@@ -135,19 +140,12 @@ impl Follower {
                 Phase::Reading => match self.read().await {
                     Ok(chunk) if chunk.is_empty() => {}
                     Ok(chunk) => break chunk,
-                    Err(error) => {
-                        // The client comes back with the last number that it saw, and nothing is lost.
-                        self.tell(&error);
-                        return None;
-                    }
+                    Err(error) => break self.after_failure(&error).await?,
                 },
                 Phase::Following => match self.follow().await {
                     Ok(chunk) if chunk.is_empty() => {}
                     Ok(chunk) => break chunk,
-                    Err(error) => {
-                        self.tell(&error);
-                        return None;
-                    }
+                    Err(error) => break self.after_failure(&error).await?,
                 },
             }
         };
@@ -156,11 +154,25 @@ impl Follower {
         Some(chunk)
     }
 
-    fn tell(&self, error: &StoreError) {
-        warn!(
-            run.id = %self.of, run.root = %self.root, agent = self.agent, depth = self.depth,
-            "Closing a stream of {}: {error}", self.of
-        );
+    /// Waits until the store may be read again, and returns a comment for the client meanwhile; none where it never will
+    /// be.
+    async fn after_failure(&mut self, error: &StoreError) -> Option<String> {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            warn!(
+                run.id = %self.of, run.root = %self.root, agent = self.agent, depth = self.depth,
+                "A stream of {} pauses: {error}", self.of
+            );
+        }
+        if let StoreError::Closed = error {
+            // The client comes back with the last number that it saw, and nothing is lost.
+            return None;
+        }
+        tokio::select! {
+            () = self.closing.cancelled() => {}
+            () = tokio::time::sleep(STORE_PAUSE) => {}
+        }
+        self.phase = Phase::Reading;
+        Some(COMMENT.to_owned())
     }
 
     /// One page from the store. When there is no more, decides what comes next.
@@ -179,6 +191,7 @@ impl Follower {
                 limit: PAGE,
             })
             .await?;
+        self.is_failing = false;
         if events.is_empty() {
             self.phase = if self.ended || self.listener.is_none() {
                 Phase::Over
@@ -320,8 +333,8 @@ mod tests {
     use crate::engine::journal::Notice;
     use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
     use crate::store::{
-        ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunPage,
-        RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+        ClaimKey, Claimed, EventQuery, Gap, NewestEnded, Outlived, OutlivedPage, RunFilter,
+        RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
     };
     use crate::telemetry::metrics::Metrics;
 
@@ -353,6 +366,14 @@ mod tests {
 
         fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
             Box::pin(async move { Ok(vec![run(id)]) })
+        }
+
+        fn on_gap(&self, _: Gap) {
+            unreachable!("a reader does not write")
+        }
+
+        fn mend(&self, _: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+            unreachable!("a reader does not write")
         }
 
         fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
@@ -540,6 +561,7 @@ mod tests {
             },
             is_silent: after > 0 || told_before > 0,
             retry_due: true,
+            is_failing: false,
             quiet_until: Instant::now() + HEARTBEAT,
             agent: asked.agent,
             depth: 0,

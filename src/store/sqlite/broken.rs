@@ -1,49 +1,46 @@
-//! Runs that a posted write failed of: their record has a gap, and no later write may hide it. Knows no writes.
+//! Trees that lack a posted write that failed: no later write may hide the gap until their owner has stopped them and goes
+//! on from what is committed. Knows no writes.
 
 use std::collections::HashSet;
 
 use crate::domain::run::RunId;
 
-/// Broken runs that are known one by one; beyond it every run up to the newest of them counts as broken.
-const KNOWN: usize = 4_096;
-
-/// Which runs are broken, in bounded memory.
+/// Which trees lack a write, by root: at most those at work, as their owner stops and mends each.
 #[derive(Debug, Default)]
-pub struct Broken {
-    runs: HashSet<RunId>,
-    up_to: Option<RunId>,
-}
+pub struct Broken(HashSet<RunId>);
 
 impl Broken {
-    /// A write of it was lost.
-    pub fn note(&mut self, run: RunId) {
-        self.runs.insert(run);
-        if self.runs.len() > KNOWN {
-            // Ids sort by time, so this breaks older runs that are whole too; but the memory for it has a bound.
-            self.up_to = self.runs.drain().max().max(self.up_to);
-        }
+    /// A write of the tree was lost.
+    pub fn note(&mut self, root: RunId) {
+        self.0.insert(root);
     }
 
-    /// Whether it is one.
-    pub fn contains(&self, run: RunId) -> bool {
-        self.up_to.is_some_and(|newest| run <= newest) || self.runs.contains(&run)
+    /// Whether a write of the tree was lost.
+    pub fn contains(&self, root: RunId) -> bool {
+        // Asked for every write, and almost always empty.
+        !self.0.is_empty() && self.0.contains(&root)
+    }
+
+    /// The tree goes on from what is committed.
+    pub fn mend(&mut self, root: RunId) {
+        self.0.remove(&root);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Broken, KNOWN};
+    use super::Broken;
     use crate::domain::run::RunId;
 
     #[test]
-    fn broken_runs_stay_broken_in_bounded_memory() {
+    fn a_tree_is_broken_until_it_is_mended() {
         let mut broken = Broken::default();
-        let ids: Vec<_> = (0..3 * KNOWN).map(|_| RunId::new()).collect();
-        for id in &ids {
-            broken.note(*id);
-            assert!(broken.runs.len() <= KNOWN);
-        }
-        assert!(ids.iter().all(|id| broken.contains(*id)));
-        assert!(!broken.contains(RunId::new()));
+        let (one, other) = (RunId::new(), RunId::new());
+        broken.note(one);
+        broken.note(one);
+        assert!(broken.contains(one) && !broken.contains(other));
+        broken.mend(one);
+        broken.mend(other);
+        assert!(!broken.contains(one));
     }
 }

@@ -1,8 +1,8 @@
 //! The store in one SQLite file: a thread that writes, a few that read. Knows no engine and no HTTP.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
@@ -17,8 +17,8 @@ use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
-    Bell, ClaimKey, Claimed, EventQuery, Listening, NewestEnded, Outlived, OutlivedPage, RunFilter,
-    RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+    Bell, ClaimKey, Claimed, EventQuery, Gap, Listening, NewestEnded, Outlived, OutlivedPage,
+    RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 
 mod broken;
@@ -47,6 +47,7 @@ pub struct Sqlite {
     readers: Readers,
     commits: Arc<AtomicU64>,
     outbox: Arc<Notify>,
+    gap: Arc<OnceLock<Gap>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -68,7 +69,9 @@ impl Sqlite {
         let commits = Arc::<AtomicU64>::default();
         let counted = Arc::clone(&commits);
         let outbox = Arc::<Notify>::default();
+        let gap = Arc::<OnceLock<Gap>>::default();
         let bells = Bells {
+            gap: Arc::clone(&gap),
             bell,
             listening,
             outbox: Arc::clone(&outbox),
@@ -84,6 +87,7 @@ impl Sqlite {
             readers: Readers::new(file),
             commits,
             outbox,
+            gap,
             writer: Some(thread),
         })
     }
@@ -123,6 +127,15 @@ impl RunStore for Sqlite {
             };
             self.jobs.send(job).await.map_err(|_| StoreError::Closed)
         })
+    }
+
+    fn on_gap(&self, gap: Gap) {
+        // The first one stays: there is one owner.
+        let _ = self.gap.set(gap);
+    }
+
+    fn mend(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.ask(Task::Mend(roots)).await.map(drop) })
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {

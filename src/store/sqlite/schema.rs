@@ -24,6 +24,9 @@ const MIGRATIONS: &[&str] = &[
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
 const APPLICATION_ID: i32 = 0x6178_6564;
 
+/// How long a connection waits while another process has the database locked.
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The log's file is cut back to this many bytes after a peak.
 const KEPT_LOG_BYTES: i64 = 64 << 20;
 /// Page caches in KiB. They are filled on use only; more buys nothing, as the system caches the file anyway.
@@ -235,7 +238,7 @@ fn connect(file: &Path, access: OpenFlags) -> Result<Connection, StoreError> {
     let connection = Connection::open_with_flags(file, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)
         .map_err(|error| unusable(file, &error))?;
     connection
-        .busy_timeout(Duration::from_secs(5))
+        .busy_timeout(LOCK_PATIENCE)
         .map_err(|error| unusable(file, &error))?;
     Ok(connection)
 }

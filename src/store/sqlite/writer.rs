@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use tokio::sync::mpsc::error::TryRecvError;
@@ -22,9 +23,12 @@ use crate::store::sqlite::definitions::{self, Known};
 use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::removal::{self, Deletions, Left};
 use crate::store::sqlite::rows::{self, Hash};
+use crate::store::sqlite::schema::LOCK_PATIENCE;
 use crate::store::sqlite::shrink::Shrink;
 use crate::store::sqlite::statements::Statements;
-use crate::store::{Bell, Change, Claim, Closing, Listening, Opening, Progress, StoreError, Write};
+use crate::store::{
+    Bell, Change, Claim, Closing, Gap, Listening, Opening, Progress, StoreError, Write,
+};
 
 /// Writes that may wait for the writer; whoever has one more waits himself.
 pub const WAITING_WRITES: usize = 4096;
@@ -32,6 +36,8 @@ pub const WAITING_WRITES: usize = 4096;
 const BATCH: usize = 256;
 /// SQLite takes no text above 10⁹ bytes; what is far below cannot fail for its length in the middle of a batch.
 const MOST_BYTES: usize = 500_000_000;
+/// How long a batch waits for another process's lock after a batch has failed.
+const FAILING_LOCK_PATIENCE: Duration = Duration::from_millis(200);
 /// Trees whose last number is kept at hand; the others' are looked up in the log.
 const NUMBERS_AT_HAND: usize = 16_384;
 
@@ -56,6 +62,8 @@ pub enum Task {
     Delete(RunId),
     /// Removes a few unused definitions and gives a little unused space back; answers 1 where there may be more, else 0.
     Tidy,
+    /// Takes writes of these trees again after a posted one failed; answers 0.
+    Mend(Vec<RunId>),
     /// Writes something and answers 0.
     Check,
     /// Commits what still waits and ends, after the readers have.
@@ -181,6 +189,8 @@ pub struct Bells {
     pub listening: Listening,
     /// For deliveries.
     pub outbox: Arc<Notify>,
+    /// For posted writes that failed.
+    pub gap: Arc<OnceLock<Gap>>,
 }
 
 /// Serves until it is told to close or nobody is left to ask, then closes the database and lets go of the lock.
@@ -233,6 +243,7 @@ struct Writer<'c> {
     distance: Distance,
     deletions: Deletions,
     shrink: Shrink,
+    lock_patience: Duration,
     /// Transactions so far, for whoever asks.
     commits: &'c AtomicU64,
 }
@@ -248,6 +259,7 @@ impl<'c> Writer<'c> {
             distance: Distance::read(connection)?,
             deletions: Deletions::read(connection)?,
             shrink: Shrink::of(connection)?,
+            lock_patience: LOCK_PATIENCE,
             commits,
         })
     }
@@ -286,7 +298,7 @@ impl<'c> Writer<'c> {
                 match job.answer {
                     // The caller may have gone: the write stands all the same.
                     Some(answer) => drop(answer.send(result)),
-                    None => report(&job.task, result),
+                    None => report(&job.task, result, bells),
                 }
             }
             checkpointer.committed(writes, bytes, self.connection);
@@ -368,8 +380,13 @@ impl<'c> Writer<'c> {
     fn commit(&mut self, batch: &[Job]) -> Vec<Result<u64, StoreError>> {
         let mut results = Vec::with_capacity(batch.len());
         match self.try_commit(batch, &mut results) {
-            Ok(()) => results,
+            Ok(()) => {
+                self.wait_for_locks(LOCK_PATIENCE);
+                results
+            }
             Err(error) => {
+                // What waits behind a lock is refused soon: whoever waits for it is better off with an answer.
+                self.wait_for_locks(FAILING_LOCK_PATIENCE);
                 self.roll_back();
                 for job in batch {
                     self.note_gap(job);
@@ -379,6 +396,17 @@ impl<'c> Writer<'c> {
                     .map(|_| Err(StoreError::Engine(error.to_string())))
                     .collect()
             }
+        }
+    }
+
+    /// Sets how long a batch waits while another process has the database locked.
+    fn wait_for_locks(&mut self, patience: Duration) {
+        if self.lock_patience == patience {
+            return;
+        }
+        match self.connection.busy_timeout(patience) {
+            Ok(()) => self.lock_patience = patience,
+            Err(error) => warn!(error = %error, "The store keeps its patience with locks: {error}"),
         }
     }
 
@@ -409,10 +437,10 @@ impl<'c> Writer<'c> {
         Ok(())
     }
 
-    /// Remembers the run of a posted write that failed.
+    /// Remembers the tree of a posted write that failed.
     fn note_gap(&mut self, job: &Job) {
         if let (Task::Write(parcel), None) = (&job.task, &job.answer) {
-            self.broken.note(parcel.run);
+            self.broken.note(parcel.root);
         }
     }
 
@@ -423,6 +451,10 @@ impl<'c> Writer<'c> {
             Task::Resend(run, id) => self.resend(*run, *id),
             Task::Delete(root) => self.delete(*root),
             Task::Tidy => self.tidy(),
+            Task::Mend(roots) => {
+                roots.iter().for_each(|root| self.broken.mend(*root));
+                Ok(0)
+            }
             Task::Check => {
                 self.sql.check.execute([])?;
                 Ok(0)
@@ -448,11 +480,8 @@ impl<'c> Writer<'c> {
 
     /// Whatever can be wrong with a write shows before its first change, or in that change, which then is none.
     fn write(&mut self, parcel: &Parcel) -> Result<u64, Fault> {
-        if self.broken.contains(parcel.run) {
-            return Err(Fault::Own(StoreError::Engine(format!(
-                "an earlier write of {} failed",
-                parcel.run
-            ))));
+        if self.broken.contains(parcel.root) {
+            return Err(Fault::Own(StoreError::Suspended));
         }
         let opens_root = parcel.run == parcel.root && matches!(parcel.change, Change::Open(_));
         let before = if opens_root {
@@ -851,10 +880,13 @@ fn publish(parcel: &Parcel, last: u64, bells: &Bells) {
     }
 }
 
-/// Tells the log of a posted write that failed: nobody else hears of it.
-fn report(task: &Task, result: Result<u64, StoreError>) {
+/// Tells the log and the tree's owner of a posted write that failed: nobody waits for it.
+fn report(task: &Task, result: Result<u64, StoreError>, bells: &Bells) {
     if let (Task::Write(parcel), Err(error)) = (task, result) {
         let (agent, depth) = parcel.events.as_deref().and_then(rows::place).unzip();
-        warn!(run.id = %parcel.run, run.root = %parcel.root, agent, depth, error = %error, "A step of {} was not recorded, nothing more of it will be: {error}", parcel.run);
+        warn!(run.id = %parcel.run, run.root = %parcel.root, agent, depth, error = %error, "A step of {} was not recorded: {error}", parcel.run);
+        if let Some(gap) = bells.gap.get() {
+            gap(parcel.root);
+        }
     }
 }

@@ -9,7 +9,7 @@ use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::outbox::{Delivery, Due, DueQuery, Tried};
 use axed::store::{
-    ClaimKey, Claimed, EventQuery, NewestEnded, Outlived, OutlivedPage, RunFilter, RunPage,
+    ClaimKey, Claimed, EventQuery, Gap, NewestEnded, Outlived, OutlivedPage, RunFilter, RunPage,
     RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 use futures_util::future::{BoxFuture, pending};
@@ -83,6 +83,14 @@ impl RunStore for Crashing {
             true => self.real.post(write),
             false => Box::pin(pending()),
         }
+    }
+
+    fn on_gap(&self, gap: Gap) {
+        self.real.on_gap(gap);
+    }
+
+    fn mend(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.real.mend(roots)
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
