@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
+use crate::domain::run::RunId;
 use crate::engine::caller::{Caller, Drive};
 use crate::engine::calls::{self, Batch, Unanswered};
 use crate::engine::close::{Ending, How};
@@ -16,7 +17,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
 use crate::engine::turn::TurnError;
-use crate::store::Change;
+use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 
 /// What a run's calls are performed with.
@@ -55,6 +56,12 @@ pub async fn answer(
     } = asked;
     let is_new = results.iter().any(Option::is_none);
     let is_old = begun.last_turn >= turn;
+    let ended: Vec<RunId> = calls
+        .iter()
+        .filter_map(|call| begun.children.get(&call.id))
+        .filter(|child| child.status.is_terminal())
+        .map(|child| child.id)
+        .collect();
     let delegate = Arc::new(Caller::new(engine, live, &begun, hands.drive));
     let batch = Batch {
         engine: Arc::clone(engine),
@@ -80,6 +87,7 @@ pub async fn answer(
         for result in results.iter().filter(|result| result.is_error) {
             live.refuse_again(&result.content);
         }
+        refuse_for(engine, live, &ended).await?;
     }
     match talk.answer(results) {
         Repeats::Fine => Ok(()),
@@ -99,6 +107,27 @@ pub async fn answer(
         }
         Repeats::TooMany(repeats) => Err(Ending::failed(endings::looped(repeats))),
     }
+}
+
+/// Remembers what accounts of this run refused below it, to children that had ended before a restart: their own ends tell
+/// only the first limit that each reached.
+async fn refuse_for(engine: &Engine, live: &LiveRun, children: &[RunId]) -> Result<(), StoreError> {
+    if live.tree.budgets.refusals(&live.accounts).is_empty() {
+        return Ok(());
+    }
+    let store = engine.journal.store();
+    for child in children {
+        for run in store.tree(*child).await? {
+            for step in store.steps(run.id).await? {
+                if let Step::Result { result, .. } = step
+                    && result.is_error
+                {
+                    live.refuse_again(&result.content);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether the run may go on: not cancelled, not overdue, its budget not spent.

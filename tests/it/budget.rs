@@ -372,3 +372,47 @@ async fn a_request_can_set_the_budget() {
 
     assert_eq!(run.failure().1, "budget exceeded: used 20 of 20 tokens");
 }
+
+#[tokio::test]
+async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
+    let mut app = TestApp::with()
+        .agent(
+            "planner",
+            "sub_agents = [\"child\", \"slow\"]\n[budget]\nmax_tool_calls = 3",
+        )
+        .agent(
+            "child",
+            "sub_agents = [\"solo\"]\n[sub_agents_config]\nparallel = false\n[budget]\nmax_runs = 1",
+        )
+        .agent("solo", "")
+        .agent("slow", "")
+        .spawn()
+        .await;
+    let (asked, done) = (Gate::shut(), Gate::shut());
+    app.provider
+        .will("planner", [asks([("child", "x"), ("slow", "y")])]);
+    // The first is refused by the child's own budget, the second by the root's.
+    app.provider.will(
+        "child",
+        [asks([("solo", "1"), ("solo", "2")]).after(&asked)],
+    );
+    let door = done.clone();
+    app.provider
+        .always("slow", move |_| says("done").after(&door));
+    let run = app.start("planner", "go").await;
+    let id = run.id().to_owned();
+    app.provider.asked("slow", 1).await;
+    asked.open();
+    let mut events = app.events(&run).await;
+    events.until("agent.returned").await;
+
+    app.crash_and_restart().await;
+    done.open();
+
+    let run = app.find(&id).await.ended().await;
+    let refused = "budget exceeded: used 3 of 3 tool calls";
+    assert_eq!(run.failure(), ("budget_exceeded", refused));
+    assert_eq!(app.provider.seen_by("planner").len(), 1);
+    let children = run.children().await;
+    assert_eq!(children[0].failure().1, "budget exceeded: used 1 of 1 runs");
+}
