@@ -214,6 +214,7 @@ async fn decide_early(
     decided: Decided,
 ) -> Result<bool, DecideError> {
     let _turn = engine.desk.early.lock().await;
+    let _gate = engine.suspension.gate.read().await;
     if engine.desk.lock().contains_key(&(id, call.to_owned())) {
         return Ok(false);
     }
@@ -231,6 +232,9 @@ async fn decide_early(
         return Err(nothing(id, call, "it is decided"));
     }
     let live = engine.live.get(id);
+    if live.as_ref().is_some_and(|live| live.is_suspended()) {
+        return Err(StoreError::Suspended.into());
+    }
     // A call of this process that waits no more has given up, and its result says why.
     let is_over = live.as_ref().is_some_and(|live| {
         let is_ours = !live.tree.is_revived && !engine.draining.is_cancelled();
@@ -243,7 +247,7 @@ async fn decide_early(
     match live {
         Some(live) => {
             let journal = &engine.journal;
-            let told = journal.record(&live, Change::Nothing, Vec::new(), vec![event]);
+            let told = journal.record_request(&live, Change::Nothing, event);
             told.await?;
         }
         None => {

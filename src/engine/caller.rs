@@ -64,7 +64,7 @@ impl Delegate for Caller {
         Box::pin(async move {
             let tree = &self.live.tree;
             let read = ad_hoc::read_quotas(&self.engine, &self.live).await;
-            read.map_err(|error| ad_hoc::failed(&error.to_string()))?;
+            read.map_err(|error| ad_hoc::failed(&self.unwritten(error)))?;
             if self.begun.children.contains_key(call) {
                 // It was let in by an earlier process.
                 return Ok(());
@@ -202,12 +202,11 @@ impl Caller {
         if let Ok(turn) = at_once.try_acquire() {
             return Ok(turn);
         }
-        let unwritten = |error: StoreError| error.to_string();
         let rested = waiting::rest(engine, live, Call::Queues, None).await;
-        rested.map_err(unwritten)?;
+        rested.map_err(|error| self.unwritten(error))?;
         let turn = waiting::until(live, at_once.acquire()).await;
         let going = waiting::go(engine, live, Call::Queues).await;
-        going.map_err(unwritten)?;
+        going.map_err(|error| self.unwritten(error))?;
         let turn = turn.map_err(|error| endings::broken_off(live, &error))?;
         turn.map_err(|error| error.to_string())
     }
@@ -226,20 +225,14 @@ impl Caller {
             Some(_) => ad_hoc::accounts(live),
             None => live.accounts.clone(),
         };
-        let remains = remains::load(engine, child)
-            .await
-            .map_err(|error| error.to_string())?;
+        let unwritten = |error| self.unwritten(error);
+        let remains = remains::load(engine, child).await.map_err(unwritten)?;
         // From here on it is driven to its end, which takes it off the list again.
         let Some((child, run)) = engine.left.hand_over(engine, child.id, live, &callers) else {
-            recovery::interrupt(engine, child.id, &[])
-                .await
-                .map_err(|error| error.to_string())?;
-            let ended = engine
-                .journal
-                .store()
-                .run(child.id)
-                .await
-                .map_err(|error| error.to_string())?;
+            let interrupted = recovery::interrupt(engine, child.id, &[]).await;
+            interrupted.map_err(unwritten)?;
+            let ended = engine.journal.store().run(child.id).await;
+            let ended = ended.map_err(unwritten)?;
             return ended.map(Arc::new).ok_or_else(unrecorded);
         };
         let input = Input::from(run.input.clone());
@@ -268,7 +261,13 @@ impl Caller {
             .journal
             .note(&self.live, Change::Nothing, Vec::new(), vec![kind])
             .await;
-        told.map_err(|error| format!("its run could not be recorded: {error}"))
+        told.map_err(|error| self.unwritten(error))
+    }
+
+    /// Suspends the tree of a run that cannot go on for its record's sake. The text is for nobody: it is not recorded.
+    fn unwritten(&self, error: StoreError) -> String {
+        self.live.suspend(&error);
+        unrecorded()
     }
 }
 

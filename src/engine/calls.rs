@@ -61,6 +61,16 @@ pub async fn perform(
     calls: Vec<ToolCall>,
     mut results: Vec<Option<ToolResult>>,
 ) -> Result<Vec<ToolResult>, Unanswered> {
+    for (position, call) in calls.iter().enumerate() {
+        // It came when the record could not be written.
+        if let Some(result) = batch.live.kept_result(&call.id)
+            && results[position].is_none()
+        {
+            let events = Vec::new();
+            record(&batch, position, call, &result, Duration::ZERO, events).await?;
+            results[position] = Some(result);
+        }
+    }
     refuse(&batch, &calls, &mut results).await?;
     let is_begun = |call: &ToolCall| batch.begun.started.contains(&call.id);
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
@@ -188,7 +198,12 @@ async fn perform_all(
 
 async fn one(batch: &Batch, position: usize, call: &ToolCall) -> Result<ToolResult, StoreError> {
     let result = decided(batch, position, call).await;
-    waiting::done(&batch.engine, &batch.live).await?;
+    let done = waiting::done(&batch.engine, &batch.live).await;
+    let result = result.and_then(|result| done.map(|()| result));
+    if let Err(error) = &result {
+        // Before any other call is stopped, and takes that for its result.
+        batch.live.suspend(error);
+    }
     result
 }
 
@@ -257,14 +272,24 @@ async fn performed(
         Err(refused) => live.refuse(refused),
     }
     let is_performed = taken.is_ok();
+    let effect = batch.toolbox.effect(&call.name);
+    let mut has_answered = false;
     let mut events = Vec::new();
     match is_begun {
         true => {}
         false if is_performed => {
-            engine
-                .journal
-                .note(live, Change::Call, Vec::new(), vec![started])
-                .await?;
+            let (journal, started) = (&engine.journal, vec![started]);
+            match effect {
+                // On the record before it changes anything: nobody performs it twice.
+                Some(Effect::Changes) => {
+                    let recorded = journal.record(live, Change::Call, Vec::new(), started);
+                    recorded.await.map(drop)?;
+                }
+                _ => {
+                    let noted = journal.note(live, Change::Call, Vec::new(), started);
+                    noted.await?;
+                }
+            }
         }
         // One entry with its result: a process that went on between the two would perform it.
         false => events.push(started),
@@ -275,11 +300,12 @@ async fn performed(
                 .toolbox
                 .perform(call, &live.scope, batch.delegate.as_ref());
             let work = AssertUnwindSafe(work).catch_unwind();
-            let done = match batch.toolbox.effect(&call.name) {
+            let done = match effect {
                 // It ends when its child has.
                 Some(Effect::Delegates) => Ok(work.await),
                 _ => turn::bounded(live, work).await,
             };
+            has_answered = done.is_ok();
             match done {
                 Ok(done) => done.unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked"))),
                 Err(error) => Err(endings::broken_off(live, &error)),
@@ -301,8 +327,16 @@ async fn performed(
     if is_performed {
         spans::tool_ended(live, *turn, call, &result, took);
     }
-    record(batch, position, call, &result, took, events).await?;
-    Ok(result)
+    let recorded = record(batch, position, call, &result, took, events).await;
+    match recorded {
+        Ok(()) => Ok(result),
+        Err(error) => {
+            if has_answered && effect == Some(Effect::Changes) {
+                live.keep_result(result);
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Commits a result.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::RwLockReadGuard;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
@@ -18,30 +19,43 @@ use crate::store::{Change, StoreError, Write};
 /// where there is no such run. One that nobody drives at this moment (the daemon drains, or its parent has not come to it
 /// since a restart) ends when it is taken up.
 pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
-    match engine.live.get(id) {
-        Some(live) => cancel_live(engine, &live, reason).await,
-        None => cancel_undriven(engine, id, reason).await,
+    let live = {
+        let _gate = engine.suspension.gate.read().await;
+        let live = engine.live.get(id);
+        match &live {
+            Some(live) => cancel_live(engine, live, reason).await?,
+            None => cancel_undriven(engine, id, reason).await?,
+        }
+        live
+    };
+    match live {
+        Some(live) if live.is_ending() => end_of(&live).await,
+        _ => Ok(()),
     }
 }
 
 async fn cancel_live(engine: &Engine, live: &LiveRun, reason: &str) -> Result<(), StoreError> {
     match live.begin_cancel(reason) {
-        CancelState::Recorded => return Ok(()),
-        CancelState::TooLate => {
-            live.ended().await;
-            return Ok(());
-        }
+        CancelState::Recorded | CancelState::TooLate => return Ok(()),
         // The store ignores the second of two.
         CancelState::Began | CancelState::Pending => {}
     }
     let (change, event) = cancelling(reason);
     let journal = &engine.journal;
-    let recorded = journal.record(live, change, Vec::new(), vec![event]).await;
+    let recorded = journal.record_request(live, change, event).await;
     match recorded {
-        Ok(_) => live.cancel(reason),
+        Ok(()) => live.cancel(reason),
         Err(_) => live.withdraw_cancel(),
     }
-    recorded.map(drop)
+    recorded
+}
+
+/// Waits for the end of a run that is ending by itself; fails where that cannot be recorded.
+async fn end_of(live: &LiveRun) -> Result<(), StoreError> {
+    match live.ended().await {
+        None if live.is_suspended() => Err(StoreError::Suspended),
+        _ => Ok(()),
+    }
 }
 
 async fn cancel_undriven(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
@@ -64,10 +78,11 @@ async fn cancel_undriven(engine: &Engine, id: RunId, reason: &str) -> Result<(),
 }
 
 /// The runs that a new one replaces in its session, whose cancels are recorded with its acceptance.
-#[derive(Default)]
-pub struct Cancels {
+pub struct Cancels<'e> {
     runs: Vec<Arc<LiveRun>>,
     reason: String,
+    /// None of them is taken up from its record meanwhile.
+    _gate: Option<RwLockReadGuard<'e, ()>>,
 }
 
 /// Those that come before the run `by` in its session (see [`Seat::before`]), once each is on the record.
@@ -75,22 +90,36 @@ pub async fn those_before(
     engine: &Engine,
     before: Vec<(RunId, CancellationToken)>,
     by: RunId,
-) -> Cancels {
+) -> Cancels<'_> {
     let reason = format!("{by} takes its place in the session");
     let mut runs = Vec::new();
-    // The last first: none of them is to start because the one before it has ended.
-    for (before, accepted) in before.into_iter().rev() {
+    if before.is_empty() {
+        return Cancels {
+            runs,
+            reason,
+            _gate: None,
+        };
+    }
+    for (_, accepted) in &before {
         accepted.cancelled().await;
+    }
+    let gate = engine.suspension.gate.read().await;
+    // The last first: none of them is to start because the one before it has ended.
+    for (before, _) in before.into_iter().rev() {
         let live = engine.live.get(before);
         runs.extend(live.filter(|live| {
             let state = live.begin_cancel(&reason);
             matches!(state, CancelState::Began | CancelState::Pending)
         }));
     }
-    Cancels { runs, reason }
+    Cancels {
+        runs,
+        reason,
+        _gate: Some(gate),
+    }
 }
 
-impl Cancels {
+impl Cancels<'_> {
     /// Whether there is nobody to cancel.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
@@ -105,13 +134,19 @@ impl Cancels {
         self.runs.iter().map(write).collect()
     }
 
-    /// Stops the runs if their cancels are on the record.
-    pub fn settle(self, is_recorded: bool) {
+    /// Their cancels are on the record: stops the runs.
+    pub fn settle(mut self) {
+        for live in std::mem::take(&mut self.runs) {
+            live.cancel(&self.reason);
+        }
+    }
+}
+
+impl Drop for Cancels<'_> {
+    /// Who is not cancelled by now will not be.
+    fn drop(&mut self) {
         for live in &self.runs {
-            match is_recorded {
-                true => live.cancel(&self.reason),
-                false => live.withdraw_cancel(),
-            }
+            live.withdraw_cancel();
         }
     }
 }

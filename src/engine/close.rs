@@ -52,7 +52,7 @@ pub enum How {
     Failed(Failure),
     /// Because it was stopped.
     Stopped,
-    /// The record could not be written: nothing more can be said of it.
+    /// The record could not be written or read: the tree is suspended.
     Lost(StoreError),
 }
 
@@ -100,8 +100,15 @@ pub async fn close(
         steps,
         mut events,
     } = ending;
+    if let How::Lost(error) = how {
+        live.suspend(&error);
+        return Err(error);
+    }
+    if live.is_suspended() {
+        return Err(StoreError::Suspended);
+    }
     let is_incomplete = matches!(how, How::Incomplete);
-    let (cancelled, asked) = live.begin_end().unzip();
+    let (cancelled, asked) = live.begin_end().await.unzip();
     let outcome = match (cancelled, how) {
         (_, How::Lost(error)) => return Err(error),
         (Some(reason), _) => Outcome::Cancelled {
@@ -251,12 +258,17 @@ async fn remember(engine: &Arc<Engine>, live: &Arc<LiveRun>, entry: Entry) -> Op
     Some(EventKind::MemoryWarning { message })
 }
 
-/// Takes an ended run off the list of those at work and tells everybody who waits.
+/// Takes an ended run off the list of those at work and tells everybody who waits. One of a suspended tree stays on the
+/// list until the tree is taken up.
 pub fn leave(
     engine: &Engine,
     live: &LiveRun,
     closed: Result<Arc<Run>, StoreError>,
 ) -> Option<Arc<Run>> {
+    if closed.is_err() && live.is_suspended() {
+        live.announce(None);
+        return None;
+    }
     engine.live.remove(live.scope.run);
     if live.parent.is_none() {
         engine.journal.bells().silence(live.scope.root);
@@ -284,7 +296,12 @@ pub fn leave(
 }
 
 /// Ends a run that was cancelled before its time started; what it held is free before anybody hears of that.
-pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Arc<Run>, held: Held) {
+pub async fn cancel_queued(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    run: Arc<Run>,
+    held: Held<'_>,
+) {
     let state = State {
         progress: Progress {
             model: run.model.clone(),
@@ -293,6 +310,6 @@ pub async fn cancel_queued(engine: &Arc<Engine>, live: &Arc<LiveRun>, run: Arc<R
         partial: None,
     };
     let closed = close(engine, live, run, state, Ending::of(How::Stopped)).await;
-    drop(held);
+    held.release(live, closed.is_ok());
     leave(engine, live, closed);
 }

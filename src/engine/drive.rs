@@ -24,7 +24,7 @@ use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
 
 /// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
-/// written, and then the run stays as it was last committed. A root's slot and its session are free before anybody
+/// written, and then the whole tree is suspended and the run stays as it was last committed. A root's slot and its session are free before anybody
 /// hears of its end, so that a caller who comes back at once finds them.
 pub async fn drive(
     engine: &Arc<Engine>,
@@ -32,10 +32,9 @@ pub async fn drive(
     mut run: Arc<Run>,
     input: Input,
     entry: Entry,
-    held: Held,
+    mut held: Held<'_>,
 ) -> Option<Arc<Run>> {
-    let Held { slot, seat } = held;
-    if let Some(slot) = slot {
+    if let Some(slot) = held.slot.take() {
         live.tree.slot.put(slot);
     }
     let mut state = State {
@@ -53,10 +52,7 @@ pub async fn drive(
         Err(_) => Ending::failed(endings::internal("panicked")),
     };
     let closed = Box::pin(close::close(engine, live, run, state, ending)).await;
-    if live.parent.is_none() {
-        drop(live.tree.slot.take());
-    }
-    drop(seat);
+    held.release(live, closed.is_ok());
     close::leave(engine, live, closed)
 }
 

@@ -107,7 +107,8 @@ impl Journal {
         &self.bells
     }
 
-    /// Commits a change with its steps and events, and returns the last event's number.
+    /// Commits a change with its steps and events, and returns the last event's number. The run's tree is suspended if
+    /// that fails, and a suspended one writes nothing.
     pub async fn record(
         &self,
         live: &LiveRun,
@@ -115,7 +116,21 @@ impl Journal {
         steps: Vec<Step>,
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
-        self.store.write(entry(live, change, steps, kinds)).await
+        check(live)?;
+        let written = self.store.write(entry(live, change, steps, kinds)).await;
+        suspended_by(live, written)
+    }
+
+    /// Commits what somebody requests of a run, who is told if that fails: the run goes on as if nobody had.
+    pub async fn record_request(
+        &self,
+        live: &LiveRun,
+        change: Change,
+        event: EventKind,
+    ) -> Result<(), StoreError> {
+        check(live)?;
+        let write = entry(live, change, Vec::new(), vec![event]);
+        self.store.write(write).await.map(drop)
     }
 
     /// Hands a change over without waiting: for what the next recorded step makes good.
@@ -126,7 +141,9 @@ impl Journal {
         steps: Vec<Step>,
         kinds: Vec<EventKind>,
     ) -> Result<(), StoreError> {
-        self.store.post(entry(live, change, steps, kinds)).await
+        check(live)?;
+        let posted = self.store.post(entry(live, change, steps, kinds)).await;
+        suspended_by(live, posted)
     }
 
     /// Commits a change as [`Journal::record`] does, with writes about other runs in the same transaction.
@@ -138,8 +155,10 @@ impl Journal {
         kinds: Vec<EventKind>,
         others: Vec<Write>,
     ) -> Result<u64, StoreError> {
+        check(live)?;
         let write = entry(live, change, vec![step], kinds);
-        self.store.write_with(write, others).await
+        let written = self.store.write_with(write, others).await;
+        suspended_by(live, written)
     }
 
     /// Writes something that happened to a run which nobody drives now.
@@ -217,6 +236,24 @@ impl Journal {
         };
         self.bells.tell(root, || [notice]);
     }
+}
+
+/// Whether anything may be written about the run's tree.
+fn check(live: &LiveRun) -> Result<(), StoreError> {
+    match live.is_suspended() {
+        true => Err(StoreError::Suspended),
+        false => Ok(()),
+    }
+}
+
+/// Suspends the run's tree if its write failed, but for a refused idempotency key, whose run never was.
+fn suspended_by<T>(live: &LiveRun, written: Result<T, StoreError>) -> Result<T, StoreError> {
+    if let Err(error) = &written
+        && !matches!(error, StoreError::Claimed(_))
+    {
+        live.suspend(error);
+    }
+    written
 }
 
 /// An event about a run that nobody drives, now.

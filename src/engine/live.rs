@@ -1,6 +1,7 @@
 //! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
+use crate::domain::message::ToolResult;
 use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::Webhook;
@@ -18,6 +20,7 @@ use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
 use crate::engine::queue::Slot;
 use crate::engine::quotas::Quotas;
 use crate::engine::spans::Trace;
+use crate::store::StoreError;
 
 /// One run at work.
 pub struct LiveRun {
@@ -58,8 +61,10 @@ pub struct Tree {
     pub owner: Option<String>,
     /// What its children without a name have used.
     pub quotas: Quotas,
-    /// Whether an earlier process began it.
+    /// Whether it was taken up from its record.
     pub is_revived: bool,
+    /// What a write that failed means for it.
+    pub suspension: TreeSuspension,
     /// Where the root's events are told.
     pub webhooks: Vec<Arc<Webhook>>,
     /// Its place in a trace; none where nobody traces.
@@ -83,6 +88,16 @@ impl Tree {
     pub fn give_run_back(&self) {
         self.runs.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// How a tree is stopped when a write about it fails, and what it takes along when it goes on.
+#[derive(Debug, Default)]
+pub struct TreeSuspension {
+    is_suspended: AtomicBool,
+    /// When it was last taken up after a failed write, and how often in a row; empty if never.
+    pub taken_up: OnceLock<(Instant, u32)>,
+    /// Results of tools that must not be repeated, by run and call, which could not be recorded.
+    pub results: Mutex<HashMap<(RunId, String), ToolResult>>,
 }
 
 /// When a run must have ended.
@@ -137,7 +152,7 @@ pub struct RootSlot {
     pub turn: tokio::sync::Mutex<()>,
     /// Held by who waits for the slot.
     pub coming: tokio::sync::Mutex<()>,
-    /// Told when a run's time has begun to stand still, or to go on.
+    /// Told when a run's time has begun to stand still, or to go on, or a cancel has been decided.
     pub changed: Notify,
 }
 
@@ -399,6 +414,50 @@ impl LiveRun {
         }
     }
 
+    /// Whether a write about its tree failed.
+    pub fn is_suspended(&self) -> bool {
+        self.tree.suspension.is_suspended.load(Ordering::SeqCst)
+    }
+
+    /// A write about its tree failed, or its record could not be read: nothing more is written, and the whole tree stops,
+    /// until it is taken up from its record.
+    pub fn suspend(&self, why: &StoreError) {
+        if self
+            .tree
+            .suspension
+            .is_suspended
+            .swap(true, Ordering::SeqCst)
+        {
+            return;
+        }
+        tracing::warn!(
+            run.id = %self.scope.run, run.root = %self.scope.root, agent = %self.agent.name,
+            depth = self.scope.depth.0, error = %why,
+            "{} is suspended until the store works again: {why}", self.scope.root
+        );
+        let root = self.upwards().last().unwrap_or(self);
+        root.stop.cancel();
+    }
+
+    /// Takes over what its tree, suspended as `before` and now taken up once more, could not record.
+    pub fn take_along(&self, before: &Self, tries: u32) {
+        let results = std::mem::take(&mut *lock(&before.tree.suspension.results));
+        *lock(&self.tree.suspension.results) = results;
+        let _ = self.tree.suspension.taken_up.set((Instant::now(), tries));
+    }
+
+    /// Keeps the result of a call that could not be recorded for when the tree is taken up.
+    pub fn keep_result(&self, result: ToolResult) {
+        let key = (self.scope.run, result.call_id.clone());
+        lock(&self.tree.suspension.results).insert(key, result);
+    }
+
+    /// The result of a call that could not be recorded before its tree was taken up.
+    pub fn kept_result(&self, call: &str) -> Option<ToolResult> {
+        let mut results = lock(&self.tree.suspension.results);
+        results.remove(&(self.scope.run, call.to_owned()))
+    }
+
     /// Books usage for this run and all its ancestors.
     pub fn spend(&self, usage: &Usage) {
         lock(&self.meter).own.add(usage);
@@ -454,6 +513,12 @@ impl LiveRun {
             }
         }
         self.stop.cancel();
+        self.tree.slot.changed.notify_waiters();
+    }
+
+    /// Whether it is ending by itself or because it was stopped: a cancel comes too late.
+    pub fn is_ending(&self) -> bool {
+        matches!(*lock(&self.phase), Phase::Ending)
     }
 
     /// The cancel could not be recorded: the run goes on as if nobody had requested it.
@@ -465,15 +530,37 @@ impl LiveRun {
         {
             *phase = Phase::Open;
         }
+        drop(phase);
+        self.tree.slot.changed.notify_waiters();
     }
 
     /// Takes the run's own end: from now on a cancel comes too late. Its reason and when it was asked for, where a
-    /// cancel came first.
-    pub fn begin_end(&self) -> Option<(String, Instant)> {
-        match std::mem::replace(&mut *lock(&self.phase), Phase::Ending) {
+    /// cancel came first. One that is being recorded is waited for, as it may yet fail.
+    pub async fn begin_end(&self) -> Option<(String, Instant)> {
+        loop {
+            // Listens before it looks.
+            let mut changed = pin!(self.tree.slot.changed.notified());
+            changed.as_mut().enable();
+            if let Some(decided) = self.try_begin_end() {
+                return decided;
+            }
+            changed.await;
+        }
+    }
+
+    /// None while a cancel is being recorded.
+    fn try_begin_end(&self) -> Option<Option<(String, Instant)>> {
+        let mut phase = lock(&self.phase);
+        if let Phase::Cancelling {
+            is_recorded: false, ..
+        } = *phase
+        {
+            return None;
+        }
+        Some(match std::mem::replace(&mut *phase, Phase::Ending) {
             Phase::Cancelling { reason, asked, .. } => Some((reason, asked)),
             Phase::Open | Phase::Ending => None,
-        }
+        })
     }
 
     /// Why this run was stopped: its own cancel's reason, or the nearest ancestor's.
@@ -533,6 +620,20 @@ impl LiveRuns {
     /// How many there are, those that wait for a slot included.
     pub fn count(&self) -> usize {
         lock(&self.runs).len()
+    }
+
+    /// Suspends a tree, if it is at work.
+    pub fn suspend(&self, root: RunId, why: &StoreError) {
+        if let Some(live) = self.get(root) {
+            live.suspend(why);
+        }
+    }
+
+    /// Puts these roots in the place of all runs of `trees`.
+    pub fn replace(&self, trees: &HashSet<RunId>, roots: HashMap<RunId, Arc<LiveRun>>) {
+        let mut runs = lock(&self.runs);
+        runs.retain(|_, live| !trees.contains(&live.scope.root));
+        runs.extend(roots);
     }
 
     /// Removes one that has ended.

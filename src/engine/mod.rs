@@ -35,6 +35,8 @@ pub mod runner;
 pub mod sessions;
 pub mod spans;
 pub mod summary;
+pub mod suspension;
+pub mod take_up;
 pub mod turn;
 pub mod waiting;
 pub mod webhook;

@@ -20,6 +20,7 @@ use crate::engine::memory::Memories;
 use crate::engine::queue::Queue;
 use crate::engine::recovery::Left;
 use crate::engine::sessions::Sessions;
+use crate::engine::suspension::Suspension;
 use crate::net::Guard;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
@@ -66,7 +67,9 @@ pub struct Engine {
     /// Children that an earlier process left unfinished.
     pub left: Left,
     /// Runs at work.
-    pub live: LiveRuns,
+    pub live: Arc<LiveRuns>,
+    /// Trees that go on once the store works again.
+    pub suspension: Suspension,
     /// What is counted for whoever watches the daemon.
     pub metrics: Arc<Metrics>,
     /// Where spans go; none where nobody traces.

@@ -1,4 +1,4 @@
-//! Finds, at start, the runs that an earlier process left unfinished, and brings them back to life where they stood:
+//! Brings unfinished runs back to life where their record ends, after a restart or once a store that failed works again:
 //! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
 
 use std::collections::{HashMap, HashSet};
@@ -13,7 +13,7 @@ use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
 use crate::engine::endings;
-use crate::engine::live::{Deadline, LiveRun, RootSlot, Tree};
+use crate::engine::live::{Deadline, LiveRun, RootSlot, Tree, TreeSuspension};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
 use crate::engine::record;
@@ -40,7 +40,13 @@ impl Left {
         let found = children.remove(&child)?;
         let live = revive(engine, &found, Some(parent), callers)?;
         engine.live.add(&live);
+        engine.suspension.changed.notify_waiters();
         Some((live, found.run))
+    }
+
+    /// Whether a child waits here.
+    pub fn contains(&self, child: RunId) -> bool {
+        self.lock().contains_key(&child)
     }
 
     /// Has a child begin cancelled when its turn comes, as the record says; false if it is not here.
@@ -75,6 +81,7 @@ pub async fn sweep(engine: &Engine, root: RunId) -> Result<(), StoreError> {
             .collect::<Vec<_>>()
     };
     left.sort_by_key(|found| (found.run.depth, found.run.id));
+    engine.suspension.changed.notify_waiters();
     for found in left.into_iter().rev() {
         interrupt(engine, found.run.id, &[]).await?;
     }
@@ -91,10 +98,12 @@ pub struct Revived {
     pub timeout: u64,
 }
 
-/// Every root run that can go on, oldest first; their children wait in `engine.left`. What cannot go on is failed as
-/// `interrupted`, children before their parents.
-pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
-    let unfinished = engine.journal.store().unfinished().await?;
+/// The root runs of `unfinished` (parents before their children) that can go on, in its order; their children wait in
+/// `engine.left`. What cannot go on is failed as `interrupted`, children before their parents.
+pub async fn revive_all(
+    engine: &Engine,
+    unfinished: Vec<Unfinished>,
+) -> Result<Vec<Revived>, StoreError> {
     let mut revived = Vec::new();
     let mut alive = HashSet::new();
     let mut orphans = Vec::new();
@@ -125,12 +134,6 @@ pub async fn revive_all(engine: &Engine) -> Result<Vec<Revived>, StoreError> {
         let webhooks = orphan.continuation.as_ref();
         let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
         interrupt(engine, orphan.run.id, webhooks).await?;
-    }
-    if !revived.is_empty() {
-        tracing::info!(
-            "Going on with {} root runs that an earlier process left unfinished",
-            revived.len()
-        );
     }
     Ok(revived)
 }
@@ -191,6 +194,7 @@ pub fn revive(
             owner: run.owner.clone(),
             quotas: Quotas::default(),
             is_revived: true,
+            suspension: TreeSuspension::default(),
             webhooks: continuation.webhooks.clone(),
             trace: Trace::of(engine.traces.as_ref(), None, run.id),
             runs: AtomicU64::new(run.tree.runs),

@@ -1,19 +1,21 @@
 //! One root run in a task of its own: waits in line for its slot, is driven, and is let go of where it stands when the
 //! house is halted. Does not know how it was accepted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::domain::event::EventKind;
-use crate::domain::run::{Run, RunId};
+use crate::domain::run::{Run, RunId, Status};
 use crate::engine::cancel::{self, Cancels};
 use crate::engine::entry::{Accepted, Entry};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
 use crate::engine::queue::{Place, Slot};
+use crate::engine::recovery::Revived;
 use crate::engine::resolve::Input;
-use crate::engine::sessions::{Held, Seat};
-use crate::engine::{close, drive, record, recovery, remains, turn, waiting};
+use crate::engine::sessions::{Held, Seat, SessionKey};
+use crate::engine::{close, drive, record, recovery, remains, suspension, turn, waiting};
 use crate::store::{Change, Claim, Continuation, Opening, Step};
 
 /// A root run that has been checked.
@@ -38,18 +40,27 @@ pub struct Root {
 
 impl Root {
     /// Commits the run, tells `accepted`, and works until it has ended or the house is halted.
-    pub async fn work(self, engine: Arc<Engine>, accepted: Accepted) {
+    pub async fn work(mut self, engine: Arc<Engine>, accepted: Accepted) {
         let halt = engine.halt.clone();
         let live = Arc::clone(&self.live);
-        let left = self.seat.as_ref().map(Seat::left);
+        let mut seat = self.seat.take();
+        let left = seat.as_ref().map(Seat::left);
         tokio::select! {
-            () = self.run_to_its_end(&engine, accepted) => {}
-            () = halt.cancelled() => park(&engine, &live),
-            () = waiting::in_vain(&engine, &live, left) => park(&engine, &live),
+            () = self.run_to_its_end(&engine, accepted, &mut seat) => {}
+            () = halt.cancelled() => return park(&engine, &live),
+            () = waiting::in_vain(&engine, &live, left) => return park(&engine, &live),
+        }
+        if live.is_suspended() {
+            suspension::suspend(&engine, &live, seat);
         }
     }
 
-    async fn run_to_its_end(self, engine: &Arc<Engine>, accepted: Accepted) {
+    async fn run_to_its_end(
+        self,
+        engine: &Arc<Engine>,
+        accepted: Accepted,
+        seat: &mut Option<Seat>,
+    ) {
         let Self {
             live,
             run,
@@ -57,8 +68,8 @@ impl Root {
             timeout,
             claim,
             place,
-            mut seat,
             cancels,
+            ..
         } = self;
         let id = run.id;
         let (slot, entry) = match place {
@@ -74,14 +85,19 @@ impl Root {
                 let before = cancel::those_before(engine, before.unwrap_or_default(), id).await;
                 let opening = opening(&live, &run, &input, timeout, claim);
                 if !open_queued(engine, &live, &run, opening, before, accepted).await {
-                    forget(engine, live.scope.run);
+                    if !live.is_suspended() {
+                        forget(engine, live.scope.run);
+                    }
                     return;
                 }
                 let slot = turn::bounded(&live, its_slot(engine, seat.as_mut(), place)).await;
                 match slot {
                     Ok(slot) => (slot, Entry::Queued),
                     Err(_) => {
-                        let held = Held { slot: None, seat };
+                        let held = Held {
+                            slot: None,
+                            seat: Some(seat),
+                        };
                         return close::cancel_queued(engine, &live, run, held).await;
                     }
                 }
@@ -91,13 +107,13 @@ impl Root {
         live.set_deadline(Deadline::within(timeout));
         let held = Held {
             slot: Some(slot),
-            seat,
+            seat: Some(seat),
         };
         drive::drive(engine, &live, run, input, entry, held).await;
     }
 }
 
-/// A root run that an earlier process left.
+/// A root run that is taken up from its record.
 pub struct LeftRoot {
     /// The run at work.
     pub live: Arc<LiveRun>,
@@ -113,28 +129,33 @@ pub struct LeftRoot {
 
 impl LeftRoot {
     /// Goes on until it has ended or the house is halted; settles what is left of its tree.
-    pub async fn work(self, engine: Arc<Engine>) {
+    pub async fn work(mut self, engine: Arc<Engine>) {
         let halt = engine.halt.clone();
         let live = Arc::clone(&self.live);
-        let id = live.scope.run;
-        let left = self.seat.as_ref().map(Seat::left);
+        let mut seat = self.seat.take();
+        let left = seat.as_ref().map(Seat::left);
         tokio::select! {
-            () = self.run_to_its_end(&engine) => {}
+            () = self.run_to_its_end(&engine, &mut seat) => {}
             () = halt.cancelled() => return park(&engine, &live),
             () = waiting::in_vain(&engine, &live, left) => return park(&engine, &live),
         }
-        if let Err(error) = recovery::sweep(&engine, id).await {
-            tracing::error!(run.root = %id, "What is left of {id} could not be settled: {error}");
+        if !live.is_suspended()
+            && let Err(error) = recovery::sweep(&engine, live.scope.run).await
+        {
+            live.suspend(&error);
+        }
+        if live.is_suspended() {
+            suspension::suspend(&engine, &live, seat);
         }
     }
 
-    async fn run_to_its_end(self, engine: &Arc<Engine>) {
+    async fn run_to_its_end(self, engine: &Arc<Engine>, seat: &mut Option<Seat>) {
         let Self {
             live,
             run,
             timeout,
             place,
-            mut seat,
+            ..
         } = self;
         let is_queued = run.started_at.is_none();
         // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
@@ -145,17 +166,18 @@ impl LeftRoot {
             }
             None => None,
         };
-        let held = Held { slot, seat };
+        let held = Held {
+            slot,
+            seat: Some(seat),
+        };
         if is_queued && held.slot.is_none() {
             return close::cancel_queued(engine, &live, run, held).await;
         }
         let remains = match remains::load(engine, &run).await {
             Ok(remains) => remains,
             Err(error) => {
-                tracing::error!(
-                    run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-                    "{} cannot go on, its record cannot be read: {error}", run.id
-                );
+                live.suspend(&error);
+                held.release(&live, false);
                 return drop(close::leave(engine, &live, Err(error)));
             }
         };
@@ -166,7 +188,7 @@ impl LeftRoot {
         };
         tracing::info!(
             run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-            "Going on with {}, which an earlier process left after {} replies", run.id, remains.replies.len()
+            "Going on with {} from its record, after {} replies", run.id, remains.replies.len()
         );
         let entry = match is_queued {
             true => {
@@ -176,6 +198,45 @@ impl LeftRoot {
             false => Entry::Resumed(Box::new(remains)),
         };
         drive::drive(engine, &live, run, input, entry, held).await;
+    }
+}
+
+/// Sets recovered root runs to work. What a suspended one kept of its order is in `kept`.
+pub fn go_on(
+    engine: &Arc<Engine>,
+    mut revived: Vec<Revived>,
+    mut kept: HashMap<RunId, (Option<Slot>, Option<Seat>)>,
+) {
+    // Those that had a slot come first: their time runs. The others keep their order, all before anybody new.
+    revived.sort_by_key(|revived| revived.run.started_at.is_none());
+    for Revived { live, run, timeout } in revived {
+        engine.live.add(&live);
+        let owner = run.owner.as_deref();
+        let (slot, seat) = kept.remove(&run.id).unwrap_or_default();
+        let seat = seat.or_else(|| {
+            let key = SessionKey {
+                owner: run.owner.clone(),
+                name: run.session.clone()?,
+            };
+            Some(engine.sessions.enter_again(key, run.id))
+        });
+        // One that waits for a person needs no slot before it goes on.
+        let is_ready = run.status != Status::Waiting;
+        let place = match slot {
+            Some(slot) => Some(Place::Slot(slot)),
+            None => is_ready.then(|| match seat.as_ref().is_some_and(Seat::waits) {
+                true => engine.queue.stand_aside_again(owner, &live.agent.name),
+                false => engine.queue.enter_again(owner, &live.agent.name),
+            }),
+        };
+        let left = LeftRoot {
+            live,
+            run,
+            timeout: Duration::from_secs(timeout),
+            place,
+            seat,
+        };
+        engine.tasks.spawn(left.work(Arc::clone(engine)));
     }
 }
 
@@ -192,7 +253,7 @@ async fn its_slot(engine: &Engine, seat: Option<&mut Seat>, place: Place) -> Slo
 }
 
 /// Lets go of a root run where it stands.
-fn park(engine: &Engine, live: &LiveRun) {
+pub fn park(engine: &Engine, live: &LiveRun) {
     let id = live.scope.run;
     tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
     forget(engine, id);
@@ -238,7 +299,7 @@ async fn open_queued(
     live: &LiveRun,
     run: &Arc<Run>,
     (change, asked): (Change, Step),
-    before: Cancels,
+    before: Cancels<'_>,
     accepted: Accepted,
 ) -> bool {
     let queued = vec![EventKind::RunQueued {
@@ -254,7 +315,9 @@ async fn open_queued(
         }
     };
     let is_committed = committed.is_ok();
-    before.settle(is_committed);
+    if is_committed {
+        before.settle();
+    }
     // A caller that went away does not stop the run.
     let _ = accepted.send(committed.map(|_| Arc::clone(run)));
     is_committed

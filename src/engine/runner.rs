@@ -1,5 +1,7 @@
 //! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
 
+use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -10,25 +12,26 @@ use tokio_util::task::TaskTracker;
 
 use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
-use crate::domain::run::{Run, RunId, Scope, Status};
+use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::engine::approval::{self, DecideError, Desk};
 use crate::engine::ask::{DryRun, RunAsk, StartError};
 use crate::engine::budget::Budgets;
 use crate::engine::definitions::Definitions;
 use crate::engine::journal::Listener;
-use crate::engine::live::{LiveRun, LiveRuns, RootSlot, Tree};
+use crate::engine::live::{LiveRun, LiveRuns, RootSlot, Tree, TreeSuspension};
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Parts};
 use crate::engine::queue::Queue;
 use crate::engine::quotas::Quotas;
-use crate::engine::recovery::{Left, Revived};
+use crate::engine::recovery::Left;
 use crate::engine::remains::Decided;
 use crate::engine::resolve::{self, Input};
-use crate::engine::root::{LeftRoot, Root};
+use crate::engine::root::{self, Root};
 use crate::engine::sessions::{OnBusy, Seat, SessionKey, Sessions};
 use crate::engine::spans::Trace;
-use crate::engine::{cancel, collect, record, recovery, webhook};
+use crate::engine::suspension::Suspension;
+use crate::engine::{cancel, collect, record, recovery, take_up, webhook};
 use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
 
@@ -52,6 +55,11 @@ impl Runner {
             traces,
         } = parts;
         let queue = Queue::new(settings.runs.clone());
+        let live = Arc::<LiveRuns>::default();
+        let at_work = Arc::clone(&live);
+        // Not the engine: its last owner must not be the store's own thread.
+        let gap = move |root| at_work.suspend(root, &StoreError::Suspended);
+        journal.store().on_gap(Box::new(gap));
         let engine = Engine {
             catalog,
             providers,
@@ -61,7 +69,8 @@ impl Runner {
             memories,
             definitions: Definitions::default(),
             left: Left::default(),
-            live: LiveRuns::default(),
+            live,
+            suspension: Suspension::new(take_up::supervise),
             metrics: Arc::default(),
             traces,
             settings,
@@ -98,6 +107,9 @@ impl Runner {
         let engine = &self.engine;
         if self.is_draining() {
             return Err(StartError::Draining);
+        }
+        if self.is_store_down() {
+            return Err(StoreError::Suspended.into());
         }
         let agent = resolve::agent(engine, &ask).await?;
         resolve::check_provider(engine, &agent)?;
@@ -149,6 +161,7 @@ impl Runner {
             owner: ask.owner,
             quotas: Quotas::default(),
             is_revived: false,
+            suspension: TreeSuspension::default(),
             webhooks,
             trace: Trace::of(engine.traces.as_ref(), ask.trace.as_deref(), scope.run),
             runs: AtomicU64::new(1),
@@ -197,12 +210,38 @@ impl Runner {
     /// Waits until the run is terminal, at most for `limit`, and returns its record as it then stands; none where
     /// there is no such run.
     pub async fn wait(&self, id: RunId, limit: Duration) -> Result<Option<Arc<Run>>, StoreError> {
-        if let Some(live) = self.engine.live.get(id).filter(|_| !limit.is_zero())
-            && let Ok(Some(run)) = tokio::time::timeout(limit, live.ended()).await
+        if !limit.is_zero()
+            && let Ok(Some(run)) = tokio::time::timeout(limit, self.ended(id)).await
         {
             return Ok(Some(run));
         }
         Ok(self.store().run(id).await?.map(Arc::new))
+    }
+
+    /// The record at a run's end, over suspensions of its tree; none where nobody drives it any more.
+    async fn ended(&self, id: RunId) -> Option<Arc<Run>> {
+        let Engine {
+            live,
+            left,
+            suspension,
+            ..
+        } = &*self.engine;
+        loop {
+            // Listens before it looks.
+            let mut changed = pin!(suspension.changed.notified());
+            changed.as_mut().enable();
+            match live.get(id) {
+                Some(live) => match live.ended().await {
+                    Some(run) => return Some(run),
+                    None if live.is_suspended() => {}
+                    None => return None,
+                },
+                // Its parent has not come to it yet.
+                None if left.contains(id) => {}
+                None => return None,
+            }
+            changed.await;
+        }
     }
 
     /// Asks a run and its descendants to stop. Returns with the record as it then stands: `cancelling`, or terminal
@@ -217,7 +256,10 @@ impl Runner {
         let engine = Arc::clone(&self.engine);
         // In a task of its own: a client that goes away leaves no cancel half done.
         self.engine.tasks.spawn(async move {
-            let _ = answer.send(cancel::cancel(&engine, id, &reason).await);
+            tokio::select! {
+                cancelled = cancel::cancel(&engine, id, &reason) => drop(answer.send(cancelled)),
+                () = engine.halt.cancelled() => {}
+            }
         });
         cancelled.await.unwrap_or(Err(StoreError::Closed))?;
         Ok(self.store().run(id).await?.map(Arc::new))
@@ -287,36 +329,21 @@ impl Runner {
     /// root runs that are. What cannot go on is failed as `interrupted`.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let engine = &self.engine;
-        let mut revived = recovery::revive_all(engine).await?;
+        let unfinished = self.store().unfinished().await?;
+        let revived = recovery::revive_all(engine, unfinished).await?;
         let count = revived.len();
-        // Those that had a slot come first: their time runs. The others keep their order, all before anybody new.
-        revived.sort_by_key(|revived| revived.run.started_at.is_none());
-        for Revived { live, run, timeout } in revived {
-            engine.live.add(&live);
-            let owner = run.owner.as_deref();
-            let seat = run.session.as_ref().map(|name| {
-                let key = SessionKey {
-                    owner: run.owner.clone(),
-                    name: name.clone(),
-                };
-                engine.sessions.enter_again(key, run.id)
-            });
-            // One that waits for a person needs no slot before it goes on.
-            let is_ready = run.status != Status::Waiting;
-            let place = is_ready.then(|| match seat.as_ref().is_some_and(Seat::waits) {
-                true => engine.queue.stand_aside_again(owner, &live.agent.name),
-                false => engine.queue.enter_again(owner, &live.agent.name),
-            });
-            let left = LeftRoot {
-                live,
-                run,
-                timeout: Duration::from_secs(timeout),
-                place,
-                seat,
-            };
-            engine.tasks.spawn(left.work(Arc::clone(engine)));
+        if count > 0 {
+            tracing::info!(
+                "Going on with {count} root runs that an earlier process left unfinished"
+            );
         }
+        root::go_on(engine, revived, HashMap::new());
         Ok(count)
+    }
+
+    /// Whether a write failed and the store has not been seen to work since: nothing is accepted.
+    pub fn is_store_down(&self) -> bool {
+        self.engine.suspension.is_down()
     }
 
     /// What is counted for whoever watches the daemon.

@@ -10,6 +10,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::RunId;
+use crate::engine::live::LiveRun;
 use crate::engine::queue::Slot;
 
 /// What a session is known by.
@@ -173,11 +174,30 @@ impl Drop for Seat {
 
 /// What a root run gives back when it has ended, before anybody hears of that.
 #[derive(Default)]
-pub struct Held {
-    /// Its slot.
+pub struct Held<'s> {
+    /// Its slot, once it has one.
     pub slot: Option<Slot>,
-    /// Its seat in a session.
-    pub seat: Option<Seat>,
+    /// Its seat in a session, which outlives a suspension.
+    pub seat: Option<&'s mut Option<Seat>>,
+}
+
+impl Held<'_> {
+    /// Gives everything back, unless the run's tree is suspended before it `has_ended`: then it keeps its order.
+    pub fn release(self, live: &LiveRun, has_ended: bool) {
+        if live.is_suspended() && !has_ended {
+            if let Some(slot) = self.slot {
+                live.tree.slot.put(slot);
+            }
+            return;
+        }
+        if live.parent.is_none() {
+            drop(live.tree.slot.take());
+        }
+        drop(self.slot);
+        if let Some(seat) = self.seat {
+            drop(seat.take());
+        }
+    }
 }
 
 fn lock(open: &Mutex<HashMap<SessionKey, Busy>>) -> MutexGuard<'_, HashMap<SessionKey, Busy>> {

@@ -66,6 +66,9 @@ pub async fn livez() -> Response {
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
     let store = match tokio::time::timeout(STORE_PATIENCE, store).await {
+        Ok(Ok(())) if state.runner.is_store_down() => {
+            Check::failed("a write failed, and the runs that it stopped have not gone on yet")
+        }
         Ok(Ok(())) => Check::passed(),
         Ok(Err(error)) => {
             warn!("The store is not ready: {error}");
