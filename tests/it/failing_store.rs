@@ -1,52 +1,441 @@
-//! A store that fails in the middle of a run: nobody waits in vain, and nothing goes on without its record.
+//! A store that fails while runs are at work: they are suspended, nothing is accepted, and all go on by themselves once the
+//! store works again.
 
+use std::fs;
+use std::process::{Command as Blocking, Stdio};
 use std::time::Duration;
 
+use reqwest::Method;
 use rusqlite::Connection;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tokio::task::JoinSet;
 
-use crate::support::app::TestApp;
+use crate::support::app::{Got, TestApp, send};
+use crate::support::daemon::{AXED, Daemon};
+use crate::support::events::{count, is_whole, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::answer::{asks, calls, hangs, says};
+use crate::support::run::Run;
 
-/// From now on no tool's result can be written.
-fn refuse_results(app: &TestApp) {
+fn connection(app: &TestApp) -> Connection {
     let db = Connection::open(app.path("data/axed.db")).expect("the store");
     db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
-    db.execute_batch(
-        "CREATE TRIGGER full BEFORE INSERT ON entries WHEN new.steps LIKE '[{\"result\"%' \
-         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END",
-    )
-    .expect("a trigger");
+    db
+}
+
+/// Another process has the database to itself until the lock is dropped.
+struct Lock(Connection);
+
+impl Lock {
+    fn take(app: &TestApp) -> Self {
+        let db = connection(app);
+        db.execute_batch("BEGIN IMMEDIATE").expect("the lock");
+        Self(db)
+    }
+
+    fn release(self) {
+        self.0.execute_batch("ROLLBACK").expect("released");
+    }
+}
+
+/// From now on no entry of which `condition` holds can be written.
+fn refuse(app: &TestApp, condition: &str) {
+    let trigger = format!(
+        "CREATE TRIGGER full BEFORE INSERT ON entries WHEN {condition} \
+         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+    );
+    connection(app).execute_batch(&trigger).expect("a trigger");
+}
+
+fn refuse_no_more(app: &TestApp) {
+    let done = connection(app).execute_batch("DROP TRIGGER full");
+    done.expect("no trigger");
+}
+
+/// The answer says that the store fails, and when to come back.
+fn is_unavailable(got: &Got) {
+    got.problem(503);
+    assert_eq!(got.json()["code"], "store_unavailable", "{}", got.text);
+    assert!(!got.header("retry-after").is_empty(), "{:?}", got.headers);
+}
+
+async fn is_ready(app: &TestApp) {
+    app.get_until("/readyz", |got| got.status == 200).await;
+}
+
+async fn is_not_ready(app: &TestApp) {
+    let got = app.get_until("/readyz", |got| got.status == 503).await;
+    assert_eq!(got.json()["checks"]["store"]["ok"], false, "{}", got.text);
+}
+
+/// Starts a run in a task of its own that waits for its end.
+fn wait_for(app: &TestApp, waiting: &mut JoinSet<Got>, agent: &str, body: &Value) {
+    let path = format!("/agents/{agent}/runs?wait=60");
+    waiting.spawn(send(app.request(Method::POST, &path).json(body)));
+}
+
+async fn ended_whole(app: &TestApp, id: &str) -> Value {
+    let run = app.find(id).await.ended().await;
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "run.completed"), run.family().await.len());
+    json!(run.output())
 }
 
 #[tokio::test]
-async fn a_run_that_cannot_be_recorded_stops_its_children_and_answers_who_waits() {
+async fn runs_at_work_outlive_a_locked_database() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .agent("talker", "")
+        .agent("slow", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    for agent in ["solo", "reader"] {
+        let door = gate.clone();
+        app.provider
+            .always(agent, move |_| says("done").after(&door));
+    }
+    app.provider.always("planner", |seen| match seen.turn() {
+        1 => asks([("reader", "x")]),
+        _ => says("planned"),
+    });
+    let door = gate.clone();
+    app.provider.always("talker", move |seen| {
+        says(format!("heard {}", seen.user().len())).after(&door)
+    });
+    app.provider.will("slow", [hangs()]);
+    app.provider.always("slow", |_| hangs());
+    let mut waiting = JoinSet::new();
+    for number in 0..24 {
+        wait_for(&app, &mut waiting, "solo", &json!({"input": "go"}));
+        wait_for(&app, &mut waiting, "planner", &json!({"input": "go"}));
+        let session = format!("talk-{}", number / 2);
+        let talk = json!({"input": "go", "session": session});
+        wait_for(&app, &mut waiting, "talker", &talk);
+    }
+    let slow = app.start("slow", "go").await;
+    let path = format!("/runs/{}/cancel", slow.id());
+    app.provider.asked("solo", 24).await;
+    app.provider.asked("reader", 24).await;
+    app.provider.asked("talker", 12).await;
+    app.get_until("/runs?limit=200", |got| {
+        got.json()["data"]
+            .as_array()
+            .is_some_and(|runs| runs.len() == 73)
+    })
+    .await;
+    let listed = app.get("/runs?agent=planner&limit=1").await.json();
+    let id = listed["data"][0]["id"].as_str().expect("an id").to_owned();
+    let stream = app.events(&app.find(&id).await).await;
+
+    let lock = Lock::take(&app);
+    gate.open();
+    app.daemon
+        .logged("is suspended until the store works")
+        .await;
+    is_not_ready(&app).await;
+    let refused = app.post("/agents/solo/runs", &json!({"input": "go"})).await;
+    is_unavailable(&refused);
+    is_unavailable(&app.post(&path, &json!({})).await);
+    assert_eq!(slow.now().await.status(), "running");
+    lock.release();
+
+    let mut ids = Vec::new();
+    while let Some(got) = waiting.join_next().await {
+        let got = got.expect("no panic");
+        assert_eq!(got.status, 200, "{}", got.text);
+        assert_eq!(got.json()["status"], "completed", "{}", got.text);
+        ids.push(got.json()["id"].as_str().expect("an id").to_owned());
+    }
+    let events = stream.rest().await;
+    is_whole(&events);
+    assert_eq!(kinds(&events).last(), Some(&"run.completed"));
+    let mut heard = Vec::new();
+    for id in &ids {
+        heard.push(ended_whole(&app, id).await);
+    }
+    // Each session kept its order: its first run heard one message, its second two.
+    for (text, many) in [
+        ("heard 1", 12),
+        ("heard 2", 12),
+        ("planned", 24),
+        ("done", 24),
+    ] {
+        let found = heard.iter().filter(|output| *output == text).count();
+        assert_eq!(found, many, "{text}");
+    }
+    is_ready(&app).await;
+    assert_eq!(app.post(&path, &json!({})).await.status, 202);
+    assert_eq!(slow.ended().await.status(), "cancelled");
+    assert_eq!(app.run("solo", "go").await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
     let app = TestApp::with()
         .agent("planner", "sub_agents = [\"fast\", \"slow\"]")
         .agent("fast", "")
         .agent("slow", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
-    app.provider
-        .will("planner", [asks([("fast", "a"), ("slow", "b")])]);
+    let (gate, last) = (Gate::shut(), Gate::shut());
+    app.provider.will(
+        "planner",
+        [asks([("fast", "a"), ("slow", "b")]), says("planned")],
+    );
     app.provider.will("fast", [says("done").after(&gate)]);
-    app.provider.will("slow", [hangs()]);
+    let door = last.clone();
+    app.provider
+        .always("slow", move |_| says("late").after(&door));
+    let mut waiting = JoinSet::new();
+    wait_for(&app, &mut waiting, "planner", &json!({"input": "go"}));
+    app.provider.busy("fast", 1).await;
+    app.provider.busy("slow", 1).await;
 
-    let go = json!({"input": "go"});
-    let (got, ()) = tokio::join!(app.post("/agents/planner/runs?wait=60", &go), async {
-        app.provider.busy("fast", 1).await;
-        app.provider.busy("slow", 1).await;
-        refuse_results(&app);
-        gate.open();
-    });
-
-    // Its record cannot tell how it ended, but the answer comes long before the minute is over.
-    assert_eq!(got.status, 202, "{}", got.text);
+    refuse(&app, "new.steps LIKE '[{\"result\"%'");
+    gate.open();
+    // What the tree had under way is broken off, and asked again when it goes on.
     app.provider.hung_up(1).await;
-    let run = app.find(got.json()["id"].as_str().expect("an id")).await;
-    let children = run.children().await;
-    assert_eq!(children[0].status(), "completed");
-    assert_eq!(children[1].status(), "cancelled", "{:?}", children[1]);
+    app.provider.asked("slow", 2).await;
+    refuse_no_more(&app);
+    last.open();
+
+    let got = waiting.join_next().await.expect("one").expect("no panic");
+    assert_eq!(got.status, 200, "{}", got.text);
+    let run = Run::new(&app, got.json());
+    assert_eq!(run.output(), "planned");
+    assert_eq!(run.children().await.len(), 2);
+    is_whole(&run.events().await);
+    assert_eq!(app.provider.seen_by("fast").len(), 1);
+    assert_eq!(app.provider.seen_by("planner").len(), 2);
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_be_recorded_never_was() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    refuse(&app, "new.events LIKE '%turn.started%'");
+    let talk = json!({"input": "go", "session": "talk"});
+    is_unavailable(&app.post("/agents/solo/runs", &talk).await);
+    refuse_no_more(&app);
+    is_ready(&app).await;
+
+    let runs = app.get("/runs").await.json();
+    assert_eq!(runs["data"].as_array().map(Vec::len), Some(0));
+    // Its place in its session is free.
+    assert_eq!(app.run_with("solo", talk).await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_write_that_nobody_waits_for_suspends_its_tree_too() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let (gate, last) = (Gate::shut(), Gate::shut());
+    app.provider.will("planner", [asks([("reader", "x")])]);
+    let door = last.clone();
+    app.provider
+        .always("planner", move |_| says("planned").after(&door));
+    app.provider.will("reader", [says("read").after(&gate)]);
+    let run = app.start("planner", "go").await;
+    app.provider.asked("reader", 1).await;
+
+    // The planner's second turn is begun while its model is asked already.
+    refuse(&app, "new.events LIKE '%turn.started%'");
+    gate.open();
+    app.daemon
+        .logged("is suspended until the store works")
+        .await;
+    refuse_no_more(&app);
+    last.open();
+
+    let run = run.ended().await;
+    assert_eq!(run.output(), "planned");
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "agent.returned"), 1);
+    assert_eq!(app.provider.seen_by("reader").len(), 1);
+}
+
+#[tokio::test]
+async fn a_tool_that_changes_something_is_not_performed_twice() {
+    let agent = "workdir = \"work\"\ntools = [\"edit_file\"]\n";
+    let app = TestApp::with()
+        .agent("careful", agent)
+        .file("work/a.txt", "x")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let edit = json!({"path": "a.txt", "old_string": "x", "new_string": "yx"});
+    app.provider.will(
+        "careful",
+        [calls([("edit_file", edit)]).after(&gate), says("edited")],
+    );
+    let run = app.start("careful", "go").await;
+    app.provider.asked("careful", 1).await;
+
+    refuse(&app, "new.steps LIKE '[{\"result\"%'");
+    gate.open();
+    app.daemon
+        .logged("is suspended until the store works")
+        .await;
+    refuse_no_more(&app);
+
+    // Its result came while it could not be recorded.
+    let run = run.ended().await;
+    assert_eq!(run.output(), "edited");
+    let text = fs::read_to_string(app.path("work/a.txt")).expect("the file");
+    assert_eq!(text, "yx");
+}
+
+#[tokio::test]
+async fn a_decision_is_not_taken_while_the_store_fails() {
+    let agent = "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]\n";
+    let app = TestApp::with()
+        .agent("careful", agent)
+        .file("work/here.txt", "here")
+        .spawn()
+        .await;
+    let write = json!({"path": "a", "content": "new"});
+    app.provider
+        .will("careful", [calls([("write_file", write)]), says("written")]);
+    let run = app.start("careful", "go").await;
+    let mut events = app.events(&run).await;
+    let request = events.until("approval.requested").await;
+    let call = request.last().expect("it")["tool_call_id"].clone();
+    let path = format!(
+        "/runs/{}/approvals/{}",
+        run.id(),
+        call.as_str().expect("an id")
+    );
+
+    let lock = Lock::take(&app);
+    is_unavailable(&app.post(&path, &json!({"decision": "approve"})).await);
+    is_unavailable(&app.post(&path, &json!({"decision": "approve"})).await);
+    assert!(!app.path("work/a").exists());
+    lock.release();
+    is_ready(&app).await;
+
+    assert_eq!(run.now().await.status(), "waiting");
+    let taken = app
+        .get_until(&format!("/runs/{}", run.id()), |got| {
+            got.json()["status"] == "waiting"
+        })
+        .await;
+    assert_eq!(taken.status, 200);
+    let decided = app.post(&path, &json!({"decision": "approve"})).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+    assert_eq!(run.ended().await.output(), "written");
+}
+
+#[tokio::test]
+async fn a_daemon_that_stops_while_the_store_fails_leaves_its_runs_to_the_next() {
+    let mut app = TestApp::with()
+        .server("drain_timeout = 600")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider.always("solo", move |seen| {
+        says(format!("heard {}", seen.user().len())).after(&door)
+    });
+    let talk = json!({"input": "go", "session": "talk"});
+    let first = app.start_with("solo", talk.clone()).await.id().to_owned();
+    let second = app.start_with("solo", talk).await.id().to_owned();
+    app.provider.asked("solo", 1).await;
+    let lock = Lock::take(&app);
+    gate.open();
+    app.daemon
+        .logged("is suspended until the store works")
+        .await;
+
+    app.daemon.signal("TERM");
+    let status = app.daemon.ended().await;
+    assert!(status.success(), "{}", app.daemon.log());
+    lock.release();
+    app.restart_after_end().await;
+
+    assert_eq!(ended_whole(&app, &first).await, "heard 1");
+    assert_eq!(ended_whole(&app, &second).await, "heard 2");
+}
+
+/// Starts the app's daemon anew with a data directory of so little room; false where that is not permitted.
+async fn restart_in_little_room(app: &mut TestApp) -> bool {
+    let mount = "mount -t tmpfs -o size=6m tmpfs data";
+    let unshare = ["--user", "--map-root-user", "--mount", "sh", "-c"];
+    let permitted = Blocking::new("unshare")
+        .args(unshare)
+        .arg(mount)
+        .current_dir(app.path(""))
+        .status();
+    if !permitted.is_ok_and(|status| status.success()) {
+        return false;
+    }
+    app.daemon.kill().await;
+    let mut command = Command::new("unshare");
+    command
+        .args(unshare)
+        .arg(format!("{mount} && exec \"$0\" \"$@\""))
+        .args([AXED, "serve", "--config", "config/axed.toml"])
+        .args(["--agents", "agents", "--data", "data"])
+        .args(["--listen", "127.0.0.1:0"])
+        .current_dir(app.path(""))
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    app.daemon = Daemon::start(command).await;
+    true
+}
+
+#[tokio::test]
+async fn runs_at_work_outlive_a_full_disk() {
+    let mut app = TestApp::with()
+        .agent("planner", "sub_agents = [\"solo\"]")
+        .agent("solo", "")
+        .spawn()
+        .await;
+    if !restart_in_little_room(&mut app).await {
+        eprintln!("skipped: this machine does not let a test mount a file system");
+        return;
+    }
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("x".repeat(100_000)).after(&door));
+    app.provider.always("planner", |seen| match seen.turn() {
+        1 => asks([("solo", "x")]),
+        _ => says("planned"),
+    });
+    let mut waiting = JoinSet::new();
+    for _ in 0..8 {
+        wait_for(&app, &mut waiting, "planner", &json!({"input": "go"}));
+    }
+    app.provider.asked("solo", 8).await;
+
+    let filler = format!(
+        "/proc/{}/root{}/filler",
+        app.daemon.pid(),
+        app.path("data").display()
+    );
+    // It ends with an error: that there is no room left.
+    assert!(fs::write(&filler, vec![0; 16 << 20]).is_err());
+    gate.open();
+    app.daemon
+        .logged("is suspended until the store works")
+        .await;
+    fs::remove_file(&filler).expect("room");
+
+    while let Some(got) = waiting.join_next().await {
+        let got = got.expect("no panic");
+        assert_eq!(got.status, 200, "{}", got.text);
+        let id = got.json()["id"].as_str().expect("an id").to_owned();
+        assert_eq!(ended_whole(&app, &id).await, "planned");
+    }
+    is_ready(&app).await;
 }
