@@ -31,6 +31,7 @@ pub mod replay;
 pub mod resolve;
 pub mod retention;
 pub mod root;
+pub mod root_slot;
 pub mod runner;
 pub mod sessions;
 pub mod spans;

@@ -13,10 +13,11 @@ use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
 use crate::engine::endings;
-use crate::engine::live::{Deadline, LiveRun, RootSlot, Tree, TreeSuspension};
+use crate::engine::live::{Deadline, LiveRun, Tree, TreeSuspension};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
 use crate::engine::record;
+use crate::engine::root_slot::RootSlot;
 use crate::engine::spans::Trace;
 use crate::store::{StoreError, Unfinished};
 
