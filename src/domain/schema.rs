@@ -1,50 +1,118 @@
-//! A JSON Schema, compiled once: tells what in a JSON value does not fit, in words that a model can act on. Fetches
-//! nothing: a reference to another document is an error. Schema and value may be hostile: reading one and checking against it
-//! end within bounds. Knows no tool and no run.
+//! A JSON Schema: describes what in a JSON value does not fit, in words that a model can act on. Fetches nothing: a
+//! reference to another document is an error. Schema and value may be hostile: compiling one and checking against it end
+//! within bounds. Small ones are checked where they are ("inline"); the others want a thread of their own with
+//! [`STACK`] bytes of stack. Knows no tool and no run.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::counted::{self, Counted};
+use crate::domain::counted::{self, Bounds, Counted, PatternCost};
 use crate::domain::message::shorten;
 
-/// Most errors that are told at once: the first ones say enough.
-const MOST_ERRORS: usize = 10;
+/// Most errors that are listed at once: the first ones are enough.
+const MAX_ERRORS: usize = 10;
 /// Most characters of one error: it may quote the value.
-const MOST_CHARACTERS: usize = 300;
+const MAX_CHARACTERS: usize = 300;
 /// Most texts that are read from other values in one value.
-const MOST_READINGS: usize = 64;
+const MAX_TEXT_READINGS: usize = 64;
 
 /// Most bytes of a schema.
-const MOST_BYTES: usize = 256 << 10;
-/// Most patterns of a schema, and the most bytes that one takes when it is compiled.
-const MOST_PATTERNS: usize = 100;
-const MOST_COMPILED: usize = 256 << 10;
-/// Most readings of a value that tell whether it fits: less than a second, and many times what an honest schema needs.
-const MOST_READ: u64 = 10_000_000;
-/// Most that tell what does not fit: each may leave an error behind.
-const MOST_READ_FOR_ERRORS: u64 = 1_000_000;
+const MAX_BYTES: usize = 256 << 10;
+/// Most patterns of a schema.
+const MAX_PATTERNS: usize = 100;
+/// Most references of a schema times its levels of nesting: so deep may the stack become.
+const MAX_LEVELS: usize = 10_000;
+/// Most bytes that a pattern takes when it is compiled. The smallest that all patterns of a schema fit in decides how
+/// long a text may be: a match takes time for each byte of both, and cannot be broken off.
+const PATTERN_SIZES: [usize; 3] = [16 << 10, 64 << 10, 256 << 10];
+/// Bytes of a pattern times bytes of a text in one match: about a second.
+const MAX_MATCH: usize = 10 << 30;
+
+/// Most readings of a value for the decision whether it fits: less than a second, and many times what an honest schema
+/// needs.
+const MAX_READINGS: u64 = 10_000_000;
+/// Most that find out what does not fit: each may leave an error behind.
+const MAX_READINGS_FOR_ERRORS: u64 = 1_000_000;
+/// How long one check may take altogether.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Stack that compiling or checking needs at most.
+pub const STACK: usize = 256 << 20;
+/// Part of it that a check may use.
+const MAX_CHECK_STACK: usize = STACK / 2;
+
+/// Bounds of what is done inline: a millisecond or so, and a part of the stack that a runtime's thread has.
+const INLINE_BYTES: usize = 16 << 10;
+const INLINE_LEVELS: usize = 256;
+const INLINE_PATTERNS: usize = 16;
+const INLINE_READINGS: u64 = 10_000;
+const INLINE_STACK: usize = 256 << 10;
+/// Readings that matching one byte against the largest pattern costs inline.
+const INLINE_MATCH: u64 = 50;
 
 /// A schema, with what checks values against it.
 pub struct Schema {
     raw: Arc<RawValue>,
-    /// Compiled when a value is first checked, where nobody has to know before whether it is a schema.
-    validator: OnceLock<Result<Validator<Counted>, String>>,
+    shape: Shape,
+    /// Compiled when a value is first checked; none if that takes a thread of its own.
+    inline: OnceLock<Option<Compiled>>,
 }
 
+/// What decides how much work a schema is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shape {
+    depth: usize,
+    references: usize,
+    patterns: usize,
+    /// Of these, those that names of members are matched against.
+    name_patterns: usize,
+}
+
+struct Compiled {
+    validator: Result<Validator<Counted>, String>,
+    patterns: PatternCost,
+}
+
+/// How much a check may cost.
+#[derive(Clone, Copy, Debug)]
+enum Effort {
+    Inline,
+    Until(Instant),
+}
+
+/// A check that its bounds broke off.
+struct Spent;
+
 impl Schema {
-    /// The schema in this JSON.
+    /// The schema in this JSON, not yet compiled.
     ///
     /// # Errors
-    /// Why it is none: not JSON, not a schema, or it refers to what is not in it.
+    /// Why it is none: not JSON, or larger than a schema may be.
     pub fn read(raw: Arc<RawValue>) -> Result<Self, String> {
-        let validator = OnceLock::from(Ok(compiled(&raw)?));
-        Ok(Self { raw, validator })
+        if raw.get().len() > MAX_BYTES {
+            return Err(format!("it has more than {MAX_BYTES} bytes"));
+        }
+        let schema: Value = serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
+        let shape = Shape::of(&schema);
+        if shape.patterns > MAX_PATTERNS {
+            return Err(format!("it has more than {MAX_PATTERNS} patterns"));
+        }
+        if shape.levels() > MAX_LEVELS {
+            return Err(format!(
+                "its {} references times its {} levels of nesting are more than {MAX_LEVELS}",
+                shape.references, shape.depth
+            ));
+        }
+        Ok(Self {
+            raw,
+            shape,
+            inline: OnceLock::new(),
+        })
     }
 
     /// The schema of a Rust type, as models are shown it: without a title and a dialect.
@@ -58,15 +126,7 @@ impl Schema {
         schema.remove("$schema");
         schema.remove("title");
         let raw = to_raw_value(&schema).map_err(|error| error.to_string())?;
-        Ok(Self {
-            raw: raw.into(),
-            validator: OnceLock::new(),
-        })
-    }
-
-    fn validator(&self) -> Result<&Validator<Counted>, String> {
-        let validator = self.validator.get_or_init(|| compiled(&self.raw));
-        validator.as_ref().map_err(String::clone)
+        Self::read(raw.into())
     }
 
     /// As it was written.
@@ -74,50 +134,162 @@ impl Schema {
         &self.raw
     }
 
-    /// What does not fit, one sentence each with the place as a JSON pointer; empty where all fits.
-    pub fn errors(&self, value: &Value) -> Vec<String> {
-        let validator = match self.validator() {
-            Ok(validator) => validator,
-            Err(why) => return vec![why],
-        };
-        match counted::within(MOST_READ, || validator.is_valid(value)) {
-            Some(true) => return Vec::new(),
-            Some(false) => {}
-            None => return vec!["it takes too long to check against the schema".to_owned()],
-        }
-        let told = counted::within(MOST_READ_FOR_ERRORS, || {
-            let errors = validator.iter_errors(value).take(MOST_ERRORS);
-            errors.map(|error| told(&error)).collect()
-        });
-        told.unwrap_or_else(|| vec!["it does not fit; why takes too long to find out".to_owned()])
+    /// Whether it is a schema at all; none if finding out takes a thread of its own.
+    pub fn compile_inline(&self) -> Option<Result<(), String>> {
+        let compiled = self.inline()?;
+        Some(compiled.validator.as_ref().map(drop).map_err(String::clone))
     }
 
-    /// The value, where it fits. A number, a truth value, a list or an object where the schema wants a text is read as
-    /// its compact JSON first: models write such things.
+    /// What does not fit, one sentence each with the place as a JSON pointer; empty if all fits, none if finding out
+    /// takes a thread of its own.
+    pub fn errors_inline(&self, value: &Value) -> Option<Vec<String>> {
+        self.inline()?.errors(value, Effort::Inline).ok()
+    }
+
+    /// As [`Schema::fit`]; gives the value back if finding out takes a thread of its own.
+    ///
+    /// # Errors
+    /// The value.
+    pub fn fit_inline(&self, value: Value) -> Result<Result<Value, Vec<String>>, Value> {
+        match self.inline() {
+            Some(compiled) => compiled.fit(value, Effort::Inline),
+            None => Err(value),
+        }
+    }
+
+    /// Whether it is a schema at all. On a thread of its own.
+    ///
+    /// # Errors
+    /// Why it is none.
+    pub fn compile(&self) -> Result<(), String> {
+        self.compiled(&PATTERN_SIZES).validator.map(drop)
+    }
+
+    /// What does not fit. On a thread of its own.
+    pub fn errors(&self, value: &Value) -> Vec<String> {
+        let effort = Effort::Until(Instant::now() + TIMEOUT);
+        let checked = self.compiled(&PATTERN_SIZES).errors(value, effort);
+        checked.unwrap_or_else(|Spent| vec![too_long()])
+    }
+
+    /// The value, if it fits. A number, a truth value, a list or an object where the schema wants a text is read as
+    /// its compact JSON first: models write such things. On a thread of its own.
     ///
     /// # Errors
     /// As [`Schema::errors`].
-    pub fn fit(&self, mut value: Value) -> Result<Value, Vec<String>> {
-        let errors = self.errors(&value);
-        if errors.is_empty() {
-            return Ok(value);
+    pub fn fit(&self, value: Value) -> Result<Value, Vec<String>> {
+        let effort = Effort::Until(Instant::now() + TIMEOUT);
+        let checked = self.compiled(&PATTERN_SIZES).fit(value, effort);
+        checked.unwrap_or_else(|_| Err(vec![too_long()]))
+    }
+
+    fn inline(&self) -> Option<&Compiled> {
+        let is_small = self.raw.get().len() <= INLINE_BYTES
+            && self.shape.levels() <= INLINE_LEVELS
+            && self.shape.patterns <= INLINE_PATTERNS;
+        let compile = || {
+            let compiled = self.compiled(&PATTERN_SIZES[..1]);
+            // A pattern may only be too large for this.
+            let is_decided = compiled.validator.is_ok() || self.shape.patterns == 0;
+            is_decided.then_some(compiled)
+        };
+        is_small
+            .then(|| self.inline.get_or_init(compile).as_ref())
+            .flatten()
+    }
+
+    /// What checks values against it, with patterns of the smallest of these sizes that is enough.
+    fn compiled(&self, sizes: &[usize]) -> Compiled {
+        let schema: Value = serde_json::from_str(self.raw.get()).unwrap_or_default();
+        let mut compiled = Err("it has no size".to_owned());
+        let mut patterns = PatternCost::default();
+        for size in sizes {
+            // Linear in time whatever the pattern: it may come from anybody.
+            let options = PatternOptions::regex()
+                .size_limit(*size)
+                .dfa_size_limit(*size);
+            compiled = jsonschema::options_for::<Counted>()
+                .with_pattern_options(options)
+                .build(&schema)
+                .map_err(|error| written(&error));
+            if self.shape.patterns > 0 {
+                patterns = PatternCost {
+                    per_byte: INLINE_MATCH,
+                    max_text: MAX_MATCH / size,
+                    per_name: self.shape.name_patterns,
+                };
+            }
+            if compiled.is_ok() || self.shape.patterns == 0 {
+                break;
+            }
         }
-        let readings = (0..MOST_READINGS).take_while(|_| self.read_as_text(&mut value));
-        match readings.count() {
-            0 => Err(errors),
-            _ => match self.errors(&value) {
-                errors if errors.is_empty() => Ok(value),
-                errors => Err(errors),
-            },
+        Compiled {
+            validator: compiled,
+            patterns,
+        }
+    }
+}
+
+impl Compiled {
+    fn errors(&self, value: &Value, effort: Effort) -> Result<Vec<String>, Spent> {
+        let validator = match &self.validator {
+            Ok(validator) => validator,
+            Err(why) => return Ok(vec![why.clone()]),
+        };
+        let fits = counted::within(self.bounds(effort, MAX_READINGS), || {
+            validator.is_valid(value)
+        });
+        match fits {
+            Some(true) => return Ok(Vec::new()),
+            Some(false) => {}
+            None => return Err(Spent),
+        }
+        let errors = counted::within(self.bounds(effort, MAX_READINGS_FOR_ERRORS), || {
+            let errors = validator.iter_errors(value).take(MAX_ERRORS);
+            errors.map(|error| described(&error)).collect()
+        });
+        match (errors, effort) {
+            (Some(errors), _) => Ok(errors),
+            (None, Effort::Inline) => Err(Spent),
+            (None, Effort::Until(_)) => Ok(vec![
+                "it does not fit; why takes too long to find out".to_owned(),
+            ]),
         }
     }
 
-    /// Makes a text of the first value that should be one; false where there is none.
-    fn read_as_text(&self, value: &mut Value) -> bool {
-        let Ok(validator) = self.validator() else {
-            return false;
+    /// The value as it came, if the check was broken off.
+    fn fit(&self, value: Value, effort: Effort) -> Result<Result<Value, Vec<String>>, Value> {
+        let Ok(errors) = self.errors(&value, effort) else {
+            return Err(value);
         };
-        let wanted = counted::within(MOST_READ_FOR_ERRORS, || {
+        if errors.is_empty() {
+            return Ok(Ok(value));
+        }
+        let mut read = value.clone();
+        let mut is_read = false;
+        for _ in 0..MAX_TEXT_READINGS {
+            match self.read_as_text(&mut read, effort) {
+                Ok(true) => is_read = true,
+                Ok(false) => break,
+                Err(Spent) => return Err(value),
+            }
+        }
+        if !is_read {
+            return Ok(Err(errors));
+        }
+        match self.errors(&read, effort) {
+            Ok(errors) if errors.is_empty() => Ok(Ok(read)),
+            Ok(errors) => Ok(Err(errors)),
+            Err(Spent) => Err(value),
+        }
+    }
+
+    /// Makes a text of the first value that should be one; false if there is none.
+    fn read_as_text(&self, value: &mut Value, effort: Effort) -> Result<bool, Spent> {
+        let Ok(validator) = &self.validator else {
+            return Ok(false);
+        };
+        let wanted = counted::within(self.bounds(effort, MAX_READINGS_FOR_ERRORS), || {
             validator.iter_errors(value).find_map(|error| {
                 let is_text = matches!(
                     error.kind(),
@@ -128,31 +300,77 @@ impl Schema {
                 (is_text && !error.instance().is_null()).then(|| error.instance_path().to_string())
             })
         });
-        let Some(place) = wanted.flatten().and_then(|at| value.pointer_mut(&at)) else {
-            return false;
+        let found = match (wanted, effort) {
+            (None, Effort::Inline) => return Err(Spent),
+            (wanted, _) => wanted.flatten(),
         };
-        *place = Value::String(place.to_string());
-        true
+        let Some(found) = found.and_then(|at| value.pointer_mut(&at)) else {
+            return Ok(false);
+        };
+        *found = Value::String(found.to_string());
+        Ok(true)
+    }
+
+    fn bounds(&self, effort: Effort, readings: u64) -> Bounds {
+        match effort {
+            Effort::Inline => Bounds {
+                readings: INLINE_READINGS,
+                stack: INLINE_STACK,
+                deadline: None,
+                patterns: PatternCost {
+                    max_text: 0,
+                    ..self.patterns
+                },
+            },
+            // How long a match takes is rarely what it may take at most: the clock decides.
+            Effort::Until(deadline) => Bounds {
+                readings,
+                stack: MAX_CHECK_STACK,
+                deadline: Some(deadline),
+                patterns: PatternCost {
+                    per_byte: 0,
+                    ..self.patterns
+                },
+            },
+        }
     }
 }
 
-/// What checks values against the schema in this JSON.
-fn compiled(raw: &RawValue) -> Result<Validator<Counted>, String> {
-    if raw.get().len() > MOST_BYTES {
-        return Err(format!("it has more than {MOST_BYTES} bytes"));
+impl Shape {
+    fn of(schema: &Value) -> Self {
+        let mut shape = Self::default();
+        shape.add(schema, 1);
+        shape
     }
-    let schema: Value = serde_json::from_str(raw.get()).map_err(|error| error.to_string())?;
-    if patterns(&schema) > MOST_PATTERNS {
-        return Err(format!("it has more than {MOST_PATTERNS} patterns"));
+
+    fn levels(&self) -> usize {
+        self.references * self.depth
     }
-    // Linear in time whatever the pattern: it may come from anybody.
-    let patterns = PatternOptions::regex()
-        .size_limit(MOST_COMPILED)
-        .dfa_size_limit(MOST_COMPILED);
-    jsonschema::options_for::<Counted>()
-        .with_pattern_options(patterns)
-        .build(&schema)
-        .map_err(|error| shorten(&error.to_string(), MOST_CHARACTERS))
+
+    /// A property with the name of a keyword counts, too.
+    fn add(&mut self, schema: &Value, depth: usize) {
+        self.depth = self.depth.max(depth);
+        match schema {
+            Value::Array(items) => items.iter().for_each(|item| self.add(item, depth + 1)),
+            Value::Object(members) => {
+                for (key, value) in members {
+                    match (key.as_str(), value) {
+                        ("pattern", Value::String(_)) => self.patterns += 1,
+                        ("patternProperties", Value::Object(patterns)) => {
+                            self.patterns += patterns.len();
+                            self.name_patterns += patterns.len();
+                        }
+                        ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(_)) => {
+                            self.references += 1;
+                        }
+                        _ => {}
+                    }
+                    self.add(value, depth + 1);
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 impl fmt::Debug for Schema {
@@ -161,32 +379,37 @@ impl fmt::Debug for Schema {
     }
 }
 
-/// How many patterns there are; a property of that name counts, too.
-fn patterns(schema: &Value) -> usize {
-    match schema {
-        Value::Array(items) => items.iter().map(patterns).sum(),
-        Value::Object(members) => members
-            .iter()
-            .map(|(key, value)| {
-                let own = match (key.as_str(), value) {
-                    ("pattern", Value::String(_)) => 1,
-                    ("patternProperties", Value::Object(patterns)) => patterns.len(),
-                    _ => 0,
-                };
-                own + patterns(value)
-            })
-            .sum(),
-        _ => 0,
+fn too_long() -> String {
+    "it takes too long to check against the schema".to_owned()
+}
+
+fn described(error: &ValidationError<'_>) -> String {
+    let path = shorten(&error.instance_path().to_string(), MAX_CHARACTERS);
+    let why = written(error);
+    match path.as_str() {
+        "" => why,
+        path => format!("{path}: {why}"),
     }
 }
 
-fn told(error: &ValidationError<'_>) -> String {
-    let place = error.instance_path().to_string();
-    let why = shorten(&error.to_string(), MOST_CHARACTERS);
-    match place.as_str() {
-        "" => why,
-        place => format!("{place}: {why}"),
+/// An error's text as far as it is shown: it may quote a value of many megabytes.
+fn written(error: &ValidationError<'_>) -> String {
+    struct Beginning(String);
+
+    impl fmt::Write for Beginning {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.push_str(text);
+            match self.0.chars().nth(MAX_CHARACTERS) {
+                Some(_) => Err(fmt::Error),
+                None => Ok(()),
+            }
+        }
     }
+
+    let mut text = Beginning(String::new());
+    // An error says that this is enough.
+    let _ = fmt::write(&mut text, format_args!("{error}"));
+    shorten(&text.0, MAX_CHARACTERS)
 }
 
 #[cfg(test)]
@@ -237,24 +460,125 @@ mod tests {
         );
     }
 
+    /// The same subschema, tried twice as often with each of `steps` references.
+    fn doubled(inner: Value, steps: usize) -> Schema {
+        let mut definitions = serde_json::Map::new();
+        for step in 0..steps {
+            let next = json!({"$ref": format!("#/$defs/{}", step + 1)});
+            let never = |n: u32| json!({"minProperties": n, "minItems": n, "minLength": n});
+            let twice = json!({"anyOf": [
+                {"allOf": [next, never(1_000_000)]},
+                {"allOf": [next, never(2_000_000)]},
+            ]});
+            definitions.insert(step.to_string(), twice);
+        }
+        definitions.insert(steps.to_string(), inner);
+        schema(json!({"$defs": definitions, "$ref": "#/$defs/0"}))
+    }
+
+    const TOO_LONG: &str = "it takes too long to check against the schema";
+
     #[test]
     fn references_that_double_the_work_at_each_step_end_within_bounds() {
-        let mut steps = serde_json::Map::new();
-        for step in 0..64 {
-            let next = json!({"$ref": format!("#/$defs/{}", step + 1)});
-            let twice = json!({"anyOf": [
-                {"allOf": [next, {"minProperties": 1}]},
-                {"allOf": [next, {"minProperties": 2}]},
-            ]});
-            steps.insert(step.to_string(), twice);
+        let schema = doubled(json!({"maxProperties": 0}), 64);
+        assert_eq!(schema.errors(&json!({"a": 1})), [TOO_LONG]);
+        assert_eq!(schema.fit(json!({"a": 1})), Err(vec![TOO_LONG.to_owned()]));
+        assert!(schema.errors_inline(&json!({"a": 1})).is_none());
+    }
+
+    #[test]
+    fn comparing_and_matching_cost_what_they_read() {
+        let numbers: Value = (0..3_000).collect();
+        let deep = json!([[numbers]]);
+        let objects: Vec<Value> = (0..500)
+            .map(|n| json!([{"n": n, "x": "x".repeat(99)}]))
+            .collect();
+        for (inner, value) in [
+            (json!({"uniqueItems": true}), numbers.clone()),
+            (json!({"const": deep}), deep.clone()),
+            (json!({"enum": objects}), json!([{"n": 1, "x": 2}])),
+            (
+                json!({"pattern": "^(a|b)*c[ab]{60}d"}),
+                json!("abc".repeat(20_000)),
+            ),
+            (
+                json!({"propertyNames": {"maxLength": 9_999}}),
+                json!({"ab".repeat(9_999): 1}),
+            ),
+        ] {
+            let schema = doubled(inner, 24);
+            let started = std::time::Instant::now();
+            assert_eq!(schema.errors(&value).len(), 1);
+            let took = started.elapsed();
+            assert!(took.as_secs() < 30, "{took:?}");
+            assert!(schema.errors_inline(&value).is_none());
         }
-        steps.insert("64".to_owned(), json!({"maxProperties": 0}));
-        let schema = schema(json!({"$defs": steps, "$ref": "#/$defs/0"}));
-        let told = ["it takes too long to check against the schema"];
-        assert_eq!(schema.errors(&json!({"a": 1})), told);
+    }
+
+    #[test]
+    fn items_are_unique_as_json_has_it() {
+        let schema = schema(json!({"uniqueItems": true}));
+        let is_unique = |value: Value| schema.errors(&value).is_empty();
+        assert!(is_unique(
+            json!([1, true, "1", null, [1], [[1]], {"a": 1}, {"a": 2}, {"b": 1}, 0, -1, 0.5, 1e40])
+        ));
+        assert!(is_unique(json!([
+            u64::MAX,
+            u64::MAX - 1,
+            i64::MIN,
+            1.8446744073709552e19
+        ])));
+        for twice in [
+            json!([1, 2, 1.0]),
+            json!([0, -0.0]),
+            json!(["a", "b", "a"]),
+            json!([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]),
+            json!([[[], [[]]], [[], [[]]]]),
+            json!([9_223_372_036_854_775_808_u64, 9.223_372_036_854_775_8e18]),
+        ] {
+            assert!(!is_unique(twice.clone()), "{twice}");
+        }
+        // Many that differ in their shape alone.
+        let shape = |n: u32| {
+            (0..15).fold(json!([]), |inner, bit| match n >> bit & 1 {
+                0 => json!([inner]),
+                _ => json!([inner, []]),
+            })
+        };
+        assert!(is_unique((0..20_000).map(shape).collect()));
+    }
+
+    #[test]
+    fn references_do_not_use_up_the_stack() {
+        let chain = |length: usize| {
+            let mut definitions = serde_json::Map::new();
+            for step in 0..length {
+                let next = json!({"$ref": format!("#/$defs/{}", step + 1)});
+                definitions.insert(step.to_string(), next);
+            }
+            definitions.insert(length.to_string(), json!({"items": {"$ref": "#/$defs/0"}}));
+            let schema = json!({"$defs": definitions, "$ref": "#/$defs/0"});
+            Schema::read(
+                serde_json::value::to_raw_value(&schema)
+                    .expect("JSON")
+                    .into(),
+            )
+        };
+        let mut value = json!([]);
+        for _ in 0..100 {
+            value = json!([value]);
+        }
+        let schema = chain(1_500).expect("within bounds");
+        assert!(schema.compile_inline().is_none() && schema.errors_inline(&value).is_none());
+        let thread = std::thread::Builder::new().stack_size(super::STACK);
+        let errors = thread
+            .spawn(move || schema.errors(&value))
+            .expect("a thread");
+        drop(errors.join().expect("no overflow"));
+        let why = chain(3_000).expect_err("too deep");
         assert_eq!(
-            schema.fit(json!({"a": 1})),
-            Err(told.map(str::to_owned).to_vec())
+            why,
+            "its 3002 references times its 5 levels of nesting are more than 10000"
         );
     }
 
@@ -270,7 +594,7 @@ mod tests {
             schema.errors(&tree),
             ["/below/1: \"name\" is a required property"]
         );
-        // No turn of a call that has no ground to stand on.
+        // These never end by themselves.
         for endless in [json!({"$ref": "#"}), json!({"allOf": [{"$ref": "#"}]})] {
             self::schema(endless).errors(&tree);
         }
@@ -292,7 +616,7 @@ mod tests {
     fn a_schema_has_bounds_of_its_own() {
         let read = |schema: Value| {
             let raw = serde_json::value::to_raw_value(&schema).expect("JSON");
-            Schema::read(raw.into()).map(drop)
+            Schema::read(raw.into())?.compile()
         };
         let patterns: serde_json::Map<_, _> =
             (0..101).map(|at| (format!("^{at}"), json!({}))).collect();
@@ -306,6 +630,7 @@ mod tests {
     #[test]
     fn nothing_outside_is_fetched() {
         let raw = serde_json::value::to_raw_value(&json!({"$ref": "http://127.0.0.1:1/schema"}));
-        assert!(Schema::read(raw.expect("JSON").into()).is_err());
+        let schema = Schema::read(raw.expect("JSON").into()).expect("a small one");
+        assert!(schema.compile().is_err());
     }
 }

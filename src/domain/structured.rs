@@ -22,31 +22,69 @@ pub fn json(text: &str) -> Option<&RawValue> {
     serde_json::from_str(fenced.unwrap_or(text)).ok()
 }
 
-/// Whether a final text has the shape that was asked for: true where that is JSON, false where any text will do.
+/// Whether a final text has the shape that was requested: true if that is JSON, false if any text will do. On a thread of
+/// its own; see [`Schema`].
 ///
 /// # Errors
 /// What does not fit, a sentence each.
 pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
+    let value = match format {
+        ResponseFormat::Text => return Ok(false),
+        _ => value(text)?,
+    };
+    fits(match schema(format)? {
+        Some(schema) => schema.errors(&value),
+        None => object(&value),
+    })
+}
+
+/// As [`check`]; none if finding out takes a thread of its own.
+pub fn check_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, Vec<String>>> {
     if matches!(format, ResponseFormat::Text) {
-        return Ok(false);
+        return Some(Ok(false));
     }
+    let checked = value(text).and_then(|value| Ok((schema(format)?, value)));
+    Some(match checked {
+        Ok((Some(schema), value)) => fits(schema.errors_inline(&value)?),
+        Ok((None, value)) => fits(object(&value)),
+        Err(errors) => Err(errors),
+    })
+}
+
+/// The value that a text is, if no object in it has a key twice.
+fn value(text: &str) -> Result<Value, Vec<String>> {
     let no_json = || vec!["it is not one JSON value".to_owned()];
     let json = json(text).ok_or_else(no_json)?;
     // The text is handed on as it is: a reader for whom the first of two equal keys counts must not see another value
     // than the one that was checked.
     serde_json::from_str::<Once>(json.get())
         .map_err(|error| vec![shorten(&error.to_string(), 300)])?;
-    let value: Value = serde_json::from_str(json.get()).map_err(|_| no_json())?;
-    let errors = match format {
+    serde_json::from_str(json.get()).map_err(|_| no_json())
+}
+
+/// The schema that was requested, if one was.
+fn schema(format: &ResponseFormat) -> Result<Option<Schema>, Vec<String>> {
+    match format {
         ResponseFormat::JsonSchema(schema) => Schema::read(Arc::clone(schema))
-            .map_err(|error| vec![format!("the schema asked for is none: {error}")])?
-            .errors(&value),
-        _ if value.is_object() => Vec::new(),
-        _ => vec!["it is not a JSON object".to_owned()],
-    };
-    match errors.is_empty() {
-        true => Ok(true),
-        false => Err(errors),
+            .map(Some)
+            .map_err(|error| vec![format!("the schema asked for is none: {error}")]),
+        ResponseFormat::Text | ResponseFormat::JsonObject => Ok(None),
+    }
+}
+
+fn object(value: &Value) -> Vec<String> {
+    if value.is_object() {
+        Vec::new()
+    } else {
+        vec!["it is not a JSON object".to_owned()]
+    }
+}
+
+fn fits(errors: Vec<String>) -> Result<bool, Vec<String>> {
+    if errors.is_empty() {
+        Ok(true)
+    } else {
+        Err(errors)
     }
 }
 
