@@ -11,5 +11,6 @@ pub mod providers;
 pub mod store;
 pub mod telemetry;
 pub mod tools;
+pub mod validation;
 pub mod web;
 pub mod webhooks;

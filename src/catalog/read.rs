@@ -19,10 +19,10 @@ use crate::domain::agent::{
 };
 use crate::domain::event::NAMES;
 use crate::domain::mcp::SEPARATOR;
-use crate::domain::schema::Schema;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 use crate::net;
+use crate::validation;
 
 /// Tools that the daemon offers by itself.
 const OFFERED: [&str; 2] = ["call_agent", "subagent"];
@@ -260,7 +260,8 @@ fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
         return Err("must be a JSON object".to_owned());
     }
     let raw = serde_json::value::to_raw_value(&schema).map_err(|error| error.to_string())?;
-    let schema = Schema::read(Arc::from(raw)).map_err(|why| format!("is no JSON Schema: {why}"))?;
+    let schema = validation::schema_blocking(Arc::from(raw))
+        .map_err(|why| format!("is no JSON Schema: {why}"))?;
     Ok(Arc::clone(schema.raw()))
 }
 

@@ -13,6 +13,7 @@ use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::Usage;
 use crate::engine::approval;
 use crate::engine::endings;
+use crate::engine::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
@@ -223,7 +224,7 @@ async fn decided(
     let asks = live.agent.approve.contains(&call.name)
         && !begun.started.contains(&call.id)
         // Nobody is asked about what would only be refused.
-        && batch.toolbox.accepts(call);
+        && Box::pin(batch.toolbox.accepts(call)).await;
     if !asks {
         return performed(batch, position, call).await;
     }
@@ -295,6 +296,9 @@ async fn performed(
         false => events.push(started),
     }
     let performed = match taken {
+        Ok(()) if is_given_up(batch, call) => Err(format!(
+            "The arguments of {tool} could not be checked: the daemon stopped too often meanwhile"
+        )),
         Ok(()) => {
             let work = batch
                 .toolbox
@@ -337,6 +341,16 @@ async fn performed(
             Err(error)
         }
     }
+}
+
+/// Whether the check of a call's arguments has been broken off so often that it is not begun again.
+fn is_given_up(batch: &Batch, call: &ToolCall) -> bool {
+    let Begun {
+        started, resumed, ..
+    } = &*batch.begun;
+    *resumed >= MAX_RESUMED_CHECKS
+        && started.contains(&call.id)
+        && !batch.toolbox.is_checked_inline(call)
 }
 
 /// Commits a result.

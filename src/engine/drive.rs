@@ -13,6 +13,7 @@ use crate::engine::answers::{Asked, Hands, answer, check, failed_turn};
 use crate::engine::close::{self, Ending, How, State};
 use crate::engine::conversation::{Conversation, Heard};
 use crate::engine::entry::{Draft, Entry, begin};
+use crate::engine::final_text::{self, Unrecorded};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Remains;
@@ -251,32 +252,34 @@ async fn turns(
                     talk.say_more(turn, said, wish.to_owned());
                     return Box::pin(summary::ask(engine, live, state, &system, &talk, task)).await;
                 }
-                let format = &live.agent.params.response_format;
-                let structured = match structured::check(format, &said.content) {
-                    Ok(structured) => structured,
-                    Err(errors) => {
-                        let mut steps = vec![Step::Reply {
-                            turn,
-                            message: said.clone(),
-                        }];
+                let mut unrecorded = Unrecorded {
+                    steps: vec![Step::Reply {
+                        turn,
+                        message: said.clone(),
+                    }],
+                    events: vec![completed],
+                };
+                let checked =
+                    final_text::check(engine, live, state, &said.content, &mut unrecorded);
+                let structured = match Box::pin(checked).await {
+                    Ok(Ok(structured)) => structured,
+                    Ok(Err(errors)) => {
+                        let Unrecorded { steps, events } = &mut unrecorded;
                         if !talk.may_repair() {
                             return Ending::failed(endings::output_invalid(&errors))
-                                .with(steps, vec![completed]);
+                                .with(std::mem::take(steps), std::mem::take(events));
                         }
                         let told = structured::repair(&errors);
                         steps.push(Step::Said {
                             content: told.clone(),
                         });
-                        let change = Change::Progress(state.progress.clone());
-                        let journal = &engine.journal;
-                        if let Err(error) =
-                            journal.record(live, change, steps, vec![completed]).await
-                        {
-                            return error.into();
+                        if let Err(ending) = unrecorded.record(engine, live, state).await {
+                            return ending;
                         }
                         talk.say_more(turn, said, told);
                         continue;
                     }
+                    Err(ending) => return ending,
                 };
                 let remembers = live.agent.memory.enabled;
                 let remembers = remembers.then(|| engine.memories.next_time());
@@ -289,30 +292,13 @@ async fn turns(
                 if let Some(at) = remembers {
                     // Its memory is written between the reply and the end: a process that goes on there must find the
                     // reply, and not ask for another one, and know the entry by its time.
-                    let reply = vec![
-                        Step::Reply {
-                            turn,
-                            message: said,
-                        },
-                        Step::Remembers { at },
-                    ];
-                    let change = Change::Progress(state.progress.clone());
-                    return match engine
-                        .journal
-                        .record(live, change, reply, vec![completed])
-                        .await
-                    {
-                        Ok(_) => Ending::of(how),
-                        Err(error) => error.into(),
+                    unrecorded.steps.push(Step::Remembers { at });
+                    return match unrecorded.record(engine, live, state).await {
+                        Ok(()) => Ending::of(how),
+                        Err(ending) => ending,
                     };
                 }
-                return Ending::of(how).with(
-                    vec![Step::Reply {
-                        turn,
-                        message: said,
-                    }],
-                    vec![completed],
-                );
+                return Ending::of(how).with(unrecorded.steps, unrecorded.events);
             }
             Heard::OutOfTurns(said) => {
                 let ending = match live.agent.ad_hoc {

@@ -16,6 +16,7 @@ pub mod definitions;
 pub mod drive;
 pub mod endings;
 pub mod entry;
+pub mod final_text;
 pub mod history;
 pub mod journal;
 pub mod line;

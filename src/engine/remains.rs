@@ -71,6 +71,8 @@ pub struct Begun {
     pub completed: HashSet<String>,
     /// The last turn whose `turn.started` is in the log; 0 for none.
     pub last_turn: u32,
+    /// How often the run was resumed since its last step.
+    pub resumed: u32,
 }
 
 /// What was decided about a call that waited for a person's word.
@@ -196,6 +198,11 @@ impl Begun {
         #[derive(Deserialize)]
         struct Turn {
             turn: u32,
+        }
+        match name {
+            "run.resumed" => self.resumed += 1,
+            "turn.completed" | "tool.completed" | "approval.decided" => self.resumed = 0,
+            _ => {}
         }
         if name == "turn.started" {
             self.last_turn =

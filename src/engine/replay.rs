@@ -9,10 +9,12 @@ use crate::engine::answers::{Asked, Hands, answer, check, failed_turn};
 use crate::engine::close::{Ending, How, State};
 use crate::engine::conversation::Conversation;
 use crate::engine::entry::Draft;
+use crate::engine::final_text::{self, MAX_RESUMED_CHECKS};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::{Remains, Replied};
 use crate::engine::{endings, summary};
+use crate::store::{Change, Step};
 
 /// Takes in what an earlier process recorded, and finishes what it had begun. Children that it began are driven to
 /// their end even where this run is not to go on: it ends after them. Returns the task's text where only a summary is
@@ -53,25 +55,42 @@ pub async fn replay(
             state.partial = Some(message.content.clone());
         }
         if message.tool_calls.is_empty() {
-            let format = &live.agent.params.response_format;
             if let Some(told) = told {
                 summed_up = summary::prompt(live).map(|_| message.content.clone());
                 talk.say_more(turn, message, told);
                 continue;
             }
-            let content = match summed_up {
+            let content = match summed_up.take() {
                 Some(task) if message.content.trim().is_empty() => task,
-                _ => message.content,
+                _ => message.content.clone(),
             };
-            return Err(match structured::check(format, &content) {
-                Ok(structured) => Ending::of(How::Completed {
-                    content,
-                    structured,
-                    task: talk.task().to_owned(),
-                    remembers,
-                }),
-                Err(errors) => Ending::failed(endings::output_invalid(&errors)),
-            });
+            let checked = final_text::check_again(live, &content, begun.resumed);
+            match Box::pin(checked).await? {
+                Ok(structured) => {
+                    return Err(Ending::of(How::Completed {
+                        content,
+                        structured,
+                        task: talk.task().to_owned(),
+                        remembers,
+                    }));
+                }
+                Err(errors) if !talk.may_repair() || begun.resumed >= MAX_RESUMED_CHECKS => {
+                    return Err(Ending::failed(endings::output_invalid(&errors)));
+                }
+                Err(errors) => {
+                    let told = structured::repair(&errors);
+                    let step = Step::Said {
+                        content: told.clone(),
+                    };
+                    let change = Change::Progress(state.progress.clone());
+                    engine
+                        .journal
+                        .record(live, change, vec![step], Vec::new())
+                        .await?;
+                    talk.say_more(turn, message, told);
+                    continue;
+                }
+            }
         }
         let is_missing = results.iter().any(Option::is_none);
         let is_begun = |call: &ToolCall| {

@@ -14,6 +14,7 @@ use crate::tools::shelf::Shelf;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::workdir::Workdir;
 use crate::tools::{Context, Delegate, Effect, Tool};
+use crate::validation;
 
 /// The tools of one run.
 pub struct Toolbox {
@@ -97,14 +98,25 @@ impl Toolbox {
         missing.find(|it| name.starts_with(&it.prefix))
     }
 
+    /// Whether its arguments need no thread of their own to be checked.
+    pub fn is_checked_inline(&self, call: &ToolCall) -> bool {
+        let tool = self.tools.get(&call.name);
+        let tool = tool.filter(|tool| tool.effect() != Effect::Delegates);
+        let schema = tool.and_then(|tool| tool.schema());
+        schema.is_none_or(|schema| validation::arguments_inline(schema, &call.arguments).is_some())
+    }
+
     /// Whether a call would come to a tool that takes its arguments.
-    pub fn accepts(&self, call: &ToolCall) -> bool {
+    pub async fn accepts(&self, call: &ToolCall) -> bool {
         let Some(tool) = self.tools.get(&call.name) else {
             return false;
         };
         let checks_itself = tool.effect() == Effect::Delegates;
         let schema = tool.schema().filter(|_| !checks_itself);
-        schema.is_none_or(|schema| fitting(call, schema).is_ok())
+        match schema {
+            Some(schema) => fitting(call, schema).await.is_ok(),
+            None => true,
+        }
     }
 
     /// Performs a call, or says that there is no such tool, or what is wrong with the arguments.
@@ -131,7 +143,7 @@ impl Toolbox {
             return tool.perform(call, context).await;
         }
         let performed = match tool.schema() {
-            Some(schema) => match fitting(call, schema) {
+            Some(schema) => match fitting(call, schema).await {
                 Ok(call) => tool.perform(&call, context).await,
                 Err(why) => Err(why),
             },
@@ -145,9 +157,9 @@ impl Toolbox {
 }
 
 /// The call with arguments that fit the schema.
-fn fitting(call: &ToolCall, schema: &Schema) -> Result<ToolCall, String> {
-    let arguments = serde_json::from_str(call.arguments.get()).unwrap_or_default();
-    let fitting = schema.fit(arguments).and_then(|fitting| {
+async fn fitting(call: &ToolCall, schema: &Schema) -> Result<ToolCall, String> {
+    let fitting = validation::arguments(schema, &call.arguments).await;
+    let fitting = fitting.and_then(|fitting| {
         serde_json::value::to_raw_value(&fitting).map_err(|error| vec![error.to_string()])
     });
     match fitting {

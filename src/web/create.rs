@@ -16,13 +16,13 @@ use serde_json::{Map, Value};
 
 use crate::domain::agent::{Budget, Effort, ResponseFormat, check_extra, is_agent_name};
 use crate::domain::run::Run;
-use crate::domain::schema::Schema;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
 use crate::engine::journal::Listener;
 use crate::engine::sessions::OnBusy;
 use crate::store::{Claim, Claimed, StoreError};
+use crate::validation;
 use crate::web::auth::Caller;
 use crate::web::body::{self, MAX_DEPTH, Object, Sent};
 use crate::web::error::Problem;
@@ -66,7 +66,7 @@ pub async fn create(
         owner,
         trace,
         claim: claim.clone(),
-        ..ask(sent, agent, &state.settings)?
+        ..ask(sent, agent, &state.settings).await?
     };
     let started = match manner {
         Manner::Stream => {
@@ -109,7 +109,7 @@ pub async fn dry_run(
     request: Request,
 ) -> Result<Response, Problem> {
     let posted = Posted::read(&state.settings, request).await?;
-    let ask = ask(posted.sent, agent, &state.settings)?;
+    let ask = ask(posted.sent, agent, &state.settings).await?;
     Ok(runs::json(
         StatusCode::OK,
         &state.runner.dry_run(ask).await?,
@@ -203,7 +203,7 @@ async fn replay(
 }
 
 /// The wish that a body says.
-fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
+async fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
     match sent {
         Sent::Nothing => Ok(RunAsk {
             agent,
@@ -214,7 +214,7 @@ fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem
             input: Some(input),
             ..RunAsk::default()
         }),
-        Sent::Json(bytes) => body::json::<Create>(&bytes)?.ask(agent, settings),
+        Sent::Json(bytes) => Box::pin(body::json::<Create>(&bytes)?.ask(agent, settings)).await,
     }
 }
 
@@ -329,7 +329,7 @@ enum FormatKind {
 
 impl Create {
     /// The wish that the body says, checked as far as it can be without the agent.
-    fn ask(self, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
+    async fn ask(self, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
         let labels = self.labels.unwrap_or_default();
         check_labels(&labels, settings.max_labels)?;
         let session = self.session.map(session).transpose()?;
@@ -340,15 +340,11 @@ impl Create {
             let why = "cannot be sent with a session, which has a conversation of its own";
             return Err(invalid("/messages", why));
         }
-        let format = self
-            .response_format
-            .map(|Object(format)| format.read("/response_format"))
-            .transpose()?;
-        let mut params = self
-            .params
-            .map(|Object(params)| params.read())
-            .transpose()?
-            .unwrap_or_default();
+        let format = Format::read(self.response_format, "/response_format").await?;
+        let mut params = match self.params {
+            Some(Object(params)) => params.read().await?,
+            None => ParamsPatch::default(),
+        };
         if format.is_some() && params.response_format.is_some() {
             return Err(invalid(
                 "/params/response_format",
@@ -389,7 +385,7 @@ impl Create {
 }
 
 impl Params {
-    fn read(self) -> Result<ParamsPatch, Problem> {
+    async fn read(self) -> Result<ParamsPatch, Problem> {
         if self.temperature.is_some_and(|t| t < 0.0) {
             return Err(invalid("/params/temperature", "must be non-negative"));
         }
@@ -403,10 +399,7 @@ impl Params {
         if self.max_tokens == Some(0) {
             return Err(invalid("/params/max_tokens", "must be at least 1"));
         }
-        let response_format = self
-            .response_format
-            .map(|Object(format)| format.read("/params/response_format"))
-            .transpose()?;
+        let response_format = Format::read(self.response_format, "/params/response_format").await?;
         Ok(ParamsPatch {
             temperature: self.temperature,
             max_tokens: self.max_tokens,
@@ -439,11 +432,17 @@ impl Limits {
 }
 
 impl Format {
-    fn read(self, pointer: &str) -> Result<ResponseFormat, Problem> {
+    async fn read(
+        format: Option<Object<Self>>,
+        pointer: &str,
+    ) -> Result<Option<ResponseFormat>, Problem> {
+        let Some(Object(format)) = format else {
+            return Ok(None);
+        };
         let place = format!("{pointer}/schema");
-        match (self.r#type, self.schema) {
-            (FormatKind::Text, None) => Ok(ResponseFormat::Text),
-            (FormatKind::JsonObject, None) => Ok(ResponseFormat::JsonObject),
+        match (format.r#type, format.schema) {
+            (FormatKind::Text, None) => Ok(Some(ResponseFormat::Text)),
+            (FormatKind::JsonObject, None) => Ok(Some(ResponseFormat::JsonObject)),
             (FormatKind::JsonSchema, None) => {
                 Err(invalid(&place, "is required when type is json_schema"))
             }
@@ -455,9 +454,11 @@ impl Format {
                 if !schema.get().starts_with('{') {
                     return Err(invalid(&place, "must be an object"));
                 }
-                let schema = Schema::read(Arc::from(schema))
+                let schema = validation::schema(Arc::from(schema))
+                    .await
                     .map_err(|why| invalid(&place, format!("is no JSON Schema: {why}")))?;
-                Ok(ResponseFormat::JsonSchema(Arc::clone(schema.raw())))
+                let raw = Arc::clone(schema.raw());
+                Ok(Some(ResponseFormat::JsonSchema(raw)))
             }
             (FormatKind::Text | FormatKind::JsonObject, Some(_)) => {
                 Err(invalid(&place, "is only for type json_schema"))
@@ -552,7 +553,10 @@ mod tests {
             client_timeout: Duration::from_secs(30),
             max_labels: 64,
         };
-        body::json::<Create>(body.to_string().as_bytes())?.ask("a".to_owned(), &settings)
+        let create = body::json::<Create>(body.to_string().as_bytes())?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let ask = create.ask("a".to_owned(), &settings);
+        runtime.expect("a runtime").block_on(ask)
     }
 
     fn refused(body: &Value) -> String {

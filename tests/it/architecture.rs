@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("config", 1),
     ("domain", 1),
     ("net", 1),
+    ("validation", 1),
 ];
 
 /// Crates that may be named only in these places (a room, or a file without `.rs`).
@@ -69,6 +70,7 @@ const SIBLINGS: &[(&str, &str)] = &[
     ("providers", "config"),
     ("config", "domain"),
     ("config", "net"),
+    ("validation", "domain"),
 ];
 
 #[test]

@@ -23,6 +23,7 @@ mod echo;
 mod events;
 mod failing_store;
 mod hostile_files;
+mod hostile_schemas;
 mod hostile_wires;
 mod http_errors;
 mod idempotency;

@@ -13,6 +13,7 @@ use crate::domain::schema::Schema;
 use crate::tools::Effect;
 use crate::tools::mcp::failure::Failure;
 use crate::tools::mcp::link::Link;
+use crate::validation;
 
 /// Most pages that are asked for.
 const MOST_PAGES: usize = 64;
@@ -72,7 +73,7 @@ pub async fn all(server: &str, link: &Link) -> Result<Listed, Failure> {
     }
     let is_cut = cursor.is_some() || tools.len() > MOST_TOOLS;
     tools.truncate(MOST_TOOLS);
-    let mut listed = described(server, tools);
+    let mut listed = described(server, tools).await;
     if is_cut {
         let told = format!(
             "MCP server \"{server}\" lists more than {MOST_TOOLS} tools or {MOST_PAGES} pages; the rest is left out"
@@ -82,13 +83,13 @@ pub async fn all(server: &str, link: &Link) -> Result<Listed, Failure> {
     Ok(listed)
 }
 
-fn described(server: &str, tools: Vec<Tool>) -> Listed {
+async fn described(server: &str, tools: Vec<Tool>) -> Listed {
     let mut listed = Listed::default();
     let mut names = BTreeSet::new();
     let mut bytes = 0;
     for tool in tools {
         let own_name = tool.name.to_string();
-        let fit = fit(server, tool).and_then(|tool| {
+        let fit = fit(server, tool).await.and_then(|tool| {
             let spec = &tool.spec;
             let size = spec.description.len() + spec.parameters.get().len();
             if bytes + size > MOST_BYTES {
@@ -116,7 +117,7 @@ fn described(server: &str, tools: Vec<Tool>) -> Listed {
     listed
 }
 
-fn fit(server: &str, tool: Tool) -> Result<Described, String> {
+async fn fit(server: &str, tool: Tool) -> Result<Described, String> {
     // Providers take letters, digits, _ and -; MCP knows dots and slashes, too.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let plain = tool.name.replace(|c| !is_plain(c), "_");
@@ -150,7 +151,7 @@ fn fit(server: &str, tool: Tool) -> Result<Described, String> {
             description: shorten(&description, MOST_DESCRIPTION),
             parameters: Arc::clone(&parameters),
         },
-        schema: Schema::read(parameters).ok(),
+        schema: validation::schema(parameters).await.ok(),
         effect: match is_safe {
             true => Effect::Reads,
             false => Effect::Changes,
@@ -165,19 +166,20 @@ mod tests {
     use super::described;
     use crate::tools::Effect;
 
-    fn tools(tools: Value) -> super::Listed {
-        described("s", serde_json::from_value(tools).expect("tools"))
+    async fn tools(tools: Value) -> super::Listed {
+        described("s", serde_json::from_value(tools).expect("tools")).await
     }
 
-    #[test]
-    fn names_fit_providers_and_never_collide() {
+    #[tokio::test]
+    async fn names_fit_providers_and_never_collide() {
         let long = "x".repeat(62);
         let listed = tools(json!([
             {"name": "a.b", "inputSchema": {}},
             {"name": "a/b", "inputSchema": {}},
             {"name": long, "inputSchema": {}},
             {"name": "a.b", "inputSchema": {}},
-        ]));
+        ]))
+        .await;
         let names: Vec<&str> = listed
             .tools
             .iter()
@@ -195,13 +197,13 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_servers_tools_are_bounded_in_sum() {
+    #[tokio::test]
+    async fn a_servers_tools_are_bounded_in_sum() {
         let large = "x".repeat(15 << 10);
         let many: Vec<Value> = (0..200)
             .map(|n| json!({"name": format!("t{n}"), "description": large, "inputSchema": {}}))
             .collect();
-        let listed = tools(Value::from(many));
+        let listed = tools(Value::from(many)).await;
         let bytes: usize = listed
             .tools
             .iter()
@@ -211,14 +213,15 @@ mod tests {
         assert!(listed.left_out[0].contains("more than 1048576 bytes"));
     }
 
-    #[test]
-    fn hints_say_what_may_be_repeated_and_a_bad_schema_only_goes_unchecked() {
+    #[tokio::test]
+    async fn hints_say_what_may_be_repeated_and_a_bad_schema_only_goes_unchecked() {
         let listed = tools(json!([
             {"name": "a", "inputSchema": {}, "annotations": {"readOnlyHint": true}},
             {"name": "b", "inputSchema": {}, "annotations": {"idempotentHint": true}},
             {"name": "c", "inputSchema": {}, "annotations": {"readOnlyHint": false}},
             {"name": "d", "inputSchema": {"type": 7}},
-        ]));
+        ]))
+        .await;
         let effects: Vec<Effect> = listed.tools.iter().map(|tool| tool.effect).collect();
         assert_eq!(
             effects,

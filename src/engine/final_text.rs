@@ -1,0 +1,93 @@
+//! Checks the final text of a run against the shape that was requested. A check that takes a thread of its own is made
+//! once the reply is recorded: a process that resumes the run does not request another reply, and gives up a check that
+//! processes keep being stopped in.
+
+use std::sync::Arc;
+
+use crate::domain::event::EventKind;
+use crate::engine::answers::failed_turn;
+use crate::engine::close::{Ending, State};
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::engine::turn;
+use crate::store::{Change, Step};
+use crate::validation;
+
+/// How often a run is resumed within one check before the check is given up.
+pub const MAX_RESUMED_CHECKS: u32 = 3;
+
+/// What is to be recorded of a reply; empty once it is.
+pub struct Unrecorded {
+    /// The reply.
+    pub steps: Vec<Step>,
+    /// The end of its turn.
+    pub events: Vec<EventKind>,
+}
+
+impl Unrecorded {
+    /// Records it, if it is not yet.
+    ///
+    /// # Errors
+    /// The run's end, if the record could not be written.
+    pub async fn record(
+        &mut self,
+        engine: &Arc<Engine>,
+        live: &Arc<LiveRun>,
+        state: &State,
+    ) -> Result<(), Ending> {
+        if self.steps.is_empty() && self.events.is_empty() {
+            return Ok(());
+        }
+        let (steps, events) = (
+            std::mem::take(&mut self.steps),
+            std::mem::take(&mut self.events),
+        );
+        let change = Change::Progress(state.progress.clone());
+        engine.journal.record(live, change, steps, events).await?;
+        Ok(())
+    }
+}
+
+/// Whether the text of a reply fits: true if it is JSON, false if any text will do, or what does not fit.
+///
+/// # Errors
+/// The run's end, if it was stopped meanwhile, is overdue, or could not be recorded.
+pub async fn check(
+    engine: &Arc<Engine>,
+    live: &Arc<LiveRun>,
+    state: &State,
+    content: &str,
+    reply: &mut Unrecorded,
+) -> Result<Result<bool, Vec<String>>, Ending> {
+    let format = &live.agent.params.response_format;
+    if let Some(checked) = validation::output_inline(format, content) {
+        return Ok(checked);
+    }
+    Box::pin(reply.record(engine, live, state)).await?;
+    let checked = turn::bounded(live, Box::pin(validation::output(format, content))).await;
+    checked.map_err(|error| failed_turn(live, error))
+}
+
+/// As [`check`], for a reply that an earlier process recorded; the run was resumed that often since.
+///
+/// # Errors
+/// As [`check`].
+pub async fn check_again(
+    live: &LiveRun,
+    content: &str,
+    resumed: u32,
+) -> Result<Result<bool, Vec<String>>, Ending> {
+    let format = &live.agent.params.response_format;
+    if let Some(checked) = validation::output_inline(format, content) {
+        return Ok(checked);
+    }
+    if resumed >= MAX_RESUMED_CHECKS {
+        let why = format!(
+            "the daemon stopped {} times while it was checked",
+            resumed + 1
+        );
+        return Ok(Err(vec![why]));
+    }
+    let checked = turn::bounded(live, Box::pin(validation::output(format, content))).await;
+    checked.map_err(|error| failed_turn(live, error))
+}

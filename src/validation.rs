@@ -1,0 +1,141 @@
+//! Checks what comes from outside against schemas that come from outside: small ones at once, others on threads of
+//! their own, few at a time, so that no client, model or MCP server holds up anything else. Each check ends within
+//! seconds, whatever it is.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, LazyLock};
+use std::thread;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::domain::agent::ResponseFormat;
+use crate::domain::schema::{STACK, Schema};
+use crate::domain::structured;
+
+/// Larger JSON than this is not even parsed on a thread of the runtime.
+const INLINE_BYTES: usize = 256 << 10;
+
+/// Threads that check at the same time: the runtime keeps the rest of the processors.
+static THREADS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    Arc::new(Semaphore::new((processors / 2).clamp(1, 8)))
+});
+
+/// The schema in this JSON, found to be one.
+///
+/// # Errors
+/// Why it is none.
+pub async fn schema(raw: Arc<RawValue>) -> Result<Schema, String> {
+    let schema = Schema::read(raw)?;
+    let checked = match schema.compile_inline() {
+        Some(checked) => checked,
+        None => {
+            let raw = Arc::clone(schema.raw());
+            on_thread(move || Schema::read(raw)?.compile()).await?
+        }
+    };
+    checked.map(|()| schema)
+}
+
+/// As [`schema`], for callers that may block.
+///
+/// # Errors
+/// Why it is none.
+pub fn schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
+    let schema = Schema::read(raw)?;
+    let checked = match schema.compile_inline() {
+        Some(checked) => checked,
+        None => thread::scope(|scope| {
+            let spawned = builder().spawn_scoped(scope, || schema.compile());
+            let thread = spawned.map_err(|error| no_thread(&error))?;
+            thread.join().unwrap_or_else(|_| Err(broken()))
+        }),
+    };
+    checked.map(|()| schema)
+}
+
+/// The arguments in this JSON as they fit the schema; see [`Schema::fit`].
+///
+/// # Errors
+/// What does not fit, a sentence each.
+pub async fn arguments(schema: &Schema, json: &Arc<RawValue>) -> Result<Value, Vec<String>> {
+    if let Some(checked) = arguments_inline(schema, json) {
+        return checked;
+    }
+    let (raw, json) = (Arc::clone(schema.raw()), Arc::clone(json));
+    let checked = on_thread(move || {
+        let schema = Schema::read(raw).map_err(|why| vec![why])?;
+        schema.fit(parsed(&json))
+    });
+    checked.await.unwrap_or_else(|why| Err(vec![why]))
+}
+
+/// As [`arguments`]; none if finding out takes a thread of its own.
+pub fn arguments_inline(schema: &Schema, json: &RawValue) -> Option<Result<Value, Vec<String>>> {
+    if json.get().len() > INLINE_BYTES {
+        return None;
+    }
+    schema.fit_inline(parsed(json)).ok()
+}
+
+/// As [`output`]; none if finding out takes a thread of its own.
+pub fn output_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, Vec<String>>> {
+    match format {
+        ResponseFormat::Text => Some(Ok(false)),
+        _ if text.len() > INLINE_BYTES => None,
+        _ => structured::check_inline(format, text),
+    }
+}
+
+/// Whether a final text has the shape that was requested: true if that is JSON, false if any text will do.
+///
+/// # Errors
+/// What does not fit, a sentence each.
+pub async fn output(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
+    if let Some(checked) = output_inline(format, text) {
+        return checked;
+    }
+    let (format, text) = (format.clone(), text.to_owned());
+    let checked = on_thread(move || structured::check(&format, &text)).await;
+    checked.unwrap_or_else(|why| Err(vec![why]))
+}
+
+fn parsed(json: &RawValue) -> Value {
+    serde_json::from_str(json.get()).unwrap_or_default()
+}
+
+/// Runs `work`, which bounds its own time, on a thread that has the stack for it. A caller that goes away does not end
+/// it, and it counts until it has ended.
+///
+/// # Errors
+/// Why it could not be done, in words for whoever waits for it.
+async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    let permit = Arc::clone(&THREADS).acquire_owned().await;
+    let (sender, done) = oneshot::channel();
+    let spawned = builder().spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        drop(permit);
+        // Nobody waits any more if the run was stopped.
+        let _ = sender.send(result.map_err(|_| broken()));
+    });
+    spawned.map_err(|error| no_thread(&error))?;
+    done.await.unwrap_or_else(|_| Err(broken()))
+}
+
+fn builder() -> thread::Builder {
+    thread::Builder::new()
+        .name("schema".to_owned())
+        .stack_size(STACK)
+}
+
+fn no_thread(error: &std::io::Error) -> String {
+    format!("it cannot be checked now: no thread for it ({error})")
+}
+
+fn broken() -> String {
+    "it cannot be checked: the check broke down".to_owned()
+}

@@ -1,0 +1,212 @@
+//! Schemas that cost far more than their size: they hold up nobody, end their run, and do not come back after a restart.
+
+use std::time::{Duration, Instant};
+
+use axed::config::load::environment;
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::events::count;
+use crate::support::provider::answer::{calls, says};
+
+/// The same subschema, tried twice as often with each of 24 references.
+fn doubled(inner: &Value) -> Value {
+    let mut definitions = serde_json::Map::new();
+    for step in 0..24 {
+        let next = json!({"$ref": format!("#/$defs/{}", step + 1)});
+        let never = |n: u32| json!({"minProperties": n, "minItems": n, "minLength": n});
+        let twice = json!({"anyOf": [
+            {"allOf": [next, never(1_000_000)]},
+            {"allOf": [next, never(2_000_000)]},
+        ]});
+        definitions.insert(step.to_string(), twice);
+    }
+    definitions.insert("24".to_owned(), inner.clone());
+    json!({"type": "object", "$defs": definitions, "properties": {"n": {"$ref": "#/$defs/0"}}})
+}
+
+/// One whose constant is deep in the value: what is compared was not counted.
+fn compares() -> (Value, Value) {
+    let numbers: Value = (0..3_000).collect();
+    let deep = json!([[numbers]]);
+    (doubled(&json!({"const": deep})), json!({"n": deep}))
+}
+
+/// One whose patterns go through the value from each of its bytes.
+fn matches() -> (Value, Value) {
+    let value = json!({"n": "xab".repeat(20_000)});
+    (doubled(&json!({"pattern": "(x|.)*x[a-y]{400}z"})), value)
+}
+
+fn request(schema: &Value) -> Value {
+    json!({"input": "go", "response_format": {"type": "json_schema", "schema": schema}})
+}
+
+/// Looks at `/livez` until `work` is done; how long the slowest answer took.
+async fn slowest_livez<T>(app: &TestApp, work: impl Future<Output = T>) -> (T, Duration) {
+    let mut slowest = Duration::ZERO;
+    tokio::pin!(work);
+    loop {
+        let started = Instant::now();
+        assert_eq!(app.get("/livez").await.status, 200);
+        slowest = slowest.max(started.elapsed());
+        tokio::select! {
+            done = &mut work => return (done, slowest),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_hostile_schema_ends_its_run_and_holds_up_nobody() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .agent("other", "")
+        .spawn()
+        .await;
+    app.provider.always("other", |_| says("done"));
+    for (schema, value) in [compares(), matches()] {
+        app.provider
+            .always("solo", move |_| says(value.to_string()));
+        let before = app.provider.seen_by("solo").len();
+
+        let work = async {
+            let hostile = join_all((0..3).map(|_| app.run_with("solo", request(&schema))));
+            let other = app.run("other", "go");
+            futures_util::join!(hostile, other)
+        };
+        let ((hostile, other), slowest) = slowest_livez(&app, work).await;
+
+        assert_eq!(other.output(), "done");
+        for run in hostile {
+            let (code, message) = run.failure();
+            assert_eq!(code, "output_invalid");
+            assert!(message.contains("takes too long"), "{message}");
+        }
+        assert_eq!(
+            app.provider.seen_by("solo").len() - before,
+            6,
+            "one repair each"
+        );
+        assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    }
+}
+
+#[tokio::test]
+async fn references_do_not_overflow_the_stack() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let chain = |length: usize| {
+        let mut definitions = serde_json::Map::new();
+        for step in 0..length {
+            let next = json!({"$ref": format!("#/$defs/{}", step + 1)});
+            definitions.insert(step.to_string(), next);
+        }
+        definitions.insert(length.to_string(), json!({"items": {"$ref": "#/$defs/0"}}));
+        json!({"$defs": definitions, "$ref": "#/$defs/0"})
+    };
+    let value = (0..100).fold(json!([]), |inner, _| json!([inner]));
+    app.provider
+        .always("solo", move |_| says(value.to_string()));
+
+    let run = app.run_with("solo", request(&chain(1_500))).await;
+    assert!(["completed", "failed"].contains(&run.status()));
+    let got = app.post("/agents/solo/runs", &request(&chain(3_000))).await;
+    let detail = got.problem(422);
+    assert!(detail.contains("more than 10000"), "{detail}");
+    assert_eq!(
+        got.json()["errors"][0]["pointer"],
+        "/response_format/schema"
+    );
+    assert_eq!(app.get("/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_check_that_the_daemon_is_killed_in_is_not_begun_for_ever() {
+    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let (schema, value) = compares();
+    app.provider
+        .always("solo", move |_| says(value.to_string()));
+    let id = app
+        .start_with("solo", request(&schema))
+        .await
+        .id()
+        .to_owned();
+    let mut kills = 0;
+    // The reply is in the record before its check begins. However often the daemon is killed there, the run ends.
+    while kills < 5 {
+        let run = app.find(&id).await;
+        let mut events = app.events(&run).await;
+        events
+            .until_all(|events| {
+                count(events, "turn.completed") > 0 && count(events, "run.resumed") == kills
+                    || events
+                        .last()
+                        .is_some_and(|event| event.kind() == "run.failed")
+            })
+            .await;
+        app.crash_and_restart().await;
+        kills += 1;
+    }
+
+    let run = app.find(&id).await.ended().await;
+
+    assert_eq!(run.failure().0, "output_invalid");
+    let replies = count(&run.events().await, "turn.completed");
+    assert!(replies <= 2, "no more than the reply and one repair");
+    assert!(app.provider.seen_by("solo").len() <= replies + 1);
+}
+
+const SERVER: &str = r#"
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    id, method = message.get("id"), message.get("method")
+    if method == "initialize":
+        result = {"protocolVersion": message["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "s", "version": "1"}}
+    elif method == "tools/list":
+        with open(os.path.join(os.environ["HOME"], "schema.json")) as file:
+            result = {"tools": [{"name": "tool", "inputSchema": json.load(file)}]}
+    elif method == "tools/call":
+        result = {"content": [{"type": "text", "text": "performed"}]}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}), flush=True)
+"#;
+
+#[tokio::test]
+async fn a_hostile_schema_of_a_tool_costs_the_call() {
+    let (schema, arguments) = compares();
+    let path = environment().remove("PATH").expect("a PATH");
+    let app = TestApp::with()
+        .file("server.py", SERVER)
+        .file("schema.json", &schema.to_string())
+        .agent(
+            "a",
+            "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\"]\n",
+        )
+        .environment("PATH", &path)
+        .spawn()
+        .await;
+    app.provider.will(
+        "a",
+        [
+            calls([("s__tool", arguments)]),
+            calls([("s__tool", json!({}))]),
+            says("done"),
+        ],
+    );
+
+    let (run, slowest) = slowest_livez(&app, app.run("a", "go")).await;
+
+    assert_eq!(run.output(), "done", "{}", app.daemon.log());
+    let last = app.provider.seen_by("a").pop().expect("a request");
+    let results = last.results();
+    assert!(results[0].contains("takes too long"), "{}", results[0]);
+    assert_eq!(
+        (results[1].as_str(), last.errors()),
+        ("performed", vec![true, false])
+    );
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+}
