@@ -1,10 +1,11 @@
 //! Telemetry: here logs, where they go and how they look; below it the metrics and the traces.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, Telemetry};
+use crate::domain::terminal_text;
 
 pub mod instruments;
 pub mod metrics;
@@ -36,16 +37,36 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     // A stderr that nobody reads any more must not bring the daemon down: lines that cannot be written are lost.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
         .log_internal_errors(false);
+    let human = || FitForTerminal(terminal_text::log_line);
     let started = match format {
-        LogFormat::Json => lines.json().flatten_event(true).try_init(),
-        LogFormat::Human if terminal => lines.try_init(),
-        LogFormat::Human => lines.with_ansi(false).try_init(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .with_writer(|| FitForTerminal(terminal_text::json))
+            .try_init(),
+        LogFormat::Human if terminal => lines.with_writer(human).try_init(),
+        LogFormat::Human => lines.with_ansi(false).with_writer(human).try_init(),
     };
     // Somebody else in this process has started logging: theirs stands.
     drop(started);
     Ok(())
+}
+
+/// Writes log lines to stderr: names and errors in them come from models and servers.
+struct FitForTerminal(fn(&str) -> String);
+
+impl Write for FitForTerminal {
+    /// Each event comes in one piece.
+    fn write(&mut self, formatted: &[u8]) -> std::io::Result<usize> {
+        let line = (self.0)(&String::from_utf8_lossy(formatted));
+        std::io::stderr().write_all(line.as_bytes())?;
+        Ok(formatted.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
+    }
 }
 
 #[cfg(test)]

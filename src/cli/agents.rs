@@ -13,6 +13,7 @@ use crate::catalog::{Entry, Rules, read};
 use crate::cli::exit::Invalid;
 use crate::cli::{Sources, definition, output, quiet_config};
 use crate::domain::agent::is_agent_name;
+use crate::domain::terminal_text;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
@@ -59,7 +60,7 @@ fn list(sources: Sources) -> anyhow::Result<ExitCode> {
     let dirs = &config.agents.dirs;
     let agents = Catalog::open(dirs.clone(), Rules::of(&config)).current();
     if agents.entries.is_empty() {
-        anstream::eprintln!("axed: no agents in {}", listed(dirs));
+        output::note(format_args!("axed: no agents in {}", listed(dirs)));
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
@@ -78,6 +79,7 @@ fn list(sources: Sources) -> anyhow::Result<ExitCode> {
             (None, Some(error)) => (String::new(), format!("invalid: {error}")),
             (None, None) => continue,
         };
+        let description = terminal_text::lines(&description);
         table.add_row([entry.name.clone(), model, description]);
     }
     output::line(format_args!("{table}"))?;
@@ -98,7 +100,7 @@ fn show(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
             agent.version
         ))?;
     }
-    anstream::print!("{}", definition::to_toml(agent));
+    output::document(&definition::to_toml(agent))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -160,7 +162,7 @@ fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
         }
     }
     if checked == 0 {
-        anstream::eprintln!("axed: no agent files in {}", listed(&paths));
+        output::note(format_args!("axed: no agent files in {}", listed(&paths)));
     }
     Ok(ExitCode::from(if invalid > 0 { 2 } else { 0 }))
 }

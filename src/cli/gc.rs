@@ -83,7 +83,7 @@ async fn collect(client: &Client, args: &Args) -> anyhow::Result<()> {
 
 fn print(report: Value, json: bool) -> anyhow::Result<()> {
     if json {
-        output::line(format_args!("{report}"))?;
+        output::json_line(&report)?;
         return Ok(());
     }
     let report: Report = serde_json::from_value(report)?;

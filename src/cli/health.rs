@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::cli::Sources;
 use crate::cli::client::Client;
+use crate::cli::{Sources, output};
 use crate::config::load;
 
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub async fn health(args: Args) -> anyhow::Result<ExitCode> {
     match ask(args).await {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            anstream::eprintln!("axed: {error:#}");
+            output::note(format_args!("axed: {error:#}"));
             Ok(ExitCode::FAILURE)
         }
     }

@@ -41,15 +41,20 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // A reader of the help who has gone away does not make the help a failure.
-            let _ = error.print();
+            if error.use_stderr() {
+                // It quotes arguments, which may be copied from what a model wrote.
+                output::note(format_args!("{}", error.render().to_string().trim_end()));
+            } else {
+                // A reader of the help who has gone away does not make the help a failure.
+                let _ = error.print();
+            }
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
-            anstream::eprintln!("axed: could not start: {error}");
+            output::note(format_args!("axed: could not start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -57,7 +62,7 @@ pub fn main() -> ExitCode {
     // A read of stdin that nobody waits for any more would hold up the end of the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended.unwrap_or_else(|error| {
-        anstream::eprintln!("axed: {error:#}");
+        output::note(format_args!("axed: {error:#}"));
         ExitCode::from(exit::of_error(&error))
     })
 }

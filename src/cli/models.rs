@@ -85,8 +85,7 @@ pub fn models(args: Args) -> anyhow::Result<ExitCode> {
         .map(|(provider, model, facts)| View::of(provider, model, facts))
         .collect();
     if args.json {
-        let text = serde_json::to_string_pretty(&json!({ "data": found }))?;
-        output::line(format_args!("{text}"))?;
+        output::json(&json!({ "data": found }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
@@ -114,10 +113,10 @@ pub fn models(args: Args) -> anyhow::Result<ExitCode> {
         ]);
     }
     output::line(format_args!("{}", table.trim_fmt()))?;
-    anstream::eprintln!(
+    output::note(format_args!(
         "{} models; prices are USD per million tokens; `axed models --json` prints everything",
         found.len()
-    );
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

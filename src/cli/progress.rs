@@ -1,11 +1,11 @@
 //! Events as lines on stderr, for a person who waits for a run.
 
-use std::io::Write;
-
 use serde_json::Value;
 
+use crate::cli::output;
 use crate::cli::tree::seconds;
 use crate::domain::message::shorten;
+use crate::domain::terminal_text;
 
 /// How much a person wants to see.
 pub enum Progress {
@@ -33,24 +33,25 @@ impl Progress {
             Self::Silent => {}
             Self::Line(totals) => {
                 totals.add(event);
-                erase();
                 if let (Some(line), Some(wish)) = (line(event), &wish) {
-                    anstream::eprintln!("{line}\n{wish}");
+                    output::status(format_args!(""));
+                    output::note(format_args!("{line}\n{wish}"));
                 }
                 let Totals {
                     runs,
                     turns,
                     tokens,
                 } = totals;
-                anstream::eprint!("{runs} runs, {turns} turns, {tokens} tokens …");
-                let _ = anstream::stderr().flush();
+                output::status(format_args!(
+                    "{runs} runs, {turns} turns, {tokens} tokens …"
+                ));
             }
             Self::Lines => {
                 if let Some(line) = line(event) {
-                    anstream::eprintln!("{line}");
+                    output::note(format_args!("{line}"));
                 }
                 if let Some(wish) = wish {
-                    anstream::eprintln!("{wish}");
+                    output::note(format_args!("{wish}"));
                 }
             }
         }
@@ -59,7 +60,7 @@ impl Progress {
     /// Leaves the terminal as it was.
     pub fn done(&self) {
         if matches!(self, Self::Line(_)) {
-            erase();
+            output::status(format_args!(""));
         }
     }
 }
@@ -81,17 +82,21 @@ impl Totals {
 fn wish(event: &Value, server: &str) -> Option<String> {
     let asks = event["type"].as_str()? == "approval.requested";
     let of = |key| text(event, key);
+    // Models choose ids, and a person may copy the line into a shell.
+    let argument = |id: &str| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
+        if !id.is_empty() && id.chars().all(is_plain) {
+            return id.to_owned();
+        }
+        format!("'{}'", id.replace('\'', "'\\''"))
+    };
     asks.then(|| {
         format!(
             "  axed runs approve {} {} --server {server}   (or deny, with --reason)",
             of("run_id"),
-            of("tool_call_id")
+            argument(&of("tool_call_id"))
         )
     })
-}
-
-fn erase() {
-    anstream::eprint!("\r\x1b[K");
 }
 
 /// The event in words, indented by its run's depth; none for events that say nothing new to a person.
@@ -117,13 +122,14 @@ fn line(event: &Value) -> Option<String> {
             text(event, "child_agent"),
             seconds(number(event, "duration_ms")),
             match event["error"].as_str() {
-                Some(error) => format!(": {error}"),
+                Some(error) => format!(": {}", terminal_text::line(error)),
                 None => String::new(),
             }
         ),
         "approval.requested" => {
-            let arguments: String = event["arguments"].to_string();
-            let shown = printable(&shorten(&arguments, 400));
+            // A person decides by what this says: nothing in it may be out of sight.
+            let arguments = terminal_text::json(&event["arguments"].to_string());
+            let shown = shorten(&arguments, 400);
             format!(
                 "waits for a person's word on {} {shown}",
                 text(event, "tool")
@@ -148,10 +154,7 @@ fn line(event: &Value) -> Option<String> {
             ),
         },
         "memory.warning" | "tools.warning" | "loop.warning" => text(event, "message"),
-        "run.failed" => format!(
-            "failed: {}",
-            event["error"]["message"].as_str().unwrap_or_default()
-        ),
+        "run.failed" => format!("failed: {}", text(&event["error"], "message")),
         "run.cancelled" => format!("cancelled: {}", text(event, "reason")),
         _ => return None,
     };
@@ -169,13 +172,7 @@ fn number(event: &Value, key: &str) -> u64 {
 
 /// Texts come from models: on a terminal only those characters may arrive that cannot steer it.
 fn text(event: &Value, key: &str) -> String {
-    printable(event[key].as_str().unwrap_or_default())
-}
-
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    terminal_text::line(event[key].as_str().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -193,7 +190,7 @@ mod tests {
             Some("a: turn 1: 5 tokens in, 6 out, 2 tool calls")
         );
         let called = json!({"type": "agent.called", "agent": "a", "depth": 1, "child_agent": "b", "task": "x\u{1b}[2J"});
-        assert_eq!(line(&called).as_deref(), Some("  a: → b: x [2J"));
+        assert_eq!(line(&called).as_deref(), Some("  a: → b: x\u{fffd}[2J"));
         let returned = json!({"type": "agent.returned", "agent": "a", "depth": 0, "child_agent": "b", "duration_ms": 1500, "error": "no"});
         assert_eq!(line(&returned).as_deref(), Some("a: ← b after 1.50 s: no"));
         assert_eq!(line(&json!({"type": "run.queued"})), None);
@@ -222,6 +219,14 @@ mod tests {
         assert_eq!(
             wish(&asks, "http://h").as_deref(),
             Some("  axed runs approve run_1 c1 --server http://h   (or deny, with --reason)")
+        );
+        let mut hostile = asks;
+        hostile["tool_call_id"] = json!("c'; rm -rf ~ #");
+        assert_eq!(
+            wish(&hostile, "http://h").as_deref(),
+            Some(
+                "  axed runs approve run_1 'c'\\''; rm -rf ~ #' --server http://h   (or deny, with --reason)"
+            )
         );
     }
 }

@@ -17,6 +17,7 @@ use crate::cli::{Sources, local, output, quiet_config};
 use crate::config::Config;
 use crate::config::load::Flags;
 use crate::domain::run::Status;
+use crate::domain::terminal_text;
 
 /// Exit codes: 0 completed; 1 out of turns, loop, bad request, cancelled; 2 not found, invalid, configuration; 3 provider,
 /// missing key, timeout; 4 budget.
@@ -158,9 +159,9 @@ pub async fn settle(client: &Client, id: &str) -> anyhow::Result<Value> {
 
 fn print(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
     if json {
-        output::line(format_args!("{}", serde_json::to_string_pretty(run)?))?;
+        output::json(run)?;
     } else if let Some(content) = &view.content {
-        output::line(format_args!("{content}"))?;
+        output::document(&format!("{content}\n"))?;
     }
     if view.status != Status::Completed {
         let why = match (&view.error, &view.cancel_reason) {
@@ -168,11 +169,15 @@ fn print(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
             (None, Some(reason)) => reason.as_str(),
             (None, None) => "no reason was given",
         };
-        anstream::eprintln!("axed: run {} {}: {why}", view.id, view.status.as_str());
+        output::note(format_args!(
+            "axed: run {} {}: {why}",
+            view.id,
+            view.status.as_str()
+        ));
         if let (Some(partial), false) = (&view.partial_content, json)
             && !partial.is_empty()
         {
-            anstream::eprintln!("The last that it said:\n{partial}");
+            output::note(format_args!("The last that it said:\n{partial}"));
         }
     }
     Ok(())
@@ -180,8 +185,7 @@ fn print(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
 
 fn print_dry_run(dry: &Value, json: bool) -> anyhow::Result<()> {
     if json {
-        output::line(format_args!("{}", serde_json::to_string_pretty(dry)?))?;
-        return Ok(());
+        return output::json(dry);
     }
     for (key, value) in dry.as_object().into_iter().flatten() {
         match value {
@@ -189,7 +193,10 @@ fn print_dry_run(dry: &Value, json: bool) -> anyhow::Result<()> {
                 output::line(format_args!("{key}:\n{}\n", text.trim_end()))?;
             }
             Value::String(text) => output::line(format_args!("{key}: {text}"))?,
-            other => output::line(format_args!("{key}: {other}"))?,
+            other => {
+                let json = terminal_text::json(&other.to_string());
+                output::line(format_args!("{key}: {json}"))?;
+            }
         }
     }
     Ok(())

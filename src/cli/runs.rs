@@ -12,6 +12,7 @@ use crate::cli::exit::Invalid;
 use crate::cli::keys::Key;
 use crate::cli::{output, run, tree};
 use crate::domain::run::{RunId, Status};
+use crate::domain::terminal_text;
 
 /// Where a daemon listens that nobody told otherwise.
 const USUAL_SERVER: &str = "http://127.0.0.1:8080";
@@ -202,7 +203,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         left = left.saturating_sub(page.data.len());
         for run in page.data {
             match args.json {
-                true => output::line(format_args!("{run}"))?,
+                true => output::json_line(&run)?,
                 false => drop(table.add_row(row(&view(run)?))),
             }
         }
@@ -215,7 +216,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         return Ok(());
     }
     if table.is_empty() {
-        anstream::eprintln!("axed: no such runs at {}", client.base());
+        output::note(format_args!("axed: no such runs at {}", client.base()));
         return Ok(());
     }
     for column in table.column_iter_mut().skip(4) {
@@ -227,9 +228,9 @@ async fn list(args: &List) -> anyhow::Result<()> {
 fn row(run: &RunView) -> [String; 8] {
     [
         run.id.to_string(),
-        run.agent.clone(),
+        terminal_text::line(&run.agent),
         run.status.as_str().to_owned(),
-        run.created_at.clone(),
+        terminal_text::line(&run.created_at),
         run.tree.runs.to_string(),
         run.tree.input_tokens.to_string(),
         run.tree.output_tokens.to_string(),
@@ -240,10 +241,12 @@ fn row(run: &RunView) -> [String; 8] {
 async fn show(args: &Show) -> anyhow::Result<()> {
     let run = args.daemon.client()?.run(&args.id.to_string(), 0).await?;
     if args.json {
-        return json(&run);
+        return output::json(&run);
     }
     let run = view(run)?;
-    let line = |key: &str, value: &str| output::line(format_args!("{key:<11}{}", printable(value)));
+    let line = |key: &str, value: &str| {
+        output::line(format_args!("{key:<11}{}", terminal_text::line(value)))
+    };
     line("run", &run.id.to_string())?;
     if let Some(parent) = run.parent_id {
         line("parent", &parent.to_string())?;
@@ -274,7 +277,7 @@ async fn show(args: &Show) -> anyhow::Result<()> {
     let said = run.content.as_ref().or(run.partial_content.as_ref());
     for (what, text) in [("input", Some(&run.input)), ("content", said)] {
         if let Some(text) = text.filter(|text| !text.is_empty()) {
-            output::line(format_args!("\n{what}:\n{}", printable(text.trim_end())))?;
+            output::line(format_args!("\n{what}:\n{}", text.trim_end()))?;
         }
     }
     Ok(())
@@ -287,7 +290,7 @@ async fn show_tree(args: &Show) -> anyhow::Result<()> {
         .tree_as_json(&args.id.to_string())
         .await?;
     if args.json {
-        return json(&tree);
+        return output::json(&tree);
     }
     let root: TreeNode = serde_json::from_value(tree).context(NO_RUN)?;
     output::line(format_args!("{}", tree::table(&root)))
@@ -301,7 +304,7 @@ async fn cancel(args: &Cancel) -> anyhow::Result<()> {
         run = run::settle(&client, &id).await?;
     }
     if args.json {
-        return json(&run);
+        return output::json(&run);
     }
     let run = view(run)?;
     output::line(format_args!("{} is {}", run.id, run.status.as_str()))
@@ -314,7 +317,7 @@ async fn decide(args: &Decide, decision: &str) -> anyhow::Result<()> {
         .decide(&id, &args.call, decision, args.reason.as_deref())
         .await?;
     if args.json {
-        return json(&run);
+        return output::json(&run);
     }
     let run = view(run)?;
     output::line(format_args!("{} is {}", run.id, run.status.as_str()))
@@ -333,20 +336,6 @@ fn view(run: Value) -> anyhow::Result<RunView> {
     serde_json::from_value(run).context(NO_RUN)
 }
 
-fn json(value: &Value) -> anyhow::Result<()> {
-    output::line(format_args!("{}", serde_json::to_string_pretty(value)?))
-}
-
-/// A text of clients or models as a terminal may get it: without what would command the terminal.
-fn printable(text: &str) -> String {
-    let shown = text.chars().map(|c| match c {
-        '\n' | '\t' => c,
-        c if c.is_control() => '\u{fffd}',
-        c => c,
-    });
-    shown.collect()
-}
-
 fn id(text: &str) -> Result<RunId, Invalid> {
     text.parse()
         .map_err(|_| Invalid("a run's id is run_ and a UUID; axed runs list shows them".to_owned()))
@@ -356,17 +345,4 @@ fn status(text: &str) -> Result<Status, String> {
     let known = Status::ALL.map(Status::as_str).join(", ");
     text.parse()
         .map_err(|()| format!("a status is one of {known}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::printable;
-
-    #[test]
-    fn a_text_cannot_command_the_terminal() {
-        assert_eq!(
-            printable("a\n\tb\u{1b}[2Jc\r"),
-            "a\n\tb\u{fffd}[2Jc\u{fffd}"
-        );
-    }
 }

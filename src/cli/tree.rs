@@ -4,6 +4,7 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use crate::cli::client::{TreeNode, UsageView};
 use crate::domain::message::shorten;
+use crate::domain::terminal_text;
 
 /// Every run indented by its depth, callers before those they called, and the sum of them all.
 pub fn table(root: &TreeNode) -> String {
@@ -25,9 +26,9 @@ pub fn table(root: &TreeNode) -> String {
     while let Some((depth, run)) = ahead.pop() {
         // An unnamed agent's record has its caller's name.
         let name = run.label.as_ref().map_or_else(
-            || run.agent.clone(),
-            // A model chose it: it is shown as one line and moves no cursor.
-            |label| format!("({})", shorten(label, 40).replace(char::is_control, "?")),
+            || terminal_text::line(&run.agent),
+            // A model chose it.
+            |label| format!("({})", terminal_text::line(&shorten(label, 40))),
         );
         let agent = format!("{}{name}", "  ".repeat(depth));
         let status = run.status.as_str();
@@ -81,7 +82,7 @@ mod tests {
             "children": [],
         });
         let shown = table(&serde_json::from_value(run).expect("a tree"));
-        assert!(shown.contains("│ (look?[2J?up) ┆"), "{shown}");
+        assert!(shown.contains("│ (look\u{fffd}[2J up) ┆"), "{shown}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod message;
 pub mod run;
 pub mod schema;
 pub mod structured;
+pub mod terminal_text;
 pub mod trace;
 pub mod usage;
 pub mod webhook;

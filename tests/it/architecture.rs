@@ -46,6 +46,7 @@ const FENCES: &[(&str, &[&str])] = &[
     ("prost", &["telemetry/otlp"]),
     ("rmcp", &["tools/mcp"]),
     ("rusqlite", &["store"]),
+    ("anstream", &["cli/output", "tools/run_command/supervise"]),
     ("clap", &["cli"]),
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("anyhow", &["main", "cli", "app"]),

@@ -57,6 +57,7 @@ mod streams;
 mod structured;
 mod subagent;
 mod support;
+mod terminal;
 mod timeouts;
 mod tools_command;
 mod tools_files;

@@ -1,0 +1,158 @@
+//! Makes text of models, tools and clients fit for a terminal: nothing in it commands the terminal, changes the order
+//! in which it is read, or hides in it. The one place that decides which characters those are.
+
+use std::fmt::Write;
+
+/// What stands for a character that is left out.
+const REPLACEMENT: char = '\u{fffd}';
+
+/// A text of many lines: line breaks and tabs stay, and so do joiners, which scripts and emoji need.
+pub fn lines(text: &str) -> String {
+    let fit = |c: char| match c {
+        '\n' | '\t' => c,
+        c if is_joiner(c) => c,
+        c if is_unfit(c) => REPLACEMENT,
+        c => c,
+    };
+    // The line breaks of other systems.
+    text.replace("\r\n", "\n").chars().map(fit).collect()
+}
+
+/// A text on one line: line breaks and tabs become spaces.
+pub fn line(text: &str) -> String {
+    let fit = |c: char| match c {
+        '\n' | '\t' => ' ',
+        c if is_joiner(c) => c,
+        c if is_unfit(c) => REPLACEMENT,
+        c => c,
+    };
+    text.replace("\r\n", "\n").chars().map(fit).collect()
+}
+
+/// JSON with every such character written as `\uXXXX`: the same JSON. For machines, and for whoever decides by what it
+/// says.
+pub fn json(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\n' | '\t' => escaped.push(c),
+            c if is_unfit(c) => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    // A string takes whatever is written.
+                    let _ = write!(escaped, "\\u{unit:04x}");
+                }
+            }
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// A line of a log as it was formatted, colours included; a line break within it becomes `\n`.
+pub fn log_line(formatted: &str) -> String {
+    let line = formatted.strip_suffix('\n').unwrap_or(formatted);
+    let mut fit = String::with_capacity(formatted.len());
+    let mut rest = line;
+    while let Some(c) = rest.chars().next() {
+        if let Some(length) = colour(rest) {
+            fit.push_str(&rest[..length]);
+            rest = &rest[length..];
+            continue;
+        }
+        rest = &rest[c.len_utf8()..];
+        match c {
+            '\t' => fit.push(c),
+            c if is_joiner(c) => fit.push(c),
+            c if is_unfit(c) => fit.extend(c.escape_default()),
+            c => fit.push(c),
+        }
+    }
+    if formatted.ends_with('\n') {
+        fit.push('\n');
+    }
+    fit
+}
+
+/// The length of the sequence for a colour or another look that the text begins with.
+fn colour(text: &str) -> Option<usize> {
+    let rest = text.strip_prefix("\u{1b}[")?;
+    let parameters = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
+    let end = parameters.strip_prefix('m')?;
+    Some(text.len() - end.len())
+}
+
+/// Scripts and emoji are written with them.
+fn is_joiner(c: char) -> bool {
+    matches!(c, '\u{200c}' | '\u{200d}' | '\u{fe00}'..='\u{fe0f}')
+}
+
+/// Controls of terminals (C0, DEL, C1), controls of the reading order, other line breaks, and what is not seen at all.
+fn is_unfit(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            // Reading order.
+            '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            // Line breaks.
+            | '\u{2028}' | '\u{2029}'
+            // Unicode's default-ignorable characters.
+            | '\u{00ad}' | '\u{034f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}'
+            | '\u{206a}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+            | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{json, line, lines, log_line};
+
+    /// A clear screen by C0 and by C1, an override of the reading order, a hidden tag, a soft hyphen.
+    const HOSTILE: &str =
+        "a\u{1b}[2J\u{9b}2J\r\u{8}\u{7f}\u{202e}b\u{2066}c\u{e0041}\u{ad}\u{200b}d";
+
+    #[test]
+    fn a_text_cannot_command_the_terminal() {
+        assert_eq!(lines("a\n\tb\u{1b}[2Jc\r"), "a\n\tb\u{fffd}[2Jc\u{fffd}");
+        assert_eq!(lines("a\r\nb\n"), "a\nb\n");
+        assert_eq!(line("a\r\nb\tc"), "a b c");
+        for fit in [
+            lines(HOSTILE),
+            line(HOSTILE),
+            json(HOSTILE),
+            log_line(HOSTILE),
+        ] {
+            let is_plain = |c: char| c == '\u{fffd}' || (' '..='~').contains(&c);
+            assert!(fit.chars().all(is_plain), "{fit:?}");
+        }
+    }
+
+    #[test]
+    fn what_people_write_stays() {
+        for text in ["Grüße, 世界", "می‌خواهم", "👩‍💻 ❤️", "שלום", "e\u{301}"]
+        {
+            assert_eq!(lines(text), text);
+            assert_eq!(line(text), text);
+        }
+    }
+
+    #[test]
+    fn json_stays_the_same_value() {
+        let value = json!({"text": HOSTILE, "\u{202e}key": "👩‍💻"});
+        let shown = json(&serde_json::to_string_pretty(&value).expect("JSON"));
+        assert!(
+            shown.contains("\\u009b2J") && shown.contains("\\udb40\\udc41"),
+            "{shown}"
+        );
+        assert_eq!(serde_json::from_str::<Value>(&shown).expect("JSON"), value);
+    }
+
+    #[test]
+    fn a_log_line_keeps_its_colours_and_stays_one_line() {
+        assert_eq!(
+            log_line("\u{1b}[2m2026\u{1b}[0m \u{1b}[1;32mINFO\u{1b}[0m a\u{1b}[2J\nb\u{202e}\n"),
+            "\u{1b}[2m2026\u{1b}[0m \u{1b}[1;32mINFO\u{1b}[0m a\\u{1b}[2J\\nb\\u{202e}\n"
+        );
+    }
+}
