@@ -132,6 +132,11 @@ pub enum StartError {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// The request names a model that the run's budget in money would not hold.
+    #[error(
+        "the price of {0} is not known, and this run has a budget in money: name a model with a price, or have [prices.\"{0}\"] added to the server's configuration"
+    )]
+    Unpriced(ModelRef),
     /// The queue is full.
     #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]
     Full(Full),

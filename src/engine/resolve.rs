@@ -1,11 +1,12 @@
 //! From a wish to a definition that can run: the agent, the request's overrides, the provider, the prompt. Knows no loop.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::catalog::prompt::{self, Parts, PromptError};
-use crate::domain::agent::{Agent, Budget, Params};
+use crate::domain::agent::{Agent, Budget, ModelRef, Params};
 use crate::domain::message::Message;
 use crate::domain::run::{RunId, Scope};
 use crate::engine::ask::{
@@ -13,6 +14,7 @@ use crate::engine::ask::{
 };
 use crate::engine::parts::{Engine, Settings};
 use crate::engine::webhook;
+use crate::providers::registry::Served;
 use crate::tools::mcp::Offer;
 use crate::tools::toolbox::Toolbox;
 
@@ -79,6 +81,44 @@ pub async fn agent(engine: &Arc<Engine>, ask: &RunAsk) -> Result<Arc<Agent>, Sta
 /// Whether the agent's provider can be asked.
 pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
     engine.providers.get(&agent.model.provider)?;
+    Ok(())
+}
+
+/// Checks that a budget in money holds the models that it is for: one without a price costs nothing. The request's own
+/// model must have one; what the agents' files say is the operator's, who is warned.
+pub fn check_prices(engine: &Engine, ask: &RunAsk, agent: &Agent) -> Result<(), StartError> {
+    if agent.budget.max_cost.is_none() {
+        return Ok(());
+    }
+    let is_unpriced = |model: &ModelRef| {
+        let is_free = |served: &Arc<Served>| served.is_free;
+        engine.settings.models.price(model).is_none()
+            && !engine.providers.get(&model.provider).is_ok_and(is_free)
+    };
+    if ask.overrides.model.is_some() && is_unpriced(&agent.model) {
+        return Err(StartError::Unpriced(agent.model.clone()));
+    }
+    let agents = engine.catalog.current();
+    let called = agent
+        .sub_agents
+        .iter()
+        .filter_map(|name| agents.get(name).ok());
+    let called =
+        called.flat_map(|agent| std::iter::once(&agent.model).chain(&agent.fallback_models));
+    let unnamed = agent.subagent.iter().flat_map(|settings| &settings.model);
+    let own = std::iter::once(&agent.model).chain(&agent.fallback_models);
+    let unpriced: BTreeSet<String> = own
+        .chain(unnamed)
+        .chain(called)
+        .filter(|model| is_unpriced(model))
+        .map(ModelRef::to_string)
+        .collect();
+    for model in unpriced {
+        tracing::warn!(
+            agent = %agent.name,
+            "Agent {} has a budget in money, but the price of {model} is not known, so that nothing is counted for it: add [prices.\"{model}\"] to the configuration", agent.name
+        );
+    }
     Ok(())
 }
 
@@ -167,6 +207,7 @@ fn assemble_now(
 /// What a run of this wish would be.
 pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartError> {
     let agent = agent(engine, &ask).await?;
+    check_prices(engine, &ask, &agent)?;
     webhook::of(&engine.settings, &ask, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());

@@ -114,13 +114,8 @@ impl Runner {
         }
         let agent = resolve::agent(engine, &ask).await?;
         resolve::check_provider(engine, &agent)?;
+        resolve::check_prices(engine, &ask, &agent)?;
         let timeout = resolve::timeout(&engine.settings, &ask, &agent);
-        if agent.budget.max_cost.is_some() && engine.settings.models.price(&agent.model).is_none() {
-            tracing::warn!(
-                agent = %agent.name,
-                "Agent {} has a budget in money, but the price of {} is not known, so that nothing is counted for it: add [prices.\"{}\"] to the configuration", agent.name, agent.model, agent.model
-            );
-        }
         let webhooks = webhook::of(&engine.settings, &ask, &agent)?;
         // In line before its caller is told, so that who comes after that stays behind it.
         let (id, seat) = match &ask.session {

@@ -21,6 +21,8 @@ pub struct Served {
     pub name: String,
     /// The client.
     pub provider: Box<dyn Provider>,
+    /// Whether its models cost nothing unless a price is configured: they run here.
+    pub is_free: bool,
     /// Held around one request; none means no limit.
     pub permits: Option<Arc<Semaphore>>,
 }
@@ -93,6 +95,7 @@ impl Registry {
                         name: name.clone(),
                         why,
                     })?,
+                    is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
                     permits: config
                         .max_concurrent
                         .filter(|most| *most > 0)

@@ -293,6 +293,7 @@ impl From<StartError> for Problem {
         match error {
             StartError::Load(error) => error.into(),
             StartError::Model(_) => Self::field("invalid_model", "/model", text),
+            StartError::Unpriced(_) => Self::field("unpriced_model", "/model", text),
             StartError::Provider(_) => Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "provider_unavailable",

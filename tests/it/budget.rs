@@ -416,3 +416,55 @@ async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
     let children = run.children().await;
     assert_eq!(children[0].failure().1, "budget exceeded: used 1 of 1 runs");
 }
+
+#[tokio::test]
+async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
+    let app = TestApp::with()
+        .config("[providers.scripted]\nscripts = [\"scripts\"]\n")
+        .file("config/scripts/own.toml", "[[replies]]\ntext = \"scripted\"\n")
+        .agent("held", "model = \"anthropic/claude-sonnet-4-5\"\nfallback_models = [\"openai/backup\"]\n[budget]\nmax_cost_usd = 1")
+        .agent("free", "")
+        .spawn()
+        .await;
+    app.provider.always("priceless", |_| says("done"));
+    app.provider.always("claude-opus-4-5", |_| says("done"));
+    let with = |model: &str| json!({"input": "go", "model": model});
+
+    for path in ["/agents/held/runs", "/agents/held/dry-run"] {
+        let got = app.post(path, &with("anthropic/priceless")).await;
+        let detail = got.problem(422);
+        assert!(
+            detail.contains("the price of anthropic/priceless is not known"),
+            "{detail}"
+        );
+        let problem = got.json();
+        assert_eq!(problem["code"], "unpriced_model");
+        assert_eq!(problem["errors"][0]["pointer"], "/model");
+    }
+    assert!(app.provider.seen().is_empty(), "no model was asked");
+    // The request's own budget would not hold it either.
+    let mut own = with("anthropic/priceless");
+    own["budget"] = json!({"max_cost_usd": 1});
+    app.post("/agents/free/runs", &own).await.problem(422);
+
+    assert_eq!(
+        app.run_with("held", with("anthropic/claude-opus-4-5"))
+            .await
+            .output(),
+        "done"
+    );
+    assert_eq!(
+        app.run_with("held", with("scripted/own")).await.output(),
+        "scripted"
+    );
+    assert_eq!(
+        app.run_with("free", with("anthropic/priceless"))
+            .await
+            .output(),
+        "done"
+    );
+    // What the operator's own files name is warned of.
+    app.daemon
+        .logged("the price of openai/backup is not known")
+        .await;
+}
