@@ -220,6 +220,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         output_tokens: 80,
         cache_read_tokens: 0,
         cache_write_tokens: 0,
+        reasoning_tokens: None,
         tool_calls: vec![],
     });
     let completed = event(EventKind::RunCompleted {

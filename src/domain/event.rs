@@ -74,6 +74,8 @@ pub enum EventKind {
         output_tokens: u64,
         cache_read_tokens: u64,
         cache_write_tokens: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reasoning_tokens: Option<u64>,
         tool_calls: Vec<CalledTool>,
     },
     #[serde(rename = "tool.started")]

@@ -13,6 +13,9 @@ pub struct TokenUsage {
     pub cache_read: u64,
     /// Of `input`, those written to the provider's cache.
     pub cache_write: u64,
+    /// Of `output`, those that the model thought with, where the provider tells. Only a reply's own: no sum has them.
+    #[serde(default)]
+    pub reasoning: u64,
 }
 
 impl TokenUsage {

@@ -105,6 +105,7 @@ async fn analyse(
             .settings
             .models
             .get(&agent.model.provider, &agent.model.model),
+        cache_key: "",
         trace: None,
     };
     let bound = agent.timeout.unwrap_or(engine.settings.default_timeout);

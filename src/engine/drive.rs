@@ -229,6 +229,7 @@ async fn turns(
             output_tokens: tokens.output,
             cache_read_tokens: tokens.cache_read,
             cache_write_tokens: tokens.cache_write,
+            reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
             tool_calls: said.tool_calls.iter().map(CalledTool::from).collect(),
         };
         let said = match heard {

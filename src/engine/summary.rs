@@ -70,6 +70,7 @@ pub async fn ask(
         output_tokens: tokens.output,
         cache_read_tokens: tokens.cache_read,
         cache_write_tokens: tokens.cache_write,
+        reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
         tool_calls: Vec::new(),
     };
     let mut message = reply.message;

@@ -189,7 +189,8 @@ async fn ask_once(
         None => None,
     };
     let facts = engine.settings.models.get(&model.provider, &model.model);
-    let (params, warnings) = fit::fit(&asked, &live.agent.params, facts);
+    let (params, mut warnings) = fit::fit(&asked, &live.agent.params, facts);
+    warnings.extend(served.provider.left_out(&model.model, &params, facts));
     warn(engine, live, question.turn, warnings).await?;
     let chat = Chat::begin(live);
     let request = ChatRequest {
@@ -201,6 +202,7 @@ async fn ask_once(
         facts,
         stream: live.streams(),
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
+        cache_key: &live.agent.version,
         trace: chat.as_deref().map(|chat| &chat.place),
     };
     let mut reported = None;

@@ -19,6 +19,7 @@ pub mod openai;
 pub mod refusal;
 pub mod registry;
 pub mod request_body;
+pub mod responses;
 pub mod retry;
 pub mod scripted;
 pub mod wire;
@@ -32,6 +33,16 @@ pub trait Provider: Send + Sync + 'static {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
+
+    /// What a request to this model leaves out of these parameters and why, in words for the run's reader.
+    fn left_out(
+        &self,
+        _model: &str,
+        _params: &Params,
+        _facts: Option<&ModelFacts>,
+    ) -> Option<String> {
+        None
+    }
 }
 
 /// What comes before a reply is whole.
@@ -62,6 +73,8 @@ pub struct ChatRequest<'a> {
     pub stream: bool,
     /// Whether the run can have more than one turn, so that the prompt is worth caching.
     pub multi_turn: bool,
+    /// The version of what the prompt begins with, for services that keep prompts by a key; empty means none.
+    pub cache_key: &'a str,
     /// Where it stands in a trace, told to the service; none where nobody traces.
     pub trace: Option<&'a TraceContext>,
 }

@@ -392,6 +392,7 @@ mod tests {
                 stream: true,
                 multi_turn: false,
                 facts: None,
+                cache_key: "",
                 trace: None,
             };
             self.scripted.complete(request, deltas).await

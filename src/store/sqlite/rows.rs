@@ -153,6 +153,7 @@ pub fn usage(row: &Row<'_>, first: usize) -> rusqlite::Result<Usage> {
             output: count(1)?,
             cache_read: count(2)?,
             cache_write: count(3)?,
+            reasoning: 0,
         },
         model_calls: count(4)?,
         tool_calls: count(5)?,
