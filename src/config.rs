@@ -341,6 +341,8 @@ pub struct Provider {
     pub version: Option<String>,
     /// OpenAI: `max_tokens` or `max_completion_tokens`; none means by the address.
     pub max_tokens_field: Option<String>,
+    /// OpenAI: which of its two wires; none means by the address.
+    pub api: Option<OpenAiApi>,
     /// Most bytes of one reply.
     pub max_reply: usize,
     /// Scripted: files or directories of scripts.
@@ -354,12 +356,21 @@ pub struct Provider {
 pub enum ProviderKind {
     /// Anthropic's Messages API.
     Anthropic,
-    /// OpenAI's Chat Completions API.
+    /// OpenAI's Responses API or its Chat Completions API.
     Openai,
     /// Ollama's chat API.
     Ollama,
     /// The embedded scripted provider.
     Scripted,
+}
+
+/// The two wires of OpenAI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenAiApi {
+    /// Responses, which OpenAI's current models want.
+    Responses,
+    /// Chat Completions, which many other servers speak.
+    Chat,
 }
 
 /// `[telemetry]`

@@ -10,7 +10,7 @@ use crate::config::load::{MAX_PRICE, Place, is_plain_name, set, variable_name};
 use crate::config::models::{Override, Sampling};
 use crate::config::presets::{PRESETS, Preset, preset};
 use crate::config::section::{MAX_COUNT, Section};
-use crate::config::{MAX_REPLY, Provider, ProviderKind};
+use crate::config::{MAX_REPLY, OpenAiApi, Provider, ProviderKind};
 use crate::domain::agent::{Effort, check_extra};
 
 const KINDS: [(&str, ProviderKind); 4] = [
@@ -18,6 +18,10 @@ const KINDS: [(&str, ProviderKind); 4] = [
     ("openai", ProviderKind::Openai),
     ("ollama", ProviderKind::Ollama),
     ("scripted", ProviderKind::Scripted),
+];
+const APIS: [(&str, OpenAiApi); 2] = [
+    ("responses", OpenAiApi::Responses),
+    ("chat", OpenAiApi::Chat),
 ];
 /// The port that Ollama takes where its address names none.
 const OLLAMA_PORT: u16 = 11_434;
@@ -49,6 +53,7 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
     };
     let max_tokens_field = only_for(s, kind, ProviderKind::Openai, "max_tokens_field", fields);
     let preset = preset(name).filter(|_| kind == ProviderKind::Openai);
+    let api = api(s, kind);
     let key_env = s.checked("api_key_env", variable);
     let key_env = key_env.unwrap_or_else(|| usual_key(name, preset, place));
     let written = base_url(name, s, place);
@@ -73,6 +78,7 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
         timeout: s.seconds("timeout", 0).filter(|time| !time.is_zero()),
         version,
         max_tokens_field: max_tokens_field.or(own_field),
+        api,
         max_reply: s.size("max_reply").unwrap_or(MAX_REPLY),
         scripts: scripts(s, kind, place),
         models: s.named("models", |_, s| model(s)),
@@ -156,6 +162,16 @@ fn usual_key(name: &str, preset: Option<&Preset>, place: &Place<'_>) -> String {
     let first = keys.clone().next().unwrap_or_default();
     let is_set = |key: &&str| set(place.environment, key).is_some();
     keys.find(is_set).unwrap_or(first).to_owned()
+}
+
+/// Which of OpenAI's wires a service is spoken to on.
+fn api(s: &mut Section<'_>, kind: ProviderKind) -> Option<OpenAiApi> {
+    let node = s.peek("api")?;
+    let api = s.one_of("api", &APIS);
+    if kind != ProviderKind::Openai {
+        refuse_for_kind(s, &node, "api", ProviderKind::Openai);
+    }
+    api
 }
 
 /// A text that means something to one kind only.

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
@@ -66,6 +67,24 @@ pub fn plain_id(id: &str) -> Cow<'_, str> {
     plain(id)
 }
 
+/// Most letters of an id that OpenAI takes back, also of one that it gave itself.
+const MAX_ID: usize = 64;
+
+/// A call's id as OpenAI's Responses API takes it: plain, and short. Different ids stay different.
+pub fn short_id(id: &str) -> Cow<'_, str> {
+    let plain = plain(id);
+    if plain.len() <= MAX_ID {
+        return plain;
+    }
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    Cow::Owned(format!(
+        "{}_{:016x}",
+        &plain[..MAX_ID - 17],
+        hasher.finish()
+    ))
+}
+
 fn plain(text: &str) -> Cow<'_, str> {
     let fine = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if text.is_empty() {
@@ -111,7 +130,7 @@ pub fn check_count(count: usize) -> Result<(), ProviderError> {
 mod tests {
     use serde_json::value::RawValue;
 
-    use super::{arguments_from_json, arguments_from_text, fill_ids, plain_name};
+    use super::{arguments_from_json, arguments_from_text, fill_ids, plain_name, short_id};
     use crate::domain::message::{ToolCall, no_arguments};
 
     #[test]
@@ -162,6 +181,15 @@ mod tests {
         let ids: Vec<_> = calls.iter().map(|call| call.id.as_str()).collect();
         assert_eq!(ids, ["a", "call_1_", "a", "call_1", "call_4"]);
         assert!(!fill_ids(&mut calls));
+    }
+
+    #[test]
+    fn long_ids_are_cut_and_stay_apart() {
+        assert_eq!(short_id("functions.add:0"), "functions_add_0");
+        let [one, other] = ["1", "2"].map(|end| format!("{}{end}", "a".repeat(100)));
+        assert_eq!(short_id(&one).len(), 64);
+        assert_ne!(short_id(&one), short_id(&other));
+        assert_eq!(short_id(&short_id(&one)), short_id(&one));
     }
 
     #[test]

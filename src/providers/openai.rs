@@ -10,7 +10,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::config;
+use crate::config::{self, OpenAiApi};
 use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
@@ -39,13 +39,25 @@ enum MaxTokens {
     New,
 }
 
+/// Where the configured service is, and on which of its wires it is spoken to. The error says what is wrong with the
+/// configuration.
+pub fn address(config: &config::Provider) -> Result<(Base, OpenAiApi), String> {
+    let mut base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
+    if !base.has_path() {
+        base = base.join("/v1");
+    }
+    let usual = match base.host() == HOST {
+        true => OpenAiApi::Responses,
+        false => OpenAiApi::Chat,
+    };
+    let api = config.api.unwrap_or(usual);
+    Ok((base, api))
+}
+
 impl OpenAi {
     /// A client of the configured service. The error says what is wrong with the configuration.
     pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
-        let mut base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
-        if !base.has_path() {
-            base = base.join("/v1");
-        }
+        let (base, _) = address(config)?;
         let max_tokens = match config.max_tokens_field.as_deref() {
             Some("max_tokens") => MaxTokens::Old,
             Some("max_completion_tokens") => MaxTokens::New,
@@ -68,6 +80,11 @@ impl OpenAi {
             mark,
             max_tokens,
         })
+    }
+
+    /// What it posts with.
+    pub fn wire(&self) -> &Wire {
+        &self.wire
     }
 
     /// Reads an answer of the service. `stream` is whether a stream, and so deltas, was asked for.
@@ -265,7 +282,7 @@ impl<'a> Body<'a> {
 }
 
 /// Whether a schema is written for OpenAI's strict mode, which refuses any object that is open.
-fn is_closed(schema: &RawValue) -> bool {
+pub fn is_closed(schema: &RawValue) -> bool {
     #[derive(Deserialize)]
     struct Top<'a> {
         #[serde(borrow, rename = "additionalProperties")]
@@ -402,6 +419,12 @@ struct UsageIn {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     prompt_tokens_details: Option<PromptTokens>,
+    completion_tokens_details: Option<CompletionTokens>,
+}
+
+#[derive(Deserialize)]
+struct CompletionTokens {
+    reasoning_tokens: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -504,12 +527,16 @@ impl Heard {
         self.model = chunk.model.or(self.model.take());
         if let Some(usage) = chunk.usage {
             let cached = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
+            let thought = usage.completion_tokens_details;
+            let thought = thought.and_then(|d| d.reasoning_tokens);
             let input = calls::tokens(usage.prompt_tokens);
+            let output = calls::tokens(usage.completion_tokens);
             let usage = TokenUsage {
                 input,
-                output: calls::tokens(usage.completion_tokens),
+                output,
                 cache_read: calls::tokens(cached).min(input),
                 cache_write: 0,
+                reasoning: calls::tokens(thought).min(output),
             };
             deltas(Delta::Usage(usage));
             self.usage = Some(usage);

@@ -118,6 +118,9 @@ fn category_of_kind(kind: &str) -> Option<Category> {
     } else if has(&[
         "invalid_request",
         "bad_request",
+        "invalid_prompt",
+        "invalid_image",
+        "policy_violation",
         "not_found",
         "too_large",
         "billing",

@@ -98,7 +98,8 @@ impl std::fmt::Display for Base {
     }
 }
 
-/// A service's client: its address, its headers, its bounds and its pooled connections.
+/// A service's client: its address, its headers, its bounds and its pooled connections, which copies share.
+#[derive(Clone)]
 pub struct Wire {
     client: Client,
     url: Url,
@@ -190,6 +191,14 @@ impl Wire {
             timeout: config.timeout,
             refused,
         })
+    }
+
+    /// The same client for another path of its service.
+    pub fn elsewhere(&self, base: &Base, path: &str) -> Self {
+        Self {
+            url: base.join(path).url,
+            ..self.clone()
+        }
     }
 
     /// Posts `body`, with its place in a trace.
