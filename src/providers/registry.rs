@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use crate::config::{self, ProviderKind};
+use crate::config::{self, OpenAiApi, ProviderKind};
 use crate::providers::Provider;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
-use crate::providers::openai::OpenAi;
+use crate::providers::openai::{self, OpenAi};
+use crate::providers::responses::Responses;
 use crate::providers::scripted::Scripted;
 
 /// The providers that exist without being configured, in the order in which they are told.
@@ -142,7 +143,15 @@ fn client(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, St
     };
     Ok(match config.kind {
         ProviderKind::Anthropic => Box::new(Anthropic::new(mark("anthropic"), config)?),
-        ProviderKind::Openai => Box::new(OpenAi::new(mark("openai"), config)?),
+        ProviderKind::Openai => {
+            let chat = OpenAi::new(mark("openai"), config)?;
+            match openai::address(config)? {
+                (_, OpenAiApi::Chat) => Box::new(chat),
+                (base, OpenAiApi::Responses) => {
+                    Box::new(Responses::new(format!("responses/{name}"), &base, chat))
+                }
+            }
+        }
         ProviderKind::Ollama => Box::new(Ollama::new(mark("ollama"), config)?),
         ProviderKind::Scripted => Box::new(Scripted::load(name, &config.scripts)?),
     })
