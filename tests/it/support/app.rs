@@ -106,6 +106,11 @@ base_url = "{{provider}}"
 [providers.openai]
 api_key = "key-of-openai"
 base_url = "{{provider}}"
+[providers.responses]
+kind = "openai"
+api = "responses"
+api_key = "key-of-responses"
+base_url = "{{provider}}"
 [providers.ollama]
 base_url = "{{provider}}"
 {}"#,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axed::config::{MAX_REPLY, Provider as ProviderConfig, ProviderKind};
+use axed::config::{MAX_REPLY, OpenAiApi, Provider as ProviderConfig, ProviderKind};
 use axed::domain::agent::Params;
 use axed::domain::message::Message;
 use axed::domain::usage::TokenUsage;
@@ -12,39 +12,41 @@ use axed::providers::{ChatRequest, Delta, ProviderError, Reply};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::support::provider::seen::Wire;
 use crate::support::replay::{Answer, Replay};
 
 /// The wires.
-pub const KINDS: [ProviderKind; 3] = [
-    ProviderKind::Anthropic,
-    ProviderKind::Openai,
-    ProviderKind::Ollama,
-];
+pub const KINDS: [Wire; 4] = Wire::ALL;
 /// The key that the clients hold.
 pub const KEY: &str = "sk-very-secret-key";
 
-/// The provider's name, the wire's and the recordings' folder.
-pub fn name(kind: ProviderKind) -> &'static str {
-    match kind {
-        ProviderKind::Anthropic => "anthropic",
-        ProviderKind::Openai => "openai",
-        ProviderKind::Ollama => "ollama",
-        ProviderKind::Scripted => "scripted",
+/// The wire's name and the recordings' folder.
+pub fn name(wire: Wire) -> &'static str {
+    wire.name()
+}
+
+/// The kind of provider that speaks a wire.
+fn kind(wire: Wire) -> ProviderKind {
+    match wire {
+        Wire::Anthropic => ProviderKind::Anthropic,
+        Wire::Openai | Wire::Responses => ProviderKind::Openai,
+        Wire::Ollama => ProviderKind::Ollama,
     }
 }
 
 /// A config whose service is at `base`.
-pub fn config(kind: ProviderKind, base: &str) -> ProviderConfig {
+pub fn config(wire: Wire, base: &str) -> ProviderConfig {
     ProviderConfig {
-        kind,
+        kind: kind(wire),
         api_key: Some(KEY.into()),
-        key_env: format!("{}_API_KEY", name(kind).to_uppercase()),
+        key_env: format!("{}_API_KEY", name(wire).to_uppercase()),
         base_url: Some(base.to_owned()),
         headers: BTreeMap::new(),
         max_concurrent: None,
         timeout: None,
         version: None,
         max_tokens_field: None,
+        api: (wire == Wire::Responses).then_some(OpenAiApi::Responses),
         max_reply: MAX_REPLY,
         scripts: Vec::new(),
         is_preset: false,
@@ -55,14 +57,19 @@ pub fn config(kind: ProviderKind, base: &str) -> ProviderConfig {
 
 /// The client of a config.
 pub fn served(config: ProviderConfig) -> Arc<Served> {
-    let name = name(config.kind);
+    let name = match config.kind {
+        ProviderKind::Anthropic => "anthropic",
+        ProviderKind::Openai => "openai",
+        ProviderKind::Ollama => "ollama",
+        ProviderKind::Scripted => "scripted",
+    };
     let registry = Registry::build(&BTreeMap::from([(name.to_owned(), config)]));
     let registry = registry.expect("a valid config");
     Arc::clone(registry.get(name).expect("a served provider"))
 }
 
 /// A client of `kind` for a service that sends `answer`.
-pub fn facing(kind: ProviderKind, answer: Answer) -> (Replay, Arc<Served>) {
+pub fn facing(kind: Wire, answer: Answer) -> (Replay, Arc<Served>) {
     let service = Replay::of([answer]);
     let served = served(config(kind, &service.base()));
     (service, served)
@@ -106,23 +113,25 @@ pub async fn say(
         stream,
         multi_turn: false,
         facts: None,
+        cache_key: "",
         trace: None,
     };
     ask(served, request).await
 }
 
 /// Why there is no reply.
-pub async fn error_of(kind: ProviderKind, answer: Answer, stream: bool) -> ProviderError {
+pub async fn error_of(kind: Wire, answer: Answer, stream: bool) -> ProviderError {
     let (_service, served) = facing(kind, answer);
     let (reply, _) = hello(&served, stream).await;
     reply.expect_err("no reply")
 }
 
 /// A recorded stream of `kind`.
-pub fn stream_of(kind: ProviderKind) -> Answer {
+pub fn stream_of(kind: Wire) -> Answer {
     let case = match kind {
-        ProviderKind::Openai => "06_tool_call_stream",
-        ProviderKind::Anthropic => "06_tool_use_stream",
+        Wire::Openai => "06_tool_call_stream",
+        Wire::Responses => "04_tool_call_stream",
+        Wire::Anthropic => "06_tool_use_stream",
         _ => "06_tool_result_stream",
     };
     Answer::recorded(name(kind), case)

@@ -360,6 +360,7 @@ fn keep(request: &Seen) {
     let wire = match request.path.as_str() {
         path if path.ends_with("/v1/messages") => "anthropic",
         path if path.ends_with("/chat/completions") => "openai",
+        path if path.ends_with("/responses") => "responses",
         path if path.ends_with("/api/chat") => "ollama",
         path => panic!("no wire has the path {path}"),
     };

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use axed::config::{Provider, ProviderKind};
+use axed::config::{OpenAiApi, Provider, ProviderKind};
 use axed::providers::anthropic::Anthropic;
 use axed::providers::calls::MAX_CALLS;
 use axed::providers::ollama::Ollama;
-use axed::providers::openai::OpenAi;
+use axed::providers::openai::{self, OpenAi};
+use axed::providers::responses::Responses;
 use axed::providers::wire::Answered;
 use axed::providers::{Delta, ProviderError, Reply};
 use bytes::Bytes;
@@ -26,6 +27,7 @@ pub struct Services {
     runtime: Runtime,
     anthropic: Anthropic,
     openai: OpenAi,
+    responses: Responses,
     ollama: Ollama,
 }
 
@@ -34,8 +36,10 @@ pub struct Services {
 pub enum Wire {
     /// Anthropic's.
     Anthropic,
-    /// OpenAI's.
+    /// OpenAI's chat.
     OpenAi,
+    /// OpenAI's Responses.
+    Responses,
     /// Ollama's.
     Ollama,
 }
@@ -87,6 +91,7 @@ impl Services {
             timeout: None,
             version: None,
             max_tokens_field: None,
+            api: None,
             max_reply: MAX_REPLY,
             scripts: Vec::new(),
             is_preset: false,
@@ -95,10 +100,14 @@ impl Services {
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let mark = || "mark".to_owned();
+        let openai = || OpenAi::new(mark(), &config(ProviderKind::Openai)).expect("a client");
+        let (base, api) = openai::address(&config(ProviderKind::Openai)).expect("an address");
+        assert_eq!(api, OpenAiApi::Chat, "by the address");
         Self {
             runtime: runtime.expect("a runtime"),
             anthropic: Anthropic::new(mark(), &config(ProviderKind::Anthropic)).expect("a client"),
-            openai: OpenAi::new(mark(), &config(ProviderKind::Openai)).expect("a client"),
+            openai: openai(),
+            responses: Responses::new(mark(), &base, openai()),
             ollama: Ollama::new(mark(), &config(ProviderKind::Ollama)).expect("a client"),
         }
     }
@@ -139,6 +148,10 @@ impl Services {
             match wire {
                 Wire::Anthropic => self.anthropic.hear(answered, sent.stream, deltas).await,
                 Wire::OpenAi => self.openai.hear(answered, sent.stream, deltas).await,
+                Wire::Responses => {
+                    let service = &self.responses;
+                    service.hear(answered, "model", sent.stream, deltas).await
+                }
                 Wire::Ollama => self.ollama.hear(answered, sent.stream, deltas).await,
             }
         });

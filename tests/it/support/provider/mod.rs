@@ -1,4 +1,4 @@
-//! The fake provider: a real HTTP server that speaks Anthropic's, OpenAI's and Ollama's wires from a script, keeps what
+//! The fake provider: a real HTTP server that speaks Anthropic's, OpenAI's two and Ollama's wires from a script, keeps what
 //! it was asked and what it charged for, and notices when the other side hangs up.
 
 pub mod answer;
@@ -8,6 +8,8 @@ pub mod wires;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -45,6 +47,7 @@ impl FakeProvider {
         let routes = Router::new()
             .route("/v1/messages", post(anthropic))
             .route("/v1/chat/completions", post(openai))
+            .route("/v1/responses", post(responses))
             .route("/api/chat", post(ollama))
             .with_state(book.clone());
         let mut server = JoinSet::new();
@@ -285,6 +288,10 @@ async fn openai(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Re
     answer(book, Wire::Openai, headers, &body).await
 }
 
+async fn responses(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Response {
+    answer(book, Wire::Responses, headers, &body).await
+}
+
 async fn ollama(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Response {
     answer(book, Wire::Ollama, headers, &body).await
 }
@@ -301,13 +308,17 @@ async fn answer(book: Book, wire: Wire, headers: HeaderMap, body: &[u8]) -> Resp
     if let Some(gate) = &answer.before {
         gate.passed().await;
     }
+    let written = wires::write(&seen, &answer);
+    if wire == Wire::Responses && is_reply {
+        keep(&seen, &written);
+    }
     let Written {
         status,
         kind,
         pieces,
         first,
         filler,
-    } = wires::write(&seen, &answer);
+    } = written;
     let body = if answer.ending == Ending::Whole && answer.middle.is_none() && !seen.streams() {
         under_way.end(true);
         Body::from(pieces.concat())
@@ -383,4 +394,19 @@ impl Playing {
             }
         }
     }
+}
+
+/// Writes a reply of this provider's own down for `tests/validate_wire.sh`, which sets `AXED_KEEP_REPLIES`.
+fn keep(seen: &Seen, written: &Written) {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let Some(folder) = axed::config::load::environment().remove("AXED_KEEP_REPLIES") else {
+        return;
+    };
+    let ending = match seen.streams() {
+        true => "sse",
+        false => "json",
+    };
+    let count = COUNT.fetch_add(1, Ordering::SeqCst);
+    let file = Path::new(&folder).join(format!("responses-{count:03}.{ending}"));
+    std::fs::write(file, written.pieces.concat()).expect("a folder for replies");
 }

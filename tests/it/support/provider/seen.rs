@@ -10,19 +10,32 @@ pub enum Wire {
     Anthropic,
     /// `/v1/chat/completions`
     Openai,
+    /// `/v1/responses`
+    Responses,
     /// `/api/chat`
     Ollama,
 }
 
 impl Wire {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Anthropic, Self::Openai, Self::Ollama];
+    pub const ALL: [Self; 4] = [Self::Anthropic, Self::Openai, Self::Responses, Self::Ollama];
+
+    /// What the configuration of a provider says of its wire.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Responses => "kind = \"openai\"\napi = \"responses\"",
+            Self::Anthropic => "kind = \"anthropic\"",
+            Self::Openai => "kind = \"openai\"",
+            Self::Ollama => "kind = \"ollama\"",
+        }
+    }
 
     /// The provider's name in the daemon's configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Anthropic => "anthropic",
             Self::Openai => "openai",
+            Self::Responses => "responses",
             Self::Ollama => "ollama",
         }
     }
@@ -64,6 +77,7 @@ impl Seen {
     pub fn system(&self) -> String {
         match self.wire {
             Wire::Anthropic => text(&self.body["system"]),
+            Wire::Responses => text(&self.body["instructions"]),
             Wire::Openai | Wire::Ollama => self
                 .messages()
                 .iter()
@@ -84,10 +98,24 @@ impl Seen {
 
     /// Which of its run's turns it is, counted from 1.
     pub fn turn(&self) -> usize {
+        if self.wire == Wire::Responses {
+            return 1 + self.replies();
+        }
         let replies = self.messages().iter();
         1 + replies
             .filter(|message| message["role"] == "assistant")
             .count()
+    }
+
+    /// How many replies stand in the input, which has one item or more for each.
+    fn replies(&self) -> usize {
+        let is_said = |item: &Value| {
+            let kind = item["type"].as_str().unwrap_or_default();
+            item["role"] == "assistant" || matches!(kind, "function_call" | "reasoning")
+        };
+        let said: Vec<bool> = self.messages().iter().map(is_said).collect();
+        let begins = |at: usize| said[at] && (at == 0 || !said[at - 1]);
+        (0..said.len()).filter(|at| begins(*at)).count()
     }
 
     /// The texts of all tool results, in their order.
@@ -100,6 +128,7 @@ impl Seen {
                     .map(|block| text(&block["content"]))
                     .collect(),
                 _ if message["role"] == "tool" => vec![text(&message["content"])],
+                _ if message["type"] == "function_call_output" => vec![text(&message["output"])],
                 _ => Vec::new(),
             }
         });
@@ -138,6 +167,11 @@ impl Seen {
                     "description": tool["description"],
                     "parameters": tool["input_schema"],
                 }),
+                Wire::Responses => json!({
+                    "name": tool["name"],
+                    "description": tool["description"],
+                    "parameters": tool["parameters"],
+                }),
                 Wire::Openai | Wire::Ollama => json!({
                     "name": tool["function"]["name"],
                     "description": tool["function"]["description"],
@@ -156,7 +190,11 @@ impl Seen {
     }
 
     fn messages(&self) -> &[Value] {
-        self.body["messages"]
+        let field = match self.wire {
+            Wire::Responses => "input",
+            _ => "messages",
+        };
+        self.body[field]
             .as_array()
             .map(Vec::as_slice)
             .unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Writes answers down as the three services do, whole or as a stream.
+//! Writes answers down as the services do, whole or as a stream.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
@@ -43,11 +43,13 @@ pub fn write(seen: &Seen, answer: &Answer) -> Written {
             match (seen.wire, seen.streams()) {
                 (Wire::Anthropic, true) => reply.anthropic_stream(),
                 (Wire::Openai, true) => reply.openai_stream(seen),
+                (Wire::Responses, true) => reply.responses_stream(),
                 (Wire::Ollama, true) => reply.ollama_stream(),
                 (wire, false) => {
                     let body = match wire {
                         Wire::Anthropic => reply.anthropic(),
                         Wire::Openai => reply.openai(),
+                        Wire::Responses => reply.responses(),
                         Wire::Ollama => reply.ollama(),
                     };
                     halves(200, "application/json", &Bytes::from(body.to_string()))
@@ -223,6 +225,113 @@ impl Reply<'_> {
         stream("text/event-stream", pieces, 2, filler)
     }
 
+    /// The output items, in the order in which a model gives them.
+    fn responses_items(&self) -> Vec<Value> {
+        let mut items = Vec::new();
+        if !self.text.is_empty() {
+            items.push(json!({
+                "type": "message", "id": format!("msg_{}", self.number), "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}],
+            }));
+        }
+        for (index, (name, arguments)) in self.calls.iter().enumerate() {
+            items.push(json!({
+                "type": "function_call", "id": format!("fc_{}_{index}", self.number), "call_id": self.id(index),
+                "name": name, "arguments": arguments.to_string(), "status": "completed",
+            }));
+        }
+        items
+    }
+
+    fn responses(&self) -> Value {
+        let (status, details) = match self.stop {
+            "completed" => ("completed", Value::Null),
+            reason => ("incomplete", json!({"reason": reason})),
+        };
+        let mut body = self.responses_begun(status);
+        body["output"] = self.responses_items().into();
+        body["incomplete_details"] = details;
+        if let Some(tokens) = self.usage {
+            body["usage"] = json!({
+                "input_tokens": tokens.whole_input(), "output_tokens": tokens.output,
+                "total_tokens": tokens.whole_input() + tokens.output,
+                "input_tokens_details": {
+                    "cached_tokens": tokens.cache_read, "cache_write_tokens": tokens.cache_write,
+                },
+                "output_tokens_details": {"reasoning_tokens": 0},
+            });
+        }
+        body
+    }
+
+    fn responses_begun(&self, status: &str) -> Value {
+        json!({
+            "id": format!("resp_{}", self.number), "object": "response", "created_at": 0, "status": status,
+            "model": self.model, "error": null, "incomplete_details": null, "instructions": null, "metadata": {},
+            "output": [], "parallel_tool_calls": true, "temperature": 1.0, "tool_choice": "auto", "tools": [],
+            "top_p": 1.0, "usage": null,
+        })
+    }
+
+    fn responses_stream(&self) -> Written {
+        let mut pieces = Vec::new();
+        let mut send = |mut data: Value| {
+            data["sequence_number"] = pieces.len().into();
+            let name = data["type"].as_str().unwrap_or_default();
+            pieces.push(Bytes::from(format!("event: {name}\ndata: {data}\n\n")));
+        };
+        for kind in ["response.created", "response.in_progress"] {
+            send(json!({"type": kind, "response": self.responses_begun("in_progress")}));
+        }
+        for (index, item) in self.responses_items().into_iter().enumerate() {
+            let id = item["id"].clone();
+            let mut begun = item.clone();
+            begun["status"] = "in_progress".into();
+            let is_call = item["type"] == "function_call";
+            begun[if is_call { "arguments" } else { "content" }] =
+                if is_call { "".into() } else { json!([]) };
+            send(
+                json!({"type": "response.output_item.added", "output_index": index, "item": begun}),
+            );
+            if is_call {
+                let arguments = item["arguments"].as_str().unwrap_or_default();
+                for part in in_two(arguments) {
+                    send(json!({
+                        "type": "response.function_call_arguments.delta", "item_id": id,
+                        "output_index": index, "delta": part,
+                    }));
+                }
+                send(json!({
+                    "type": "response.function_call_arguments.done", "item_id": id, "output_index": index,
+                    "arguments": arguments,
+                }));
+            } else {
+                for part in words(self.text) {
+                    send(json!({
+                        "type": "response.output_text.delta", "item_id": id, "output_index": index,
+                        "content_index": 0, "delta": part, "logprobs": [],
+                    }));
+                }
+                send(json!({
+                    "type": "response.output_text.done", "item_id": id, "output_index": index,
+                    "content_index": 0, "text": self.text, "logprobs": [],
+                }));
+            }
+            send(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
+        }
+        let response = self.responses();
+        let status = response["status"].as_str().unwrap_or_default();
+        send(json!({"type": format!("response.{status}"), "response": response}));
+        let filler = json!({
+            "type": "response.output_text.delta", "item_id": "msg", "output_index": 0, "content_index": 0,
+            "delta": "on and on ".repeat(400), "logprobs": [], "sequence_number": 0,
+        });
+        let filler = Bytes::from(format!("data: {filler}\n\n"));
+        // The response, the beginning of its first item, and that one's first delta.
+        stream("text/event-stream", pieces, 4, filler)
+    }
+
     fn ollama(&self) -> Value {
         let mut body = self.ollama_line(self.text, self.calls, true);
         self.ollama_end(&mut body);
@@ -288,6 +397,7 @@ fn usual_stop(wire: Wire, calls: bool) -> &'static str {
         (Wire::Openai, true) => "tool_calls",
         // Ollama says so on a tool-call turn as well.
         (Wire::Openai, false) | (Wire::Ollama, _) => "stop",
+        (Wire::Responses, _) => "completed",
     }
 }
 
@@ -303,7 +413,9 @@ fn error(wire: Wire, status: u16, message: &str) -> Value {
     };
     match wire {
         Wire::Anthropic => json!({"type": "error", "error": {"type": kind, "message": message}}),
-        Wire::Openai => json!({"error": {"message": message, "type": kind, "code": null}}),
+        Wire::Openai | Wire::Responses => {
+            json!({"error": {"message": message, "type": kind, "code": null}})
+        }
         Wire::Ollama => json!({"error": message}),
     }
 }
