@@ -173,8 +173,9 @@ fn on_every_wire() -> (Setup, Vec<String>) {
     for wire in Wire::ALL {
         let kind = wire.name();
         setup = setup.config(&format!(
-            "[providers.small-{kind}]\nkind = \"{kind}\"\nbase_url = \"{{provider}}\"\napi_key = \"k\"\n\
-             max_reply = 65536"
+            "[providers.small-{kind}]\n{}\nbase_url = \"{{provider}}\"\napi_key = \"k\"\n\
+             max_reply = 65536",
+            wire.kind()
         ));
         for stream in [false, true] {
             let agent = format!("{kind}-{stream}");

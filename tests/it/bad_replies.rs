@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use axed::config::ProviderKind;
 use axed::providers::Category;
 use serde_json::{Value, json};
 
 use crate::support::client::{
     KEY, KINDS, Told, config, error_of, facing, hello, served, stream_of,
 };
+use crate::support::provider::seen::Wire;
 use crate::support::replay::{Answer, Replay};
 
 #[tokio::test]
@@ -75,25 +75,23 @@ async fn an_empty_reply_is_an_empty_text_after_a_normal_end_only() {
     let openai = |stop: &str| {
         format!("{{\"choices\":[{{\"message\":{{\"content\":null}},\"finish_reason\":{stop}}}]}}")
     };
+    let responses = |status: &str| format!("{{\"output\":[],\"status\":{status}}}");
     let ollama = |stop: &str| {
         format!("{{\"message\":{{\"content\":\"\"}},\"done\":true,\"done_reason\":{stop}}}")
     };
     for (kind, body, cut) in [
         (
-            ProviderKind::Anthropic,
+            Wire::Anthropic,
             anthropic("\"end_turn\""),
             anthropic("\"max_tokens\""),
         ),
+        (Wire::Openai, openai("\"stop\""), openai("\"length\"")),
         (
-            ProviderKind::Openai,
-            openai("\"stop\""),
-            openai("\"length\""),
+            Wire::Responses,
+            responses("\"completed\""),
+            responses("\"incomplete\",\"incomplete_details\":{\"reason\":\"max_output_tokens\"}"),
         ),
-        (
-            ProviderKind::Ollama,
-            ollama("\"stop\""),
-            ollama("\"length\""),
-        ),
+        (Wire::Ollama, ollama("\"stop\""), ollama("\"length\"")),
     ] {
         let (_service, served) = facing(kind, Answer::json(200, &body));
         let (reply, _) = hello(&served, false).await;
@@ -110,12 +108,7 @@ async fn an_empty_reply_is_an_empty_text_after_a_normal_end_only() {
             "{kind:?}"
         );
     }
-    let error = error_of(
-        ProviderKind::Openai,
-        Answer::json(200, "{\"choices\":[]}"),
-        false,
-    )
-    .await;
+    let error = error_of(Wire::Openai, Answer::json(200, "{\"choices\":[]}"), false).await;
     assert_eq!(error.to_string(), "server: response contains no choices");
 }
 
@@ -145,7 +138,7 @@ async fn a_reply_has_a_bound() {
             let unreadable = error.message.starts_with("failed to parse response");
             assert!(
                 error.to_string() == "server: response too large"
-                    || (kind == ProviderKind::Ollama && stream && unreadable),
+                    || (kind == Wire::Ollama && stream && unreadable),
                 "{kind:?}: {error}"
             );
         }
@@ -162,7 +155,7 @@ async fn absurd_calls_are_kept_within_bounds() {
         format!("data: {chunk}\n\ndata: [DONE]\n\n")
     };
     let answer = Answer::new(200, "text/event-stream", event(vec![call.clone()]));
-    let (_service, served) = facing(ProviderKind::Openai, answer);
+    let (_service, served) = facing(Wire::Openai, answer);
     let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
     assert_eq!(
         reply.calls,
@@ -174,7 +167,7 @@ async fn absurd_calls_are_kept_within_bounds() {
         .map(|n| json!({"index": n, "id": format!("c{n}"), "function": {"name": "t"}}))
         .collect();
     let answer = Answer::new(200, "text/event-stream", event(many));
-    let error = error_of(ProviderKind::Openai, answer, true).await;
+    let error = error_of(Wire::Openai, answer, true).await;
     assert_eq!(
         error.to_string(),
         "server: response has more than 1000 tool calls"
@@ -200,7 +193,7 @@ async fn calls_are_told_apart_though_the_service_numbers_them_alike() {
         "data: [DONE]\n\n".to_owned(),
     ];
     let answer = Answer::new(200, "text/event-stream", body.concat());
-    let (_service, served) = facing(ProviderKind::Openai, answer);
+    let (_service, served) = facing(Wire::Openai, answer);
     let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
     let call = |id: &str, name: &str, arguments| (id.to_owned(), name.to_owned(), arguments);
     assert_eq!(
@@ -230,10 +223,64 @@ async fn arguments_may_come_before_their_calls_name() {
             "data: [DONE]\n\n".to_owned(),
         ];
         let answer = Answer::new(200, "text/event-stream", body.concat());
-        let (_service, served) = facing(ProviderKind::Openai, answer);
+        let (_service, served) = facing(Wire::Openai, answer);
         let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
         let call = ("a".to_owned(), "one".to_owned(), json!({"n": 1}));
         assert_eq!(reply.calls, [call]);
+    }
+}
+
+#[tokio::test]
+async fn responses_without_some_of_their_events_are_read() {
+    let call = json!({"type": "function_call", "id": "fc", "call_id": "c", "name": "add", "arguments": "{\"n\":1}"});
+    let said = json!({"type": "message", "id": "msg", "role": "assistant",
+        "content": [{"type": "output_text", "text": "Hel"}, {"type": "output_text", "text": "lo"}]});
+    let last = |output: Value| {
+        json!({"type": "response.incomplete", "response": {"status": "incomplete", "output": output,
+            "incomplete_details": {"reason": "max_output_tokens"}}})
+    };
+    let piece = |delta: &str| json!({"type": "response.function_call_arguments.delta", "item_id": "fc", "delta": delta});
+    let streams = [
+        // Everything in the last event.
+        vec![last(json!([said, call]))],
+        // Items without pieces.
+        vec![
+            json!({"type": "response.output_item.done", "output_index": 0, "item": said}),
+            json!({"type": "response.output_item.done", "output_index": 1, "item": call}),
+            last(json!([])),
+        ],
+        // Pieces without an end.
+        vec![
+            json!({"type": "response.output_item.added", "item": {"type": "message", "id": "msg", "content": []}}),
+            json!({"type": "response.output_text.delta", "item_id": "msg", "delta": "Hel"}),
+            json!({"type": "response.output_text.delta", "item_id": "msg", "delta": "lo"}),
+            json!({"type": "response.output_item.added", "item":
+                {"type": "function_call", "id": "fc", "call_id": "c", "name": "add", "arguments": ""}}),
+            piece("{\"n\""),
+            piece(":1}"),
+            last(json!(null)),
+        ],
+        // Half of the pieces, and the rest at the end.
+        vec![
+            json!({"type": "response.output_text.delta", "output_index": 0, "delta": "Hel"}),
+            piece("{\"n\""),
+            last(json!([said, call])),
+        ],
+    ];
+    for (n, events) in streams.into_iter().enumerate() {
+        let lines = events.iter().map(|event| format!("data: {event}\n\n"));
+        let answer = Answer::new(200, "text/event-stream", lines.collect::<String>());
+        let (_service, served) = facing(Wire::Responses, answer);
+        let (reply, deltas) = hello(&served, true).await;
+        let reply = Told::from(reply.expect("a reply"));
+        assert_eq!(
+            (deltas.as_str(), reply.text.as_str()),
+            ("Hello", "Hello"),
+            "{n}"
+        );
+        let add = ("c".to_owned(), "add".to_owned(), json!({"n": 1}));
+        assert_eq!(reply.calls, [add], "{n}");
+        assert_eq!(reply.stop.as_deref(), Some("max_output_tokens"));
     }
 }
 
@@ -242,20 +289,52 @@ async fn an_error_in_a_stream_ends_it() {
     let error =
         |kind, body: &str| error_of(kind, Answer::new(200, "text/event-stream", body), true);
     let anthropic = error(
-        ProviderKind::Anthropic,
+        Wire::Anthropic,
         "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"content\":[]}}\n\n\
          event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n",
     );
     assert_eq!(anthropic.await.to_string(), "overloaded: Overloaded");
     let openai = error(
-        ProviderKind::Openai,
+        Wire::Openai,
         "data: {\"choices\":[{\"delta\":{\"content\":\"he\"}}]}\n\ndata: {\"error\":{\"code\":429,\"message\":\"slow down\"}}\n\n",
     );
     let openai = openai.await;
     assert_eq!(openai.to_string(), "rate_limit: slow down");
     assert!(openai.may_have_cost);
+    let begun =
+        "data: {\"type\":\"response.output_text.delta\",\"output_index\":0,\"delta\":\"he\"}\n\n";
+    for (event, told) in [
+        (
+            json!({"type": "error", "code": "rate_limit_exceeded", "message": "slow down", "param": null}),
+            "rate_limit: slow down",
+        ),
+        (
+            json!({"type": "response.failed", "response": {"status": "failed",
+                "error": {"code": "server_error", "message": "The model broke down."}}}),
+            "server: The model broke down.",
+        ),
+        (
+            json!({"type": "response.failed", "response": {"status": "failed",
+                "error": {"code": "invalid_prompt", "message": "Not this."}}}),
+            "bad_request: Not this.",
+        ),
+        (
+            json!({"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}),
+            "server: Loading model",
+        ),
+    ] {
+        let body = format!("{begun}data: {event}\n\n");
+        let error = error(Wire::Responses, &body).await;
+        assert_eq!(error.to_string(), told);
+        assert!(error.may_have_cost);
+    }
+    let whole =
+        json!({"status": "failed", "error": {"code": "server_error", "message": "It broke."}});
+    let whole = Answer::json(200, &whole.to_string());
+    let whole = error_of(Wire::Responses, whole, false).await;
+    assert_eq!(whole.to_string(), "server: It broke.");
     let ollama = error(
-        ProviderKind::Ollama,
+        Wire::Ollama,
         "{\"message\":{\"content\":\"he\"},\"done\":false}\n{\"error\":\"the runner crashed\"}",
     );
     assert_eq!(ollama.await.to_string(), "server: the runner crashed");
@@ -309,7 +388,7 @@ async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
         let (reply, _) = hello(&served(config(kind, &base)), false).await;
         let error = reply.expect_err("no reply").to_string();
         match kind {
-            ProviderKind::Ollama => {
+            Wire::Ollama => {
                 let hint =
                     format!("server: connection refused: is Ollama running? (expected at {base})");
                 assert_eq!(error, hint);
@@ -352,8 +431,9 @@ async fn a_key_that_the_service_repeats_is_not_told() {
                 format!("{category}: Incorrect API key provided: [redacted].")
             );
         }
-        let wrong =
-            format!("{{\"choices\":\"{KEY}\",\"content\":\"{KEY}\",\"message\":\"{KEY}\"}}");
+        let wrong = format!(
+            "{{\"choices\":\"{KEY}\",\"content\":\"{KEY}\",\"message\":\"{KEY}\",\"output\":\"{KEY}\"}}"
+        );
         let error = error_of(kind, Answer::json(200, &wrong), false).await;
         assert!(error.message.contains("[redacted]"), "{error}");
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::provider::answer::{Answer, asks, raw, says};
+use crate::support::provider::answer::{Answer, asks, fails, raw, says};
 
 const PLANNER: &str = "system_prompt = \"Plan.\"\nsub_agents = [\"reader\"]";
 
@@ -198,10 +198,11 @@ async fn a_wanted_shape_is_asked_for_in_each_wires_words() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
     let app = TestApp::with()
         .agent("open", &format!("model = \"openai/open\"\n{shape}"))
+        .agent("new", &format!("model = \"responses/new\"\n{shape}"))
         .agent("local", &format!("model = \"ollama/local\"\n{shape}"))
         .spawn()
         .await;
-    for agent in ["open", "local"] {
+    for agent in ["open", "new", "local"] {
         app.provider.will(agent, [says("{\"n\": 1}")]);
         assert_eq!(app.run(agent, "go").await.output(), "{\"n\": 1}");
     }
@@ -209,5 +210,113 @@ async fn a_wanted_shape_is_asked_for_in_each_wires_words() {
     let open = &app.provider.asked("open", 1).await.body["response_format"];
     assert_eq!(open["type"], "json_schema");
     assert_eq!(open["json_schema"]["schema"], schema);
+    let new = &app.provider.asked("new", 1).await.body["text"]["format"];
+    assert_eq!(
+        (&new["type"], &new["schema"], &new["strict"]),
+        (&json!("json_schema"), &schema, &json!(false))
+    );
     assert_eq!(app.provider.asked("local", 1).await.body["format"], schema);
+}
+
+/// A response with thoughts, as OpenAI's own types have it.
+fn response(output: &Value) -> Answer {
+    let body = json!({
+        "id": "resp_1", "object": "response", "created_at": 0, "status": "completed", "model": "planner",
+        "output": output, "error": null, "incomplete_details": null,
+        "usage": {"input_tokens": 9, "output_tokens": 7, "total_tokens": 16,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 5}},
+    });
+    raw(200, "application/json", body.to_string())
+}
+
+fn thought(n: u32) -> Value {
+    json!({"type": "reasoning", "id": format!("rs_{n}"), "summary": [], "encrypted_content": format!("gAAA{n}=="),
+        "status": "completed"})
+}
+
+fn item(n: u32, task: &str) -> Value {
+    let arguments = json!({"agent": "reader", "task": task}).to_string();
+    json!({"type": "function_call", "id": format!("fc_{n}"), "call_id": format!("call_{n}"), "name": "call_agent",
+        "arguments": arguments, "status": "completed"})
+}
+
+#[tokio::test]
+async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("model = \"responses/planner\"\n{PLANNER}"),
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let said = json!({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+        "phase": "commentary",
+        "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]});
+    let first = json!([thought(1), said, item(1, "a"), thought(2), item(2, "b")]);
+    let second = json!([thought(3), item(3, "c")]);
+    app.provider.will(
+        "planner",
+        [response(&first), response(&second), says("done")],
+    );
+    app.provider
+        .always("reader", |seen| says(seen.user()[0].clone()));
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let output = |n: u32, task: &str| json!({"type": "function_call_output", "call_id": format!("call_{n}"), "output": format!("Task: {task}")});
+    let mut expected = vec![json!({"type": "message", "role": "user", "content": "go"})];
+    expected.extend(first.as_array().expect("items").clone());
+    expected.extend([output(1, "a"), output(2, "b")]);
+    let input = |body: &Value| body["input"].as_array().expect("items").clone();
+    assert_eq!(
+        input(&app.provider.asked("planner", 2).await.body),
+        expected
+    );
+    expected.extend(second.as_array().expect("items").clone());
+    expected.push(output(3, "c"));
+    assert_eq!(
+        input(&app.provider.asked("planner", 3).await.body),
+        expected
+    );
+    let turn = run.events().await;
+    let turn = turn.iter().find(|event| event.kind() == "turn.completed");
+    assert_eq!(turn.expect("a turn")["reasoning_tokens"], 5);
+}
+
+#[tokio::test]
+async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            "model = \"responses/planner\"\nfallback_models = [\"responses/other\", \"openai/third\"]\n\
+             sub_agents = [\"reader\"]\n[retry]\nmax_retries = 0",
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            response(&json!([thought(1), item(1, "a")])),
+            fails(529, "busy"),
+        ],
+    );
+    app.provider.will("other", [fails(529, "busy")]);
+    app.provider.will("third", [says("done")]);
+    app.provider.will("reader", [says("read")]);
+
+    assert_eq!(app.run("planner", "go").await.output(), "done");
+
+    for (model, turn, is_sent) in [
+        ("planner", 2, true),
+        ("other", 1, false),
+        ("third", 1, false),
+    ] {
+        let body = app.provider.asked(model, turn).await.body.to_string();
+        assert_eq!(body.contains("gAAA1=="), is_sent, "{model}: {body}");
+        assert!(body.contains("call_1"), "{model}: {body}");
+    }
 }

@@ -55,7 +55,14 @@ proptest! {
 }
 
 fn sent() -> impl Strategy<Value = (Wire, Sent)> {
-    let wires = || select(vec![Wire::Anthropic, Wire::OpenAi, Wire::Ollama]);
+    let wires = || {
+        select(vec![
+            Wire::Anthropic,
+            Wire::OpenAi,
+            Wire::Responses,
+            Wire::Ollama,
+        ])
+    };
     let mutilated = (select(recorded()), wounds()).prop_map(|((wire, mut body), wounds)| {
         wounds.iter().for_each(|wound| wound.strike(&mut body));
         (wire, body)
@@ -90,6 +97,7 @@ fn recorded() -> Vec<(Wire, Vec<u8>)> {
     for (folder, wire) in [
         ("anthropic", Wire::Anthropic),
         ("openai", Wire::OpenAi),
+        ("responses", Wire::Responses),
         ("ollama", Wire::Ollama),
     ] {
         let entries = fs::read_dir(root.join(folder)).expect("recordings");
@@ -217,6 +225,16 @@ const WORDS: &[&str] = &[
     "\"stop\"",
     "\"done\"",
     "\"model\"",
+    "\"output\"",
+    "\"item\"",
+    "\"item_id\"",
+    "\"output_index\"",
+    "\"call_id\"",
+    "\"reasoning\"",
+    "\"response.completed\"",
+    "\"response.output_item.added\"",
+    "\"response.output_item.done\"",
+    "\"response.output_text.delta\"",
 ];
 
 /// Parts of bodies, whole and broken.
@@ -255,5 +273,16 @@ const PIECES: &[&str] = &[
     "{\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":9}}}",
     "{\"message\":{\"content\":\"hi\",\"thinking\":\"hm\",\"tool_calls\":[{\"function\":{\"name\":\"t\",\"arguments\":{}}}]}}\n",
     "{\"message\":{\"tool_calls\":[{}, {\"function\":{\"arguments\":\"{\\\"a\\\":[]}\"}}]}}\n",
+    "{\"type\":\"response.output_item.added\",\"output_index\":0,\"item\":{\"type\":\"message\",\"id\":\"m\",\"content\":[]}}",
+    "{\"type\":\"response.output_item.added\",\"item\":{\"type\":\"function_call\",\"id\":\"f\",\"call_id\":\"\",\"name\":\"t\"}}",
+    "{\"type\":\"response.output_text.delta\",\"output_index\":0,\"item_id\":\"m\",\"delta\":\"\u{e4}\u{1f980}\"}",
+    "{\"type\":\"response.refusal.delta\",\"item_id\":\"m\",\"delta\":\"no\"}",
+    "{\"type\":\"response.function_call_arguments.delta\",\"item_id\":\"f\",\"delta\":\"{\\\"a\\\":1\"}",
+    "{\"type\":\"response.output_item.done\",\"output_index\":0,\"item\":{\"type\":\"message\",\"id\":\"m\",\"phase\":\"commentary\",\"content\":[{\"type\":\"output_text\",\"text\":\"\u{e4}bc\"},{\"refusal\":\"no\"}]}}",
+    "{\"type\":\"response.output_item.done\",\"output_index\":1,\"item\":{\"type\":\"reasoning\",\"id\":\"r\",\"summary\":[],\"encrypted_content\":\"gA\"}}",
+    "{\"type\":\"response.output_item.done\",\"item\":{\"type\":\"function_call\",\"id\":\"f\",\"call_id\":\"c\",\"name\":\"t\",\"arguments\":\"{}\"}}",
+    "{\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"output\":[{\"type\":\"message\",\"content\":\"x\"}],\"usage\":{\"input_tokens\":5,\"input_tokens_details\":{\"cached_tokens\":9}}}}",
+    "{\"type\":\"response.failed\",\"response\":{\"status\":\"failed\",\"error\":{\"code\":\"server_error\",\"message\":\"sk-hostile-1234567890\"}}}",
+    "{\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"slow\"}",
     "{\"done\":true,\"done_reason\":\"stop\",\"eval_count\":3}\n",
 ];

@@ -1,6 +1,5 @@
 //! What real servers sent, replayed byte for byte to the real clients.
 
-use axed::config::ProviderKind;
 use axed::domain::message::{Message, ToolResult};
 use axed::domain::usage::TokenUsage;
 use axed::providers::Category;
@@ -9,11 +8,12 @@ use serde_json::{Value, json};
 use crate::support::client::{
     KINDS, Told, config, error_of, facing, hello, name, say, served, stream_of,
 };
+use crate::support::provider::seen::Wire;
 use crate::support::replay::{Answer, Replay};
 
 /// Reads a table of recorded replies (case | id of the call | stop reason | tokens in, out, cached | text; `-` is none)
 /// and replays each whole and in chunks of several sizes.
-async fn replays(kind: ProviderKind, model: &str, arguments: Value, table: &str) {
+async fn replays(kind: Wire, model: &str, arguments: Value, table: &str) {
     for row in table.lines().filter(|line| line.contains('|')) {
         let [case, call, stop, tokens, text] = row
             .split('|')
@@ -53,7 +53,7 @@ fn used(tokens: &str) -> Option<TokenUsage> {
         input: next()?,
         output: next()?,
         cache_read: next()?,
-        cache_write: 0,
+        ..TokenUsage::default()
     })
 }
 
@@ -78,10 +78,10 @@ async fn replies_recorded_on_openais_wire_are_read() {
 13_developer_role            | - | stop   | 24 2 3     | Hello
 19_err_key                   | - | stop   | 35 2 24    | Hello
 ";
-    replays(ProviderKind::Openai, "qwen2.5-coder", arguments, table).await;
+    replays(Wire::Openai, "qwen2.5-coder", arguments, table).await;
 
     let answer = Answer::recorded("openai", "05_tool_choice_none");
-    let (_service, served) = facing(ProviderKind::Openai, answer);
+    let (_service, served) = facing(Wire::Openai, answer);
     let reply = hello(&served, false).await.0.expect("a reply");
     assert!(
         reply
@@ -90,6 +90,22 @@ async fn replies_recorded_on_openais_wire_are_read() {
             .starts_with("```json\n{\"name\": \"call_agent\"")
     );
     assert_eq!(reply.stop_reason.as_deref(), Some("length"));
+}
+
+#[tokio::test]
+async fn replies_recorded_on_the_responses_wire_are_read() {
+    let arguments = json!({"agent": "reader", "task": "read README"});
+    // The server tells of a cut reply as of a whole one.
+    let table = "
+01_plain            | - | completed | 32 5 5     | Hello, world!
+03_tool_call        | call_cjoTw1HZ6OaKmjmhFWjTvxZuZDotHvkE | completed | 188 28 15  |
+04_tool_call_stream | call_XHHJcgZ107y6U6pGfOVtgJSeGalxnISr | completed | 188 28 187 |
+05_tool_result      | - | completed | 264 10 212 | The README says: axed serves agents.
+06_tool_result_after_text_stream | - | completed | 270 10 188 | The README says: axed serves agents.
+07_cut              | - | completed | 34 8 15    | Once upon a time, there was a
+08_cut_stream       | - | completed | 34 8 33    | Once upon a time, there was a
+";
+    replays(Wire::Responses, "qwen2.5-coder", arguments, table).await;
 }
 
 #[tokio::test]
@@ -116,7 +132,7 @@ async fn replies_recorded_on_anthropics_wire_are_read() {
 16_err_no_max_tokens  | - | end_turn   | 35 2 24    | Hello
 19_err_key            | - | end_turn   | 35 2 34    | Hello
 ";
-    replays(ProviderKind::Anthropic, "qwen2.5-coder", arguments, table).await;
+    replays(Wire::Anthropic, "qwen2.5-coder", arguments, table).await;
 }
 
 #[tokio::test]
@@ -135,7 +151,7 @@ async fn replies_recorded_from_ollama_are_read() {
 10_plain_stream        | - | stop   | 14 2 0   | Hello
 11_num_predict_cut     | - | length | 14 3 0   | Here is a
 ";
-    replays(ProviderKind::Ollama, "qwen2.5-coder:1.5b", arguments, table).await;
+    replays(Wire::Ollama, "qwen2.5-coder:1.5b", arguments, table).await;
 }
 
 #[tokio::test]
@@ -149,6 +165,10 @@ openai    18_err_not_found          bad_request: File Not Found
 anthropic 15_err_bad_json           server: [json.exception.parse_error.101] parse error at line 1, column 29: syntax error while parsing value - unexpected end of input; expected '[', '{', or a literal
 anthropic 17_err_no_messages        server: 'messages' is required
 anthropic 18_err_too_long           bad_request: request (20030 tokens) exceeds the available context size (8192 tokens), try increasing it
+responses 12_err_bad_json           server: [json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing object key - unexpected end of input; expected string literal
+responses 13_err_no_input           bad_request: 'input' is required
+responses 14_err_input_wrong_type   bad_request: 'input' must be a string or array of objects
+responses 15_err_too_long           bad_request: request (20027 tokens) exceeds the available context size (8192 tokens), try increasing it
 ollama    08_err_arguments_as_string bad_request: Value looks like object, but can't find closing '}' symbol
 ollama    12_err_no_model           bad_request: model is required
 ollama    13_err_unknown_model      bad_request: model 'no-such-model' not found
@@ -225,16 +245,21 @@ async fn a_stream_that_is_cut_is_a_broken_connection_wherever_it_is_cut() {
 #[tokio::test]
 async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
     for (kind, case) in [
-        (ProviderKind::Openai, "07_tool_result"),
-        (ProviderKind::Anthropic, "07_tool_result"),
-        (ProviderKind::Ollama, "05_tool_result"),
+        (Wire::Openai, "07_tool_result"),
+        (Wire::Anthropic, "07_tool_result"),
+        (Wire::Responses, "05_tool_result"),
+        (Wire::Ollama, "05_tool_result"),
     ] {
         let (_service, served) = facing(kind, Answer::recorded(name(kind), case));
         let (reply, deltas) = hello(&served, true).await;
         assert_eq!(reply.expect("a reply").message.content, deltas, "{kind:?}");
-        assert!(deltas.starts_with("Rust 1.0"), "{kind:?}");
+        let first = match kind {
+            Wire::Responses => "The README",
+            _ => "Rust 1.0",
+        };
+        assert!(deltas.starts_with(first), "{kind:?}");
     }
-    for kind in [ProviderKind::Openai, ProviderKind::Anthropic] {
+    for kind in [Wire::Openai, Wire::Responses, Wire::Anthropic] {
         let (_service, served) = facing(kind, stream_of(kind));
         let (reply, deltas) = hello(&served, false).await;
         let reply = reply.expect("a reply");
@@ -281,7 +306,7 @@ async fn what_a_server_adds_to_openais_wire_is_sent_back_to_it() {
         (true, Answer::new(200, "text/event-stream", streamed)),
     ] {
         let service = Replay::of([first, Answer::recorded("openai", "07_tool_result")]);
-        let served = served(config(ProviderKind::Openai, &service.base()));
+        let served = served(config(Wire::Openai, &service.base()));
         let reply = hello(&served, stream).await.0.expect("a reply");
         let results = vec![ToolResult {
             call_id: "c".to_owned(),

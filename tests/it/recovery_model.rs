@@ -595,6 +595,7 @@ fn served_at(url: String) -> Provider {
         timeout: None,
         version: None,
         max_tokens_field: None,
+        api: None,
         max_reply: MAX_REPLY,
         scripts: Vec::new(),
         is_preset: false,

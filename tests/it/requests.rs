@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axed::config::{Provider as ProviderConfig, ProviderKind};
+use axed::config::Provider as ProviderConfig;
 use axed::domain::agent::{Params, ResponseFormat};
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
 use axed::providers::registry::Registry;
@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::support::client::{KEY, KINDS, ask, config, facing, hello, served, stream_of};
+use crate::support::provider::seen::Wire;
 use crate::support::replay::{Answer, Replay};
 
 fn raw(json: &Value) -> Arc<RawValue> {
@@ -39,14 +40,14 @@ fn result(call: &ToolCall, content: &str, is_error: bool) -> ToolResult {
 }
 
 /// A first reply that thinks, speaks, and asks for three tools, one of which has half its arguments and a mad name.
-fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
+fn thoughtful(kind: Wire, stream: bool) -> Answer {
     let (anthropic, openai, ollama) = ("event: x\ndata: ", "data: ", "");
     let lines = |prefix: &str, end: &str, values: &[Value]| {
         let lines = values.iter().map(|value| format!("{prefix}{value}{end}"));
         lines.collect::<String>()
     };
     match (kind, stream) {
-        (ProviderKind::Anthropic, false) => Answer::json(
+        (Wire::Anthropic, false) => Answer::json(
             200,
             &json!({
                 "type": "message", "model": "m", "stop_reason": "tool_use",
@@ -62,7 +63,7 @@ fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
             })
             .to_string(),
         ),
-        (ProviderKind::Anthropic, _) => {
+        (Wire::Anthropic, _) => {
             let delta = |index: u64, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
             let start = |index: u64, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
             let events = [
@@ -88,7 +89,7 @@ fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
             ];
             Answer::new(200, "text/event-stream", lines(anthropic, "\n\n", &events))
         }
-        (ProviderKind::Openai, false) => Answer::json(
+        (Wire::Openai, false) => Answer::json(
             200,
             &json!({
                 "model": "m", "usage": {"prompt_tokens": 16, "completion_tokens": 8},
@@ -103,7 +104,7 @@ fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
             })
             .to_string(),
         ),
-        (ProviderKind::Openai, _) => {
+        (Wire::Openai, _) => {
             let delta = |delta: Value| json!({"model": "m", "choices": [{"delta": delta, "finish_reason": null}]});
             let call = |index: u64, id: Option<&str>, name: Option<&str>, arguments: &str| {
                 delta(json!({"tool_calls": [{"index": index, "id": id, "function": {"name": name, "arguments": arguments}}]}))
@@ -122,6 +123,7 @@ fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
             let body = lines(openai, "\r\n\r\n", &events) + "data: [DONE]\r\n\r\n";
             Answer::new(200, "text/event-stream", body)
         }
+        (Wire::Responses, stream) => thoughtful_response(stream),
         (_, stream) => {
             let call = |name: &str, arguments: Value| json!({"function": {"name": name, "arguments": arguments}});
             let message = json!({"role": "assistant", "content": "Three things.", "thinking": "hm, ünd", "tool_calls": [
@@ -139,8 +141,92 @@ fn thoughtful(kind: ProviderKind, stream: bool) -> Answer {
     }
 }
 
+/// The output items of a thoughtful response, as the service's own types have them.
+fn output() -> [Value; 5] {
+    let call = |n: u32, name: &str, arguments: &str, status: &str| {
+        json!({"type": "function_call", "id": format!("fc_{n}"), "call_id": format!("t{n}"), "name": name,
+            "arguments": arguments, "status": status})
+    };
+    [
+        json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAA=="}),
+        json!({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "phase": "commentary",
+            "content": [{"type": "output_text", "text": "Three things.", "annotations": [], "logprobs": []}]}),
+        call(1, "add", "{\"n\": 1.0}", "completed"),
+        call(2, "add", "", "completed"),
+        call(3, "mad name", "{\"n\": \"ha", "incomplete"),
+    ]
+}
+
+fn thoughtful_response(stream: bool) -> Answer {
+    let response = json!({
+        "id": "resp_1", "object": "response", "status": "completed", "model": "m", "error": null,
+        "incomplete_details": null, "output": output(),
+        "usage": {"input_tokens": 16, "output_tokens": 8, "total_tokens": 24,
+            "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 5},
+            "output_tokens_details": {"reasoning_tokens": 3}},
+    });
+    if !stream {
+        return Answer::json(200, &response.to_string());
+    }
+    let at = |kind: &str, place: u64, more: (&str, Value)| json!({"type": format!("response.{kind}"), "output_index": place, more.0: more.1});
+    let [thought, said, first, second, third] = output();
+    let begun = |item: &Value, field: &str, empty: Value| {
+        let mut item = item.clone();
+        item["status"] = "in_progress".into();
+        item[field] = empty;
+        item
+    };
+    let added = "output_item.added";
+    let events = [
+        json!({"type": "response.created", "response": {"status": "in_progress", "output": []}}),
+        // What came first of the thoughts is not the whole of them.
+        at(
+            added,
+            0,
+            ("item", begun(&thought, "encrypted_content", "gAA".into())),
+        ),
+        at("reasoning_summary_text.delta", 0, ("delta", "hm".into())),
+        at("output_item.done", 0, ("item", thought)),
+        at(added, 1, ("item", begun(&said, "content", json!([])))),
+        at("output_text.delta", 1, ("delta", "Three ".into())),
+        json!({"type": "response.something.new", "delta": {"is": ["no", "text"]}, "output_index": 1}),
+        at("output_text.delta", 1, ("delta", "things.".into())),
+        at("output_item.done", 1, ("item", said)),
+        // Calls of one reply may come in pieces that are mixed.
+        at(added, 2, ("item", begun(&first, "arguments", "".into()))),
+        at(added, 3, ("item", begun(&second, "arguments", "".into()))),
+        at(
+            "function_call_arguments.delta",
+            2,
+            ("delta", "{\"n\":".into()),
+        ),
+        at(added, 4, ("item", begun(&third, "arguments", "".into()))),
+        at(
+            "function_call_arguments.delta",
+            4,
+            ("delta", "{\"n\": \"ha".into()),
+        ),
+        at(
+            "function_call_arguments.delta",
+            2,
+            ("delta", " 1.0}".into()),
+        ),
+        at("output_item.done", 3, ("item", second)),
+        at("output_item.done", 2, ("item", first)),
+        at("output_item.done", 4, ("item", third)),
+        json!({"type": "response.completed", "response": response}),
+    ];
+    let lines = events.iter().map(|event| {
+        format!(
+            "event: {}\ndata: {event}\n\n",
+            event["type"].as_str().expect("a type")
+        )
+    });
+    Answer::new(200, "text/event-stream", lines.collect::<String>())
+}
+
 /// A conversation of two turns; returns the second request's body.
-async fn conversation(kind: ProviderKind, stream: bool) -> Value {
+async fn conversation(kind: Wire, stream: bool) -> Value {
     let service = Replay::of([thoughtful(kind, stream), stream_of(kind)]);
     let served = served(config(kind, &service.base()));
     let params = Params {
@@ -150,7 +236,11 @@ async fn conversation(kind: ProviderKind, stream: bool) -> Value {
         effort: None,
         extra: Default::default(),
         cache: Default::default(),
-        stop: vec!["STOP".to_owned()],
+        // This wire has none, and another one would serve the request.
+        stop: match kind {
+            Wire::Responses => Vec::new(),
+            _ => vec!["STOP".to_owned()],
+        },
         response_format: ResponseFormat::Text,
     };
     let tools = [tool("add"), tool("call_agent")];
@@ -166,6 +256,7 @@ async fn conversation(kind: ProviderKind, stream: bool) -> Value {
         stream,
         multi_turn: true,
         facts: None,
+        cache_key: "sha256:0123abcd",
         trace: None,
     };
     let first = [hello.clone()];
@@ -200,7 +291,7 @@ async fn conversation(kind: ProviderKind, stream: bool) -> Value {
 #[tokio::test]
 async fn anthropic_is_sent_its_blocks_unchanged() {
     for stream in [false, true] {
-        let body = conversation(ProviderKind::Anthropic, stream).await;
+        let body = conversation(Wire::Anthropic, stream).await;
         let result = |id: &str, content: &str, is_error: bool| json!({"type": "tool_result", "tool_use_id": id, "content": content, "is_error": is_error});
         let cached = json!({"type": "ephemeral"});
         let mut last = result("t3", "Unknown tool: \"mad name\"", true);
@@ -237,7 +328,7 @@ async fn anthropic_is_sent_its_blocks_unchanged() {
 #[tokio::test]
 async fn openai_is_sent_calls_as_text_and_a_message_for_each_result() {
     for stream in [false, true] {
-        let body = conversation(ProviderKind::Openai, stream).await;
+        let body = conversation(Wire::Openai, stream).await;
         let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         let result = |id: &str, content: &str| json!({"role": "tool", "tool_call_id": id, "content": content});
         let expected = json!([
@@ -262,9 +353,151 @@ async fn openai_is_sent_calls_as_text_and_a_message_for_each_result() {
 }
 
 #[tokio::test]
+async fn responses_is_sent_its_items_unchanged_in_their_place() {
+    for stream in [false, true] {
+        let body = conversation(Wire::Responses, stream).await;
+        let mut output = output();
+        // What the service would not take back: no arguments, half of them, a name that it does not allow.
+        output[3]["arguments"] = "{}".into();
+        output[4]["arguments"] = "{}".into();
+        output[4]["name"] = "mad_name".into();
+        let result = |id: &str, content: &str| json!({"type": "function_call_output", "call_id": id, "output": content});
+        let mut expected = vec![json!({"type": "message", "role": "user", "content": "hello"})];
+        expected.extend(output);
+        expected.extend([
+            result("t1", "2"),
+            result("t2", "add wants a number"),
+            result("t3", "Unknown tool: \"mad name\""),
+        ]);
+        assert_eq!(body["input"], Value::from(expected), "streamed: {stream}");
+        assert_eq!(body["instructions"], "Be good.");
+        assert_eq!(body["tools"][0]["name"], "add");
+        assert_eq!(body["tools"][0]["parameters"]["type"], "object");
+        assert_eq!(body["tools"][0]["strict"], false);
+        assert_eq!(body["max_output_tokens"], 77);
+        assert_eq!(body["prompt_cache_key"], "0123abcd");
+        assert_eq!(body.get("stop"), None, "it has no such field");
+        assert_eq!(body.get("stream"), stream.then_some(&json!(true)));
+    }
+}
+
+#[tokio::test]
+async fn thoughts_go_back_to_the_model_that_had_them_only() {
+    let service = Replay::of([
+        thoughtful(Wire::Responses, false),
+        stream_of(Wire::Responses),
+    ]);
+    let served = served(config(Wire::Responses, &service.base()));
+    let reply = hello(&served, false).await.0.expect("a reply");
+    let calls = reply.message.tool_calls.iter();
+    let tool_results = calls.map(|call| result(call, "2", false)).collect();
+    let messages = [
+        Message::Assistant(reply.message),
+        Message::Tool { tool_results },
+    ];
+    let params = Params::default();
+    for (model, keeps) in [("model", true), ("model-mini", false)] {
+        let request = ChatRequest {
+            model,
+            system: "",
+            messages: &messages,
+            tools: &[],
+            params: &params,
+            stream: true,
+            multi_turn: true,
+            facts: None,
+            cache_key: "",
+            trace: None,
+        };
+        ask(&served, request).await.0.expect("a reply");
+        let seen = service.seen().pop().expect("a request");
+        let body: Value = serde_json::from_str(&seen.body).expect("JSON");
+        assert_eq!(seen.body.contains("gAAAAA=="), keeps, "{model}");
+        let names = body["input"].as_array().expect("items").iter();
+        let names: Vec<_> = names.filter_map(|item| item["name"].as_str()).collect();
+        assert_eq!(names, ["add", "add", "mad_name"], "{model}");
+        assert_eq!(body.get("prompt_cache_key"), None);
+    }
+}
+
+#[tokio::test]
+async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_responses() {
+    let service = Replay::of([
+        Answer::recorded("openai", "10_plain"),
+        Answer::recorded("responses", "01_plain"),
+    ]);
+    let served = served(config(Wire::Responses, &service.base()));
+    let params = Params {
+        stop: vec!["STOP".to_owned()],
+        ..Params::default()
+    };
+    for (model, path) in [
+        ("gpt-4.1", "/v1/chat/completions"),
+        ("gpt-5-mini", "/v1/responses"),
+    ] {
+        let request = ChatRequest {
+            model,
+            system: "",
+            messages: &[Message::User {
+                content: "hello".to_owned(),
+            }],
+            tools: &[],
+            params: &params,
+            stream: false,
+            multi_turn: false,
+            facts: None,
+            cache_key: "",
+            trace: None,
+        };
+        ask(&served, request).await.0.expect("a reply");
+        let seen = service.seen().pop().expect("a request");
+        assert_eq!(seen.path, path);
+        let left_out = served.provider.left_out(model, &params);
+        let is_sent = seen.body.contains("STOP");
+        assert_eq!(is_sent, left_out.is_none(), "{left_out:?}");
+        assert!(left_out.is_none_or(|why| why.contains("`stop` is not sent: gpt-5-mini")));
+    }
+}
+
+#[test]
+fn openais_wire_is_chosen_by_address_and_by_configuration() {
+    use axed::config::OpenAiApi::{Chat, Responses};
+    for (base, api, chosen, address) in [
+        (None, None, Responses, "https://api.openai.com/v1"),
+        (None, Some(Chat), Chat, "https://api.openai.com/v1"),
+        (
+            Some("https://api.openai.com"),
+            None,
+            Responses,
+            "https://api.openai.com/v1",
+        ),
+        (
+            Some("http://localhost:8000"),
+            None,
+            Chat,
+            "http://localhost:8000/v1",
+        ),
+        (
+            Some("http://localhost:8000/api"),
+            Some(Responses),
+            Responses,
+            "http://localhost:8000/api",
+        ),
+    ] {
+        let config = ProviderConfig {
+            base_url: base.map(str::to_owned),
+            api,
+            ..config(Wire::Openai, "")
+        };
+        let found = axed::providers::openai::address(&config).expect("an address");
+        assert_eq!((found.0.to_string().as_str(), found.1), (address, chosen));
+    }
+}
+
+#[tokio::test]
 async fn ollama_is_sent_calls_as_objects_without_ids() {
     for stream in [false, true] {
-        let body = conversation(ProviderKind::Ollama, stream).await;
+        let body = conversation(Wire::Ollama, stream).await;
         let call = |name: &str, arguments: Value| json!({"function": {"name": name, "arguments": arguments}});
         let result = |name: &str, content: &str| json!({"role": "tool", "tool_name": name, "content": content});
         let expected = json!([
@@ -332,6 +565,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
             stream: true,
             multi_turn: false,
             facts: None,
+            cache_key: "",
             trace: None,
         };
         ask(&served, request).await.0.expect("a reply");
@@ -340,7 +574,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
         let body: Value = serde_json::from_str(&seen.body).expect("JSON");
         let schema: Value = serde_json::from_str(schema.get()).expect("JSON");
         match kind {
-            ProviderKind::Anthropic => {
+            Wire::Anthropic => {
                 let said = json!([{"type": "tool_use", "id": "functions_add_0", "name": "add", "input": {"n": 1}}]);
                 assert_eq!(body["messages"][1]["content"], said);
                 assert_eq!(
@@ -358,7 +592,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
                 assert_eq!(seen.headers["x-api-key"], KEY);
                 assert_eq!(seen.headers["anthropic-version"], "2023-06-01");
             }
-            ProviderKind::Openai => {
+            Wire::Openai => {
                 assert_eq!(body["messages"][1]["content"], Value::Null);
                 assert_eq!(body["messages"][2]["tool_call_id"], "functions.add:0");
                 let format = &body["response_format"];
@@ -370,7 +604,24 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
                 assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
                 assert_eq!(seen.path, "/v1/chat/completions");
             }
-            _ => {
+            Wire::Responses => {
+                assert_eq!(
+                    body["input"][1],
+                    json!({"type": "function_call", "call_id": "functions_add_0", "name": "add", "arguments": "{\"n\":1}"})
+                );
+                assert_eq!(body["input"][2]["call_id"], "functions_add_0");
+                assert_eq!(
+                    body["text"],
+                    json!({"format": {"type": "json_schema", "name": "reply", "schema": schema, "strict": true}})
+                );
+                assert_eq!(body.get("instructions"), None);
+                assert_eq!(body.get("temperature"), None);
+                assert_eq!(body.get("max_output_tokens"), None);
+                assert_eq!(body["store"], false);
+                assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}"));
+                assert_eq!(seen.path, "/v1/responses");
+            }
+            Wire::Ollama => {
                 assert_eq!(body["messages"][1]["content"], "");
                 assert_eq!(body["format"], schema);
                 assert_eq!(body.get("options"), None);
@@ -383,11 +634,8 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
 
 #[tokio::test]
 async fn headers_of_the_config_are_sent_and_win() {
-    let service = Replay::of([stream_of(ProviderKind::Anthropic)]);
-    let mut config = config(
-        ProviderKind::Anthropic,
-        &format!("{}/proxy/", service.base()),
-    );
+    let service = Replay::of([stream_of(Wire::Anthropic)]);
+    let mut config = config(Wire::Anthropic, &format!("{}/proxy/", service.base()));
     config.version = Some("2026-10-21".to_owned());
     config.headers = BTreeMap::from([
         ("x-api-key".to_owned(), "another-key".into()),
@@ -410,16 +658,13 @@ fn a_provider_without_its_key_is_known_but_not_served() {
     };
     let local = Some("http://localhost:8000");
     let registry = Registry::build(&BTreeMap::from([
-        (
-            "anthropic".to_owned(),
-            without(ProviderKind::Anthropic, local),
-        ),
-        ("openai".to_owned(), without(ProviderKind::Openai, None)),
-        ("ollama".to_owned(), without(ProviderKind::Ollama, None)),
-        ("vllm".to_owned(), without(ProviderKind::Openai, local)),
+        ("anthropic".to_owned(), without(Wire::Anthropic, local)),
+        ("openai".to_owned(), without(Wire::Openai, None)),
+        ("ollama".to_owned(), without(Wire::Ollama, None)),
+        ("vllm".to_owned(), without(Wire::Openai, local)),
         (
             "work".to_owned(),
-            config(ProviderKind::Openai, "https://work.example/v1"),
+            config(Wire::Openai, "https://work.example/v1"),
         ),
     ]))
     .expect("valid configs");
@@ -452,7 +697,7 @@ fn a_config_that_cannot_work_is_refused_without_telling_secrets() {
         |config| config.headers = BTreeMap::from([("Host".to_owned(), "hunter2".into())]),
     ];
     for breaks in broken {
-        let mut config = config(ProviderKind::Openai, "http://localhost:1");
+        let mut config = config(Wire::Openai, "http://localhost:1");
         breaks(&mut config);
         let built = Registry::build(&BTreeMap::from([("openai".to_owned(), config)]));
         let why = built.err().expect("no registry").to_string();
@@ -478,6 +723,7 @@ async fn a_waiting_request_is_small() {
             stream: true,
             multi_turn: true,
             facts: None,
+            cache_key: "",
             trace: None,
         };
         let mut deltas = |_: Delta<'_>| {};

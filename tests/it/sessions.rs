@@ -71,10 +71,9 @@ async fn a_session_remembers_on_every_wire() {
         assert_eq!(last.results().len(), 3, "{wire:?}");
         assert_eq!(last.turn(), 5, "{wire:?}");
         // What the second run said, the third says again, word for word.
-        let before = app.provider.asked("solo", 4).await.body["messages"].clone();
-        let before = before.as_array().expect("messages");
-        let after = last.body["messages"].as_array().expect("messages");
-        assert_eq!(&after[..before.len()], &before[..], "{wire:?}");
+        let before = app.provider.asked("solo", 4).await;
+        let (before, after) = (before.messages(), last.messages());
+        assert_eq!(&after[..before.len()], before, "{wire:?}");
         assert_eq!(after.len(), before.len() + 2, "{wire:?}");
         // The record shows it too.
         let data = third.messages().await["data"].clone();
@@ -606,6 +605,13 @@ async fn earlier_messages_of_a_request_come_first_on_every_wire() {
                 assert_eq!(said[1]["tool_calls"][1]["id"], "b.2");
                 assert_eq!(said[1]["tool_calls"][1]["function"]["arguments"], "{}");
                 assert_eq!(said[3]["tool_call_id"], "b.2");
+            }
+            Wire::Responses => {
+                let said = &first.body["input"];
+                assert_eq!(said[2]["call_id"], "a");
+                assert_eq!(said[3]["call_id"], "b_2");
+                assert_eq!(said[3]["arguments"], "{}");
+                assert_eq!(said[5]["call_id"], "b_2");
             }
             Wire::Ollama => assert_eq!(said[3]["tool_name"], "walk"),
         }

@@ -201,6 +201,7 @@ fn usage(tokens: u64) -> Usage {
             output: 2 * tokens,
             cache_read: 1,
             cache_write: 2,
+            reasoning: 0,
         },
         model_calls: 1,
         tool_calls: 3,

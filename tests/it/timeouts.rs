@@ -44,7 +44,7 @@ async fn the_deadline_holds_while_a_body_is_read() {
         let run = run.ended().await;
         assert_eq!(run.failure().0, "timeout", "{run:?}");
     }
-    app.provider.hung_up(6).await;
+    app.provider.hung_up(8).await;
 }
 
 #[tokio::test]

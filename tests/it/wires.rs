@@ -1,9 +1,9 @@
-//! The same story on three wires, whole and streamed: the recorded steps are the same.
+//! The same story on every wire, whole and streamed: the recorded steps are the same.
 
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::events::kinds;
+use crate::support::events::{Event, kinds};
 use crate::support::provider::answer::{asks, calls, fails, says};
 use crate::support::provider::seen::Wire;
 
@@ -113,6 +113,8 @@ async fn the_steps_are_the_same_on_every_wire_streamed_or_not() {
         (Wire::Anthropic, true),
         (Wire::Openai, false),
         (Wire::Openai, true),
+        (Wire::Responses, false),
+        (Wire::Responses, true),
         (Wire::Ollama, false),
         (Wire::Ollama, true),
     ] {
@@ -169,6 +171,32 @@ async fn each_wire_has_its_own_headers_and_form() {
         openai.body["messages"][2]["tool_call_id"],
         said["tool_calls"][0]["id"]
     );
+
+    let responses = app.provider.asked("responses", 2).await;
+    assert_eq!(
+        responses.headers["authorization"],
+        "Bearer key-of-responses"
+    );
+    assert_eq!(responses.body["max_output_tokens"], 77);
+    assert_eq!(responses.body["temperature"], 0.0);
+    assert_eq!(responses.body["store"], false);
+    assert_eq!(
+        responses.body["include"],
+        json!(["reasoning.encrypted_content"])
+    );
+    let key = responses.body["prompt_cache_key"].as_str().expect("a key");
+    let agents = app.get("/agents/responses").await.json();
+    assert_eq!(agents["version"], format!("sha256:{key}"));
+    let input = &responses.body["input"];
+    assert_eq!(
+        (&input[1]["type"], &input[1]["arguments"]),
+        (&json!("function_call"), &json!("{\"n\":1}"))
+    );
+    assert_eq!(
+        (&input[2]["type"], &input[2]["call_id"]),
+        (&json!("function_call_output"), &input[1]["call_id"])
+    );
+    assert_eq!(responses.body["tools"][0]["strict"], false);
 
     let ollama = app.provider.asked("ollama", 2).await;
     assert!(ollama.headers.get("authorization").is_none());
@@ -273,4 +301,45 @@ async fn calls_without_ids_are_told_apart_over_the_turns() {
         ids.contains("ollama_0") && ids.contains("ollama_1"),
         "{ids:?}"
     );
+}
+
+#[tokio::test]
+async fn what_a_model_has_no_parameter_for_is_left_out_with_a_warning() {
+    let stop = "[params]\nstop = [\"END\"]";
+    let app = TestApp::with()
+        .agent(
+            "new",
+            &format!("model = \"responses/gpt-5-mini\"\nsub_agents = [\"x\"]\n{stop}"),
+        )
+        .agent("old", &format!("model = \"responses/gpt-4.1\"\n{stop}"))
+        .spawn()
+        .await;
+    app.provider
+        .will("gpt-5-mini", [calls([("fly", json!({}))]), says("done")]);
+    app.provider.will("gpt-4.1", [says("done")]);
+
+    let new = app.run("new", "go").await;
+    let old = app.run("old", "go").await;
+
+    assert_eq!((new.output(), old.output()), ("done", "done"));
+    let asked = app.provider.asked("gpt-5-mini", 2).await;
+    assert_eq!(asked.wire, Wire::Responses);
+    assert_eq!(asked.body.get("stop"), None);
+    let asked = app.provider.asked("gpt-4.1", 1).await;
+    assert_eq!(asked.wire, Wire::Openai);
+    assert_eq!(asked.body["stop"], json!(["END"]));
+    let warnings = |events: &[Event]| {
+        let warnings = events
+            .iter()
+            .filter(|event| event.kind() == "params.warning");
+        let told = warnings.map(|event| event["message"].as_str().unwrap_or_default().to_owned());
+        told.collect::<Vec<_>>()
+    };
+    let told = warnings(&new.events().await);
+    assert_eq!(told.len(), 1, "once for a run: {told:?}");
+    assert!(
+        told[0].starts_with("`stop` is not sent: gpt-5-mini"),
+        "{told:?}"
+    );
+    assert!(warnings(&old.events().await).is_empty());
 }

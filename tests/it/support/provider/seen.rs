@@ -189,7 +189,8 @@ impl Seen {
             .collect()
     }
 
-    fn messages(&self) -> &[Value] {
+    /// The conversation, in the wire's own form.
+    pub fn messages(&self) -> &[Value] {
         let field = match self.wire {
             Wire::Responses => "input",
             _ => "messages",
