@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Runs a delegating agent through axed on a real model server of yours: llama.cpp, vLLM, Ollama, or anything else that
-# speaks /v1/chat/completions and /v1/messages. Four ways: OpenAI's wire and Anthropic's, whole and streamed.
+# speaks /v1/chat/completions, /v1/responses or /v1/messages. Six ways: OpenAI's two wires and Anthropic's, whole and
+# streamed.
 #
 #   tests/real_model.sh BASE_URL [MODEL]        e.g. tests/real_model.sh http://127.0.0.1:8080
 #
 # MODEL is the first that the server lists where none is named. Environment:
 #   MODEL_KEY  the server's key, where it wants one
 #   AXED       the binary; else the release build, else the debug build
-#   WIRES      "openai anthropic"; name one where the server speaks only that
+#   WIRES      "openai responses anthropic"; name those that the server speaks
 #   TRIES      3: small models do not always delegate, so each way is tried this often
 # Checks structure, never words: the run completes, at least one child ran, usage is counted, and the tree's tokens are
 # the sum of its runs. Needs bash and python3. Exit 0: all ways passed; 1: one did not; 2: it could not be tried.
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 base=${1%/}; base=${base%/v1}; model=${2:-}
 here=$(cd "$(dirname "$0")/.." && pwd)
 target=${CARGO_TARGET_DIR:-$here/target}
@@ -52,11 +53,16 @@ cat >"$home/axed.toml" <<TOML
 [providers.real-openai]
 kind = "openai"
 base_url = "$base"
+api = "chat"
+[providers.real-responses]
+kind = "openai"
+api = "responses"
+base_url = "$base"
 [providers.real-anthropic]
 kind = "anthropic"
 base_url = "$base"
 TOML
-for wire in openai anthropic; do
+for wire in openai responses anthropic; do
   cat >"$home/agents/orchestrator-$wire.toml" <<TOML
 name = "orchestrator-$wire"
 description = "Delegates to the researcher."
@@ -83,7 +89,7 @@ max_tokens = 80
 TOML
 done
 
-REAL_OPENAI_API_KEY=${MODEL_KEY:-none} REAL_ANTHROPIC_API_KEY=${MODEL_KEY:-none} \
+REAL_OPENAI_API_KEY=${MODEL_KEY:-none} REAL_RESPONSES_API_KEY=${MODEL_KEY:-none} REAL_ANTHROPIC_API_KEY=${MODEL_KEY:-none} \
   "$axed" serve --config "$home/axed.toml" --agents "$home/agents" --data "$home/data" --listen 127.0.0.1:0 \
   >"$home/out" 2>"$home/log" &
 daemon=$!
@@ -96,7 +102,7 @@ url=$(sed -n 's/^axed listening on //p' "$home/out")
 [ -n "$url" ] || { echo "axed says no address:" >&2; cat "$home/log" >&2; exit 2; }
 
 echo "model $model at $base"
-python3 - "$url" "${TRIES:-3}" ${WIRES:-openai anthropic} <<'PY'
+python3 - "$url" "${TRIES:-3}" ${WIRES:-openai responses anthropic} <<'PY'
 import json, sys, urllib.error, urllib.request
 
 url, tries, wires = sys.argv[1], int(sys.argv[2]), sys.argv[3:]

@@ -30,7 +30,7 @@ AXED_KEEP_BODIES=$bodies cargo test --quiet --test it requests:: >"$bodies/log" 
     cat "$bodies/log"
     exit 1
 }
-for wire in anthropic openai ollama; do
+for wire in anthropic openai responses ollama; do
     # The newest version of Anthropic's API has no sampling parameters: we send them only when they are configured.
     allow=
     [ "$wire" != anthropic ] || allow=temperature,top_p
@@ -40,9 +40,28 @@ for wire in anthropic openai ollama; do
         echo "validate_wire: the tests sent no request of both kinds to $wire"
         exit 1
     fi
-    "$venv/bin/python" "$checker" "$wire" --allow "$allow" "$bodies/$wire"-*.json >"$bodies/log" || {
+    check=$checker
+    [ "$wire" != responses ] || check=tests/validate_responses.py
+    "$venv/bin/python" "$check" "$wire" --allow "$allow" "$bodies/$wire"-*.json >"$bodies/log" || {
         cat "$bodies/log"
         exit 1
     }
     echo "validate_wire: $(grep -c '^ok' "$bodies/log") requests to $wire are as its SDK has them"
+done
+
+# The replies of the stories' own provider on the newest wire, against the same types.
+mkdir "$bodies/replies"
+AXED_KEEP_REPLIES=$bodies/replies cargo test --quiet --test it wires::the_steps >"$bodies/log" 2>&1 || {
+    cat "$bodies/log"
+    exit 1
+}
+for kind in reply stream; do
+    ending=json
+    [ "$kind" = reply ] || ending=sse
+    "$venv/bin/python" tests/validate_responses.py responses --kind "$kind" "$bodies/replies"/*."$ending" \
+        >"$bodies/log" || {
+        cat "$bodies/log"
+        exit 1
+    }
+    echo "validate_wire: $(grep -c '^ok' "$bodies/log") replies of the stories' provider (responses, $kind) are as its SDK has them"
 done

@@ -13,7 +13,7 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::lines::Format;
 use crate::providers::openai::{OpenAi, is_closed};
 use crate::providers::wire::{Answered, Base, Wire};
-use crate::providers::{ChatRequest, Provider, ProviderError, Reply, calls, request_body};
+use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body};
 
 mod reply;
 
@@ -89,13 +89,13 @@ impl Responses {
         answered: Answered,
         model: &str,
         stream: bool,
-        deltas: &mut (dyn FnMut(&str) + Send),
+        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = reply::Heard::default();
         self.wire
             .hear(answered, Format::Sse, stream, |part| {
                 heard.part(part, &mut |delta| {
-                    if stream {
+                    if stream || matches!(delta, Delta::Usage(_)) {
                         deltas(delta);
                     }
                 })
@@ -115,7 +115,9 @@ impl Responses {
     fn echo<'a>(&self, said: &'a AssistantMessage, model: &str) -> Option<Vec<&'a RawValue>> {
         let echo = said.echo.as_ref()?;
         let of = echo.wire.strip_prefix(&self.mark)?.strip_prefix(':')?;
-        match of == model {
+        // The service takes no equal ids: calls that got others are written anew.
+        let is_unique = said.tool_calls.iter().all(|call| call.provider_id.is_empty());
+        match of == model && is_unique {
             true => serde_json::from_str(echo.body.get()).ok(),
             false => None,
         }
@@ -126,7 +128,7 @@ impl Provider for Responses {
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
-        deltas: &'a mut (dyn FnMut(&str) + Send),
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         if !request.params.stop.is_empty() && !wants_responses(request.model, request.facts) {
             return self.chat.complete(request, deltas);
@@ -316,7 +318,7 @@ fn input<'a>(request: &ChatRequest<'a>, service: &Responses) -> Vec<Item<'a>> {
             Message::Tool { tool_results } => {
                 items.extend(tool_results.iter().enumerate().map(|(place, result)| {
                     let call = calls::answered(called, place, result);
-                    let id = call.map_or(result.call_id.as_str(), |call| call.wire_id());
+                    let id = call.map_or(&result.call_id, |call| &call.id);
                     Item::Written(Written::FunctionCallOutput {
                         call_id: calls::short_id(id),
                         output: &result.content,
@@ -339,7 +341,7 @@ fn rebuilt(said: &AssistantMessage) -> impl Iterator<Item = Written<'_>> {
         }]),
     });
     let calls = said.tool_calls.iter().map(|call| Written::FunctionCall {
-        call_id: calls::short_id(call.wire_id()),
+        call_id: calls::short_id(&call.id),
         name: calls::plain_name(&call.name),
         arguments: call.arguments.get(),
     });

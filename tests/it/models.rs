@@ -25,10 +25,14 @@ async fn effort_goes_out_on_each_wire() {
     let app = TestApp::with()
         .agent("claude", "effort = \"high\"")
         .agent("gpt", "model = \"openai/gpt\"\neffort = \"minimal\"")
+        .agent(
+            "new",
+            "model = \"responses/new\"\neffort = \"xhigh\"\n[params.extra]\ntruncation = \"auto\"",
+        )
         .agent("llama", "model = \"ollama/llama\"\neffort = \"max\"")
         .spawn()
         .await;
-    for model in ["claude", "gpt", "llama"] {
+    for model in ["claude", "gpt", "new", "llama"] {
         app.provider.will(model, [says("1"), says("2"), says("3")]);
         app.run(model, "go").await;
         app.run_with(model, json!({"params": {"effort": "none"}}))
@@ -45,6 +49,9 @@ async fn effort_goes_out_on_each_wire() {
     let gpt = app.provider.asked("gpt", 1).await;
     assert_eq!(gpt.body["reasoning_effort"], "minimal");
     assert_eq!(gpt.body["max_tokens"], Value::Null);
+    let new = app.provider.asked("new", 1).await;
+    assert_eq!(new.body["reasoning"], json!({"effort": "xhigh"}));
+    assert_eq!(new.body["truncation"], "auto");
     assert_eq!(app.provider.asked("llama", 1).await.body["think"], "high");
     assert_eq!(app.provider.asked("llama", 2).await.body["think"], false);
 }

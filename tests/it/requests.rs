@@ -452,7 +452,7 @@ async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_response
         ask(&served, request).await.0.expect("a reply");
         let seen = service.seen().pop().expect("a request");
         assert_eq!(seen.path, path);
-        let left_out = served.provider.left_out(model, &params);
+        let left_out = served.provider.left_out(model, &params, None);
         let is_sent = seen.body.contains("STOP");
         assert_eq!(is_sent, left_out.is_none(), "{left_out:?}");
         assert!(left_out.is_none_or(|why| why.contains("`stop` is not sent: gpt-5-mini")));

@@ -331,7 +331,7 @@ async fn what_a_model_has_no_parameter_for_is_left_out_with_a_warning() {
     let warnings = |events: &[Event]| {
         let warnings = events
             .iter()
-            .filter(|event| event.kind() == "params.warning");
+            .filter(|event| event.kind() == "model.warning");
         let told = warnings.map(|event| event["message"].as_str().unwrap_or_default().to_owned());
         told.collect::<Vec<_>>()
     };

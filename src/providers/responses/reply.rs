@@ -10,7 +10,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::message::{AssistantMessage, Echo, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::wire::Part;
-use crate::providers::{Category, ProviderError, Reply, calls, refusal, wire};
+use crate::providers::{Category, Delta, ProviderError, Reply, calls, refusal, wire};
 
 /// A whole response, and what the last event of a stream carries.
 #[derive(Deserialize)]
@@ -143,7 +143,7 @@ impl Heard {
     pub fn part(
         &mut self,
         part: Part<'_>,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
         match part {
             Part::Message(data) if data.trim() == "[DONE]" => Ok(true),
@@ -155,7 +155,7 @@ impl Heard {
         }
     }
 
-    fn event(&mut self, text: &str, deltas: &mut dyn FnMut(&str)) -> Result<bool, ProviderError> {
+    fn event(&mut self, text: &str, deltas: &mut dyn FnMut(Delta<'_>)) -> Result<bool, ProviderError> {
         let event: Event<'_> = wire::read(text)?;
         if event.error.is_some() || event.kind == "error" {
             return Err(refusal::in_reply(text));
@@ -216,10 +216,10 @@ impl Heard {
         &mut self,
         whole: Whole<'_>,
         text: &str,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         if let Some(usage) = whole.usage {
-            self.count(usage);
+            self.count(usage, deltas);
         }
         if let Some(error) = whole.error {
             return Err(refusal::in_reply(error.get()));
@@ -246,7 +246,7 @@ impl Heard {
         index: Option<u64>,
         raw: &RawValue,
         is_done: bool,
-        deltas: &mut dyn FnMut(&str),
+        deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         let read: ItemIn<'_> = wire::read(raw.get())?;
         let id = read.id.unwrap_or_default();
@@ -306,14 +306,14 @@ impl Heard {
         at(&mut self.items, event.output_index, id, new())
     }
 
-    fn tell(&mut self, text: String, deltas: &mut dyn FnMut(&str)) {
+    fn tell(&mut self, text: String, deltas: &mut dyn FnMut(Delta<'_>)) {
         if !text.is_empty() {
-            deltas(&text);
+            deltas(Delta::Text(&text));
             wire::append(&mut self.text, text);
         }
     }
 
-    fn count(&mut self, usage: &RawValue) {
+    fn count(&mut self, usage: &RawValue, deltas: &mut dyn FnMut(Delta<'_>)) {
         // Counts that cannot be read never cost the reply.
         let Ok(usage) = serde_json::from_str::<UsageIn>(usage.get()) else {
             return;
@@ -326,13 +326,15 @@ impl Heard {
         };
         let thought = usage.output_tokens_details.and_then(|d| d.reasoning_tokens);
         let cache_read = calls::tokens(read).min(input);
-        self.usage = Some(TokenUsage {
+        let usage = TokenUsage {
             input,
             output,
             cache_read,
             cache_write: calls::tokens(write).min(input - cache_read),
             reasoning: calls::tokens(thought).min(output),
-        });
+        };
+        deltas(Delta::Usage(usage));
+        self.usage = Some(usage);
     }
 
     /// The reply. `mark` marks its echo.
