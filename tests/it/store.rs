@@ -1724,7 +1724,7 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); PRAGMA user_version = 6",
+        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); PRAGMA user_version = 7",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");
