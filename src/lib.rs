@@ -14,3 +14,4 @@ pub mod tools;
 pub mod validation;
 pub mod web;
 pub mod webhooks;
+pub mod workdirs;

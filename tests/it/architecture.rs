@@ -21,6 +21,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("domain", 1),
     ("net", 1),
     ("validation", 1),
+    ("workdirs", 1),
 ];
 
 /// Crates that may be named only in these places (a room, or a file without `.rs`).
@@ -52,8 +53,8 @@ const FENCES: &[(&str, &[&str])] = &[
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
     ("jsonschema", &["domain/counted", "domain/schema"]),
-    ("cap_std", &["tools"]),
-    ("cap_fs_ext", &["tools"]),
+    ("cap_std", &["tools", "workdirs"]),
+    ("cap_fs_ext", &["tools", "workdirs"]),
     ("cap_tempfile", &["tools"]),
     ("html5gum", &["tools/html"]),
     ("landlock", &["tools/run_command/confine"]),
