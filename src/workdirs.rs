@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::workdirs::reserved::{Reserved, Snapshot};
 
+pub mod access;
 pub mod reserved;
 
 /// How a directory is opened that is only passed through.
