@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::workdirs::reserved::{Reserved, Snapshot};
 
 pub mod access;
+mod descent;
+pub mod registry;
 pub mod reserved;
 
 /// How a directory is opened that is only passed through.
