@@ -156,6 +156,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
                     stream: false,
                     webhooks: Vec::new(),
                     waiting_since: None,
+                    workdir: None,
                 },
                 claim: None,
             })),

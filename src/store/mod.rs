@@ -13,6 +13,7 @@ use crate::domain::run::{Outcome, Run, RunId, Status};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::store::outbox::{Delivery, Due, DueQuery, NewDelivery, Tried};
+use crate::workdirs::FileId;
 
 pub mod open;
 pub mod outbox;
@@ -148,6 +149,8 @@ pub struct Continuation {
     pub webhooks: Vec<Arc<Webhook>>,
     /// Since when it waits for a person's word, where it does: its time stands still from then on.
     pub waiting_since: Option<Timestamp>,
+    /// The directory of its files, where it uses one; none for a run that an older version accepted.
+    pub workdir: Option<FileId>,
 }
 
 /// A run that no process drives, with what its continuation needs.

@@ -19,6 +19,7 @@ use axed::store::{
     Change, Claim, ClaimKey, Claimed, Closing, Continuation, EndedBefore, EventQuery, NewestEnded,
     Opening, Outlived, Progress, RunFilter, RunStore, SessionQuery, Step, StoreError, Write,
 };
+use axed::workdirs::FileId;
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tempfile::TempDir;
@@ -64,6 +65,10 @@ pub fn fresh(run: Run) -> Opening {
         stream: false,
         webhooks: Vec::new(),
         waiting_since: None,
+        workdir: Some(FileId {
+            device: u64::MAX,
+            inode: 7,
+        }),
     };
     Opening {
         run: Arc::new(run),
@@ -1040,6 +1045,10 @@ async fn a_continuation_reads_back(opened: &Opened) {
         stream: deadline.is_none(),
         webhooks: deadline.is_none().then(webhook).into_iter().collect(),
         waiting_since: None,
+        workdir: Some(FileId {
+            device: u64::MAX,
+            inode: 7,
+        }),
     };
     let of_child = kept("{\"name\":\"child\"}", Some((deadline(1), 40)));
     let of_root = kept("{\"name\":\"é\"}", None);
@@ -1697,7 +1706,7 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        "DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );

@@ -12,6 +12,7 @@ use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use crate::store::{Claimed, Continuation, Step, StoreError};
+use crate::workdirs::FileId;
 
 /// Inputs up to so many bytes (a child's task included) lie in the run's own row.
 pub const SMALL_INPUT: usize = 1024;
@@ -45,7 +46,8 @@ const SESSION: usize = 44;
 const WAITED: usize = 45;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
-pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since";
+pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since, \
+     r.workdir_device, r.workdir_inode";
 const CONTINUATION: usize = WAITED + 2;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
@@ -133,7 +135,17 @@ pub fn continuation(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Con
         stream: count(4)? != 0,
         webhooks: json(row, CONTINUATION + 5)?.unwrap_or_default(),
         waiting_since: time(row, CONTINUATION + 6)?,
+        workdir: workdir(row)?,
     })
+}
+
+fn workdir(row: &Row<'_>) -> rusqlite::Result<Option<FileId>> {
+    let number = |place: usize| row.get::<_, Option<i64>>(CONTINUATION + place);
+    let (device, inode) = (number(7)?, number(8)?);
+    Ok(device.zip(inode).map(|(device, inode)| FileId {
+        device: device.cast_unsigned(),
+        inode: inode.cast_unsigned(),
+    }))
 }
 
 /// Reads what an idempotency key has accepted.

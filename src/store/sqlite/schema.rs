@@ -19,6 +19,7 @@ const MIGRATIONS: &[&str] = &[
     SESSIONS,
     LISTS,
     SEVERAL_WEBHOOKS,
+    WORKDIRS,
 ];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
@@ -204,6 +205,12 @@ CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_a
 /// A run's webhooks are a JSON array: its agent's and its request's. Nobody reads those of a run that has ended.
 const SEVERAL_WEBHOOKS: &str = "
 UPDATE runs SET webhook = '[' || webhook || ']' WHERE webhook IS NOT NULL AND finished_at IS NULL;
+";
+
+/// The directory of a run's files, which another process opens again. Numbers of 64 bits, as SQLite has them with a sign.
+const WORKDIRS: &str = "
+ALTER TABLE runs ADD COLUMN workdir_device INTEGER;
+ALTER TABLE runs ADD COLUMN workdir_inode INTEGER;
 ";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.

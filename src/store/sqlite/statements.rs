@@ -106,9 +106,10 @@ impl<'c> Statements<'c> {
                  last_event, attempt, turns, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, \
                  model_calls, tool_calls, cost, unreported, model, stop_reason, agent_version, tool_call_id, label, \
                  completion_status, labels, cancel_reason, input, task, owner, definition, deadline_at, \
-                 deadline_seconds, timeout, stream, webhook, session) \
+                 deadline_seconds, timeout, stream, webhook, session, workdir_device, workdir_inode) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, \
-                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37, ?38)",
+                 ?21, ?22, ?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34, ?35, ?36, ?37, ?38, \
+                 ?39, ?40)",
             )?,
             claimed: sql(CLAIMED)?,
             claim: sql(

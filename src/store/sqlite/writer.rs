@@ -611,6 +611,8 @@ impl<'c> Writer<'c> {
             continuation.stream,
             webhooks,
             run.session,
+            continuation.workdir.map(|id| id.device.cast_signed()),
+            continuation.workdir.map(|id| id.inode.cast_signed()),
         ]);
         match inserted {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
