@@ -10,6 +10,8 @@ use landlock::{
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::tools::run_command::filter;
+use crate::workdirs::FileId;
+use crate::workdirs::reserved::{Reserved, Snapshot};
 
 /// The first of which no write gets by: earlier ones let files be cut short anywhere. Linux 6.2.
 const NEEDED: ABI = ABI::V3;
@@ -96,6 +98,9 @@ const DEVICES: &[&str] = &[
     "/dev/urandom",
 ];
 
+/// Most paths that commands are allowed to read: each command allows each of them anew.
+const MOST_PATHS: usize = 4096;
+
 /// Whether this system can confine.
 pub fn is_available() -> bool {
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
@@ -103,11 +108,11 @@ pub fn is_available() -> bool {
     ruleset.and_then(Ruleset::create).is_ok()
 }
 
-/// Confines this process: it writes in its working directory and in `temporary`.
+/// Confines this process: it writes in its working directory and in `temporary`, and reads nothing that is reserved.
 ///
 /// # Errors
 /// Why it is not confined. Then it must not go on.
-pub fn confine(temporary: &Path, network: bool) -> Result<(), String> {
+pub fn confine(temporary: &Path, network: bool, reserved: Vec<PathBuf>) -> Result<(), String> {
     let nothing = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
@@ -116,7 +121,8 @@ pub fn confine(temporary: &Path, network: bool) -> Result<(), String> {
     close_others().map_err(|error| format!("its files cannot be closed: {error}"))?;
     set_capabilities(None, nothing)
         .map_err(|error| format!("its privileges cannot be dropped: {error}"))?;
-    let status = restrict(temporary, network);
+    let readable = readable(&Reserved::of(reserved).now())?;
+    let status = restrict(temporary, network, readable);
     let status = status.map_err(|error| format!("Landlock cannot confine it: {error}"))?;
     if status == RulesetStatus::NotEnforced {
         return Err("Landlock does not confine it".to_owned());
@@ -150,7 +156,11 @@ fn signals_can_be_scoped() -> bool {
         .is_ok()
 }
 
-fn restrict(temporary: &Path, network: bool) -> Result<RulesetStatus, RulesetError> {
+fn restrict(
+    temporary: &Path,
+    network: bool,
+    readable: Vec<PathBuf>,
+) -> Result<RulesetStatus, RulesetError> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(NEEDED))?
@@ -169,13 +179,55 @@ fn restrict(temporary: &Path, network: bool) -> Result<RulesetStatus, RulesetErr
         .create()?
         .set_compatibility(CompatLevel::HardRequirement)
         // What this machine does not have is passed over.
-        .add_rules(path_beneath_rules(readable(), reads))?
+        .add_rules(path_beneath_rules(readable, reads))?
         .add_rules(path_beneath_rules([null], reads | AccessFs::WriteFile))?
         .add_rules(path_beneath_rules(own, changes))?;
     Ok(created.restrict_self()?.ruleset)
 }
 
-fn readable() -> Vec<PathBuf> {
+/// What every command reads and executes: the system's files without what is reserved.
+///
+/// # Errors
+/// Where that cannot be left out.
+pub fn readable(reserved: &Snapshot) -> Result<Vec<PathBuf>, String> {
+    let mut paths = Vec::new();
+    for path in system() {
+        leave_out(path, reserved, &mut paths)?;
+    }
+    Ok(paths)
+}
+
+/// Adds this path; in its place what is in it, where something of that is reserved.
+fn leave_out(path: PathBuf, reserved: &Snapshot, paths: &mut Vec<PathBuf>) -> Result<(), String> {
+    let Ok(meta) = std::fs::metadata(&path) else {
+        return Ok(());
+    };
+    let Some(own) = reserved.contained(FileId::of_std(&meta)) else {
+        paths.push(path);
+        return Ok(());
+    };
+    // What is behind a link is one of the other paths, or no path of the system's.
+    let is_entered =
+        meta.is_dir() && !path.is_symlink() && !reserved.is_barred(FileId::of_std(&meta));
+    if !is_entered {
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
+    for entry in entries {
+        if paths.len() > MOST_PATHS {
+            return Err(format!(
+                "{} is the server's own and lies in {}, which commands read and which has too many entries to leave it \
+                 out; move it elsewhere",
+                own.display(),
+                path.display()
+            ));
+        }
+        leave_out(entry.path(), reserved, paths)?;
+    }
+    Ok(())
+}
+
+fn system() -> Vec<PathBuf> {
     let below = |parent: &str, names: &[&str]| -> Vec<PathBuf> {
         let parent = Path::new(parent);
         names.iter().map(|name| parent.join(name)).collect()

@@ -18,10 +18,11 @@ use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
 use crate::tools::run_command::descendants;
 
-/// The hidden subcommand that supervises: `__command <mode> <command>`, with the working directory as its input, the
-/// command's output as its output, and the report on the pipe that is its standard error.
+/// The hidden subcommand that supervises: `__command <mode> <command> <reserved>…`, with the working directory as its
+/// input, the command's output as its output, and the report on the pipe that is its standard error. What is reserved are
+/// paths of the daemon's own that the command must not read.
 pub const SUPERVISE: &str = "__command";
-/// The one that becomes the command: `__confined <mode> <temporary folder> <command>`.
+/// The one that becomes the command: `__confined <mode> <temporary folder> <command> <reserved>…`.
 const BECOME: &str = "__confined";
 
 /// Most bytes of a file that a command writes.
@@ -77,16 +78,16 @@ pub fn own_binary() -> std::io::Result<PathBuf> {
 
 /// Does what these arguments ask for, where they are the daemon's and not a user's.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
-    let arguments: Vec<OsString> = arguments.take(4).collect();
+    let arguments = subcommand(arguments)?;
     match arguments.as_slice() {
-        [what, mode, command] if what == SUPERVISE => {
-            let told = supervise(Mode::of(mode)?, command);
+        [what, mode, command, reserved @ ..] if what == SUPERVISE => {
+            let told = supervise(Mode::of(mode)?, command, reserved);
             // Where the daemon has gone, nobody is left to tell.
             let _ = std::io::stderr().write_all(told.as_bytes());
             Some(ExitCode::SUCCESS)
         }
-        [what, mode, temporary, command] if what == BECOME => {
-            let why = become_command(Mode::of(mode)?, Path::new(temporary), command);
+        [what, mode, temporary, command, reserved @ ..] if what == BECOME => {
+            let why = become_command(Mode::of(mode)?, Path::new(temporary), command, reserved);
             let pipe = std::io::stdin().as_fd().try_clone_to_owned();
             let _ = pipe.map(|pipe| std::fs::File::from(pipe).write_all(why.as_bytes()));
             Some(ExitCode::FAILURE)
@@ -95,14 +96,21 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     }
 }
 
+/// All arguments, where the first one is a subcommand of ours.
+fn subcommand(mut arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+    let first = arguments.next()?;
+    let is_ours = first == SUPERVISE || first == BECOME;
+    is_ours.then(|| std::iter::once(first).chain(arguments).collect())
+}
+
 /// Runs the command to its end and returns how it ended: `exit <code>`, `signal <number>`, or `failed <why>`.
-fn supervise(mode: Mode, command: &OsString) -> String {
+fn supervise(mode: Mode, command: &OsString, reserved: &[OsString]) -> String {
     let temporary = match temporary() {
         Ok(temporary) => temporary,
         Err(error) => return format!("failed its temporary folder cannot be made: {error}"),
     };
-    let told =
-        start(mode, &temporary, command).and_then(|(child, refusal)| attend(&child, refusal));
+    let told = start(mode, &temporary, command, reserved)
+        .and_then(|(child, refusal)| attend(&child, refusal));
     remove(&temporary);
     told.unwrap_or_else(|why| format!("failed {why}"))
 }
@@ -112,6 +120,7 @@ fn start(
     mode: Mode,
     temporary: &Path,
     command: &OsString,
+    reserved: &[OsString],
 ) -> Result<(Child, std::io::PipeReader), String> {
     let failed = |error: std::io::Error| format!("it cannot be started: {error}");
     #[cfg(target_os = "linux")]
@@ -128,6 +137,7 @@ fn start(
         .args([BECOME, mode.as_str()])
         .arg(temporary)
         .arg(command)
+        .args(reserved)
         .env("HOME", temporary)
         .env("TMPDIR", temporary)
         .stdin(Stdio::from(pipe))
@@ -263,11 +273,16 @@ fn folders(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Confines this process and executes the command in its place. Comes back only with the reason why not.
-fn become_command(mode: Mode, temporary: &Path, command: &OsString) -> String {
+fn become_command(
+    mode: Mode,
+    temporary: &Path,
+    command: &OsString,
+    reserved: &[OsString],
+) -> String {
     let _ = rustix::process::setsid();
     let _ = rustix::process::nice(NICE);
     bound();
-    if let Err(why) = confine(mode, temporary) {
+    if let Err(why) = confine(mode, temporary, reserved) {
         return why;
     }
     // Should the supervisor be killed: nobody else would end the command.
@@ -304,18 +319,19 @@ fn bound() {
 }
 
 #[cfg(target_os = "linux")]
-fn confine(mode: Mode, temporary: &Path) -> Result<(), String> {
+fn confine(mode: Mode, temporary: &Path, reserved: &[OsString]) -> Result<(), String> {
     use crate::tools::run_command::confine::confine;
 
+    let reserved: Vec<PathBuf> = reserved.iter().map(PathBuf::from).collect();
     match mode {
-        Mode::Confined => confine(temporary, false),
-        Mode::Networked => confine(temporary, true),
+        Mode::Confined => confine(temporary, false, reserved),
+        Mode::Networked => confine(temporary, true, reserved),
         Mode::Unconfined => Ok(()),
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn confine(mode: Mode, _temporary: &Path) -> Result<(), String> {
+fn confine(mode: Mode, _: &Path, _: &[OsString]) -> Result<(), String> {
     match mode {
         Mode::Unconfined => Ok(()),
         _ => Err("this system cannot confine commands".to_owned()),
