@@ -17,6 +17,8 @@ pub mod template;
 /// A snapshot of all definitions, sorted by name. Never edited: a reload swaps the whole.
 #[derive(Clone, Debug, Default)]
 pub struct Agents {
+    /// Counts the snapshots.
+    pub generation: u64,
     /// By name.
     pub entries: BTreeMap<String, Entry>,
 }

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use crate::catalog::read::{read, version};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
 use crate::config::document::MAX_FILE;
-use crate::domain::agent::is_agent_name;
+use crate::domain::agent::{Agent, is_agent_name};
 
 /// Editors and copies write in bursts: a reload waits for this much quiet.
 const QUIET: Duration = Duration::from_millis(100);
@@ -34,11 +34,15 @@ const LOOK: Duration = Duration::from_millis(500);
 pub struct Catalog {
     dirs: Vec<PathBuf>,
     rules: Rules,
+    inspect: Box<Inspect>,
     snapshot: ArcSwap<Agents>,
     /// What the last reload saw; held while one is at work, so that two cannot overtake each other.
     seen: Mutex<Seen>,
     reloads: watch::Sender<u64>,
 }
+
+/// What the server has to say of a definition: warnings.
+pub type Inspect = dyn Fn(&Agent) -> Vec<String> + Send + Sync;
 
 /// Keeps the watch alive; dropping it ends the watch.
 pub struct Watch {
@@ -63,9 +67,15 @@ enum Order {
 impl Catalog {
     /// Reads every directory once. A directory that is missing is a warning: it may appear later.
     pub fn open(dirs: Vec<PathBuf>, rules: Rules) -> Self {
+        Self::inspected(dirs, rules, Box::new(|_| Vec::new()))
+    }
+
+    /// As [`Catalog::open`], with the warnings of `inspect` among those of each definition.
+    pub fn inspected(dirs: Vec<PathBuf>, rules: Rules, inspect: Box<Inspect>) -> Self {
         let catalog = Self {
             dirs,
             rules,
+            inspect,
             snapshot: ArcSwap::default(),
             seen: Mutex::default(),
             reloads: watch::Sender::new(0),
@@ -92,14 +102,29 @@ impl Catalog {
         seen.fingerprint = fingerprint(&self.dirs);
         let before = self.current();
         let mut oddities = BTreeSet::new();
-        let after = read_dirs(&self.dirs, &self.rules, &before, &mut oddities);
+        let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut oddities);
+        self.inspect(&mut after);
         for oddity in oddities.difference(&seen.oddities) {
             warn!("{oddity}");
         }
         seen.oddities = oddities;
         if tell_changes(&before, &after) {
+            after.generation = before.generation + 1;
             self.snapshot.store(Arc::new(after));
             self.reloads.send_modify(|count| *count += 1);
+        }
+    }
+
+    fn inspect(&self, agents: &mut Agents) {
+        for entry in agents.entries.values_mut() {
+            if let Some(agent) = &entry.agent {
+                for warning in (self.inspect)(agent) {
+                    // An entry that was kept has it already.
+                    if !entry.warnings.contains(&warning) {
+                        entry.warnings.push(warning);
+                    }
+                }
+            }
         }
     }
 
