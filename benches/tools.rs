@@ -11,8 +11,9 @@ use axed::config;
 use axed::domain::message::ToolCall;
 use axed::domain::run::{RunId, Scope};
 use axed::tools::shelf::Shelf;
-use axed::tools::workdir::Workdir;
 use axed::tools::{AdHocAsk, ChildAsk, Context, Delegate};
+use axed::workdirs::registry::Workdirs;
+use axed::workdirs::reserved::Reserved;
 use futures_util::future::BoxFuture;
 use serde_json::value::to_raw_value;
 
@@ -73,10 +74,11 @@ fn median(mut once: impl FnMut() -> Duration) -> Duration {
 }
 
 async fn grep(place: &Path, pattern: &str) -> Duration {
-    let shelf = Shelf::new(&config::Tools {
+    let tools = config::Tools {
         max_result: 256 << 10,
         ..config::Tools::default()
-    });
+    };
+    let shelf = Shelf::new(&tools, &Reserved::default());
     let tool = shelf.get("grep").expect("grep");
     let call = ToolCall {
         id: "call".to_owned(),
@@ -86,12 +88,13 @@ async fn grep(place: &Path, pattern: &str) -> Duration {
             .expect("JSON")
             .into(),
     };
-    let workdir = Workdir::new(Some(place.to_owned()));
+    let workdirs = Workdirs::new(place.to_owned(), &[], Reserved::default());
+    let workdir = workdirs.open(None, None).expect("a workdir");
     let scope = Scope::root(RunId::new(), None);
     let context = Context {
         allowed_hosts: &[],
         scope: &scope,
-        workdir: &workdir,
+        workdir: Some(&workdir),
         delegate: &Nobody,
     };
     let begun = Instant::now();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::catalog::{LoadError, Rules};
 use crate::config::Config;
 use crate::config::load::{self, ConfigError};
 use crate::config::models;
+use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
 use crate::engine::history::Bounds;
 use crate::engine::journal::{Bells, Journal};
 use crate::engine::memory::Memories;
@@ -29,11 +31,14 @@ use crate::store::open;
 use crate::telemetry::otlp::Collector;
 use crate::telemetry::traces::Traces;
 use crate::tools::mcp::Servers;
+use crate::tools::run_command;
 use crate::tools::shelf::Shelf;
 use crate::web;
 use crate::web::pending::PendingLimits;
 use crate::web::serve::Patience;
 use crate::webhooks::{self, Sender};
+use crate::workdirs::registry::{OpenError, Workdirs};
+use crate::workdirs::reserved::{OwnPaths, Reserved};
 
 /// How long a client may take to send a request, or the next one on an open connection.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
@@ -99,7 +104,11 @@ impl House {
     /// A provider that cannot be built, a data directory that is not writable or belongs to another process.
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
         let providers = Registry::build(&config.providers)?;
-        let catalog = Arc::new(Catalog::open(config.agents.dirs.clone(), Rules::of(config)));
+        let workdirs = Arc::new(workdirs(config)?);
+        let shelf = Shelf::new(&config.tools, workdirs.reserved());
+        let inspect = inspect_workdirs(&shelf, &workdirs);
+        let (dirs, rules) = (config.agents.dirs.clone(), Rules::of(config));
+        let catalog = Arc::new(Catalog::inspected(dirs, rules, Box::new(inspect)));
         for name in config.runs.per_agent.keys() {
             if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
                 tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
@@ -110,7 +119,6 @@ impl House {
                 "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
             );
         }
-        let shelf = Shelf::new(&config.tools);
         for (name, entry) in &catalog.current().entries {
             let listed = entry.agent.iter().flat_map(|agent| &agent.tools);
             for tool in listed.filter(|tool| shelf.get(tool).is_none()) {
@@ -133,6 +141,7 @@ impl House {
             catalog: Arc::clone(&catalog),
             providers,
             shelf,
+            workdirs,
             mcp: Arc::clone(&mcp),
             journal,
             memories,
@@ -179,10 +188,66 @@ impl House {
     }
 }
 
+/// The directories that runs work in, with the daemon's own out of their reach.
+fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
+    let cwd = std::env::current_dir().context("the working directory cannot be found")?;
+    let scripts = config.providers.values().flat_map(|it| &it.scripts);
+    let others = config.agents.dirs.iter().chain(scripts).cloned();
+    let own = OwnPaths {
+        config_file: config.config_file.clone(),
+        config_dir: config.config_dir.clone(),
+        others: others.chain([config.data.dir.clone()]).collect(),
+    };
+    let reserved = Reserved::new(&own, &cwd);
+    Ok(Workdirs::new(cwd, &config.tools.roots, reserved))
+}
+
+/// The warnings about an agent whose workdir lies among the daemon's own files, or whose commands would reach them.
+fn inspect_workdirs(
+    shelf: &Shelf,
+    workdirs: &Arc<Workdirs>,
+) -> impl Fn(&Agent) -> Vec<String> + Send + Sync + use<> {
+    let workdirs = Arc::clone(workdirs);
+    let no_commands = shelf.no_commands().map(str::to_owned);
+    let is_confined = shelf.is_confined();
+    let tools = BUILT_IN_TOOLS.iter().copied();
+    let using: Vec<&str> = tools.filter(|tool| shelf.uses_workdir(tool)).collect();
+    move |agent| {
+        let mut tools = agent.tools.iter().map(String::as_str);
+        let has_commands = tools.clone().any(|tool| tool == run_command::NAME);
+        let mut warnings: Vec<String> = Vec::new();
+        warnings.extend(no_commands.clone().filter(|_| has_commands));
+        if agent.files.is_empty() && !tools.any(|tool| using.contains(&tool)) {
+            return warnings;
+        }
+        let named = agent.workdir.as_deref();
+        let shown = named.unwrap_or(Path::new(".")).display();
+        match workdirs.open(named, None) {
+            Ok(workdir) => {
+                let exposed = workdir.exposed().filter(|_| has_commands && is_confined);
+                warnings.extend(exposed.map(|own| {
+                    format!(
+                        "run_command is not offered: the workdir {shown} contains {}, which belongs to the daemon and \
+                         would be within reach of commands; give the agent a workdir of its own",
+                        own.display()
+                    )
+                }));
+            }
+            Err(why @ OpenError::Reserved) => {
+                warnings.push(format!(
+                    "the workdir {shown} {why}; until then its runs fail"
+                ));
+            }
+            // It may come to exist; a run that starts before fails.
+            Err(_) => {}
+        }
+        warnings
+    }
+}
+
 fn settings(config: &Config) -> Settings {
     Settings {
         config_dir: config.config_dir.clone(),
-        roots: config.tools.roots.clone(),
         runs: config.runs.clone(),
         default_timeout: config.server.default_timeout,
         max_timeout: config.server.max_timeout,

@@ -52,6 +52,8 @@ pub struct Config {
     pub memory_dir: PathBuf,
     /// The directory of the config file, `config` without one: relative and bare skills are looked up there.
     pub config_dir: PathBuf,
+    /// The config file; without one where it would be.
+    pub config_file: PathBuf,
 }
 
 /// `[server]`
@@ -301,8 +303,6 @@ pub struct Commands {
     pub network: bool,
     /// Their environment, but for `HOME` and `TMPDIR`, which are made for each; what `pass_env` names may be secret.
     pub environment: BTreeMap<String, SecretString>,
-    /// Directories of the daemon's that no command's workdir may contain: configuration, agents, data.
-    pub kept_out: Vec<PathBuf>,
 }
 
 /// `[webhooks]`

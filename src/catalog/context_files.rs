@@ -2,11 +2,14 @@
 //! bounded. Knows nothing of the rest of a prompt. Blocking I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
+
+use crate::workdirs::Workdir;
+use crate::workdirs::access::Access;
 
 /// Directory entries that the globs of one agent may look at. `**` looks at an entry twice.
 const MAX_LOOKED_AT: usize = 200_000;
@@ -28,31 +31,28 @@ pub struct ContextFile {
     pub text: String,
 }
 
-/// The files that the globs name, sorted by path. Binary and unreadable ones and those that resolve outside of the
-/// workdir are left out; more than `max_bytes` together is an error that says so.
+/// The files that the globs name, sorted by path. Binary and unreadable ones, those that resolve outside of the workdir
+/// and those of the daemon's own are left out; more than `max_bytes` together is an error that says so.
 pub fn collect(
     globs: &[String],
-    workdir: &Path,
+    workdir: &Arc<Workdir>,
     max_bytes: usize,
 ) -> Result<Vec<ContextFile>, String> {
     if globs.is_empty() {
         return Ok(Vec::new());
     }
-    let root = match fs::canonicalize(workdir) {
-        Ok(root) => root,
-        Err(error) => return Err(format!("could not open {}: {error}", workdir.display())),
-    };
+    let access = Access::new(Arc::clone(workdir));
     let mut search = Search {
-        root: &root,
+        access: &access,
         found: BTreeMap::new(),
         looked_at: 0,
     };
     for glob in globs {
         for steps in compile(glob)? {
-            search.walk(&root, "", &steps)?;
+            search.walk(Path::new(""), "", &steps)?;
         }
     }
-    read_all(&root, search.found, max_bytes)
+    read_all(&access, search.found, max_bytes)
 }
 
 /// Whether the text is a glob; the error is the contract's.
@@ -66,7 +66,7 @@ pub fn leads_out(glob: &str) -> bool {
 }
 
 fn read_all(
-    root: &Path,
+    access: &Access,
     found: BTreeMap<String, PathBuf>,
     max_bytes: usize,
 ) -> Result<Vec<ContextFile>, String> {
@@ -74,14 +74,14 @@ fn read_all(
     let mut resolved = BTreeSet::new();
     let mut total: u64 = 0;
     for (path, full) in found {
-        let Ok(real) = fs::canonicalize(&full) else {
+        let Ok(real) = access.canonicalize(&full) else {
             continue;
         };
-        if !real.starts_with(root) || !resolved.insert(real.clone()) {
+        if !resolved.insert(real.clone()) {
             continue;
         }
         let left = (max_bytes as u64).saturating_sub(total);
-        let Some((size, text)) = read_text(&real, left) else {
+        let Some((size, text)) = read_text(access, &real, left) else {
             continue;
         };
         // Beyond the bound sizes are still summed, so that the error can tell by how much.
@@ -105,12 +105,8 @@ fn read_all(
 }
 
 /// The size and text of a regular file that is text; of one above the bound only the size.
-fn read_text(path: &Path, max_bytes: u64) -> Option<(u64, String)> {
-    // Asked before it is opened: opening a pipe or a device could block or have effects.
-    if !fs::metadata(path).ok()?.is_file() {
-        return None;
-    }
-    let mut file = File::open(path).ok()?;
+fn read_text(access: &Access, path: &Path, max_bytes: u64) -> Option<(u64, String)> {
+    let mut file = access.open_plain(path).ok()??;
     let mut bytes = Vec::new();
     file.by_ref().take(SNIFFED).read_to_end(&mut bytes).ok()?;
     if bytes.contains(&0) {
@@ -140,15 +136,14 @@ enum Step {
     Like(GlobMatcher),
 }
 
-struct Search<'r> {
-    root: &'r Path,
+struct Search<'a> {
+    access: &'a Access,
     found: BTreeMap<String, PathBuf>,
     looked_at: usize,
 }
 
 impl Search<'_> {
-    /// Finds what the steps name below `dir`, whose path relative to the root is `prefix`, empty or with a slash at
-    /// its end.
+    /// Finds what the steps name below `dir`, whose path as text is `prefix`, empty or with a slash at its end.
     fn walk(&mut self, dir: &Path, prefix: &str, steps: &[Step]) -> Result<(), String> {
         let Some((step, rest)) = steps.split_first() else {
             return Ok(());
@@ -156,12 +151,12 @@ impl Search<'_> {
         match step {
             Step::Name(name) => {
                 self.look()?;
-                self.visit(&dir.join(name), format!("{prefix}{name}"), rest)?;
+                self.visit(dir.join(name), format!("{prefix}{name}"), rest)?;
             }
             Step::Like(like) => {
                 for (name, path, _) in self.entries(dir)? {
                     if like.is_match(Path::new(&name)) {
-                        self.visit(&path, format!("{prefix}{name}"), rest)?;
+                        self.visit(path, format!("{prefix}{name}"), rest)?;
                     }
                 }
             }
@@ -181,30 +176,35 @@ impl Search<'_> {
     }
 
     /// A named entry: found where no step is left, else entered. A link is only entered if it stays inside.
-    fn visit(&mut self, path: &Path, relative: String, rest: &[Step]) -> Result<(), String> {
+    fn visit(&mut self, path: PathBuf, relative: String, rest: &[Step]) -> Result<(), String> {
         if rest.is_empty() {
-            self.found.insert(relative, path.to_owned());
+            self.found.insert(relative, path);
             return Ok(());
         }
-        let is_inside =
-            fs::canonicalize(path).is_ok_and(|real| real.starts_with(self.root) && real.is_dir());
-        if is_inside {
-            self.walk(path, &format!("{relative}/"), rest)?;
+        let meta = self.access.metadata(&path);
+        if meta.is_ok_and(|meta| meta.is_dir()) {
+            self.walk(&path, &format!("{relative}/"), rest)?;
         }
         Ok(())
     }
 
-    /// Name, path, and whether it is a directory and no link; an unreadable directory has none.
+    /// Name, path, and whether it is a directory and no link; a directory that is unreadable or the daemon's has none.
     fn entries(&mut self, dir: &Path) -> Result<Vec<(String, PathBuf, bool)>, String> {
-        let Ok(listing) = fs::read_dir(dir) else {
+        let path = match dir.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => dir,
+        };
+        let listing = self.access.open_dir(path);
+        let Ok(listing) = listing.and_then(|dir| dir.entries()) else {
             return Ok(Vec::new());
         };
         let mut entries = Vec::new();
         for entry in listing.flatten() {
             self.look()?;
             let is_real_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let name = entry.file_name().to_string_lossy().into_owned();
-            entries.push((name, entry.path(), is_real_dir));
+            let name = entry.file_name();
+            let shown = name.to_string_lossy().into_owned();
+            entries.push((shown, dir.join(name), is_real_dir));
         }
         Ok(entries)
     }
@@ -326,8 +326,12 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::Path;
+    use std::sync::Arc;
 
     use super::{alternatives, check, collect};
+    use crate::workdirs::Workdir;
+    use crate::workdirs::registry::Workdirs;
+    use crate::workdirs::reserved::Reserved;
 
     fn write(root: &Path, files: &[(&str, &[u8])]) {
         for (path, bytes) in files {
@@ -337,9 +341,14 @@ mod tests {
         }
     }
 
+    fn workdir(path: &Path) -> Arc<Workdir> {
+        let workdirs = Workdirs::new(path.to_owned(), &[], Reserved::default());
+        workdirs.open(None, None).expect("a workdir")
+    }
+
     fn names(root: &Path, globs: &[&str]) -> Vec<String> {
         let globs: Vec<String> = globs.iter().map(|glob| (*glob).to_owned()).collect();
-        let files = collect(&globs, root, 1 << 20).expect("files");
+        let files = collect(&globs, &workdir(root), 1 << 20).expect("files");
         files.into_iter().map(|file| file.path).collect()
     }
 
@@ -433,10 +442,10 @@ mod tests {
         );
         let globs = ["*".to_owned()];
         assert_eq!(
-            collect(&globs, dir.path(), 120).map(|files| files.len()),
+            collect(&globs, &workdir(dir.path()), 120).map(|files| files.len()),
             Ok(2)
         );
-        let why = collect(&globs, dir.path(), 119).expect_err("too much");
+        let why = collect(&globs, &workdir(dir.path()), 119).expect_err("too much");
         assert!(
             why.starts_with(
                 "the context files hold 120 bytes, and limits.context_files allows 119;"

@@ -3,9 +3,12 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::catalog::context_files::{self, ContextFile};
 use crate::config::load::{expand_home, home};
+use crate::workdirs::Workdir;
+use crate::workdirs::registry::Workdirs;
 
 /// Between the parts of a system prompt.
 const RULE: &str = "\n\n---\n\n";
@@ -13,7 +16,7 @@ const RULE: &str = "\n\n---\n\n";
 const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
 
 /// What a prompt is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Parts<'a> {
     /// The agent's name, for messages.
     pub agent: &'a str,
@@ -23,8 +26,10 @@ pub struct Parts<'a> {
     pub skill: Option<&'a str>,
     /// Globs of context files.
     pub files: &'a [String],
-    /// Where the globs look; already checked.
-    pub workdir: &'a Path,
+    /// Opens the skill where a request named it; none where the operator did.
+    pub requested_skill: Option<&'a Workdirs>,
+    /// Where the globs look; none where there are none.
+    pub workdir: Option<Arc<Workdir>>,
     /// Where relative and bare skills look.
     pub config_dir: &'a Path,
     /// Most bytes of all context files.
@@ -67,13 +72,20 @@ pub fn system_prompt(parts: &Parts<'_>) -> Result<String, PromptError> {
     let mut sections = vec![parts.system_prompt.to_owned()];
     if let Some(skill) = parts.skill {
         let path = skill_path(skill, parts.config_dir);
-        let text = read_skill(&path, parts.max_files).map_err(|why| PromptError::Skill {
+        let text = match parts.requested_skill {
+            Some(workdirs) => read_requested(&path, workdirs, parts.max_files),
+            None => read_skill(&path, parts.max_files),
+        };
+        let text = text.map_err(|why| PromptError::Skill {
             agent: parts.agent.to_owned(),
             why,
         })?;
         sections.push(headed("## Skill", text.trim_end_matches(['\n', '\r'])));
     }
-    let files = context_files::collect(parts.files, parts.workdir, parts.max_files);
+    let files = match &parts.workdir {
+        Some(workdir) => context_files::collect(parts.files, workdir, parts.max_files),
+        None => Ok(Vec::new()),
+    };
     let files = files.map_err(|why| PromptError::Files {
         agent: parts.agent.to_owned(),
         why,
@@ -176,11 +188,24 @@ fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(format!("skill {shown} is not a file"));
     }
-    let mut bytes = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
+    skill_text(&shown.to_string(), file, max_bytes)
+}
+
+/// A skill that a request named: below a root, without a link on the way, and none of the daemon's own files.
+fn read_requested(path: &Path, workdirs: &Workdirs, max_bytes: usize) -> Result<String, String> {
+    let shown = path.display().to_string();
+    match workdirs.open_file(path) {
+        Ok(file) => skill_text(&shown, file, max_bytes),
+        Err(why) => Err(format!("skill {shown} {why}")),
+    }
+}
+
+fn skill_text(shown: &str, file: impl Read, max_bytes: usize) -> Result<String, String> {
+    let mut bytes = Vec::new();
     file.take(max_bytes as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(unreadable)?;
+        .map_err(|error| format!("could not read skill {shown}: {error}"))?;
     if bytes.len() > max_bytes {
         return Err(format!(
             "skill {shown} is larger than the {max_bytes} bytes that limits.context_files allows"
@@ -194,6 +219,9 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use crate::workdirs::registry::Workdirs;
+    use crate::workdirs::reserved::Reserved;
+
     use super::{Parts, child_message, root_message, skill_path, system_prompt, workdir};
 
     #[test]
@@ -206,12 +234,14 @@ mod tests {
         fs::write(root.join("a.rs"), "fn main() {}\n").expect("a file");
         fs::write(root.join("Makefile"), "all:\n").expect("a file");
         let files = ["*".to_owned()];
+        let workdirs = Workdirs::new(root.to_owned(), &[], Reserved::default());
         let whole = Parts {
             agent: "x",
             system_prompt: "You review.",
             skill: Some("review"),
             files: &files,
-            workdir: root,
+            requested_skill: None,
+            workdir: workdirs.open(None, None).ok(),
             config_dir: root,
             max_files: 1 << 20,
             memory: "## 2026-01-01T00:00:00Z\n**Task:** t\n**Result:** r\n\n",
@@ -228,12 +258,12 @@ mod tests {
             skill: None,
             files: &[],
             memory: " ",
-            ..whole
+            ..whole.clone()
         };
         assert_eq!(system_prompt(&bare), Ok(String::new()));
         let lost = Parts {
             skill: Some("lost"),
-            ..whole
+            ..whole.clone()
         };
         assert_eq!(
             system_prompt(&lost).expect_err("no skill").to_string(),
@@ -244,7 +274,7 @@ mod tests {
         );
         let large = Parts {
             max_files: 20,
-            ..whole
+            ..whole.clone()
         };
         let why = system_prompt(&large).expect_err("too large").to_string();
         assert!(

@@ -114,6 +114,7 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         fallback_models: Vec::new(),
         system_prompt: top.text("system_prompt").unwrap_or_default(),
         skill: filled(top.text("skill")),
+        has_requested_skill: false,
         files: top.texts("files").unwrap_or_default(),
         workdir: path(top, "workdir"),
         tools: folded(top.texts("tools").unwrap_or_default()),

@@ -107,6 +107,7 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
         environment,
         home: set(environment, "HOME").map(PathBuf::from),
         config_dir: config_dir.to_owned(),
+        config_file: file.unwrap_or_else(|| USUAL_FILE.into()),
     };
     let (config, problems) = section::read(table, |top| config(top, &place));
     match problems.is_empty() {
@@ -120,6 +121,7 @@ pub(in crate::config) struct Place<'e> {
     pub(in crate::config) environment: &'e Environment,
     pub(in crate::config) home: Option<PathBuf>,
     pub(in crate::config) config_dir: PathBuf,
+    pub(in crate::config) config_file: PathBuf,
 }
 
 impl Place<'_> {
@@ -320,29 +322,24 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
 
 fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
     let auth = top.section("auth", auth::read);
-    let agents = top.section("agents", |s| agents(s, place));
     let data = top.section("data", |s| data(s, place));
-    let mut tools = top.section("tools", |s| tools(s, place));
-    if let Some(commands) = &mut tools.commands {
-        let ours = [place.config_dir.clone(), data.dir.clone()];
-        commands.kept_out = ours.into_iter().chain(agents.dirs.clone()).collect();
-    }
     let providers = top.named("providers", |name, s| providers::read(name, s, place));
     let models = Models::new(&providers, &top.named("prices", price));
     Config {
         server: top.section("server", server),
+        agents: top.section("agents", |s| agents(s, place)),
         memory_dir: data.dir.join("memory"),
-        agents,
         data,
         runs: top.section("runs", |s| runs(s, &auth)),
         limits: top.section("limits", limits),
-        tools,
+        tools: top.section("tools", |s| tools(s, place)),
         webhooks: top.section("webhooks", webhooks),
         providers,
         models,
         telemetry: top.section("telemetry", |s| telemetry::read(s, place)),
         auth,
         config_dir: place.config_dir.clone(),
+        config_file: place.config_file.clone(),
     }
 }
 
@@ -517,7 +514,6 @@ fn commands(s: &mut Section<'_>, place: &Place<'_>) -> Commands {
         environment: environment
             .map(|(name, value)| (name.to_owned(), SecretString::from(value)))
             .collect(),
-        kept_out: Vec::new(),
     }
 }
 

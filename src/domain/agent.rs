@@ -57,6 +57,9 @@ pub struct Agent {
     pub system_prompt: String,
     /// Path or bare name of a skill, as written.
     pub skill: Option<String>,
+    /// Whether a request named the skill: then it is read as what a client chooses, not as what the operator wrote.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_requested_skill: bool,
     /// Globs of context files, as written, relative to the workdir.
     pub files: Vec<String>,
     /// Where its files and tools live; unset means the daemon's working directory.

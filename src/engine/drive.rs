@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
 
+use crate::catalog::prompt::PromptError;
 use crate::domain::event::{CalledTool, EventKind};
 use crate::domain::run::Run;
 use crate::domain::structured;
@@ -20,7 +21,7 @@ use crate::engine::remains::Remains;
 use crate::engine::resolve::{self, Input, Prompt};
 use crate::engine::sessions::Held;
 use crate::engine::turn::{self, Answer, Question, TurnError};
-use crate::engine::{endings, history, replay, summary, waiting};
+use crate::engine::{endings, history, replay, summary, waiting, workdir};
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
 
@@ -65,6 +66,17 @@ async fn attempt(
     mut input: Input,
     mut entry: Entry,
 ) -> Ending {
+    if workdir::is_used(engine, &live.agent)
+        && let Err(error) = Box::pin(workdir::open(engine, live)).await
+    {
+        return Box::pin(unprompted(
+            engine,
+            live,
+            begin(engine, live, run, entry),
+            &error,
+        ))
+        .await;
+    }
     let mut left = match &mut entry {
         Entry::Resumed(remains) => Some(std::mem::take(remains)),
         Entry::Queued | Entry::New { .. } => None,
@@ -80,17 +92,18 @@ async fn attempt(
                     Err(error) => return error.into(),
                 };
             }
-            let key = live.tree.owner.as_deref();
-            let assembled = Box::pin(resolve::assemble(engine, &live.agent, key, input)).await;
+            let assembled = Box::pin(resolve::assemble(
+                engine,
+                &live.agent,
+                live.workdir.dir(),
+                live.tree.owner.as_deref(),
+                input,
+            ))
+            .await;
             let mut draft = Box::new(begin(engine, live, run, entry));
             let prompt = match assembled {
                 Ok(prompt) => prompt,
-                Err(error) => {
-                    return match Box::pin(draft.write(engine, live)).await {
-                        Ok(()) => Ending::failed(endings::config(&error.to_string())),
-                        Err(error) => error.into(),
-                    };
-                }
+                Err(error) => return Box::pin(unprompted(engine, live, *draft, &error)).await,
             };
             draft.steps.push(Step::Prompt {
                 system: prompt.system.clone(),
@@ -104,6 +117,14 @@ async fn attempt(
         }
     };
     Box::pin(turns(engine, live, state, prompt, draft, left)).await
+}
+
+/// The end of a run whose prompt or directory cannot be had: it is accepted, or goes on, and fails.
+async fn unprompted(engine: &Engine, live: &LiveRun, draft: Draft, error: &PromptError) -> Ending {
+    match draft.write(engine, live).await {
+        Ok(()) => Ending::failed(endings::config(&error.to_string())),
+        Err(error) => error.into(),
+    }
 }
 
 async fn turns(
@@ -131,7 +152,13 @@ async fn turns(
         }
     }
     let hands = Hands {
-        toolbox: Arc::new(resolve::toolbox(engine, &live.agent, &live.scope, offer)),
+        toolbox: Arc::new(resolve::toolbox(
+            engine,
+            &live.agent,
+            &live.scope,
+            live.workdir.dir(),
+            offer,
+        )),
         drive: drive_child,
     };
     let toolbox = &hands.toolbox;

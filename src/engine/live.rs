@@ -20,6 +20,7 @@ use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
 use crate::engine::quotas::Quotas;
 use crate::engine::root_slot::RootSlot;
 use crate::engine::spans::Trace;
+use crate::engine::workdir::RunWorkdir;
 use crate::store::StoreError;
 
 /// One run at work.
@@ -36,6 +37,8 @@ pub struct LiveRun {
     pub accounts: Accounts,
     /// Its definition as another process will read it.
     pub definition: Arc<str>,
+    /// The directory of its files.
+    pub workdir: RunWorkdir,
     /// Heard by everything that waits for this run's sake; cancelled with the parent's.
     pub stop: CancellationToken,
     name: Arc<str>,
@@ -183,6 +186,18 @@ struct Meter {
     tree: TreeUsage,
 }
 
+/// What the record has of a run.
+pub struct Recorded {
+    /// Its definition as another process will read it.
+    pub definition: Arc<str>,
+    /// The directory of its files.
+    pub workdir: RunWorkdir,
+    /// Its own usage.
+    pub own: Usage,
+    /// Its subtree's.
+    pub below: TreeUsage,
+}
+
 impl LiveRun {
     /// A run that is about to be opened. Its descendants' usage will count for it, and its own for its ancestors.
     pub fn new(
@@ -199,24 +214,32 @@ impl LiveRun {
             tree,
             parent,
             accounts,
-            definition,
-            Default::default(),
+            Recorded {
+                definition,
+                workdir: RunWorkdir::default(),
+                own: Usage::default(),
+                below: TreeUsage::default(),
+            },
         );
         live.with_ancestors(|meter| meter.tree.runs += 1);
         live
     }
 
-    /// A run that an earlier process opened, with its own usage and its subtree's, which count for its ancestors
-    /// already.
+    /// A run that an earlier process opened; its usage counts for its ancestors already.
     pub fn again(
         scope: Scope,
         agent: Arc<Agent>,
         tree: Arc<Tree>,
         parent: Option<Arc<LiveRun>>,
         accounts: Accounts,
-        definition: Arc<str>,
-        (own, below): (Usage, TreeUsage),
+        recorded: Recorded,
     ) -> Arc<Self> {
+        let Recorded {
+            definition,
+            workdir,
+            own,
+            below,
+        } = recorded;
         let stop = parent
             .as_ref()
             .map_or_else(CancellationToken::new, |parent| parent.stop.child_token());
@@ -228,6 +251,7 @@ impl LiveRun {
             parent,
             accounts,
             definition,
+            workdir,
             stop,
             name,
             clock: Mutex::default(),

@@ -42,3 +42,4 @@ pub mod take_up;
 pub mod turn;
 pub mod waiting;
 pub mod webhook;
+pub mod workdir;

@@ -27,6 +27,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::Traces;
 use crate::tools::mcp::Servers;
 use crate::tools::shelf::Shelf;
+use crate::workdirs::registry::Workdirs;
 
 /// What the runner is built over.
 pub struct Parts {
@@ -36,6 +37,8 @@ pub struct Parts {
     pub providers: Registry,
     /// The built-in tools.
     pub shelf: Shelf,
+    /// The directories that runs work in.
+    pub workdirs: Arc<Workdirs>,
     /// The tools of MCP servers.
     pub mcp: Arc<Servers>,
     /// Who writes the record.
@@ -56,6 +59,8 @@ pub struct Engine {
     pub providers: Registry,
     /// The built-in tools.
     pub shelf: Shelf,
+    /// The directories that runs work in.
+    pub workdirs: Arc<Workdirs>,
     /// The connections to MCP servers.
     pub mcp: Arc<Servers>,
     /// Who writes the record.
@@ -95,8 +100,6 @@ pub struct Engine {
 pub struct Settings {
     /// Where relative and bare skills are.
     pub config_dir: PathBuf,
-    /// Where a request's `workdir` and `skill` may point.
-    pub roots: Vec<PathBuf>,
     /// Who may be at work at once, and who may wait.
     pub runs: Runs,
     /// A root's deadline where nothing is said.

@@ -66,7 +66,7 @@ pub fn continuation(live: &LiveRun) -> Continuation {
             Some(_) => Vec::new(),
         },
         waiting_since: None,
-        workdir: None,
+        workdir: live.workdir.id(),
     }
 }
 

@@ -13,12 +13,13 @@ use crate::engine::ad_hoc;
 use crate::engine::budget::Budgets;
 use crate::engine::definitions;
 use crate::engine::endings;
-use crate::engine::live::{Deadline, LiveRun, Tree, TreeSuspension};
+use crate::engine::live::{Deadline, LiveRun, Recorded, Tree, TreeSuspension};
 use crate::engine::parts::Engine;
 use crate::engine::quotas::Quotas;
 use crate::engine::record;
 use crate::engine::root_slot::RootSlot;
 use crate::engine::spans::Trace;
+use crate::engine::workdir::RunWorkdir;
 use crate::store::{StoreError, Unfinished};
 
 /// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
@@ -202,16 +203,13 @@ pub fn revive(
         }),
     };
     let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);
-    let definition = Arc::clone(&continuation.definition);
-    let live = LiveRun::again(
-        scope,
-        agent,
-        tree,
-        parent.cloned(),
-        accounts,
-        definition,
-        (run.usage, run.tree),
-    );
+    let recorded = Recorded {
+        definition: Arc::clone(&continuation.definition),
+        workdir: RunWorkdir::known(continuation.workdir),
+        own: run.usage,
+        below: run.tree,
+    };
+    let live = LiveRun::again(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {
         // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
         let since = continuation.waiting_since.unwrap_or_else(now);

@@ -13,10 +13,11 @@ use crate::engine::ask::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunAsk, StartError,
 };
 use crate::engine::parts::{Engine, Settings};
-use crate::engine::webhook;
+use crate::engine::{webhook, workdir};
 use crate::providers::registry::Served;
 use crate::tools::mcp::Offer;
 use crate::tools::toolbox::Toolbox;
+use crate::workdirs::Workdir;
 
 /// A prompt as it is recorded and sent.
 #[derive(Clone, Debug)]
@@ -62,12 +63,9 @@ pub async fn agent(engine: &Arc<Engine>, ask: &RunAsk) -> Result<Arc<Agent>, Sta
     }
     if let Some(skill) = &overrides.skill {
         let path = prompt::skill_path(skill, &engine.settings.config_dir);
-        changed.skill = Some(
-            within_roots("skill", path, engine)
-                .await?
-                .to_string_lossy()
-                .into_owned(),
-        );
+        let path = within_roots("skill", path, engine).await?;
+        changed.skill = Some(path.to_string_lossy().into_owned());
+        changed.has_requested_skill = true;
     }
     if let Some(workdir) = &overrides.workdir {
         changed.workdir = Some(within_roots("workdir", workdir.clone(), engine).await?);
@@ -131,10 +129,17 @@ pub fn timeout(settings: &Settings, ask: &RunAsk, agent: &Agent) -> Duration {
         .min(settings.max_timeout)
 }
 
-/// The tools of a run of that agent in that place, with those that its MCP servers offer.
-pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope, offer: Offer) -> Toolbox {
+/// The tools of a run of that agent in that place and directory, with those that its MCP servers offer.
+pub fn toolbox(
+    engine: &Engine,
+    agent: &Agent,
+    scope: &Scope,
+    workdir: Option<&Arc<Workdir>>,
+    offer: Offer,
+) -> Toolbox {
     let agents = engine.catalog.current();
-    Toolbox::new(agent, scope, &engine.shelf, offer, |name| {
+    let workdir = workdir.map(Arc::clone);
+    Toolbox::new(agent, scope, workdir, &engine.shelf, offer, |name| {
         agents
             .get(name)
             .ok()
@@ -142,10 +147,12 @@ pub fn toolbox(engine: &Engine, agent: &Agent, scope: &Scope, offer: Offer) -> T
     })
 }
 
-/// Puts the prompt together, of a run that was accepted with the key of this name. Files are read off the runtime's threads; an agent without any costs nothing.
+/// Puts the prompt together, with context files from this directory, of a run that was accepted with the key of this name.
+/// Files are read off the runtime's threads; an agent without any costs nothing.
 pub async fn assemble(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
+    workdir: Option<&Arc<Workdir>>,
     key: Option<&str>,
     input: Input,
 ) -> Result<Prompt, PromptError> {
@@ -154,15 +161,16 @@ pub async fn assemble(
         || agent.workdir.is_some()
         || agent.memory.enabled;
     if !reads_files {
-        return assemble_now(engine, agent, key, input);
+        return assemble_now(engine, agent, None, key, input);
     }
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
+    let workdir = workdir.map(Arc::clone);
     let key = key.map(str::to_owned);
-    blocking(move || assemble_now(&engine, &agent, key.as_deref(), input)).await
+    blocking(move || assemble_now(&engine, &agent, workdir, key.as_deref(), input)).await
 }
 
 /// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
@@ -171,13 +179,14 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 fn assemble_now(
     engine: &Engine,
     agent: &Agent,
+    workdir: Option<Arc<Workdir>>,
     key: Option<&str>,
     input: Input,
 ) -> Result<Prompt, PromptError> {
-    let workdir = match agent.workdir.is_some() || !agent.files.is_empty() {
-        true => prompt::workdir(&agent.name, agent.workdir.as_deref())?,
-        false => PathBuf::new(),
-    };
+    if workdir.is_none() && agent.workdir.is_some() {
+        // Nothing of it is used, but what is wrong with it is not passed over.
+        prompt::workdir(&agent.name, agent.workdir.as_deref())?;
+    }
     let (memory, memory_warning) = match agent
         .memory
         .enabled
@@ -192,7 +201,8 @@ fn assemble_now(
         system_prompt: &agent.system_prompt,
         skill: agent.skill.as_deref(),
         files: &agent.files,
-        workdir: &workdir,
+        requested_skill: agent.has_requested_skill.then_some(&engine.workdirs),
+        workdir,
         config_dir: &engine.settings.config_dir,
         max_files: engine.settings.context_files,
         memory: &memory,
@@ -211,8 +221,12 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
     webhook::of(&engine.settings, &ask, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
     let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
-    let key = ask.owner.as_deref();
-    let prompt = assemble(engine, &agent, key, Input::from(message)).await?;
+    let mut opened = None;
+    if workdir::is_used(engine, &agent) {
+        opened = Some(workdir::open_dir(engine, &agent, None).await?);
+    }
+    let (key, input) = (ask.owner.as_deref(), Input::from(message));
+    let prompt = assemble(engine, &agent, opened.as_ref(), key, input).await?;
     if let Some(warning) = prompt.memory_warning {
         return Err(StartError::Memory(warning));
     }
@@ -225,7 +239,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
             tracing::warn!(agent = %agent.name, "{warning}");
         }
     }
-    let toolbox = toolbox(engine, &agent, &scope, offer);
+    let toolbox = toolbox(engine, &agent, &scope, opened.as_ref(), offer);
     Ok(DryRun {
         agent: agent.name.clone(),
         agent_version: agent.version.clone(),
@@ -340,40 +354,39 @@ fn tighten(budget: &mut Budget, asked: &Budget) {
     narrower(&mut budget.max_runs, asked.max_runs);
 }
 
-/// The real path of an override, where it lies within a configured root.
+/// The path of an override, where it lies within a configured root and can be reached without a link below it.
 async fn within_roots(
     field: &'static str,
     path: PathBuf,
     engine: &Arc<Engine>,
 ) -> Result<PathBuf, StartError> {
-    if engine.settings.roots.is_empty() {
+    if !engine.workdirs.has_roots() {
         let why =
             format!("{field} cannot be overridden: the server has no [tools] roots configured");
         return Err(StartError::Override { field, why });
     }
     let engine = Arc::clone(engine);
-    blocking(move || within_roots_now(field, &path, &engine.settings)).await
+    blocking(move || within_roots_now(field, &path, &engine)).await
 }
 
 fn within_roots_now(
     field: &'static str,
     path: &Path,
-    settings: &Settings,
+    engine: &Engine,
 ) -> Result<PathBuf, StartError> {
-    let refused = |why: String| StartError::Override { field, why };
-    let real = path
-        .canonicalize()
-        .map_err(|error| refused(format!("{field} {}: {error}", path.display())))?;
-    let inside = settings
-        .roots
-        .iter()
-        .filter_map(|root| root.canonicalize().ok())
-        .any(|root| real.starts_with(root));
-    if !inside {
-        return Err(refused(format!(
-            "{field} {} is outside the server's [tools] roots",
-            path.display()
-        )));
-    }
-    Ok(real)
+    let refused = |why: String| {
+        let why = format!("{field} {} {why}", path.display());
+        StartError::Override { field, why }
+    };
+    workdir::follow_agents(engine);
+    let workdirs = &engine.workdirs;
+    let inside = workdirs.below_roots(path);
+    let inside =
+        inside.ok_or_else(|| refused("is outside the server's [tools] roots".to_owned()))?;
+    let opened = match field {
+        "skill" => workdirs.open_file(&inside).map(drop),
+        _ => workdirs.open(Some(&inside), None).map(drop),
+    };
+    opened.map_err(|error| refused(error.to_string()))?;
+    Ok(inside)
 }

@@ -15,7 +15,7 @@ use crate::engine::queue::{Place, Slot};
 use crate::engine::recovery::Revived;
 use crate::engine::resolve::Input;
 use crate::engine::sessions::{Held, Seat, SessionKey};
-use crate::engine::{close, drive, record, recovery, remains, suspension, turn, waiting};
+use crate::engine::{close, drive, record, recovery, remains, suspension, turn, waiting, workdir};
 use crate::store::{Change, Claim, Continuation, Opening, Step};
 
 /// A root run that has been checked.
@@ -81,6 +81,7 @@ impl Root {
                 },
             ),
             place => {
+                workdir::remember(engine, &live).await;
                 let before = seat.as_ref().filter(|_| cancels).map(Seat::before);
                 let before = cancel::those_before(engine, before.unwrap_or_default(), id).await;
                 let opening = opening(&live, &run, &input, timeout, claim);

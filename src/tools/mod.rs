@@ -1,12 +1,14 @@
 //! The tool contract, and the door through which a tool reaches the runner. Knows no engine and no provider.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 
 use crate::domain::agent::AdHoc;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
 use crate::domain::schema::Schema;
-use crate::tools::workdir::Workdir;
+use crate::workdirs::Workdir;
 
 pub mod call_agent;
 pub mod files;
@@ -18,7 +20,6 @@ pub mod subagent;
 pub mod toolbox;
 pub mod url_fetch;
 pub mod web_search;
-pub mod workdir;
 
 /// Something a model may ask to be done.
 pub trait Tool: Send + Sync {
@@ -31,6 +32,11 @@ pub trait Tool: Send + Sync {
     /// What the arguments are checked against before it is performed; none where it checks them itself.
     fn schema(&self) -> Option<&Schema> {
         None
+    }
+
+    /// Whether it works in the run's workdir.
+    fn uses_workdir(&self) -> bool {
+        false
     }
 
     /// Performs one call, whose arguments fit the schema. The text goes to the model; an error's text goes there too,
@@ -59,12 +65,23 @@ pub enum Effect {
 pub struct Context<'a> {
     /// The calling run's place in its tree.
     pub scope: &'a Scope,
-    /// The directory that its files are in.
-    pub workdir: &'a Workdir,
+    /// The directory that its files are in; none where none of its tools uses one.
+    pub workdir: Option<&'a Arc<Workdir>>,
     /// The hosts that its agent may ask; empty means every public one.
     pub allowed_hosts: &'a [String],
     /// The one way up: starts child runs of the calling run.
     pub delegate: &'a dyn Delegate,
+}
+
+impl Context<'_> {
+    /// The directory of the run's files.
+    ///
+    /// # Errors
+    /// Where it has none, for the model.
+    pub fn workdir(&self) -> Result<Arc<Workdir>, String> {
+        let workdir = self.workdir.ok_or("this run has no working directory")?;
+        Ok(Arc::clone(workdir))
+    }
 }
 
 /// Starts children of one run. Lent for one call, already bound to its run, so that no tool can name a false parent.

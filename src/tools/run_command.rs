@@ -3,13 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::Duration;
 
-use cap_std::fs::{Dir, MetadataExt};
+use cap_std::fs::Dir;
 use futures_util::future::BoxFuture;
 use schemars::JsonSchema;
 use secrecy::{ExposeSecret, SecretString};
@@ -24,6 +22,7 @@ use crate::domain::message::{ToolCall, ToolSpec, beginning};
 use crate::domain::schema::Schema;
 use crate::tools::run_command::supervise::Mode;
 use crate::tools::{Context, Effect, Tool};
+use crate::workdirs::reserved::{Refused, Reserved};
 
 #[cfg(target_os = "linux")]
 mod confine;
@@ -66,9 +65,15 @@ fn usual_timeout() -> u64 {
     60
 }
 
-/// The tool, where the configuration allows it and this system can confine it, or need not.
-pub fn offer(config: &config::Tools) -> Option<(&'static str, Arc<dyn Tool>)> {
-    let commands = config.commands.as_ref()?;
+/// The tool, where the configuration allows it and this system can confine it, or need not. No confined command reaches
+/// what is reserved.
+///
+/// # Errors
+/// Why no agent is offered it although the configuration allows it.
+pub fn offer(config: &config::Tools, reserved: &Reserved) -> Result<Option<RunCommand>, String> {
+    let Some(commands) = &config.commands else {
+        return Ok(None);
+    };
     let mode = match (is_confinable(), commands.allow_unconfined) {
         (true, _) if commands.network => Mode::Networked,
         (true, _) => Mode::Confined,
@@ -80,22 +85,35 @@ pub fn offer(config: &config::Tools) -> Option<(&'static str, Arc<dyn Tool>)> {
             Mode::Unconfined
         }
         (false, false) => {
-            tracing::warn!(
+            return Err(
                 "run_command is not offered: this system has no Landlock (Linux 6.2), which confines commands; \
                  tools.allow_unconfined = true offers it without"
+                    .to_owned(),
             );
-            return None;
         }
     };
-    let tool = RunCommand {
-        schema: Schema::of::<Arguments>().ok()?,
+    if mode != Mode::Unconfined {
+        check_system(reserved).map_err(|why| format!("run_command is not offered: {why}"))?;
+    }
+    Ok(Some(RunCommand {
+        schema: Schema::of::<Arguments>()?,
         mode,
         environment: commands.environment.clone(),
-        kept_out: commands.kept_out.clone(),
+        reserved: reserved.paths(),
         max_result: config.max_result,
         turns: Semaphore::new(MOST_AT_ONCE),
-    };
-    Some((NAME, Arc::new(tool)))
+    }))
+}
+
+/// Whether what is reserved can be left out of what every command reads of the system.
+#[cfg(target_os = "linux")]
+fn check_system(reserved: &Reserved) -> Result<(), String> {
+    confine::readable(&reserved.now()).map(drop)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn check_system(_: &Reserved) -> Result<(), String> {
+    Ok(())
 }
 
 #[cfg(target_os = "linux")]
@@ -108,11 +126,13 @@ fn is_confinable() -> bool {
     false
 }
 
-struct RunCommand {
+/// The tool.
+pub struct RunCommand {
     schema: Schema,
     mode: Mode,
     environment: BTreeMap<String, SecretString>,
-    kept_out: Vec<PathBuf>,
+    /// The daemon's own files and directories.
+    reserved: Vec<PathBuf>,
     max_result: usize,
     turns: Semaphore,
 }
@@ -130,6 +150,10 @@ impl Tool for RunCommand {
         Some(&self.schema)
     }
 
+    fn uses_workdir(&self) -> bool {
+        true
+    }
+
     fn perform<'a>(
         &'a self,
         call: &'a ToolCall,
@@ -137,16 +161,26 @@ impl Tool for RunCommand {
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
             let asked: Arguments = call.read()?;
-            let workdir = context.workdir.dir()?;
-            if self.mode != Mode::Unconfined {
-                self.check(&workdir)?;
-            }
+            let workdir = context.workdir()?;
+            // A command reads and writes everything in its workdir, so nothing of the daemon's may be there.
+            let is_confined = self.confines();
+            let opened = tokio::task::spawn_blocking(move || match is_confined {
+                true => workdir.for_command(),
+                false => workdir.for_any_command(),
+            });
+            let opened = opened.await.map_err(|error| error.to_string())?;
+            let workdir = opened.map_err(|error| match Refused::of(&error) {
+                Some(_) => "commands cannot be run here: the workdir contains the server's own files, or lies among them \
+                            (configuration, agents, scripts or data). The agent needs a workdir of its own"
+                    .to_owned(),
+                None => format!("the workdir cannot be looked at: {error}"),
+            })?;
             let _turn = self
                 .turns
                 .acquire()
                 .await
                 .map_err(|error| error.to_string())?;
-            let running = self.start(&workdir, &asked.command)?;
+            let running = self.start(workdir, &asked.command)?;
             running
                 .result(Duration::from_secs(asked.timeout), self.room())
                 .await
@@ -155,48 +189,28 @@ impl Tool for RunCommand {
 }
 
 impl RunCommand {
+    /// Whether its commands are kept out of what is the daemon's own.
+    pub fn confines(&self) -> bool {
+        self.mode != Mode::Unconfined
+    }
+
     fn room(&self) -> usize {
         self.max_result.saturating_sub(NOTICE)
     }
 
-    /// A command reads and writes everything in its workdir, so nothing of the daemon's may be there.
-    fn check(&self, workdir: &Dir) -> Result<(), String> {
-        let failed = |error: std::io::Error| format!("the workdir cannot be looked at: {error}");
-        let meta = workdir.dir_metadata().map_err(failed)?;
-        let own = (meta.dev(), meta.ino());
-        // What does not exist holds no secret.
-        let kept_out = self
-            .kept_out
-            .iter()
-            .filter_map(|path| path.canonicalize().ok());
-        for path in kept_out {
-            let is_within = path.ancestors().any(|above| {
-                let meta = std::fs::metadata(above);
-                meta.is_ok_and(|meta| (meta.dev(), meta.ino()) == own)
-            });
-            if is_within {
-                return Err(format!(
-                    "commands cannot be run here: the workdir contains the server's own {}. The agent needs a workdir \
-                     of its own",
-                    path.file_name().unwrap_or_default().display()
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn start(&self, workdir: &Dir, command: &str) -> Result<Running, String> {
+    fn start(&self, workdir: Dir, command: &str) -> Result<Running, String> {
         let failed = |error: std::io::Error| format!("the command cannot be started: {error}");
         if command.contains('\0') {
             return Err("the command has a NUL in it, which no shell takes".to_owned());
         }
-        let workdir = OwnedFd::from(workdir.try_clone().map_err(failed)?);
+        let workdir = OwnedFd::from(workdir);
         let secrets = self.environment.iter();
         let environment = secrets.map(|(name, value)| (name, value.expose_secret()));
         // Not killed when it is dropped: its report's pipe ends then, and so it ends all others before itself.
         let mut child = Command::new(supervise::own_binary().map_err(failed)?)
             .arg0("axed")
             .args([supervise::SUPERVISE, self.mode.as_str(), command])
+            .args(&self.reserved)
             .env_clear()
             .envs(environment)
             .stdin(Stdio::from(workdir))

@@ -4,26 +4,57 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config;
+use crate::tools::run_command::RunCommand;
 use crate::tools::{Tool, files, run_command, url_fetch, web_search};
+use crate::workdirs::reserved::Reserved;
 
 /// The built-in tools by name, with what bounds them all.
 #[derive(Default)]
 pub struct Shelf {
     tools: BTreeMap<&'static str, Arc<dyn Tool>>,
     max_result: usize,
+    /// Whether commands are kept out of what is the daemon's own.
+    confines: bool,
+    /// Why there are no commands although the configuration allows them.
+    no_commands: Option<String>,
 }
 
 impl Shelf {
-    /// As the configuration allows.
-    pub fn new(config: &config::Tools) -> Self {
+    /// As the configuration allows. No command reaches what is reserved.
+    pub fn new(config: &config::Tools, reserved: &Reserved) -> Self {
         let mut tools: BTreeMap<_, _> = files::all(config.max_result).into_iter().collect();
         tools.extend(url_fetch::tool(&config.url_fetch, config.max_result));
         tools.extend(web_search::tool(config.web_search.as_ref()));
-        tools.extend(run_command::offer(config));
+        let (command, no_commands) = match run_command::offer(config, reserved) {
+            Ok(command) => (command, None),
+            Err(why) => {
+                tracing::warn!("{why}");
+                (None, Some(why))
+            }
+        };
+        let confines = command.as_ref().is_some_and(RunCommand::confines);
+        tools.extend(command.map(|tool| (run_command::NAME, Arc::new(tool) as Arc<dyn Tool>)));
         Self {
             tools,
             max_result: config.max_result,
+            confines,
+            no_commands,
         }
+    }
+
+    /// Whether this tool is there and works in the run's workdir.
+    pub fn uses_workdir(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|tool| tool.uses_workdir())
+    }
+
+    /// Why nobody is offered `run_command` although the configuration allows it.
+    pub fn no_commands(&self) -> Option<&str> {
+        self.no_commands.as_deref()
+    }
+
+    /// Whether `run_command` is there and is confined.
+    pub fn is_confined(&self) -> bool {
+        self.confines
     }
 
     /// A tool; none where the configuration does not offer it.
@@ -43,13 +74,14 @@ mod tests {
     use crate::config;
     use crate::domain::agent::BUILT_IN_TOOLS;
     use crate::tools::run_command;
+    use crate::workdirs::reserved::Reserved;
 
     /// Those that a server must allow first.
     const NOT_OFFERED: &[&str] = &["web_search", run_command::NAME];
 
     #[test]
     fn an_agent_may_list_what_is_on_the_shelf() {
-        let shelf = Shelf::new(&config::Tools::default());
+        let shelf = Shelf::new(&config::Tools::default(), &Reserved::default());
         for name in shelf.tools.keys() {
             assert!(
                 BUILT_IN_TOOLS.contains(name),

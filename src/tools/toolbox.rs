@@ -12,9 +12,9 @@ use crate::tools::call_agent::{self, CallAgent};
 use crate::tools::mcp::{Missing, Offer};
 use crate::tools::shelf::Shelf;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::workdir::Workdir;
-use crate::tools::{Context, Delegate, Effect, Tool};
+use crate::tools::{Context, Delegate, Effect, Tool, run_command};
 use crate::validation;
+use crate::workdirs::Workdir;
 
 /// The tools of one run.
 pub struct Toolbox {
@@ -22,16 +22,18 @@ pub struct Toolbox {
     tools: IndexMap<String, Arc<dyn Tool>>,
     /// MCP servers whose tools nobody knows.
     missing: Vec<Missing>,
-    workdir: Workdir,
+    workdir: Option<Arc<Workdir>>,
     allowed_hosts: Vec<String>,
     max_result: usize,
 }
 
 impl Toolbox {
-    /// For a run of `agent` in that place, with what its MCP servers offer. `about` gives the description of a sub-agent.
+    /// For a run of `agent` in that place and directory, with what its MCP servers offer. `about` gives the description of
+    /// a sub-agent.
     pub fn new(
         agent: &Agent,
         scope: &Scope,
+        workdir: Option<Arc<Workdir>>,
         shelf: &Shelf,
         offer: Offer,
         about: impl Fn(&str) -> Option<String>,
@@ -42,6 +44,9 @@ impl Toolbox {
                 tools.insert(name.clone(), Arc::clone(tool));
             }
         }
+        // A command would reach the daemon's own files there. Who calls it all the same gets an answer that says so.
+        let has_own = workdir.as_deref().and_then(Workdir::exposed).is_some();
+        let is_withheld = |name: &str| has_own && name == run_command::NAME && shelf.is_confined();
         // No name of theirs is one of ours: each has the separator of server and tool in it.
         tools.extend(offer.tools);
         let names = &agent.sub_agents;
@@ -51,7 +56,8 @@ impl Toolbox {
             tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
         }
         if let Some(settings) = &agent.subagent {
-            let names = tools.keys().cloned().collect();
+            let names = tools.keys().filter(|name| !is_withheld(name));
+            let names = names.cloned().collect();
             let tool = Subagent::new(settings.clone(), names);
             tools.insert(subagent::NAME.to_owned(), Arc::new(tool));
         }
@@ -65,14 +71,14 @@ impl Toolbox {
         let is_offered = |name: &str| match name {
             call_agent::NAME => scope.may_delegate(),
             subagent::NAME => scope.depth.0 < scope.ad_hoc_limit(limit),
-            _ => true,
+            _ => !is_withheld(name),
         };
         let offered = tools.iter().filter(|(name, _)| is_offered(name));
         Self {
             offered: offered.map(|(_, tool)| tool.spec()).collect(),
             tools,
             missing: offer.missing,
-            workdir: Workdir::new(agent.workdir.clone()),
+            workdir,
             allowed_hosts: agent.allowed_hosts.clone(),
             max_result: shelf.max_result(),
         }
@@ -134,7 +140,7 @@ impl Toolbox {
         };
         let context = Context {
             scope,
-            workdir: &self.workdir,
+            workdir: self.workdir.as_ref(),
             allowed_hosts: &self.allowed_hosts,
             delegate,
         };

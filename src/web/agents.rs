@@ -443,6 +443,7 @@ mod tests {
             fallback_models: Vec::new(),
             system_prompt: "plan".to_owned(),
             skill: None,
+            has_requested_skill: false,
             files: vec!["*.md".to_owned()],
             workdir: None,
             tools: Vec::new(),

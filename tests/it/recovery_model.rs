@@ -27,6 +27,8 @@ use axed::store::open::open;
 use axed::store::{EventQuery, RunStore, Step};
 use axed::tools::mcp::Servers;
 use axed::tools::shelf::Shelf;
+use axed::workdirs::registry::Workdirs;
+use axed::workdirs::reserved::Reserved;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -376,6 +378,7 @@ impl Life {
             catalog: Arc::new(Catalog::open(vec![place.join("agents")], Rules::default())),
             providers,
             shelf: Shelf::default(),
+            workdirs: Arc::new(Workdirs::new(place.to_owned(), &[], Reserved::default())),
             mcp: Arc::new(Servers::new(BTreeMap::new())),
             journal: Journal::new(shared, Arc::new(Bells::default())),
             memories: Memories::new(&data.dir.join("memory")),
@@ -607,7 +610,6 @@ fn served_at(url: String) -> Provider {
 fn settings(place: &Path) -> Settings {
     Settings {
         config_dir: place.to_owned(),
-        roots: Vec::new(),
         runs: Runs {
             max_running: 10,
             max_queued: 10,

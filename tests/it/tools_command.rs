@@ -565,7 +565,7 @@ fn sockets(app: &TestApp) -> String {
 #[tokio::test]
 async fn a_workdir_with_the_daemons_own_files_takes_no_command() {
     let app = TestApp::with()
-        .agent("worker", "tools = [\"run_command\"]")
+        .agent("worker", "tools = [\"run_command\", \"read_file\"]")
         .config(ALLOWED)
         .spawn()
         .await;
@@ -574,7 +574,7 @@ async fn a_workdir_with_the_daemons_own_files_takes_no_command() {
     }
     let told = told(&app, &["cat config/axed.toml"]).await;
     assert!(
-        told[0].contains("the workdir contains the server's own config"),
+        told[0].contains("the workdir contains the server's own files"),
         "{}",
         told[0]
     );

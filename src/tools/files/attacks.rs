@@ -7,13 +7,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cap_std::ambient_authority;
-use cap_std::fs::Dir;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::tools::files::ground::{Ground, Shared, Stop};
 use crate::tools::files::{change, edit, find, grep, list, read, write};
+use crate::workdirs::access::Access;
+use crate::workdirs::registry::Workdirs;
+use crate::workdirs::reserved::Reserved;
 
 /// A workdir `in` beside a directory `out` with a secret in it.
 struct House {
@@ -30,9 +31,10 @@ impl House {
             fs::create_dir(home.path().join(dir)).expect("a directory");
         }
         fs::write(home.path().join("out/f"), "secret\n").expect("a file");
-        let dir = Dir::open_ambient_dir(home.path().join("in"), ambient_authority());
+        let workdirs = Workdirs::new(home.path().join("in"), &[], Reserved::default());
+        let workdir = workdirs.open(None, None).expect("a workdir");
         let ground = Ground {
-            dir: Arc::new(dir.expect("open")),
+            access: Access::new(workdir),
             stop: Stop::default(),
             shared: Arc::new(Shared::new(256 << 10)),
         };

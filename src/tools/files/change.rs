@@ -1,12 +1,14 @@
 //! `delete_path`, `move_path`, `copy_path`, `create_directory`.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
+use cap_std::fs::Dir;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::ground::{Ground, above, place, told};
+use crate::tools::files::ground::{Ground, place, told};
 use crate::tools::files::trees;
 
 /// What models are told of `delete_path`.
@@ -72,9 +74,9 @@ pub fn move_(ground: &Ground, asked: MovePath) -> Result<String, String> {
     let (from, to) = (place(&asked.from)?, place(&asked.to)?);
     let (from_dir, from_name) = ground.parent(&from)?;
     let there = from_dir.symlink_metadata(&from_name);
-    there.map_err(|error| told(&from, &error))?;
-    make_room(ground, &from, &to)?;
-    let (to_dir, to_name) = ground.parent(&to)?;
+    let whole = there.and_then(|meta| ground.access.check_whole(&meta));
+    whole.map_err(|error| told(&from, &error))?;
+    let (to_dir, to_name) = make_room(ground, &from, &to)?;
     let moved = from_dir.rename(&from_name, &to_dir, &to_name);
     moved.map_err(|error| told(&from, &error))?;
     Ok(format!("moved {} to {}", from.display(), to.display()))
@@ -83,13 +85,13 @@ pub fn move_(ground: &Ground, asked: MovePath) -> Result<String, String> {
 /// Copies it.
 pub fn copy(ground: &Ground, asked: CopyPath) -> Result<String, String> {
     let (from, to) = (place(&asked.from)?, place(&asked.to)?);
-    let meta = ground.dir.metadata(&from);
-    let meta = meta.map_err(|error| told(&from, &error))?;
-    make_room(ground, &from, &to)?;
-    let (to_dir, to_name) = ground.parent(&to)?;
+    let meta = ground.access.metadata(&from);
+    let whole = meta.and_then(|meta| ground.access.check_whole(&meta).map(|()| meta));
+    let meta = whole.map_err(|error| told(&from, &error))?;
+    let (to_dir, to_name) = make_room(ground, &from, &to)?;
     let mut copied = trees::Copied::default();
     let done = match meta.is_dir() {
-        true => ground.dir.open_dir(&from).and_then(|dir| {
+        true => ground.access.open_dir(&from).and_then(|dir| {
             trees::copy_directory(ground, &dir, &to_dir, Path::new(&to_name), &mut copied)
         }),
         false => {
@@ -113,16 +115,19 @@ pub fn copy(ground: &Ground, asked: CopyPath) -> Result<String, String> {
 /// Creates it.
 pub fn create(ground: &Ground, asked: CreateDirectory) -> Result<String, String> {
     let path = place(&asked.path)?;
-    let made = ground.dir.create_dir_all(&path);
+    let made = ground.access.make_dir(&path);
     made.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => format!("{} exists and is not a directory", path.display()),
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+            format!("{} exists and is not a directory", path.display())
+        }
         _ => told(&path, &error),
     })?;
     Ok(format!("created directory {}", path.display()))
 }
 
-/// Makes the directories above `to`, where nothing is there yet and it is not within `from`.
-fn make_room(ground: &Ground, from: &Path, to: &Path) -> Result<(), String> {
+/// Makes the directories above `to`, where nothing is there yet and it is not within `from`. Returns the one that it
+/// goes into, with its name there.
+fn make_room(ground: &Ground, from: &Path, to: &Path) -> Result<(Dir, OsString), String> {
     if to.starts_with(from) || from == Path::new(".") {
         return Err(format!(
             "{} cannot go into itself, {}",
@@ -130,7 +135,7 @@ fn make_room(ground: &Ground, from: &Path, to: &Path) -> Result<(), String> {
             to.display()
         ));
     }
-    match ground.dir.symlink_metadata(to) {
+    match ground.access.symlink_metadata(to) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(told(to, &error)),
         Ok(_) => {
@@ -140,7 +145,5 @@ fn make_room(ground: &Ground, from: &Path, to: &Path) -> Result<(), String> {
             ));
         }
     }
-    let parent = above(to);
-    let made = ground.dir.create_dir_all(parent);
-    made.map_err(|error| told(parent, &error))
+    ground.new_entry(to)
 }

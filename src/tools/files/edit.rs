@@ -3,13 +3,10 @@
 use std::io::Read;
 use std::path::Path;
 
-use cap_fs_ext::FollowSymlinks;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::ground::{
-    Ground, Opened, is_binary, is_no_file, open_regular, place, told,
-};
+use crate::tools::files::ground::{Ground, Opened, is_binary, is_no_file, place, told};
 use crate::tools::files::write::{Target, replace};
 
 /// What models are told.
@@ -41,12 +38,12 @@ pub fn edit(ground: &Ground, asked: EditFile) -> Result<String, String> {
     let path = place(&asked.path)?;
     let shown = path.display();
     // Looked for before anything is made: an edit makes no file and no directory.
-    let meta = ground.dir.metadata(&path);
+    let meta = ground.access.metadata(&path);
     meta.map_err(|error| told(&path, &error))?;
     let target = Target::of(ground, &path)?;
     let _alone = ground.lock(&target.dir, &target.name);
     let name = Path::new(&target.name);
-    let opened = open_regular(&target.dir, name, FollowSymlinks::No);
+    let opened = ground.open_regular(&target.dir, name);
     let file = match opened.map_err(|error| told(&path, &error))? {
         Opened::File(file, _) => file,
         Opened::Other(meta) => return Err(is_no_file(&path, &meta)),

@@ -42,7 +42,7 @@ pub fn find(ground: &Ground, asked: FindPath) -> Result<String, String> {
     };
     let start = start(&pattern);
     let is_dir = ground
-        .dir
+        .access
         .symlink_metadata(&start)
         .is_ok_and(|meta| meta.is_dir());
     let walked = is_dir.then(|| {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cap_fs_ext::FollowSymlinks;
 use globset::{GlobBuilder, GlobMatcher};
 use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkFinish, SinkMatch};
@@ -14,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::domain::message::shorten;
-use crate::tools::files::ground::{Ground, Opened, open_listed, place, shown, told};
+use crate::tools::files::ground::{Ground, Opened, place, shown, told};
 use crate::tools::files::walk::{Found, Walk};
 
 /// What models are told.
@@ -58,7 +57,7 @@ pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
     let path = place(&asked.path)?;
     let matcher = compiled(&asked.pattern)?;
     let include = Include::new(&asked.include)?;
-    let meta = ground.dir.metadata(&path);
+    let meta = ground.access.metadata(&path);
     let meta = meta.map_err(|error| told(&path, &error))?;
     let hits = Hits::new(ground.room());
     if meta.is_dir() {
@@ -68,7 +67,7 @@ pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
             may_be_helped: true,
         };
         // A walk enters no link; one that the model names is resolved first.
-        let start = ground.dir.canonicalize(&path);
+        let start = ground.access.canonicalize(&path);
         let start = start.map_err(|error| told(&path, &error))?;
         let start = place(&start.to_string_lossy()).unwrap_or(path);
         let walked = walk.run(&start, || {
@@ -76,7 +75,7 @@ pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
             let (matcher, hits, include) = (matcher.clone(), &hits, &include);
             move |found: &Found<'_>| {
                 if found.kind.is_file() && include.takes(found.path) {
-                    let opened = open_listed(found.dir, Path::new(found.name), FollowSymlinks::No);
+                    let opened = ground.open_listed(found.dir, Path::new(found.name));
                     search(ground, &mut searcher, &matcher, hits, found.path, opened);
                 }
                 !hits.is_full()

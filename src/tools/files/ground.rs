@@ -1,4 +1,4 @@
-//! What every file tool stands on: the workdir's handle, the sign to stop, paths as models write them, regular files
+//! What every file tool stands on: access to the workdir, the sign to stop, paths as models write them, regular files
 //! opened without waiting, and errors in words. Knows no tool.
 
 use std::ffi::{OsStr, OsString};
@@ -8,8 +8,10 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cap_fs_ext::{FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
-use cap_std::fs::{Dir, File, FileTypeExt, Metadata, MetadataExt, OpenOptions};
+use cap_std::fs::{Dir, File, FileTypeExt, Metadata, MetadataExt};
+
+use crate::workdirs::access::{Access, above};
+use crate::workdirs::reserved::Refused;
 
 /// Most bytes of a path that a model gives: the kernel's own bound.
 const MOST_PATH: usize = 4096;
@@ -21,7 +23,7 @@ const LOOKED_AT: usize = 8 << 10;
 /// What one call works on.
 pub struct Ground {
     /// The workdir.
-    pub dir: Arc<Dir>,
+    pub access: Access,
     /// Whether somebody still waits for the result.
     pub stop: Stop,
     /// What all calls share.
@@ -70,7 +72,8 @@ impl Ground {
     /// # Errors
     /// Why not, for the model.
     pub fn open(&self, path: &Path) -> Result<(File, Metadata), String> {
-        let opened = open_regular(&self.dir, path, FollowSymlinks::Yes);
+        let opened = self.access.locate(path);
+        let opened = opened.and_then(|(dir, name)| self.open_regular(&dir, Path::new(&name)));
         match opened.map_err(|error| told(path, &error))? {
             Opened::File(file, meta) => Ok((file, meta)),
             Opened::Other(meta) => Err(is_no_file(path, &meta)),
@@ -82,12 +85,57 @@ impl Ground {
     /// # Errors
     /// Why not, for the model.
     pub fn parent(&self, path: &Path) -> Result<(Dir, OsString), String> {
+        if path.file_name().is_none() {
+            return Err("this is the workdir itself; name something in it".to_owned());
+        }
+        let found = self.access.parent(path);
+        found.map_err(|error| told(above(path), &error))
+    }
+
+    /// As [`Ground::parent`], for something new: makes the directories above it.
+    ///
+    /// # Errors
+    /// Why nothing can be made there, for the model.
+    pub fn new_entry(&self, path: &Path) -> Result<(Dir, OsString), String> {
         let Some(name) = path.file_name() else {
             return Err("this is the workdir itself; name something in it".to_owned());
         };
-        let parent = above(path);
-        let dir = self.dir.open_dir(parent);
-        Ok((dir.map_err(|error| told(parent, &error))?, name.to_owned()))
+        let made = self.access.make_dir(above(path));
+        let dir = made.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+                format!("{} exists and is not a directory", above(path).display())
+            }
+            _ => told(above(path), &error),
+        })?;
+        let may_be = self.access.check_new(&dir, name);
+        may_be.map_err(|error| told(path, &error))?;
+        Ok((dir, name.to_owned()))
+    }
+
+    /// Opens a regular file and nothing else, not following a link: neither a FIFO nor a device is waited for or read, also
+    /// where one is put in the file's place meanwhile.
+    ///
+    /// # Errors
+    /// What the system says, or that it is the daemon's.
+    pub fn open_regular(&self, dir: &Dir, name: &Path) -> io::Result<Opened> {
+        // Some devices do something when they are opened, so they are looked at first. The handle has the last word.
+        let before = self.access.entry(dir, name.as_os_str())?;
+        match before.is_file() {
+            true => self.open_listed(dir, name),
+            false => Ok(Opened::Other(before)),
+        }
+    }
+
+    /// As [`Ground::open_regular`], for what a listing has just called a regular file.
+    ///
+    /// # Errors
+    /// What the system says, or that it is the daemon's.
+    pub fn open_listed(&self, dir: &Dir, name: &Path) -> io::Result<Opened> {
+        let (file, meta) = self.access.open_in(dir, name)?;
+        Ok(match meta.is_file() {
+            true => Opened::File(file, meta),
+            false => Opened::Other(meta),
+        })
     }
 
     /// Keeps other calls from replacing this file meanwhile.
@@ -181,52 +229,12 @@ pub fn place(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The directory above, `.` at the top.
-pub fn above(path: &Path) -> &Path {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    parent.unwrap_or(Path::new("."))
-}
-
 /// What stands at a path.
 pub enum Opened {
     /// A regular file, open for reading.
     File(File, Metadata),
     /// Something else, not open.
     Other(Metadata),
-}
-
-/// Opens a regular file and nothing else: neither a FIFO nor a device is waited for or read, also where one is put in the
-/// file's place meanwhile.
-///
-/// # Errors
-/// What the system says.
-pub fn open_regular(dir: &Dir, path: &Path, follow: FollowSymlinks) -> io::Result<Opened> {
-    // Some devices do something when they are opened, so they are looked at first. The handle has the last word.
-    let before = match follow {
-        FollowSymlinks::Yes => dir.metadata(path)?,
-        FollowSymlinks::No => dir.symlink_metadata(path)?,
-    };
-    match before.is_file() {
-        true => open_listed(dir, path, follow),
-        false => Ok(Opened::Other(before)),
-    }
-}
-
-/// As [`open_regular`], for what a listing has just called a regular file.
-///
-/// # Errors
-/// What the system says.
-pub fn open_listed(dir: &Dir, path: &Path, follow: FollowSymlinks) -> io::Result<Opened> {
-    let mut options = OpenOptions::new();
-    options.read(true).nonblock(true).follow(follow);
-    let file = dir.open_with(path, &options)?;
-    let meta = file.metadata()?;
-    Ok(match meta.is_file() {
-        true => Opened::File(file, meta),
-        false => Opened::Other(meta),
-    })
 }
 
 /// Whether these first bytes of a file are none of a text.
@@ -254,6 +262,9 @@ pub fn is_no_file(path: &Path, meta: &Metadata) -> String {
 /// An error of the system's about a path, in words for the model.
 pub fn told(path: &Path, error: &io::Error) -> String {
     let path = path.display();
+    if let Some(refused) = Refused::of(error) {
+        return format!("{path} is {refused}");
+    }
     match error.kind() {
         io::ErrorKind::NotFound => {
             format!("{path} does not exist; find_path and list_directory show what does")

@@ -5,12 +5,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use cap_fs_ext::FollowSymlinks;
 use cap_std::fs::Dir;
 use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 
-use crate::tools::files::ground::{Opened, open_listed};
+use crate::tools::files::ground::{Ground, Opened};
 
 /// The files that are read, a later one's rules before an earlier one's.
 const FILES: [&str; 2] = [".gitignore", ".ignore"];
@@ -30,12 +29,17 @@ pub struct Ignored {
 }
 
 /// The rules in force in this directory, whose path is below the workdir.
-pub fn within(dir: &Dir, path: &Path, above: Option<&Arc<Ignored>>) -> Option<Arc<Ignored>> {
+pub fn within(
+    ground: &Ground,
+    dir: &Dir,
+    path: &Path,
+    above: Option<&Arc<Ignored>>,
+) -> Option<Arc<Ignored>> {
     let mut rules = GitignoreBuilder::new(path);
     let mut bytes = above.map_or(0, |above| above.bytes);
     let mut lines = 0;
     for name in FILES {
-        let opened = open_listed(dir, Path::new(name), FollowSymlinks::No);
+        let opened = ground.open_listed(dir, Path::new(name));
         let Ok(Opened::File(file, _)) = opened else {
             continue;
         };

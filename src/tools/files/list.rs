@@ -29,7 +29,7 @@ fn here() -> String {
 pub fn list(ground: &Ground, asked: ListDirectory) -> Result<String, String> {
     let path = place(&asked.path)?;
     let why = |error: std::io::Error| told(&path, &error);
-    let dir = ground.dir.open_dir(&path).map_err(why)?;
+    let dir = ground.access.open_dir(&path).map_err(why)?;
     let mut lines = Sorted::default();
     for entry in dir.entries().map_err(why)? {
         ground.stop.check().map_err(why)?;

@@ -9,6 +9,7 @@ use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::schema::Schema;
 use crate::tools::files::ground::{Ground, Shared, Stop};
 use crate::tools::{Context, Effect, Tool};
+use crate::workdirs::access::Access;
 
 /// What a tool does with its arguments: the text for the model, or the error's text.
 pub type Perform<A> = fn(&Ground, A) -> Result<String, String>;
@@ -42,6 +43,10 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
         Some(&self.schema)
     }
 
+    fn uses_workdir(&self) -> bool {
+        true
+    }
+
     fn perform<'a>(
         &'a self,
         call: &'a ToolCall,
@@ -51,15 +56,17 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
             let arguments: A = call.read()?;
             let stop = Stop::default();
             let _set_when_nobody_waits = stop.set_on_drop();
-            let ground = Ground {
-                dir: context.workdir.dir()?,
-                stop: stop.clone(),
-                shared: Arc::clone(&self.shared),
-            };
+            let workdir = context.workdir()?;
+            let (stopped, shared) = (stop.clone(), Arc::clone(&self.shared));
             let perform = self.perform;
-            let work = move || match ground.stop.check() {
-                Ok(()) => perform(&ground, arguments),
-                Err(stopped) => Err(stopped.to_string()),
+            let work = move || {
+                stopped.check().map_err(|error| error.to_string())?;
+                let ground = Ground {
+                    access: Access::new(workdir),
+                    stop: stopped,
+                    shared,
+                };
+                perform(&ground, arguments)
             };
             match tokio::task::spawn_blocking(work).await {
                 Ok(done) => done,

@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use cap_fs_ext::{DirExt, FollowSymlinks};
+use cap_fs_ext::DirExt;
 use cap_std::fs::{Dir, File, Metadata, MetadataExt, Permissions, PermissionsExt};
 use cap_tempfile::TempFile;
 
-use crate::tools::files::ground::{Ground, Opened, open_listed};
+use crate::tools::files::ground::{Ground, Opened};
 
 /// Most directories within each other: each is an open handle.
 const MOST_DEEP: usize = 100;
@@ -22,7 +22,9 @@ const MOST_BYTES: u64 = 1 << 30;
 /// # Errors
 /// What the system says, or that nobody waits any more.
 pub fn remove(ground: &Ground, dir: &Dir, name: &Path) -> io::Result<()> {
-    match dir.symlink_metadata(name)?.is_dir() {
+    let meta = dir.symlink_metadata(name)?;
+    ground.access.check_whole(&meta)?;
+    match meta.is_dir() {
         true => remove_directory(ground, dir, name, 0),
         false => dir.remove_file(name),
     }
@@ -30,7 +32,7 @@ pub fn remove(ground: &Ground, dir: &Dir, name: &Path) -> io::Result<()> {
 
 fn remove_directory(ground: &Ground, above: &Dir, name: &Path, depth: usize) -> io::Result<()> {
     is_not_too_deep(depth)?;
-    let dir = above.open_dir_nofollow(name)?;
+    let dir = ground.access.enter_in(above, name)?;
     for entry in dir.entries()? {
         ground.stop.check()?;
         let entry = entry?;
@@ -90,12 +92,12 @@ fn copy_at(
         let (name, kind) = (entry.file_name(), entry.file_type()?);
         let path = Path::new(&name);
         if kind.is_dir() {
-            let from = from.open_dir_nofollow(path)?;
+            let from = ground.access.enter_in(from, path)?;
             copy_at(ground, &from, &to, path, copied, depth + 1)?;
             continue;
         }
         let opened = match kind.is_file() {
-            true => Some(open_listed(from, path, FollowSymlinks::No)?),
+            true => Some(ground.open_listed(from, path)?),
             false => None,
         };
         match opened {

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use cap_fs_ext::DirExt;
 use cap_std::fs::{Dir, FileType};
 
 use crate::tools::files::ground::Ground;
 use crate::tools::files::ignored::{self, Ignored};
+use crate::workdirs::reserved::Refused;
 
 /// Files of one directory that are visited as one piece of work.
 const PIECE: usize = 64;
@@ -89,12 +89,12 @@ impl Walk<'_> {
         }
         let ancestors: Vec<&Path> = start.ancestors().skip(1).collect();
         for path in ancestors.into_iter().rev() {
-            let dir = match path.as_os_str().is_empty() {
-                true => self.ground.dir.try_clone(),
-                false => self.ground.dir.open_dir(path),
+            let at = match path.as_os_str().is_empty() {
+                true => Path::new("."),
+                false => path,
             };
-            if let Ok(dir) = dir {
-                rules = ignored::within(&dir, path, rules.as_ref());
+            if let Ok(dir) = self.ground.access.open_dir(at) {
+                rules = ignored::within(self.ground, &dir, path, rules.as_ref());
             }
         }
         rules
@@ -131,11 +131,17 @@ impl Hand<'_> {
         above: Option<&Arc<Ignored>>,
         visit: &mut V,
     ) -> bool {
-        let root = &self.walk.ground.dir;
+        let access = &self.walk.ground.access;
         let opened = match path == Path::new(".") {
-            true => root.open_dir(path),
-            false => root.open_dir_nofollow(path),
+            true => access.open_dir(path),
+            false => access.enter(path),
         };
+        if opened
+            .as_ref()
+            .is_err_and(|error| Refused::of(error).is_some())
+        {
+            return true;
+        }
         let Ok((dir, entries)) = opened
             .and_then(|dir| Ok((dir.entries()?, dir)))
             .map(|(e, d)| (Arc::new(d), e))
@@ -150,7 +156,7 @@ impl Hand<'_> {
         };
         let respects = self.walk.respects_ignores;
         let rules = match respects {
-            true => ignored::within(&dir, path, above),
+            true => ignored::within(self.walk.ground, &dir, path, above),
             false => None,
         };
         let mut files = Vec::new();

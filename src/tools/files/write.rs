@@ -9,7 +9,7 @@ use cap_tempfile::TempFile;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::ground::{Ground, above, is_no_file, place, told};
+use crate::tools::files::ground::{Ground, is_no_file, place, told};
 
 /// What models are told.
 pub const ABOUT: &str = "Write a text file of the working directory: creates it with the directories above it, or \
@@ -60,19 +60,19 @@ impl Target {
     /// Why nothing can be written there, for the model.
     pub fn of(ground: &Ground, path: &Path) -> Result<Self, String> {
         let is_link = |path: &Path| {
-            let meta = ground.dir.symlink_metadata(path);
+            let meta = ground.access.symlink_metadata(path);
             meta.is_ok_and(|meta| meta.is_symlink())
         };
         let resolved: PathBuf;
         let mut to = path;
         if is_link(path) {
-            resolved = ground.dir.canonicalize(path).map_err(|error| {
+            resolved = ground.access.canonicalize(path).map_err(|error| {
                 let why = told(path, &error);
                 format!("{why} (it is a link; delete it first to write a file in its place)")
             })?;
             to = &resolved;
         }
-        let mode = match ground.dir.symlink_metadata(to) {
+        let mode = match ground.access.symlink_metadata(to) {
             Ok(meta) if !meta.is_file() => return Err(is_no_file(path, &meta)),
             Ok(meta) if meta.mode() & 0o222 == 0 => {
                 return Err(format!("{} is read-only", path.display()));
@@ -80,10 +80,9 @@ impl Target {
             // Who may write a file through an agent may not make it run as somebody else.
             Ok(meta) => Some(meta.mode() & 0o777),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let parent = above(to);
-                let made = ground.dir.create_dir_all(parent);
-                made.map_err(|error| told(parent, &error))?;
-                None
+                let (dir, name) = ground.new_entry(to)?;
+                let mode = None;
+                return Ok(Self { dir, name, mode });
             }
             Err(error) => return Err(told(path, &error)),
         };

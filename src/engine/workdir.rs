@@ -1,0 +1,113 @@
+//! The directory of one run's files: opened before the run starts, shared by the runs of one directory, and known again by
+//! device and inode where the run was queued or left by an earlier process. Knows no loop.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::catalog::prompt::PromptError;
+use crate::domain::agent::Agent;
+use crate::engine::live::LiveRun;
+use crate::engine::parts::Engine;
+use crate::engine::resolve::blocking;
+use crate::workdirs::{FileId, Workdir};
+
+/// The directory of a run, so far as it is known.
+#[derive(Debug, Default)]
+pub struct RunWorkdir {
+    /// What it is known by: of one that was opened before, in this process or an earlier one.
+    id: OnceLock<FileId>,
+    dir: OnceLock<Arc<Workdir>>,
+}
+
+impl RunWorkdir {
+    /// One that was opened before, where it was.
+    pub fn known(id: Option<FileId>) -> Self {
+        let known = Self::default();
+        if let Some(id) = id {
+            let _ = known.id.set(id);
+        }
+        known
+    }
+
+    /// What it is known by; none before it was opened.
+    pub fn id(&self) -> Option<FileId> {
+        self.id.get().copied()
+    }
+
+    /// The directory, where it is open.
+    pub fn dir(&self) -> Option<&Arc<Workdir>> {
+        self.dir.get()
+    }
+
+    fn set(&self, dir: Arc<Workdir>) {
+        // A directory that was known is only opened where it is the same.
+        let _ = self.id.set(dir.id());
+        let _ = self.dir.set(dir);
+    }
+}
+
+/// Whether runs of this agent use files.
+pub fn is_used(engine: &Engine, agent: &Agent) -> bool {
+    let mut tools = agent.tools.iter();
+    !agent.files.is_empty() || tools.any(|name| engine.shelf.uses_workdir(name))
+}
+
+/// Opens the run's directory, where it uses one.
+///
+/// # Errors
+/// Why that cannot be the run's directory.
+pub async fn open(engine: &Arc<Engine>, live: &LiveRun) -> Result<(), PromptError> {
+    if live.workdir.dir().is_some() || !is_used(engine, &live.agent) {
+        return Ok(());
+    }
+    // An ad-hoc sub-agent works where its caller works.
+    let caller = live.parent.as_ref().filter(|_| live.agent.ad_hoc.is_some());
+    let shared = caller.and_then(|caller| caller.workdir.dir());
+    let dir = match shared.filter(|dir| live.workdir.id().is_none_or(|id| id == dir.id())) {
+        Some(dir) => Arc::clone(dir),
+        None => open_dir(engine, &live.agent, live.workdir.id()).await?,
+    };
+    live.workdir.set(dir);
+    Ok(())
+}
+
+/// Looks which directory the run of a queued root will work in, and holds none open meanwhile. What is wrong with it shows
+/// when the run starts.
+pub async fn remember(engine: &Arc<Engine>, live: &LiveRun) {
+    if !is_used(engine, &live.agent) {
+        return;
+    }
+    if let Ok(dir) = open_dir(engine, &live.agent, None).await {
+        let _ = live.workdir.id.set(dir.id());
+    }
+}
+
+/// Opens the directory that runs of this agent work in; the one that is known, where one is.
+pub async fn open_dir(
+    engine: &Arc<Engine>,
+    agent: &Arc<Agent>,
+    known: Option<FileId>,
+) -> Result<Arc<Workdir>, PromptError> {
+    let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
+    blocking(move || {
+        follow_agents(&engine);
+        let path = agent.workdir.as_deref();
+        engine.workdirs.open(path, known).map_err(|why| {
+            let named = path.unwrap_or(std::path::Path::new("."));
+            PromptError::Workdir {
+                agent: agent.name.clone(),
+                why: format!("{} {why}", named.display()),
+            }
+        })
+    })
+    .await
+}
+
+/// Has the directories know which ones the agents of now work in.
+pub fn follow_agents(engine: &Engine) {
+    let agents = engine.catalog.current();
+    engine.workdirs.follow(agents.generation, || {
+        let agents = agents.entries.values().filter_map(|it| it.agent.as_deref());
+        let used = agents.filter(|agent| is_used(engine, agent));
+        used.map(|agent| agent.workdir.as_deref()).collect()
+    });
+}
