@@ -68,3 +68,4 @@ mod tree_bounds;
 mod usage;
 mod webhooks;
 mod wires;
+mod workdirs;
