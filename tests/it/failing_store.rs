@@ -200,8 +200,8 @@ async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
     gate.open();
     // What the tree had under way is broken off, and asked again when it goes on.
     app.provider.hung_up(1).await;
-    app.provider.asked("slow", 2).await;
     refuse_no_more(&app);
+    app.provider.asked("slow", 2).await;
     last.open();
 
     let got = waiting.join_next().await.expect("one").expect("no panic");
