@@ -90,6 +90,17 @@ impl PendingConnections {
         (connection, overdue)
     }
 
+    /// Closes all of them, because there is no file descriptor for another.
+    pub fn close_all(&self) {
+        let mut state = self.lock();
+        state.addresses.clear();
+        let all = std::mem::take(&mut state.connections);
+        drop(state);
+        for entry in all.into_values() {
+            let _ = entry.close.send(());
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -265,6 +276,18 @@ mod tests {
         connection.settle();
         assert!(!overdue.decide(LONG).await);
         drop(more);
+    }
+
+    #[tokio::test]
+    async fn all_are_closed_and_counted_anew() {
+        let list = PendingConnections::new(LIMITS);
+        let (_one, one_overdue) = list.add(ip("10.0.0.1"));
+        let (two, two_overdue) = list.add(ip("10.0.0.1"));
+        list.close_all();
+        two.settle();
+        assert!(one_overdue.decide(LONG).await && !two_overdue.decide(LONG).await);
+        let mut more: Vec<_> = (0..2).map(|_| list.add(ip("10.0.0.1"))).collect();
+        assert!(more.iter_mut().all(|(_, overdue)| is_undecided(overdue)));
     }
 
     #[tokio::test]

@@ -107,6 +107,7 @@ pub async fn serve(
                 // Most likely there is no file descriptor: those that nobody uses are given back.
                 warn!("Cannot accept connections, closing idle ones and trying again: {error}");
                 door.idle.cancel();
+                door.pending.close_all();
                 door.idle = stop.child_token();
                 tokio::select! {
                     () = stop.cancelled() => break,
