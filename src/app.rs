@@ -254,6 +254,7 @@ fn settings(config: &Config) -> Settings {
         loop_warn: config.limits.loop_warn,
         loop_stop: config.limits.loop_stop,
         context_files: config.limits.context_files,
+        conversation_bytes: config.limits.conversation_bytes,
         session: Bounds {
             messages: config.limits.session_messages,
             bytes: config.limits.session_bytes,

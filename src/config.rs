@@ -231,6 +231,8 @@ pub struct Limits {
     pub context_files: usize,
     /// Most labels of a run.
     pub labels: usize,
+    /// Most bytes of one run's conversation: above it the run is not sent to its model again.
+    pub conversation_bytes: usize,
     /// Most messages of its conversation that a session's next run goes on with.
     pub session_messages: usize,
     /// Most bytes of them.

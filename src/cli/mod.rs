@@ -14,6 +14,7 @@ use crate::tools::run_command::supervise;
 
 mod agents;
 mod client;
+mod data;
 mod definition;
 mod demo;
 mod exit;
@@ -91,6 +92,9 @@ enum Command {
     Runs(runs::Command),
     /// Have agents' models analyse their memories, then trim them
     Gc(gc::Args),
+    /// Check and copy the database
+    #[command(subcommand)]
+    Data(data::Command),
     /// Make keys for clients
     #[command(subcommand)]
     Keys(keys::Command),
@@ -111,6 +115,7 @@ impl Command {
             Self::Agents(command) => agents::agents(command),
             Self::Runs(command) => runs::runs(command).await,
             Self::Gc(args) => gc::gc(args).await,
+            Self::Data(command) => data::data(command),
             Self::Keys(command) => keys::keys(command),
             Self::Models(args) => models::models(args),
             Self::Openapi(args) => openapi::openapi(args),

@@ -466,6 +466,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
         loop_stop: turns(s, "loop_stop", 6),
         context_files: s.size("context_files").unwrap_or(1 << 20),
         labels: s.count("labels", 0).unwrap_or(64),
+        conversation_bytes: s.size("conversation_bytes").unwrap_or(32 << 20),
         session_messages: s.count("session_messages", 1).unwrap_or(200),
         session_bytes: s.size("session_bytes").unwrap_or(1 << 20),
     }

@@ -291,7 +291,8 @@ impl Account {
     }
 }
 
-fn exceeded(used: impl ToString, limit: impl ToString, unit: &'static str) -> Exceeded {
+/// A limit that is reached, of something that no account counts.
+pub fn exceeded(used: impl ToString, limit: impl ToString, unit: &'static str) -> Exceeded {
     Exceeded {
         used: used.to_string(),
         limit: limit.to_string(),

@@ -8,6 +8,7 @@ use futures_util::future::{BoxFuture, Either, select};
 
 use crate::catalog::prompt::PromptError;
 use crate::domain::event::{CalledTool, EventKind};
+use crate::domain::message::Message;
 use crate::domain::run::Run;
 use crate::domain::structured;
 use crate::engine::answers::{Asked, Hands, answer, check, failed_turn};
@@ -21,7 +22,7 @@ use crate::engine::remains::Remains;
 use crate::engine::resolve::{self, Input, Prompt};
 use crate::engine::sessions::Held;
 use crate::engine::turn::{self, Answer, Question, TurnError};
-use crate::engine::{endings, history, replay, summary, waiting, workdir};
+use crate::engine::{budget, endings, history, replay, summary, waiting, workdir};
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
 
@@ -191,7 +192,7 @@ async fn turns(
         if let Err(error) = waiting::resume(engine, live).await {
             return error.into();
         }
-        let may_go_on = check(live);
+        let may_go_on = check(live).and_then(|()| fits(talk.messages(), limits.conversation_bytes));
         let mut entry = draft
             .take()
             .unwrap_or_else(|| Box::new(Draft::of(Change::Nothing)));
@@ -370,6 +371,16 @@ async fn turns(
             return ending;
         }
     }
+}
+
+/// Whether the conversation may be sent: it lies in memory, in the record and in every request.
+fn fits(messages: &[Message], most: usize) -> Result<(), TurnError> {
+    let bytes: usize = messages.iter().map(history::size).sum();
+    if bytes <= most {
+        return Ok(());
+    }
+    let unit = "bytes of conversation (limits.conversation_bytes)";
+    Err(TurnError::Budget(budget::exceeded(bytes, most, unit)))
 }
 
 /// The tools of the agent's MCP servers: those that they list now hold for the whole run.

@@ -136,7 +136,8 @@ fn is_user(message: &Message) -> bool {
     matches!(message, Message::User { .. })
 }
 
-fn size(message: &Message) -> usize {
+/// Bytes of a message: its text, arguments, results, and the provider's own form of it.
+pub fn size(message: &Message) -> usize {
     match message {
         Message::User { content } => content.len(),
         Message::Assistant(said) => {

@@ -112,6 +112,8 @@ pub struct Settings {
     pub loop_stop: u32,
     /// Most bytes of context files.
     pub context_files: usize,
+    /// Most bytes of one run's conversation.
+    pub conversation_bytes: usize,
     /// How much of its conversation a session's next run goes on with.
     pub session: Bounds,
     /// Where webhooks may point.

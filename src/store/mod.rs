@@ -53,11 +53,18 @@ pub trait RunStore: Send + Sync + 'static {
     /// Runs of a session, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
     fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
-    /// The run and all its descendants, in the order in which they were made.
+    /// The run and all its descendants, in the order in which they were made, without their inputs and final texts, and of
+    /// their tasks the first [`TASK_CHARS`] characters and one more: a tree may have thousands of runs.
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
     /// The direct children of a run, in the order in which they were made.
     fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// The direct children of a run with the tool calls that made them, in the order in which they were made.
+    fn child_calls(
+        &self,
+        id: RunId,
+    ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>>;
 
     /// What a run left in the record, in order.
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
@@ -322,6 +329,9 @@ pub enum Step {
 /// Where a page of runs ends, in bytes of their texts: two hundred runs may each have megabytes, and many may ask.
 pub const PAGE_BYTES: usize = 8 << 20;
 
+/// Characters of a task that [`RunStore::tree`] shows.
+pub const TASK_CHARS: usize = 2_048;
+
 /// Which runs a page shows.
 #[derive(Clone, Debug, Default)]
 pub struct RunFilter {
@@ -458,7 +468,24 @@ pub enum StoreError {
     /// An earlier write of the tree failed: it stops, and goes on from its record once the store works.
     #[error("a write failed, and the store has not worked since")]
     Suspended,
+    /// What is in the database cannot be what was written.
+    #[error(
+        "the database is damaged: {0}; axed data check shows what else is, and a backup or sqlite3's .recover mends it"
+    )]
+    Damaged(String),
+    /// There is no space left to write to.
+    #[error(
+        "the disk is full: nothing but deletions is taken until there is space again; delete runs, or other files"
+    )]
+    Full,
     /// The engine beneath failed.
     #[error("the store failed: {0}")]
     Engine(String),
+}
+
+impl StoreError {
+    /// Whether there would be none if the disk had space.
+    pub fn may_be_want_of_space(&self) -> bool {
+        matches!(self, Self::Full | Self::Engine(_))
+    }
 }

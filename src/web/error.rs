@@ -237,6 +237,20 @@ impl From<StoreError> for Problem {
                 "idempotency_conflict",
                 error.to_string(),
             ),
+            StoreError::Damaged(_) => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "store_damaged",
+                "what the store has of this is damaged, and trying again does not help; the log has the cause, and \
+                 axed data check shows what else is damaged",
+            )
+            .because(error.to_string()),
+            StoreError::Full => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "store_full",
+                "the disk is full: runs can be read and deleted, and nothing else",
+            )
+            .retry_after(SOON)
+            .because(error.to_string()),
             StoreError::Closed
             | StoreError::Suspended
             | StoreError::Locked { .. }

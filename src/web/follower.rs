@@ -404,6 +404,13 @@ mod tests {
             unreachable!("a stream does not list")
         }
 
+        fn child_calls(
+            &self,
+            _: RunId,
+        ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>> {
+            unreachable!("a stream does not list")
+        }
+
         fn steps(&self, _: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
             unreachable!("a stream reads no steps")
         }

@@ -15,7 +15,7 @@ use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::history::Recorded;
-use crate::store::RunFilter;
+use crate::store::{PAGE_BYTES, RunFilter};
 use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
@@ -30,6 +30,8 @@ use crate::web::wait;
 pub const PAGE: usize = 50;
 /// See [`PAGE`].
 pub const MAX_PAGE: usize = 200;
+/// Most children of a page.
+pub const MAX_CHILDREN: usize = 1000;
 /// Labels that one list may ask for.
 const MAX_LABELS: usize = 64;
 /// Most characters of the reason of a cancel or a decision.
@@ -53,6 +55,15 @@ pub struct Listed<T> {
 #[schemars(inline)]
 pub struct Page<'a> {
     data: Vec<RunView<'a>>,
+    /// The `cursor` of the next page; null where there is none.
+    next_cursor: Option<RunId>,
+}
+
+/// A page of a run's children, in the order of the calls.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct Children<'a> {
+    data: Vec<ChildView<'a>>,
     /// The `cursor` of the next page; null where there is none.
     next_cursor: Option<RunId>,
 }
@@ -148,30 +159,62 @@ pub async fn tree(
 pub async fn children(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    uri: Uri,
 ) -> Result<Response, Problem> {
+    let query = Query::read(&uri, &["limit", "cursor"])?;
+    let limit = query
+        .parse("limit", "a number from 1 to 1000", count(MAX_CHILDREN))?
+        .unwrap_or(MAX_CHILDREN);
+    let cursor: Option<RunId> =
+        query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?;
     let store = state.runner.store();
     found(&state, id).await?;
-    let runs = store.children(id).await?;
-    let mut runs: Vec<&Run> = runs.iter().collect();
-    if runs.len() > 1 {
-        in_call_order(&mut runs, Some(&calls_of(&store.steps(id).await?)));
+    let mut children = store.child_calls(id).await?;
+    if children.len() > 1 {
+        let calls = calls_of(&store.steps(id).await?);
+        in_call_order(&mut children, Some(&calls), |(id, call)| {
+            (*id, call.as_deref())
+        });
     }
+    let after = cursor.and_then(|cursor| children.iter().position(|(id, _)| *id == cursor));
+    if cursor.is_some() != after.is_some() {
+        return Err(Problem::parameter("cursor", "is none of this list"));
+    }
+    let mut left = children.iter().skip(after.map_or(0, |at| at + 1));
+    let (mut runs, mut bytes) = (Vec::new(), 0);
+    while runs.len() < limit
+        && bytes < PAGE_BYTES
+        && let Some((child, _)) = left.next()
+    {
+        // It may have gone meanwhile.
+        if let Some(run) = store.run(*child).await? {
+            bytes += run.text_bytes();
+            runs.push(run);
+        }
+    }
+    let next_cursor = left.next().and(runs.last()).map(|run| run.id);
     let now = now();
     let data = runs
-        .into_iter()
+        .iter()
         .map(|run| ChildView::new(run, &state.settings.path_prefix, now))
         .collect();
-    Ok(json(StatusCode::OK, &Listed { data }))
+    Ok(json(StatusCode::OK, &Children { data, next_cursor }))
 }
 
 /// `GET /runs/{id}/messages`
 pub async fn messages(
     State(state): State<AppState>,
     RunPath(id): RunPath,
+    uri: Uri,
 ) -> Result<Response, Problem> {
+    let query = Query::read(&uri, &["after"])?;
+    let after = query.parse("after", "a number of messages", |text| text.parse().ok())?;
     found(&state, id).await?;
     let talk = Recorded::of(state.runner.store().steps(id).await?);
-    Ok(json(StatusCode::OK, &Conversation::of(&talk)))
+    Ok(json(
+        StatusCode::OK,
+        &Conversation::of(&talk, after.unwrap_or(0)),
+    ))
 }
 
 /// `POST /runs/{id}/cancel`

@@ -11,8 +11,8 @@ use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::domain::run::{Failure, Run, RunId, Status};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::engine::history::Recorded;
-use crate::store::Step;
+use crate::engine::history::{self, Recorded};
+use crate::store::{PAGE_BYTES, Step, TASK_CHARS};
 
 /// A run.
 #[derive(Serialize, JsonSchema)]
@@ -223,6 +223,9 @@ pub struct Summary<'a> {
     label: Option<&'a str>,
     tool_call_id: Option<&'a str>,
     task: Option<&'a str>,
+    /// There when the task is longer: `task` is its beginning.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
     model: &'a str,
     turns: u32,
     usage: UsageView,
@@ -244,7 +247,9 @@ impl<'a> Summary<'a> {
             }
         }
         for (parent, children) in &mut below {
-            in_call_order(children, order.get(parent));
+            in_call_order(children, order.get(parent), |run| {
+                (run.id, run.tool_call_id.as_deref())
+            });
         }
         let run = runs.iter().find(|run| run.id == top)?;
         Some(Self::nested(run, &below, now))
@@ -253,6 +258,8 @@ impl<'a> Summary<'a> {
     /// The depth of a tree is bounded, so this recursion is.
     fn nested(run: &'a Run, below: &HashMap<RunId, Vec<&'a Run>>, now: Timestamp) -> Self {
         let children = below.get(&run.id).map_or(&[][..], Vec::as_slice);
+        let task = run.task.as_deref();
+        let cut = task.and_then(|task| Some((task, task.char_indices().nth(TASK_CHARS)?.0)));
         Self {
             id: run.id,
             agent: &run.agent,
@@ -260,7 +267,8 @@ impl<'a> Summary<'a> {
             depth: run.depth.0,
             label: run.label.as_deref(),
             tool_call_id: run.tool_call_id.as_deref(),
-            task: run.task.as_deref(),
+            task: cut.map(|(task, end)| &task[..end]).or(task),
+            truncated: cut.is_some(),
             model: &run.model,
             turns: run.turns,
             usage: UsageView::from(&run.usage),
@@ -275,16 +283,21 @@ impl<'a> Summary<'a> {
 }
 
 /// Sorts children by the place of their calls; without a known place they keep the order of their making, at the end.
-pub fn in_call_order(children: &mut [&Run], calls: Option<&Vec<String>>) {
+pub fn in_call_order<C>(
+    children: &mut [C],
+    calls: Option<&Vec<String>>,
+    made_by: impl Fn(&C) -> (RunId, Option<&str>),
+) {
     let places: HashMap<&str, usize> = calls
         .into_iter()
         .flatten()
         .enumerate()
         .map(|(place, id)| (id.as_str(), place))
         .collect();
-    children.sort_by_key(|run| {
-        let place = run.tool_call_id.as_deref().and_then(|id| places.get(id));
-        (place.copied().unwrap_or(usize::MAX), run.id)
+    children.sort_by_key(|child| {
+        let (id, call) = made_by(child);
+        let place = call.and_then(|call| places.get(call));
+        (place.copied().unwrap_or(usize::MAX), id)
     });
 }
 
@@ -309,6 +322,8 @@ pub fn calls_of(steps: &[Step]) -> Vec<String> {
 pub struct Conversation<'a> {
     system: Option<&'a str>,
     data: Vec<MessageView<'a>>,
+    /// The `after` of the next page; null where there is none.
+    next_after: Option<usize>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -346,19 +361,29 @@ impl<'a> From<&'a ToolCall> for CallView<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// The view of what was recorded.
-    pub fn of(talk: &'a Recorded) -> Self {
-        let messages = talk.messages.iter().map(|message| match message {
-            Message::User { content } => MessageView::User { content },
-            Message::Assistant(said) => MessageView::Assistant {
-                content: &said.content,
-                tool_calls: said.tool_calls.iter().map(CallView::from).collect(),
-            },
-            Message::Tool { tool_results } => MessageView::Tool { tool_results },
-        });
+    /// A page of what was recorded, behind so many messages. It ends with the message that takes it to [`PAGE_BYTES`].
+    pub fn of(talk: &'a Recorded, after: usize) -> Self {
+        let mut bytes = 0;
+        let mut data = Vec::new();
+        for message in talk.messages.iter().skip(after) {
+            data.push(match message {
+                Message::User { content } => MessageView::User { content },
+                Message::Assistant(said) => MessageView::Assistant {
+                    content: &said.content,
+                    tool_calls: said.tool_calls.iter().map(CallView::from).collect(),
+                },
+                Message::Tool { tool_results } => MessageView::Tool { tool_results },
+            });
+            bytes += history::size(message);
+            if bytes >= PAGE_BYTES {
+                break;
+            }
+        }
+        let end = after.saturating_add(data.len());
         Self {
             system: talk.system.as_deref(),
-            data: messages.collect(),
+            data,
+            next_after: (end < talk.messages.len()).then_some(end),
         }
     }
 }
@@ -376,7 +401,7 @@ mod tests {
     use crate::domain::run::{Depth, Run, RunId, Status};
     use crate::domain::usage::{TreeUsage, Usage};
     use crate::engine::history::Recorded;
-    use crate::store::Step;
+    use crate::store::{PAGE_BYTES, Step};
 
     fn id(n: u8) -> RunId {
         format!("run_01980000-0000-7000-8000-0000000000{n:02x}")
@@ -504,10 +529,21 @@ mod tests {
     #[test]
     fn a_conversation_reads_in_the_order_of_its_calls() {
         let talk = Recorded::of(steps());
-        let conversation = serde_json::to_string(&Conversation::of(&talk)).expect("JSON");
-        insta::assert_snapshot!(conversation, @r#"{"system":"be brief","data":[{"role":"user","content":"go"},{"role":"assistant","content":"","tool_calls":[{"id":"c1","name":"call_agent","arguments":{"b":1,"a":2}},{"id":"c2","name":"call_agent","arguments":{"b":1,"a":2}}]},{"role":"tool","tool_results":[{"call_id":"c1","content":"result of c1","is_error":false},{"call_id":"c2","content":"result of c2","is_error":false}]},{"role":"assistant","content":"done","tool_calls":[]}]}"#);
+        let conversation = serde_json::to_string(&Conversation::of(&talk, 0)).expect("JSON");
+        insta::assert_snapshot!(conversation, @r#"{"system":"be brief","data":[{"role":"user","content":"go"},{"role":"assistant","content":"","tool_calls":[{"id":"c1","name":"call_agent","arguments":{"b":1,"a":2}},{"id":"c2","name":"call_agent","arguments":{"b":1,"a":2}}]},{"role":"tool","tool_results":[{"call_id":"c1","content":"result of c1","is_error":false},{"call_id":"c2","content":"result of c2","is_error":false}]},{"role":"assistant","content":"done","tool_calls":[]}],"next_after":null}"#);
+        let rest = serde_json::to_value(Conversation::of(&talk, 3)).expect("JSON");
+        assert_eq!(rest["data"][0]["content"], "done");
+        assert_eq!(rest["data"].as_array().map(Vec::len), Some(1));
+        let long = || Step::Said {
+            content: "x".repeat(PAGE_BYTES),
+        };
+        let talk = Recorded::of(vec![long(), long()]);
+        let first = serde_json::to_value(Conversation::of(&talk, 0)).expect("JSON");
+        assert_eq!(first["next_after"], 1);
+        let second = serde_json::to_value(Conversation::of(&talk, 1)).expect("JSON");
+        assert_eq!(second["next_after"], serde_json::Value::Null);
         assert!(
-            serde_json::to_string(&Conversation::of(&Recorded::default()))
+            serde_json::to_string(&Conversation::of(&Recorded::default(), 0))
                 .expect("JSON")
                 .contains("null")
         );

@@ -468,3 +468,24 @@ async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
         .logged("the price of openai/backup is not known")
         .await;
 }
+
+#[tokio::test]
+async fn a_conversation_that_grows_too_large_is_not_sent_again() {
+    let app = TestApp::with()
+        .agent("solo", "tools = [\"find_path\"]")
+        .config("[limits]\nconversation_bytes = \"3 KiB\"")
+        .spawn()
+        .await;
+    let large = || calls([("find_path", json!({"pattern": "x".repeat(1000)}))]);
+    app.provider.will("solo", [large(), large(), says("never")]);
+
+    let run = app.run("solo", "go").await;
+
+    let (code, message) = run.failure();
+    assert_eq!(code, "budget_exceeded");
+    assert!(
+        message.ends_with("of 3072 bytes of conversation (limits.conversation_bytes)"),
+        "{message}"
+    );
+    assert_eq!(app.provider.seen().len(), 2);
+}

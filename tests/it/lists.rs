@@ -7,9 +7,12 @@ use axed::domain::run::{Run, RunId, Scope, Status};
 use axed::store::{Change, RunFilter, RunStore};
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::store::{child, completing, fresh, record, root, sqlite, starting, write};
+use crate::support::app::TestApp;
+use crate::support::provider::answer::{asks, says};
 
 const AGENTS: [&str; 3] = ["a", "b", "c"];
 const OWNERS: [Option<&str>; 3] = [None, Some("ada"), Some("bob")];
@@ -339,4 +342,57 @@ async fn a_page_ends_early_instead_of_looking_through_everything() {
     let (found, count) = pages(store, &both).await;
     assert_eq!(found, oldest);
     assert!((2..200).contains(&count), "{count} pages");
+}
+
+#[tokio::test]
+async fn what_belongs_to_a_run_comes_in_pages() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let long = "é".repeat(3000);
+    let tasks = [("reader", "a"), ("reader", &*long), ("reader", "c")];
+    app.provider.will("planner", [asks(tasks), says("done")]);
+    app.provider.always("reader", |_| says("read"));
+    let run = app.run("planner", "go").await;
+
+    let path = format!("/runs/{}/children", run.id());
+    let tasks = |page: &Value| -> Vec<String> {
+        let data = page["data"].as_array().expect("children").iter();
+        data.map(|child| child["task"].as_str().expect("a task").to_owned())
+            .collect()
+    };
+    let first = app.get(&format!("{path}?limit=2")).await.json();
+    assert_eq!(tasks(&first), ["a", &*long]);
+    let cursor = first["next_cursor"].as_str().expect("a next page");
+    let rest = app
+        .get(&format!("{path}?limit=2&cursor={cursor}"))
+        .await
+        .json();
+    assert_eq!(tasks(&rest), ["c"]);
+    assert_eq!(rest["next_cursor"], Value::Null);
+    for wrong in [
+        "limit=0",
+        "limit=1001",
+        "cursor=x",
+        &*format!("cursor={}", run.id()),
+    ] {
+        app.get(&format!("{path}?{wrong}")).await.problem(400);
+    }
+
+    let tree = run.tree().await;
+    assert_eq!(tree["children"][1]["task"], "é".repeat(2048));
+    assert_eq!(tree["children"][1]["truncated"], true);
+    assert_eq!(tree["children"][0].get("truncated"), None);
+
+    let messages = format!("/runs/{}/messages", run.id());
+    let whole = app.get(&messages).await.json();
+    assert_eq!(whole["next_after"], Value::Null);
+    let rest = app.get(&format!("{messages}?after=2")).await.json();
+    assert_eq!(rest["data"][0]["role"], "tool");
+    assert_eq!(
+        rest["data"],
+        Value::from(whole["data"].as_array().expect("data")[2..].to_vec())
+    );
 }

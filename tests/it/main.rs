@@ -22,6 +22,7 @@ mod drain;
 mod echo;
 mod events;
 mod failing_store;
+mod faults;
 mod hostile_files;
 mod hostile_schemas;
 mod hostile_wires;

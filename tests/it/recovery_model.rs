@@ -620,6 +620,7 @@ fn settings(place: &Path) -> Settings {
         loop_warn: 2,
         loop_stop: 3,
         context_files: 0,
+        conversation_bytes: 1 << 20,
         session: Bounds {
             messages: 0,
             bytes: 0,

@@ -1733,7 +1733,9 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); PRAGMA user_version = 7",
+        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); DROP TABLE clock; DROP TABLE deletions; \
+         ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
+          ALTER TABLE runs DROP COLUMN workdir_inode; PRAGMA user_version = 6",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");

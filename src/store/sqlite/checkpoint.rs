@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tracing::warn;
 
 use crate::store::StoreError;
-use crate::store::sqlite::schema;
+use crate::store::sqlite::{files, schema};
 
 /// Writes, and bytes of steps and events in them, after which the log is copied. A short log is written over its old
 /// blocks; a long one takes new blocks from the file system all the time, which costs more than any copy.
@@ -31,14 +31,15 @@ pub struct Checkpointer {
 
 impl Checkpointer {
     /// Opens its own connection and starts.
-    pub fn start(file: &Path) -> Result<Self, StoreError> {
+    pub fn start(file: &Path, reserve: &Path) -> Result<Self, StoreError> {
         let connection = schema::open_beside_writer(file)?;
         let (wake, woken) = sync_channel(1);
         let is_long = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&is_long);
+        let reserve = reserve.to_owned();
         let thread = std::thread::Builder::new()
             .name("store-checkpoint".to_owned())
-            .spawn(move || copy(&connection, &woken, &told))
+            .spawn(move || copy(&connection, &woken, &told, &reserve))
             .map_err(|error| {
                 StoreError::Engine(format!("no thread to copy the log with: {error}"))
             })?;
@@ -69,6 +70,11 @@ impl Checkpointer {
     }
 }
 
+/// Copies the log at once, as far as that needs nobody's waiting: on a full disk it must not grow.
+pub fn at_once(connection: &Connection) {
+    note(checkpoint(connection));
+}
+
 impl Drop for Checkpointer {
     fn drop(&mut self) {
         drop(self.wake.take());
@@ -78,11 +84,13 @@ impl Drop for Checkpointer {
     }
 }
 
-fn copy(connection: &Connection, woken: &Receiver<()>, is_long: &AtomicBool) {
+fn copy(connection: &Connection, woken: &Receiver<()>, is_long: &AtomicBool, reserve: &Path) {
     while woken.recv().is_ok() {
         if note(checkpoint(connection)).is_some_and(|pages| pages > LONG_LOG_PAGES) {
             is_long.store(true, Ordering::Release);
         }
+        // By now there is something to keep space for.
+        files::make_reserve(reserve);
     }
 }
 

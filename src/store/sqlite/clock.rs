@@ -91,7 +91,11 @@ pub fn follow(db: &Connection) -> rusqlite::Result<()> {
         .optional()?;
     if let Some((id, created)) = newest {
         RunId(Uuid::from_u128(id)).precede_new();
-        Distance::read(db)?.with(made_at(id), created).write(db)?;
+        let stored = Distance::read(db)?;
+        let distance = stored.with(made_at(id), created);
+        if distance != stored {
+            distance.write(db)?;
+        }
     }
     let now = now().as_millisecond();
     db.execute(

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
+use rusqlite::Connection;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::config::Durability;
@@ -14,6 +15,8 @@ use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
 use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
 use crate::store::sqlite::checkpoint::Checkpointer;
+use crate::store::sqlite::files::{Opened, Reserve};
+use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
@@ -26,7 +29,9 @@ mod checkpoint;
 mod clock;
 mod definitions;
 mod ended;
+mod files;
 mod lock;
+pub mod maintenance;
 mod outbox;
 mod queries;
 mod readers;
@@ -40,6 +45,38 @@ mod writer;
 
 /// The database's name in the data directory.
 const FILE: &str = "axed.db";
+
+/// What a writer works with.
+struct Parts {
+    connection: Connection,
+    opened: Opened,
+    checkpointer: Checkpointer,
+    lock: Lock,
+}
+
+impl Parts {
+    /// Opens the database, made where it is missing, and brings it up.
+    fn open(
+        dir: &Path,
+        file: &Path,
+        reserve: &Reserve,
+        durability: Durability,
+    ) -> Result<Self, StoreError> {
+        let lock = lock::take(dir)?;
+        files::check_whole(file)?;
+        let is_unclean = files::size(&files::log_of(file)).is_some_and(|bytes| bytes > 0);
+        lock::private_file(file)?;
+        let connection = schema::open_writer(file, durability)?;
+        maintenance::check_after_crash(&connection, file, is_unclean)?;
+        clock::follow(&connection).map_err(readers::failed)?;
+        Ok(Self {
+            opened: Opened::new(dir, file),
+            checkpointer: Checkpointer::start(file, reserve.path())?,
+            connection,
+            lock,
+        })
+    }
+}
 
 /// A store in a data directory, which is locked until the store is closed or dropped.
 pub struct Sqlite {
@@ -59,12 +96,16 @@ impl Sqlite {
         bell: Bell,
         listening: Listening,
     ) -> Result<Self, StoreError> {
-        let lock = lock::take(dir)?;
         let file = dir.join(FILE);
-        lock::private_file(&file)?;
-        let connection = schema::open_writer(&file, durability)?;
-        clock::follow(&connection).map_err(readers::failed)?;
-        let checkpointer = Checkpointer::start(&file)?;
+        let mut reserve = Reserve::new(dir);
+        let parts = match Parts::open(dir, &file, &reserve, durability) {
+            // With a full disk not even a database that is only read can be opened.
+            Err(error) if error.may_be_want_of_space() && reserve.give_up() => {
+                tracing::warn!(error = %error, "The data directory could not be opened, trying again without its reserve of space: {error}");
+                Parts::open(dir, &file, &reserve, durability)?
+            }
+            parts => parts?,
+        };
         let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
         let commits = Arc::<AtomicU64>::default();
         let counted = Arc::clone(&commits);
@@ -79,7 +120,7 @@ impl Sqlite {
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || {
-                writer::serve(connection, checkpointer, lock, waiting, &bells, &counted);
+                writer::serve(parts, reserve, waiting, &bells, &counted);
             })
             .map_err(|error| StoreError::Engine(format!("no thread to write with: {error}")))?;
         Ok(Self {
@@ -156,6 +197,13 @@ impl RunStore for Sqlite {
 
     fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::children(db, id)))
+    }
+
+    fn child_calls(
+        &self,
+        id: RunId,
+    ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::child_calls(db, id)))
     }
 
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {

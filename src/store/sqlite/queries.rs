@@ -4,12 +4,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
+use tracing::error;
 
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
 use crate::store::sqlite::readers::failed;
-use crate::store::sqlite::rows::{self, CONTINUATION_COLUMNS, Hash, RUN_COLUMNS, USAGE_COLUMNS};
+use crate::store::sqlite::rows::{
+    self, CONTINUATION_COLUMNS, Hash, RUN_COLUMNS, SUMMARY_COLUMNS, USAGE_COLUMNS,
+};
 use crate::store::sqlite::search;
 use crate::store::sqlite::statements::CLAIMED;
 use crate::store::{
@@ -29,15 +32,33 @@ type Found<T> = Result<T, StoreError>;
 /// One run.
 pub fn run(db: &Connection, id: RunId) -> Found<Option<Run>> {
     let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.id = ?1 AND {VISIBLE}");
-    Ok(runs(db, &sql, &[rows::bytes(&id)])?.pop())
+    let found = runs(db, &sql, &[rows::bytes(&id)]).map_err(|error| match error {
+        StoreError::Damaged(why) => StoreError::Damaged(format!("the record of {id}: {why}")),
+        error => error,
+    })?;
+    Ok(found.into_iter().next())
 }
 
 /// The run and its descendants, in the order of their making.
 pub fn tree(db: &Connection, id: RunId) -> Found<Vec<Run>> {
     let sql = format!(
-        "{TREE} SELECT {RUN_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id WHERE {VISIBLE} ORDER BY r.id"
+        "{TREE} SELECT {SUMMARY_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id \
+         WHERE {VISIBLE} ORDER BY r.id"
     );
     runs(db, &sql, &[rows::bytes(&id)])
+}
+
+/// The direct children with their calls, in the order of their making.
+pub fn child_calls(db: &Connection, id: RunId) -> Found<Vec<(RunId, Option<String>)>> {
+    let sql = format!(
+        "SELECT r.id, r.tool_call_id FROM runs r WHERE r.parent = ?1 AND {VISIBLE} ORDER BY r.id"
+    );
+    let mut sql = db.prepare_cached(&sql).map_err(failed)?;
+    sql.query_map([rows::bytes(&id)], |row| {
+        Ok((rows::id(row, 0)?, row.get(1)?))
+    })
+    .and_then(Iterator::collect)
+    .map_err(failed)
 }
 
 /// The direct children, in the order of their making.
@@ -58,7 +79,16 @@ pub fn unfinished(db: &Connection) -> Found<Vec<Unfinished>> {
     let mut definitions = HashMap::new();
     let mut found = Vec::new();
     while let Some(row) = rows.next().map_err(failed)? {
-        let mut run = rows::run(row).map_err(failed)?;
+        let mut run = match rows::run(row).map_err(failed) {
+            Ok(run) => run,
+            // One that cannot be read holds up none of the others.
+            Err(error @ StoreError::Damaged(_)) => {
+                let id = rows::id(row, 0).unwrap_or(RunId(uuid::Uuid::nil()));
+                error!(run.id = %id, error = %error, "The record of {id} is damaged, nobody goes on with it: {error}");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         sum_tree(db, &mut run)?;
         let continuation = match rows::definition(row).map_err(failed)? {
             Some(hash) => definition(db, hash, &mut definitions)?
@@ -297,5 +327,5 @@ fn text<'r>(row: &'r Row<'_>, column: usize) -> Found<&'r str> {
     let value = row.get_ref(column).map_err(failed)?;
     value
         .as_str()
-        .map_err(|error| StoreError::Engine(error.to_string()))
+        .map_err(|error| StoreError::Damaged(error.to_string()))
 }

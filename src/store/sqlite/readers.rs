@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::StoreError;
@@ -155,5 +155,19 @@ fn snapshot<T>(
 
 /// An error of the engine as the contract has it.
 pub fn failed(error: rusqlite::Error) -> StoreError {
-    StoreError::Engine(error.to_string())
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => StoreError::Full,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            StoreError::Damaged(error.to_string())
+        }
+        Some(_) => StoreError::Engine(error.to_string()),
+        None => match error {
+            // A column that does not hold what was put into it.
+            rusqlite::Error::FromSqlConversionFailure(..)
+            | rusqlite::Error::InvalidColumnType(..)
+            | rusqlite::Error::IntegralValueOutOfRange(..)
+            | rusqlite::Error::Utf8Error(..) => StoreError::Damaged(error.to_string()),
+            error => StoreError::Engine(error.to_string()),
+        },
+    }
 }

@@ -17,20 +17,43 @@ use crate::workdirs::FileId;
 /// Inputs up to so many bytes (a child's task included) lie in the run's own row.
 pub const SMALL_INPUT: usize = 1024;
 
-/// What [`run`] reads, in its order, from `runs AS r`.
+/// The columns that [`run`] reads, in its order, from `runs AS r`.
 // A root's row is written with its own events only; what its tree's last is, the log itself knows.
-pub const RUN_COLUMNS: &str = "r.id, r.root, r.parent, r.depth, r.tool_call_id, r.agent, r.agent_version, r.status, \
-     CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END, \
-     CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END, \
-     r.label, r.completion_status, r.labels, r.content, r.partial_content, r.model, r.stop_reason, r.turns, \
-     r.error, r.cancel_reason, r.attempt, r.created_at, r.started_at, r.finished_at, \
-     CASE WHEN r.child THEN r.last_event ELSE max(r.last_event, coalesce((SELECT e.last_seq FROM entries e \
-     WHERE e.root = r.id ORDER BY e.last_seq DESC LIMIT 1), 0)) END, \
-     r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
-     r.cost, r.unreported, \
-     r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, r.tree_cache_write_tokens, \
-     r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, r.owner, r.structured, r.session, \
-     r.waited, r.waiting_since";
+macro_rules! run_columns {
+    ($input:literal, $task:literal, $texts:literal) => {
+        concat!(
+            "r.id, r.root, r.parent, r.depth, r.tool_call_id, r.agent, r.agent_version, r.status, ",
+            $input,
+            ", ",
+            $task,
+            ", r.label, r.completion_status, r.labels, ",
+            $texts,
+            ", r.model, r.stop_reason, r.turns, r.error, r.cancel_reason, r.attempt, r.created_at, r.started_at, \
+             r.finished_at, \
+             CASE WHEN r.child THEN r.last_event ELSE max(r.last_event, coalesce((SELECT e.last_seq FROM entries e \
+             WHERE e.root = r.id ORDER BY e.last_seq DESC LIMIT 1), 0)) END, \
+             r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
+             r.cost, r.unreported, \
+             r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, \
+             r.tree_cache_write_tokens, r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, \
+             r.owner, r.structured, r.session, r.waited, r.waiting_since"
+        )
+    };
+}
+
+/// A run with its texts.
+pub const RUN_COLUMNS: &str = run_columns!(
+    "CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END",
+    "CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END",
+    "r.content, r.partial_content"
+);
+
+/// A run without its texts, but for the beginning of its task: see [`crate::store::TASK_CHARS`].
+pub const SUMMARY_COLUMNS: &str = run_columns!(
+    "''",
+    "substr(CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END, 1, 2049)",
+    "NULL, NULL"
+);
 
 /// Where a run's own usage begins in [`RUN_COLUMNS`].
 const OWN_USAGE: usize = 25;
@@ -235,7 +258,7 @@ pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
 /// Steps from an entry.
 pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
     serde_json::from_str(text)
-        .map_err(|error| StoreError::Engine(format!("a stored step could not be read: {error}")))
+        .map_err(|error| StoreError::Damaged(format!("a stored step could not be read: {error}")))
 }
 
 /// Events as they stand in an entry: a line each, its name, a space, its JSON without a number.
@@ -324,6 +347,12 @@ fn unreadable(column: usize, why: &'static str) -> rusqlite::Error {
 mod tests {
     use crate::domain::event::{Event, EventKind};
     use crate::domain::run::{RunId, now};
+
+    #[test]
+    fn a_summary_has_one_character_more_than_is_shown_of_a_task() {
+        let cut = format!("1, {})", crate::store::TASK_CHARS + 1);
+        assert!(super::SUMMARY_COLUMNS.contains(&cut));
+    }
 
     #[test]
     fn stored_events_still_say_of_which_run_they_are() {

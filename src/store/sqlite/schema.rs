@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::config::Durability;
 use crate::store::StoreError;
@@ -345,7 +345,31 @@ fn present_version() -> u32 {
     u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX)
 }
 
+/// Whether the tables are those of this version: who only reads cannot bring them up.
+pub fn check_version(connection: &Connection, file: &Path) -> Result<(), StoreError> {
+    let read = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let (application, version) = read("application_id")
+        .and_then(|application| Ok((application, read("user_version")?)))
+        .map_err(|error| unusable(file, &error))?;
+    if (application, version) == (APPLICATION_ID.into(), present_version().into()) {
+        return Ok(());
+    }
+    Err(StoreError::Engine(format!(
+        "{} is no database of this version of axed (its tables are version {version}, this one knows {}); a start of \
+         axed serve brings an older one up",
+        file.display(),
+        present_version()
+    )))
+}
+
 fn unusable(file: &Path, error: &rusqlite::Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            return StoreError::Damaged(format!("{}: {error}", file.display()));
+        }
+        Some(ErrorCode::DiskFull) => return StoreError::Full,
+        _ => {}
+    }
     StoreError::Engine(format!(
         "could not open the database {}: {error}; make it readable and writable, put a backup in its place, \
          or choose another directory with --data",

@@ -15,7 +15,7 @@ use crate::store::{RunFilter, StoreError};
 type Found<T> = Result<T, StoreError>;
 
 /// What one search may cost, in index entries read: some milliseconds. Beyond it the page ends early, with a cursor.
-const MAX_COST: u32 = 16_384;
+const MAX_COST: u32 = 8_192;
 /// What a walk may cost at the least, for each of its indexes.
 const MIN_LANE_COST: u32 = 64;
 /// What a query costs beside the entries that it reads, and what looking into a run's record costs.
@@ -43,16 +43,20 @@ pub fn search(db: &Connection, filter: &RunFilter) -> Found<Hits> {
         return Ok(Hits::default());
     };
     let mut lanes = lanes(db, filter)?;
-    let lanes_count = u32::try_from(lanes.len()).unwrap_or(u32::MAX).max(1);
     let mut ids = Vec::new();
     // Above this id every lane has been searched.
     let mut floor = None;
-    for lane in &mut lanes {
+    let mut rest = MAX_COST;
+    // The last is the fullest as a rule, and has what the others did not need.
+    for left in (1..=lanes.len()).rev() {
+        let lane = &mut lanes[left - 1];
         // However many there are, each gets on.
         let least = MIN_LANE_COST * u32::try_from(lane.streams.len()).unwrap_or(u32::MAX);
-        let budget = (MAX_COST / lanes_count).max(least);
-        let reached = lane.walk(db, filter, &range, budget, &mut ids)?;
+        let budget = rest / u32::try_from(left).unwrap_or(u32::MAX);
+        let mut cost = 0;
+        let reached = lane.walk(db, filter, &range, budget.max(least), &mut cost, &mut ids)?;
         floor = floor.max(reached);
+        rest = rest.saturating_sub(cost);
     }
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.retain(|id| floor.is_none_or(|floor| *id >= floor));
@@ -263,18 +267,18 @@ impl Lane {
         filter: &RunFilter,
         range: &Range,
         budget: u32,
+        cost: &mut u32,
         ids: &mut Vec<u128>,
     ) -> Found<Option<u128>> {
-        let mut cost = 0;
         let mut wanted = filter.limit.saturating_add(1);
         let mut at = range.newest;
         while wanted > 0 {
-            let hit = match self.common(db, at, range.oldest, budget, &mut cost)? {
+            let hit = match self.common(db, at, range.oldest, budget, cost)? {
                 Step::End => return Ok(None),
                 Step::TooMuch(reached) => return Ok(reached.checked_add(1)),
                 Step::Hit(id) => id,
             };
-            if self.fits(db, filter, range, hit, &mut cost)? {
+            if self.fits(db, filter, range, hit, cost)? {
                 ids.push(hit);
                 wanted -= 1;
             }
@@ -410,11 +414,17 @@ impl Stream {
     /// The newest id at or before `at`, which never gets larger from call to call.
     fn seek(&mut self, db: &Connection, at: u128, cost: &mut u32) -> Found<Option<u128>> {
         loop {
+            let mut passed = 0;
             while let Some(id) = self.ahead.front() {
                 if *id <= at {
                     return Ok(Some(*id));
                 }
                 self.ahead.pop_front();
+                passed += 1;
+            }
+            if passed >= MIN_BATCH {
+                // The others lead: what is read ahead is passed over.
+                self.batch = MIN_BATCH;
             }
             if self.is_read {
                 return Ok(None);

@@ -40,10 +40,15 @@ impl Shrink {
     }
 
     /// Gives a few pages back, within the writer's transaction; true where there are more.
-    pub fn step(&mut self, connection: &Connection) -> rusqlite::Result<bool> {
+    /// Where the disk is full, none are kept for new runs.
+    pub fn step(&mut self, connection: &Connection, is_full: bool) -> rusqlite::Result<bool> {
         let count = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let (free, pages) = (count("freelist_count")?, count("page_count")?);
-        let surplus = free - KEPT_PAGES.max(pages / KEPT_SHARE);
+        let kept = match is_full {
+            true => 0,
+            false => KEPT_PAGES.max(pages / KEPT_SHARE),
+        };
+        let surplus = free - kept;
         if !self.is_possible || surplus <= 0 {
             self.is_settling = self.has_shrunk && self.cuts < CUTS;
             self.cuts = if self.is_settling { self.cuts + 1 } else { 0 };

@@ -16,11 +16,13 @@ use crate::domain::run::{Outcome, Run, RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::net;
 use crate::store::outbox::{KEPT_TRIES, NewDelivery, Then, Tried};
+use crate::store::sqlite::Parts;
 use crate::store::sqlite::broken::Broken;
-use crate::store::sqlite::checkpoint::Checkpointer;
+use crate::store::sqlite::checkpoint::{self, Checkpointer};
 use crate::store::sqlite::clock::Distance;
 use crate::store::sqlite::definitions::{self, Known};
-use crate::store::sqlite::lock::Lock;
+use crate::store::sqlite::files::{Opened, Reserve};
+use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::removal::{self, Deletions, Left};
 use crate::store::sqlite::rows::{self, Hash};
 use crate::store::sqlite::schema::LOCK_PATIENCE;
@@ -195,14 +197,19 @@ pub struct Bells {
 
 /// Serves until it is told to close or nobody is left to ask, then closes the database and lets go of the lock.
 pub fn serve(
-    connection: Connection,
-    checkpointer: Checkpointer,
-    lock: Lock,
+    parts: Parts,
+    reserve: Reserve,
     mut jobs: mpsc::Receiver<Job>,
     bells: &Bells,
     commits: &AtomicU64,
 ) {
-    let ended = match Writer::new(&connection, commits) {
+    let Parts {
+        connection,
+        opened,
+        checkpointer,
+        lock,
+    } = parts;
+    let ended = match Writer::new(&connection, opened, reserve, commits) {
         Ok(mut writer) => writer.work(checkpointer, &mut jobs, bells),
         Err(error) => {
             error!(error = %error, "The store's writer could not start: {error}");
@@ -244,13 +251,22 @@ struct Writer<'c> {
     deletions: Deletions,
     shrink: Shrink,
     lock_patience: Duration,
+    opened: Opened,
+    reserve: Reserve,
     /// Transactions so far, for whoever asks.
     commits: &'c AtomicU64,
 }
 
 impl<'c> Writer<'c> {
-    fn new(connection: &'c Connection, commits: &'c AtomicU64) -> rusqlite::Result<Self> {
+    fn new(
+        connection: &'c Connection,
+        opened: Opened,
+        reserve: Reserve,
+        commits: &'c AtomicU64,
+    ) -> rusqlite::Result<Self> {
         Ok(Self {
+            opened,
+            reserve,
             connection,
             sql: Statements::new(connection)?,
             numbers: HashMap::new(),
@@ -302,6 +318,9 @@ impl<'c> Writer<'c> {
                 }
             }
             checkpointer.committed(writes, bytes, self.connection);
+            if self.reserve.is_full() {
+                checkpoint::at_once(self.connection);
+            }
             self.shrink.settle(self.connection);
             if self.deletions.is_due(writes) {
                 self.delete_further();
@@ -378,25 +397,37 @@ impl<'c> Writer<'c> {
 
     /// Commits a batch. After a failure of the engine nothing of it is committed.
     fn commit(&mut self, batch: &[Job]) -> Vec<Result<u64, StoreError>> {
-        let mut results = Vec::with_capacity(batch.len());
-        match self.try_commit(batch, &mut results) {
-            Ok(()) => {
-                self.wait_for_locks(LOCK_PATIENCE);
-                results
-            }
-            Err(error) => {
-                // What waits behind a lock is refused soon: whoever waits for it is better off with an answer.
-                self.wait_for_locks(FAILING_LOCK_PATIENCE);
-                self.roll_back();
-                for job in batch {
-                    self.note_gap(job);
-                }
-                batch
-                    .iter()
-                    .map(|_| Err(StoreError::Engine(error.to_string())))
-                    .collect()
-            }
+        let is_checked = (batch.iter()).any(|job| matches!(job.task, Task::Check));
+        if let Err(error) = self.opened.check(is_checked) {
+            return self.refuse(batch, &error);
         }
+        self.reserve.take_again(is_checked);
+        let mut results = Vec::with_capacity(batch.len());
+        let Err(error) = self.try_commit(batch, &mut results) else {
+            self.wait_for_locks(LOCK_PATIENCE);
+            return results;
+        };
+        // What waits behind a lock is refused soon: whoever waits for it is better off with an answer.
+        self.wait_for_locks(FAILING_LOCK_PATIENCE);
+        self.roll_back();
+        let error = failed(error);
+        if matches!(error, StoreError::Full) && !self.reserve.is_full() {
+            error!(
+                "The disk is full: until there is space again the store takes nothing but deletions"
+            );
+            self.reserve.give_up();
+            // Deletions among these have the reserve now.
+            return self.commit(batch);
+        }
+        self.refuse(batch, &error)
+    }
+
+    /// Nothing of a batch is written.
+    fn refuse(&mut self, batch: &[Job], error: &StoreError) -> Vec<Result<u64, StoreError>> {
+        for job in batch {
+            self.note_gap(job);
+        }
+        batch.iter().map(|_| Err(error.clone())).collect()
     }
 
     /// Sets how long a batch waits while another process has the database locked.
@@ -445,6 +476,10 @@ impl<'c> Writer<'c> {
     }
 
     fn perform(&mut self, task: &Task) -> Result<u64, Fault> {
+        let makes_space = matches!(task, Task::Delete(_) | Task::Tidy | Task::Close(_));
+        if self.reserve.is_full() && !makes_space {
+            return Err(Fault::Own(StoreError::Full));
+        }
         match task {
             Task::Write(parcel) => self.write_all(parcel),
             Task::Tried(tried) => self.tried(tried),
@@ -826,7 +861,10 @@ impl<'c> Writer<'c> {
     fn tidy(&mut self) -> Result<u64, Fault> {
         let more = removal::drop_definitions(&mut self.sql, &mut self.definitions)?;
         let more = more || self.deletions.is_due(1);
-        Ok(u64::from(self.shrink.step(self.connection)? || more))
+        let is_full = self.reserve.is_full();
+        Ok(u64::from(
+            self.shrink.step(self.connection, is_full)? || more,
+        ))
     }
 
     /// The last number given in a tree.

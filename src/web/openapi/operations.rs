@@ -11,10 +11,10 @@ use crate::web::create::Create;
 use crate::web::deliveries::DeliveryView;
 use crate::web::health::{Alive, Ready, Version};
 use crate::web::openapi::Operation;
-use crate::web::runs::{Cancel, Listed, Page};
+use crate::web::runs::{Cancel, Children, Listed, Page};
 use crate::web::sessions::SessionView;
 use crate::web::sse::EventPage;
-use crate::web::view::{ChildView, Conversation, RunView, Summary};
+use crate::web::view::{Conversation, RunView, Summary};
 
 const WHOSE: &str =
     "The key whose memory is meant, instead of the caller's own; another's needs the scope admin.";
@@ -208,12 +208,23 @@ pub fn children(told: Operation<'_>) -> Operation<'_> {
         "list_children",
         "A run's direct children, in the order of the calls",
     )
-    .answers::<Listed<ChildView<'static>>>(200, "The children.")
+    .query("limit", number(1, 1000, 1000), "Most children of a page.")
+    .query(
+        "cursor",
+        json!({"type": "string"}),
+        "The `next_cursor` of the page before.",
+    )
+    .answers::<Children<'static>>(200, "The children.")
 }
 
 /// `GET /runs/{id}/messages`
 pub fn messages(told: Operation<'_>) -> Operation<'_> {
     told.named("list_messages", "A run's conversation as recorded")
+        .query(
+            "after",
+            json!({"type": "integer", "minimum": 0, "default": 0}),
+            "How many messages to leave out: the `next_after` of the page before.",
+        )
         .answers::<Conversation<'static>>(200, "The conversation.")
 }
 

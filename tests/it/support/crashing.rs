@@ -113,6 +113,13 @@ impl RunStore for Crashing {
         self.real.children(id)
     }
 
+    fn child_calls(
+        &self,
+        id: RunId,
+    ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>> {
+        self.real.child_calls(id)
+    }
+
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
         self.real.steps(id)
     }

@@ -1,0 +1,79 @@
+//! `axed data`: what an operator does to the data directory, whether a daemon works on it or not.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::cli::{Sources, output, quiet_config};
+use crate::config::load::Flags;
+use crate::store::open;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Look for damage in the database: exit code 0 where there is none, else 1
+    Check(Place),
+    /// Copy the database to a file, also while a daemon works on it
+    Backup(Backup),
+}
+
+/// Which data directory.
+#[derive(Debug, clap::Args)]
+pub struct Place {
+    /// The server's configuration [default: AXED_CONFIG, else config/axed.toml where it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The data directory [default: as configured]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Backup {
+    /// Where the copy goes
+    file: PathBuf,
+    /// Replace the file where it exists
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+impl Place {
+    fn dir(self) -> anyhow::Result<PathBuf> {
+        let sources = Sources {
+            config: self.config,
+            ..Sources::default()
+        };
+        let flags = Flags {
+            data: self.data,
+            ..sources.flags()
+        };
+        Ok(quiet_config(&flags)?.data.dir)
+    }
+}
+
+/// Checks or copies.
+pub fn data(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Check(place) => check(&place.dir()?),
+        Command::Backup(args) => {
+            let bytes = open::backup(&args.place.dir()?, &args.file, args.force)?;
+            output::line(format_args!(
+                "Copied the database to {} ({bytes} bytes)",
+                args.file.display()
+            ))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn check(dir: &std::path::Path) -> anyhow::Result<ExitCode> {
+    let findings = open::check(dir)?;
+    if findings.is_empty() {
+        output::line(format_args!("The database in {} is whole", dir.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for finding in &findings {
+        output::line(format_args!("{finding}"))?;
+    }
+    Ok(ExitCode::FAILURE)
+}

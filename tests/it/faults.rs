@@ -1,0 +1,301 @@
+//! Faults of the disk beneath a daemon: full, taken away, damaged, half there; and the copy that mends them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::app::{Got, TestApp};
+use crate::support::daemon::axed;
+use crate::support::provider::answer::{hangs, says};
+
+/// A run's input that takes space.
+const LARGE: usize = 1 << 20;
+
+/// A file system of its own, as large as is said.
+struct Disk {
+    point: TempDir,
+}
+
+impl Disk {
+    /// None where this user may mount nothing.
+    fn of(megabytes: u32) -> Option<Self> {
+        let point = tempfile::tempdir().expect("a directory");
+        let size = format!("size={megabytes}m");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &size, "none"])
+            .arg(point.path())
+            .stderr(Stdio::null())
+            .status();
+        let is_mounted = mounted.is_ok_and(|status| status.success());
+        is_mounted.then_some(Self { point })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.point.path().join(name)
+    }
+
+    /// Takes all the space that is left.
+    fn fill(&self) {
+        use std::io::Write;
+        let mut file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("filler"))
+            .expect("a file");
+        for size in [1 << 20, 1 << 16, 1 << 12, 1] {
+            while file.write_all(&vec![0; size]).is_ok() {}
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Whoever still has a file open keeps it.
+        let _ = Command::new("umount")
+            .arg("-l")
+            .arg(self.point.path())
+            .status();
+    }
+}
+
+fn code(got: &Got) -> (u16, String) {
+    let code = got.json()["code"].as_str().map(str::to_owned);
+    (got.status, code.unwrap_or_default())
+}
+
+fn is_ready(got: &Got) -> bool {
+    got.status == 200
+}
+
+fn large() -> Value {
+    json!({"input": "x".repeat(LARGE)})
+}
+
+#[tokio::test]
+async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
+    let Some(disk) = Disk::of(128) else {
+        eprintln!("not told: this machine mounts no file system for a test");
+        return;
+    };
+    let data = disk.path("data");
+    let mut app = TestApp::with()
+        .agent("solo", "")
+        .argument("--data")
+        .argument(data.to_str().expect("a path"))
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let mut ids = Vec::new();
+    for _ in 0..12 {
+        ids.push(app.run_with("solo", large()).await.id().to_owned());
+    }
+    let reserve = || fs::metadata(data.join("reserve")).map_or(0, |file| file.len());
+    app.get_until("/readyz", |_| reserve() == 8 << 20).await;
+    assert!(is_ready(&app.get("/readyz").await));
+    disk.fill();
+
+    // Something is refused before long, and the daemon is not ready from then on.
+    let mut refused = app.post("/agents/solo/runs", &large()).await;
+    for _ in 0..20 {
+        if refused.status == 503 {
+            break;
+        }
+        refused = app.post("/agents/solo/runs", &large()).await;
+    }
+    // Runs that were at work are suspended then, so that the store need not have been asked.
+    let codes = ["store_full", "store_unavailable"];
+    assert!(codes.contains(&&*code(&refused).1), "{refused:?}");
+    assert_eq!(refused.status, 503);
+    assert_eq!(app.get("/readyz").await.status, 503);
+    assert_eq!(app.find(&ids[0]).await.output(), "done");
+
+    app.crash_and_restart().await;
+    assert_eq!(app.get("/readyz").await.status, 503);
+    assert_eq!(app.find(&ids[0]).await.output(), "done");
+    for id in &ids[..10] {
+        let gone = app.delete(&format!("/runs/{id}")).await;
+        assert_eq!(gone.status, 204, "{}", gone.text);
+    }
+    assert_eq!(app.find(&ids[11]).await.output(), "done");
+
+    // With space it takes runs again, without a restart.
+    fs::remove_file(disk.path("filler")).expect("removed");
+    app.get_until("/readyz", is_ready).await;
+    assert_eq!(app.run("solo", "go").await.output(), "done");
+    assert_eq!(reserve(), 8 << 20);
+}
+
+#[tokio::test]
+async fn a_data_directory_that_is_taken_away_makes_the_daemon_not_ready() {
+    for path in ["data", "data/axed.db", "data/axed.db-wal"] {
+        let app = TestApp::with().agent("solo", "").spawn().await;
+        app.provider.always("solo", |_| says("done"));
+        app.run("solo", "go").await;
+        fs::rename(app.path(path), app.path("aside")).expect("moved");
+        app.get_until("/readyz", |got| got.status == 503).await;
+        let refused = app.post("/agents/solo/runs", &json!({})).await;
+        assert_eq!(
+            code(&refused),
+            (503, "store_unavailable".to_owned()),
+            "{path}"
+        );
+        // Another one in its place is another one.
+        let aside = app.path("aside");
+        match aside.is_dir() {
+            true => fs::create_dir(app.path(path)).expect("made"),
+            false => drop(fs::copy(&aside, app.path(path)).expect("copied")),
+        }
+        assert_eq!(app.get("/readyz").await.status, 503, "{path}");
+        if aside.is_dir() {
+            fs::remove_dir_all(app.path(path)).expect("removed");
+        }
+        fs::rename(&aside, app.path(path)).expect("put back");
+        app.get_until("/readyz", is_ready).await;
+        assert_eq!(app.run("solo", "go").await.output(), "done", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_log_without_its_database_is_refused_at_the_start() {
+    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    app.run("solo", "go").await;
+    app.daemon.kill().await;
+    fs::remove_file(app.path("data/axed.db")).expect("removed");
+    let (ended, told) = command(&app, &["serve"]);
+    assert_eq!(ended, Some(1), "{told}");
+    assert!(
+        told.contains("axed.db is missing") && told.contains("axed.db-wal"),
+        "{told}"
+    );
+    assert!(
+        !app.path("data/axed.db").exists(),
+        "nothing is made in its place"
+    );
+}
+
+#[tokio::test]
+async fn damage_is_told_as_damage() {
+    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let (bad, good) = (
+        app.run("solo", "go").await.id().to_owned(),
+        app.run("solo", "go").await.id().to_owned(),
+    );
+    assert_eq!(command(&app, &["data", "check"]).0, Some(0));
+    let hex = bad.trim_start_matches("run_").replace('-', "");
+    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    db.busy_timeout(std::time::Duration::from_secs(10))
+        .expect("a timeout");
+    db.execute_batch(&format!(
+        "UPDATE runs SET labels = '{{' WHERE id = x'{hex}'; UPDATE entries SET steps = '[{{' WHERE run = x'{hex}' AND steps IS NOT NULL"
+    ))
+    .expect("damaged");
+    drop(db);
+
+    let told = app.get(&format!("/runs/{bad}")).await;
+    assert_eq!(code(&told), (500, "store_damaged".to_owned()));
+    assert!(told.text.contains("axed data check"), "{}", told.text);
+    app.daemon.logged(&format!("the record of {bad}")).await;
+    assert_eq!(app.find(&good).await.output(), "done");
+    let (ended, findings) = command(&app, &["data", "check"]);
+    assert_eq!(ended, Some(1), "{findings}");
+    assert!(
+        findings.contains(&format!("the record of {bad} cannot be read")),
+        "{findings}"
+    );
+    assert!(
+        findings.contains(&format!("a step of {bad} cannot be read")),
+        "{findings}"
+    );
+
+    // Pages that are none are found at the start after a kill.
+    app.daemon.kill().await;
+    let file = app.path("data/axed.db");
+    Connection::open(&file)
+        .and_then(|db| db.execute_batch("PRAGMA wal_checkpoint(truncate)"))
+        .expect("copied");
+    fs::write(app.path("data/axed.db-wal"), "x").expect("written");
+    let mut bytes = fs::read(&file).expect("read");
+    for page in bytes.chunks_mut(4096).skip(3) {
+        page[..16].fill(0xff);
+    }
+    fs::write(&file, bytes).expect("written");
+    let (ended, told) = command(&app, &["serve"]);
+    assert_eq!(ended, Some(1), "{told}");
+    assert!(
+        told.contains("is damaged") && told.contains("axed data check"),
+        "{told}"
+    );
+    assert_eq!(command(&app, &["data", "check"]).0, Some(1));
+}
+
+#[tokio::test]
+async fn a_backup_of_a_daemon_at_work_is_restored() {
+    let mut app = TestApp::with()
+        .agent("solo", "")
+        .agent("slow", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    app.provider
+        .will("slow", [hangs(), hangs(), says("in the end")]);
+    let kept = app.run("solo", "go").await.id().to_owned();
+    let slow = app.start("slow", "go").await.id().to_owned();
+    app.provider.asked("slow", 1).await;
+    let copy = app.path("copy.db");
+    let backup = ["data", "backup", copy.to_str().expect("a path")];
+    let (ended, told) = command(&app, &backup);
+    assert_eq!(ended, Some(0), "{told}");
+    let after = app.run("solo", "go").await.id().to_owned();
+    let (ended, told) = command(&app, &backup);
+    assert!(ended == Some(1) && told.contains("--force"), "{told}");
+    let own = app.path("data/axed.db");
+    let own = ["data", "backup", "--force", own.to_str().expect("a path")];
+    assert_eq!(command(&app, &own).0, Some(1));
+
+    // Stop, copy, start.
+    app.daemon.kill().await;
+    for name in ["axed.db", "axed.db-wal", "axed.db-shm"] {
+        let _ = fs::remove_file(app.path("data").join(name));
+    }
+    fs::copy(&copy, app.path("data/axed.db")).expect("copied");
+    app.restart_after_end().await;
+    assert_eq!(app.find(&kept).await.output(), "done");
+    app.get(&format!("/runs/{after}")).await.problem(404);
+    // What was at work when the copy was made goes on.
+    app.provider.asked("slow", 2).await;
+    app.daemon.kill().await;
+    app.restart_after_end().await;
+    assert_eq!(app.find(&slow).await.ended().await.output(), "in the end");
+    assert_eq!(
+        command(
+            &app,
+            &["data", "backup", "--force", copy.to_str().expect("a path")]
+        )
+        .0,
+        Some(0)
+    );
+}
+
+/// Runs a command of axed's in the daemon's directory: its exit code, and what it printed.
+fn command(app: &TestApp, arguments: &[&str]) -> (Option<i32>, String) {
+    let home = app.path("");
+    let output = run(&home, arguments);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code(),
+        text(&output.stdout) + &text(&output.stderr),
+    )
+}
+
+fn run(home: &Path, arguments: &[&str]) -> std::process::Output {
+    axed(home, arguments)
+        .as_std_mut()
+        .output()
+        .expect("it runs")
+}
