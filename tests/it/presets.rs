@@ -50,7 +50,7 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
         .await;
     let told = unknown.problem(422);
     assert!(
-        told.ends_with("supported providers are anthropic, openai, ollama, gemini, groq"),
+        told.ends_with("anthropic, openai, ollama, gemini, groq, responses"),
         "{told}"
     );
 }
