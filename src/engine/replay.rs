@@ -67,6 +67,17 @@ pub async fn replay(
             let checked = final_text::check_again(live, &content, begun.resumed);
             match Box::pin(checked).await? {
                 Ok(structured) => {
+                    let mut remembers = remembers;
+                    if remembers.is_none() && live.agent.memory.enabled {
+                        // The earlier process was still checking the reply: from here on the entry has one time.
+                        let at = engine.memories.next_time();
+                        let step = Step::Remembers { at };
+                        let journal = &engine.journal;
+                        journal
+                            .record(live, Change::Nothing, vec![step], Vec::new())
+                            .await?;
+                        remembers = Some(at);
+                    }
                     return Err(Ending::of(How::Completed {
                         content,
                         structured,
