@@ -116,7 +116,10 @@ impl Responses {
         let echo = said.echo.as_ref()?;
         let of = echo.wire.strip_prefix(&self.mark)?.strip_prefix(':')?;
         // The service takes no equal ids: calls that got others are written anew.
-        let is_unique = said.tool_calls.iter().all(|call| call.provider_id.is_empty());
+        let is_unique = said
+            .tool_calls
+            .iter()
+            .all(|call| call.provider_id.is_empty());
         match of == model && is_unique {
             true => serde_json::from_str(echo.body.get()).ok(),
             false => None,

@@ -155,7 +155,11 @@ impl Heard {
         }
     }
 
-    fn event(&mut self, text: &str, deltas: &mut dyn FnMut(Delta<'_>)) -> Result<bool, ProviderError> {
+    fn event(
+        &mut self,
+        text: &str,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, ProviderError> {
         let event: Event<'_> = wire::read(text)?;
         if event.error.is_some() || event.kind == "error" {
             return Err(refusal::in_reply(text));
