@@ -19,6 +19,9 @@ pub mod open;
 pub mod outbox;
 pub mod sqlite;
 
+/// A child run, and the tool call that made it.
+pub type ChildCall = (RunId, Option<String>);
+
 /// Where runs are kept. Writes of one caller are committed in the order in which they were handed over.
 pub trait RunStore: Send + Sync + 'static {
     /// Commits one write with its steps and events, all or nothing, and returns the number of its last event
@@ -61,10 +64,7 @@ pub trait RunStore: Send + Sync + 'static {
     fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
     /// The direct children of a run with the tool calls that made them, in the order in which they were made.
-    fn child_calls(
-        &self,
-        id: RunId,
-    ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>>;
+    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>>;
 
     /// What a run left in the record, in order.
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;

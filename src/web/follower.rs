@@ -333,8 +333,8 @@ mod tests {
     use crate::engine::journal::Notice;
     use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
     use crate::store::{
-        ClaimKey, Claimed, EventQuery, Gap, NewestEnded, Outlived, OutlivedPage, RunFilter,
-        RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+        ChildCall, ClaimKey, Claimed, EventQuery, Gap, NewestEnded, Outlived, OutlivedPage,
+        RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
     };
     use crate::telemetry::metrics::Metrics;
 
@@ -404,10 +404,7 @@ mod tests {
             unreachable!("a stream does not list")
         }
 
-        fn child_calls(
-            &self,
-            _: RunId,
-        ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>> {
+        fn child_calls(&self, _: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
             unreachable!("a stream does not list")
         }
 

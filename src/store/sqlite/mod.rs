@@ -20,8 +20,8 @@ use crate::store::sqlite::lock::Lock;
 use crate::store::sqlite::readers::Readers;
 use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
 use crate::store::{
-    Bell, ClaimKey, Claimed, EventQuery, Gap, Listening, NewestEnded, Outlived, OutlivedPage,
-    RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+    Bell, ChildCall, ClaimKey, Claimed, EventQuery, Gap, Listening, NewestEnded, Outlived,
+    OutlivedPage, RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 
 mod broken;
@@ -199,10 +199,7 @@ impl RunStore for Sqlite {
         Box::pin(self.readers.read(move |db| queries::children(db, id)))
     }
 
-    fn child_calls(
-        &self,
-        id: RunId,
-    ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>> {
+    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::child_calls(db, id)))
     }
 

@@ -9,8 +9,8 @@ use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
 use axed::store::outbox::{Delivery, Due, DueQuery, Tried};
 use axed::store::{
-    ClaimKey, Claimed, EventQuery, Gap, NewestEnded, Outlived, OutlivedPage, RunFilter, RunPage,
-    RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+    ChildCall, ClaimKey, Claimed, EventQuery, Gap, NewestEnded, Outlived, OutlivedPage, RunFilter,
+    RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::{Notify, watch};
@@ -113,10 +113,7 @@ impl RunStore for Crashing {
         self.real.children(id)
     }
 
-    fn child_calls(
-        &self,
-        id: RunId,
-    ) -> BoxFuture<'_, Result<Vec<(RunId, Option<String>)>, StoreError>> {
+    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
         self.real.child_calls(id)
     }
 
