@@ -111,17 +111,12 @@ impl Responses {
         format!("{}:{model}", self.mark)
     }
 
-    /// The items of a message as this model sent them.
-    fn echo<'a>(&self, said: &'a AssistantMessage, model: &str) -> Option<Vec<&'a RawValue>> {
+    /// The items of a message as this model sent them, but for the ids of calls that were not unique.
+    fn echo<'a>(&self, said: &'a AssistantMessage, model: &str) -> Option<Vec<Cow<'a, RawValue>>> {
         let echo = said.echo.as_ref()?;
         let of = echo.wire.strip_prefix(&self.mark)?.strip_prefix(':')?;
-        // The service takes no equal ids: calls that got others are written anew.
-        let is_unique = said
-            .tool_calls
-            .iter()
-            .all(|call| call.provider_id.is_empty());
-        match of == model && is_unique {
-            true => serde_json::from_str(echo.body.get()).ok(),
+        match of == model {
+            true => reply::items(&echo.body, &said.tool_calls),
             false => None,
         }
     }
@@ -216,7 +211,7 @@ struct Tool<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Item<'a> {
-    Echo(&'a RawValue),
+    Echo(Cow<'a, RawValue>),
     Written(Written<'a>),
 }
 

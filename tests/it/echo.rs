@@ -320,3 +320,35 @@ async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
         assert!(body.contains("call_1"), "{model}: {body}");
     }
 }
+
+#[tokio::test]
+async fn equal_ids_beside_encrypted_thoughts_are_told_apart_over_turns_too() {
+    let app = TestApp::with()
+        .agent(
+            "planner",
+            &format!("model = \"responses/planner\"\n{PLANNER}"),
+        )
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            response(&json!([thought(1), item(1, "one")])),
+            response(&json!([thought(2), item(1, "two")])),
+            says("done"),
+        ],
+    );
+    app.provider.always("reader", |_| says("read"));
+
+    assert_eq!(app.run("planner", "go").await.output(), "done");
+
+    let body = app.provider.asked("planner", 3).await.body.clone();
+    let input = body["input"].as_array().expect("items");
+    assert_eq!((&input[1], &input[4]), (&thought(1), &thought(2)));
+    assert_eq!(input[2]["call_id"], "call_1");
+    assert_ne!(input[5]["call_id"], "call_1");
+    for call in [2, 5] {
+        assert_eq!(input[call]["call_id"], input[call + 1]["call_id"]);
+    }
+}

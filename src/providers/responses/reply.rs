@@ -414,17 +414,45 @@ impl Item {
         if is_fine && id == call.id && name == call.name {
             return Some(Cow::Borrowed(whole));
         }
-        let mut fields: IndexMap<Cow<'_, str>, Box<RawValue>> =
-            serde_json::from_str(whole.get()).ok()?;
-        for (field, text) in [
+        let fields = [
             ("call_id", &*id),
             ("name", &*name),
             ("arguments", arguments),
-        ] {
-            fields.insert(Cow::Borrowed(field), to_raw_value(text).ok()?);
-        }
-        to_raw_value(&fields).ok().map(Cow::Owned)
+        ];
+        with(whole, &fields).map(Cow::Owned)
     }
+}
+
+/// The items of an echo, with the calls' own ids where the service gave several calls the same: it takes back only
+/// different ones.
+pub fn items<'a>(echo: &'a RawValue, calls: &[ToolCall]) -> Option<Vec<Cow<'a, RawValue>>> {
+    let items: Vec<&RawValue> = serde_json::from_str(echo.get()).ok()?;
+    if calls.iter().all(|call| call.provider_id.is_empty()) {
+        return Some(items.into_iter().map(Cow::Borrowed).collect());
+    }
+    let mut calls = calls.iter();
+    let renamed = items.into_iter().map(|item| {
+        let read: ItemIn<'_> = serde_json::from_str(item.get()).ok()?;
+        let call = match read.kind.as_ref() {
+            "function_call" => calls.next().filter(|call| !call.provider_id.is_empty()),
+            _ => None,
+        };
+        match call {
+            None => Some(Cow::Borrowed(item)),
+            Some(call) => with(item, &[("call_id", &calls::short_id(&call.id))]).map(Cow::Owned),
+        }
+    });
+    renamed.collect()
+}
+
+/// An item with other texts in these fields.
+fn with(item: &RawValue, texts: &[(&'static str, &str)]) -> Option<Box<RawValue>> {
+    let mut fields: IndexMap<Cow<'_, str>, Box<RawValue>> =
+        serde_json::from_str(item.get()).ok()?;
+    for (field, text) in texts {
+        fields.insert(Cow::Borrowed(*field), to_raw_value(text).ok()?);
+    }
+    to_raw_value(&fields).ok()
 }
 
 /// The item of this place or id, begun as `kind` where it is new. Some servers give no places.
