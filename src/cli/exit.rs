@@ -33,6 +33,8 @@ pub fn of_run(status: Status, failure: Option<FailureCode>) -> u8 {
             FailureCode::MaxTurns
             | FailureCode::LoopDetected
             | FailureCode::OutputInvalid
+            | FailureCode::OutputTruncated
+            | FailureCode::Refused
             | FailureCode::ProviderBadRequest
             | FailureCode::Interrupted
             | FailureCode::Internal => 1,
@@ -75,6 +77,8 @@ mod tests {
         assert_eq!(of_run(Status::Cancelled, None), 1);
         for (failure, code) in [
             (FailureCode::MaxTurns, 1),
+            (FailureCode::OutputTruncated, 1),
+            (FailureCode::Refused, 1),
             (FailureCode::ProviderBadRequest, 1),
             (FailureCode::Config, 2),
             (FailureCode::ProviderAuth, 3),

@@ -274,6 +274,10 @@ pub enum FailureCode {
     LoopDetected,
     /// The final text does not have the shape that was asked for.
     OutputInvalid,
+    /// The limit of tokens came before any text or tool call.
+    OutputTruncated,
+    /// The model refused to answer.
+    Refused,
     /// The daemon stopped in the middle.
     Interrupted,
     /// A fault of ours.

@@ -7,8 +7,8 @@ use crate::domain::message::Message;
 use crate::engine::ask::StartError;
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::Engine;
-use crate::engine::turn;
-use crate::providers::{Category, ChatRequest, ProviderError, Reply, retry};
+use crate::engine::{endings, turn};
+use crate::providers::{Category, ChatRequest, Delta, ProviderError, Reply, retry};
 
 const PROMPT: &str = "You look after the memory of an agent. You are given its entries, oldest first: each has a time, \
 a task and a result. Answer in three short sections: Patterns (what kinds of task come again and again, and how they \
@@ -116,19 +116,31 @@ async fn analyse(
                 Some(permits) => permits.acquire().await.ok(),
                 None => None,
             };
-            let error = match served.provider.complete(request, &mut |_| ()).await {
-                Ok(reply) => {
-                    let asked = agent.model.to_string();
-                    let tokens = reply.usage.unwrap_or_default();
-                    let price = engine.settings.models.price(&agent.model);
-                    let cost = price.filter(|_| reply.usage.is_some());
-                    let cost = cost.map(|price| price.of(&tokens));
-                    engine.metrics.spent(&asked, &tokens, cost);
-                    return Ok(reply);
+            let mut reported = None;
+            let mut take_in = |delta: Delta<'_>| {
+                if let Delta::Usage(usage) = delta {
+                    reported = Some(usage);
                 }
+            };
+            let answered = served.provider.complete(request, &mut take_in).await;
+            drop(permit);
+            let tokens = match &answered {
+                Ok(reply) => reply.usage,
+                Err(_) => reported,
+            };
+            if let Some(tokens) = tokens {
+                let asked = agent.model.to_string();
+                let cost = engine.settings.models.price(&agent.model);
+                let cost = cost.map(|price| price.of(&tokens));
+                engine.metrics.spent(&asked, &tokens, cost);
+            }
+            let error = match answered {
+                Ok(reply) => match endings::no_answer(reply.end, &reply.message.content) {
+                    None => return Ok(reply),
+                    Some(why) => ProviderError::new(Category::BadRequest, why.message),
+                },
                 Err(error) => error,
             };
-            drop(permit);
             attempt += 1;
             if !error.category.is_retryable() || attempt > agent.retry.max_retries {
                 return Err(error);

@@ -244,6 +244,7 @@ async fn turns(
             stop_reason: reply.stop_reason.clone(),
             usage: live.usage().0,
         };
+        let end = reply.end;
         let heard = talk.hear(reply, offered);
         let (Heard::Final(said) | Heard::Calls(said) | Heard::OutOfTurns(said)) = &heard;
         if !said.content.is_empty() {
@@ -260,6 +261,11 @@ async fn turns(
             reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
             tool_calls: said.tool_calls.iter().map(CalledTool::from).collect(),
         };
+        if let Some(failure) = endings::no_answer(end, &said.content) {
+            let message = said.clone();
+            return Ending::failed(failure)
+                .with(vec![Step::Reply { turn, message }], vec![completed]);
+        }
         let said = match heard {
             Heard::Final(said) => {
                 if let Some(wish) = summary::prompt(live) {

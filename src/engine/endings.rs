@@ -1,11 +1,12 @@
 //! The failures that runs end with, and what a call is told that is broken off, in the contract's words.
 
+use crate::domain::message::shorten;
 use crate::domain::run::{Failure, FailureCode};
 use crate::engine::budget::Exceeded;
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::turn::TurnError;
 use crate::providers::registry::Unavailable;
-use crate::providers::{Category, ProviderError};
+use crate::providers::{Category, End, ProviderError};
 
 fn failure(code: FailureCode, category: &str, message: String, retryable: bool) -> Failure {
     Failure {
@@ -78,6 +79,26 @@ pub fn output_invalid(errors: &[String]) -> Failure {
         errors.join("; ")
     );
     failure(FailureCode::OutputInvalid, "agent", message, false)
+}
+
+/// Why the run ends with a reply that is no answer; none where it is one.
+pub fn no_answer(reply: End, text: &str) -> Option<Failure> {
+    let (code, message) = match reply {
+        End::Answer => return None,
+        End::Truncated => {
+            let message = "the reply reached its limit of tokens before any text or tool call; raise params.max_tokens";
+            (FailureCode::OutputTruncated, message.to_owned())
+        }
+        End::Refused if text.trim().is_empty() => {
+            let message = "the model, or a filter of its service, refused to answer";
+            (FailureCode::Refused, message.to_owned())
+        }
+        End::Refused => {
+            let message = format!("the model refused to answer: {}", shorten(text.trim(), 200));
+            (FailureCode::Refused, message)
+        }
+    };
+    Some(failure(code, "agent", message, false))
 }
 
 /// A budget is spent.

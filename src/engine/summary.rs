@@ -9,6 +9,7 @@ use crate::engine::conversation::Conversation;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::turn::{self, Answer, Question, TurnError};
+use crate::providers::End;
 use crate::store::{Change, Step};
 
 /// What an unnamed agent is asked when its task is done.
@@ -75,9 +76,10 @@ pub async fn ask(
     };
     let mut message = reply.message;
     message.tool_calls.clear();
-    let content = match message.content.trim().is_empty() {
-        true => task,
-        false => message.content.clone(),
+    let is_summary = reply.end == End::Answer && !message.content.trim().is_empty();
+    let content = match is_summary {
+        true => message.content.clone(),
+        false => task,
     };
     Ending::of(done(content)).with(vec![Step::Reply { turn, message }], vec![completed])
 }

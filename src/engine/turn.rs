@@ -224,6 +224,8 @@ async fn ask_once(
         Ok(Err(error)) if !error.may_have_cost => {
             return Err(TurnError::Provider(error.clone()));
         }
+        // A reply that came whole and was rejected counts as one that was taken.
+        Ok(Err(error)) if error.is_counted => (reported, true),
         // The request was under way: what the service had reported counts, and nobody will tell the rest.
         Ok(Err(_)) | Err(_) => (reported, false),
     };

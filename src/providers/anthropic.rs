@@ -14,11 +14,12 @@ use crate::config;
 use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
 use crate::domain::usage::TokenUsage;
+use crate::providers::counts::{self, Count, Lenient};
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Delta, Provider, ProviderError, Reply, calls, refusal, request_body,
-    wire,
+    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
+    request_body, wire,
 };
 
 const BASE: &str = "https://api.anthropic.com";
@@ -58,7 +59,8 @@ impl Anthropic {
         deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = Heard::default();
-        self.wire
+        let ended = self
+            .wire
             .hear(answered, Format::Sse, stream, |part| {
                 let deltas = &mut |delta: Delta<'_>| {
                     if stream || matches!(delta, Delta::Usage(_)) {
@@ -70,10 +72,14 @@ impl Anthropic {
                     Part::Message(text) => heard.event(text, deltas),
                 }
             })
-            .await?;
-        heard
-            .reply(&self.mark)
-            .map_err(|error| self.wire.broke_off(error))
+            .await;
+        let is_counted = heard.is_over && heard.usage().is_some();
+        ended
+            .and_then(|()| {
+                let reply = heard.reply(&self.mark);
+                reply.map_err(|error| self.wire.broke_off(error))
+            })
+            .map_err(|error| error.counted(is_counted))
     }
 }
 
@@ -450,7 +456,8 @@ struct Whole<'a> {
     content: Option<Vec<&'a RawValue>>,
     model: Option<String>,
     stop_reason: Option<String>,
-    usage: Option<UsageIn>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
@@ -465,7 +472,8 @@ struct Event<'a> {
     #[serde(borrow)]
     content_block: Option<&'a RawValue>,
     delta: Option<BlockDelta>,
-    usage: Option<UsageIn>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
@@ -482,10 +490,14 @@ struct BlockDelta {
 
 #[derive(Deserialize)]
 struct UsageIn {
-    input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-    cache_read_input_tokens: Option<u64>,
-    cache_creation_input_tokens: Option<u64>,
+    #[serde(default)]
+    input_tokens: Count,
+    #[serde(default)]
+    output_tokens: Count,
+    #[serde(default)]
+    cache_read_input_tokens: Count,
+    #[serde(default)]
+    cache_creation_input_tokens: Count,
 }
 
 #[derive(Deserialize)]
@@ -534,6 +546,10 @@ struct Heard {
     blocks: Vec<Block>,
     /// The counts as reported, without the sum that ours is.
     usage: Option<TokenUsage>,
+    /// Whether one of them made no sense.
+    is_senseless: bool,
+    /// Whether the last of them have come.
+    is_over: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
@@ -545,7 +561,12 @@ impl Heard {
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
-        let whole: Whole<'_> = wire::read(text)?;
+        self.is_over = true;
+        let whole: Whole<'_> = wire::read(text).inspect_err(|_| {
+            if let Some(unread) = counts::of_unread(text) {
+                self.count(&unread, deltas);
+            }
+        })?;
         if whole.error.is_some() {
             return Err(refusal::in_reply(text));
         }
@@ -564,7 +585,7 @@ impl Heard {
         if event.error.is_some() || event.kind == "error" {
             return Err(refusal::in_reply(text));
         }
-        if let Some(usage) = event.usage {
+        if let Some(usage) = event.usage.0 {
             self.count(&usage, deltas);
         }
         match event.kind.as_str() {
@@ -585,6 +606,7 @@ impl Heard {
             }
             "message_delta" => {
                 let stop_reason = event.delta.and_then(|delta| delta.stop_reason);
+                self.is_over |= stop_reason.is_some();
                 self.stop_reason = stop_reason.or(self.stop_reason.take());
             }
             "message_stop" => return Ok(true),
@@ -599,7 +621,7 @@ impl Heard {
         message: Whole<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
-        if let Some(usage) = message.usage {
+        if let Some(usage) = message.usage.0 {
             self.count(&usage, deltas);
         }
         self.model = message.model;
@@ -675,16 +697,30 @@ impl Heard {
 
     /// Takes counts; those of a stream are totals so far, in one event or another.
     fn count(&mut self, reported: &UsageIn, deltas: &mut dyn FnMut(Delta<'_>)) {
-        let usage = self.usage.get_or_insert_default();
-        for (count, reported) in [
-            (&mut usage.input, reported.input_tokens),
-            (&mut usage.output, reported.output_tokens),
-            (&mut usage.cache_read, reported.cache_read_input_tokens),
-            (&mut usage.cache_write, reported.cache_creation_input_tokens),
-        ] {
-            *count = calls::tokens(reported).max(*count);
+        let counts = [
+            reported.input_tokens,
+            reported.output_tokens,
+            reported.cache_read_input_tokens,
+            reported.cache_creation_input_tokens,
+        ];
+        if counts == [Count::Absent; 4] {
+            return;
         }
-        deltas(Delta::Usage(counted(*usage)));
+        self.is_senseless |= counts.contains(&Count::Senseless);
+        let usage = self.usage.get_or_insert_default();
+        let [input, output, cache_read, cache_write] = counts.map(Count::known);
+        usage.input = usage.input.max(input);
+        usage.output = usage.output.max(output);
+        usage.cache_read = usage.cache_read.max(cache_read);
+        usage.cache_write = usage.cache_write.max(cache_write);
+        if let Some(usage) = self.usage() {
+            deltas(Delta::Usage(usage));
+        }
+    }
+
+    /// What it has reported, if all of it makes sense.
+    fn usage(&self) -> Option<TokenUsage> {
+        self.usage.filter(|_| !self.is_senseless).map(counted)
     }
 
     fn reply(mut self, mark: &str) -> Result<Reply, ProviderError> {
@@ -709,16 +745,17 @@ impl Heard {
                 Kind::Other => is_plain = false,
             }
         }
-        let normal_end = matches!(
-            self.stop_reason.as_deref(),
-            Some("end_turn" | "stop_sequence")
-        );
-        if text.is_empty() && tool_calls.is_empty() && !normal_end {
-            return Err(ProviderError::new(
-                Category::Server,
-                "response contains no content",
-            ));
-        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !tool_calls.is_empty() => End::Answer,
+            Some("refusal") => End::Refused,
+            _ if !text.is_empty() => End::Answer,
+            Some("end_turn" | "stop_sequence") => End::Answer,
+            Some("max_tokens" | "model_context_window_exceeded") => End::Truncated,
+            _ => {
+                let why = "response contains no content";
+                return Err(ProviderError::new(Category::Server, why));
+            }
+        };
         let filled = calls::fill_ids(&mut tool_calls);
         let echo = match is_plain || filled {
             true => None,
@@ -730,9 +767,10 @@ impl Heard {
                 tool_calls,
                 echo,
             },
-            usage: self.usage.map(counted),
+            usage: self.usage(),
             stop_reason: self.stop_reason,
             model: self.model,
+            end,
         })
     }
 

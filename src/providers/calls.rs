@@ -110,11 +110,6 @@ pub fn answered<'a>(
         .or_else(|| calls.iter().find(fits))
 }
 
-/// A count as a service reported it, within a range whose sums stay exact.
-pub fn tokens(reported: Option<u64>) -> u64 {
-    reported.unwrap_or(0).min(1 << 40)
-}
-
 /// Refuses a reply with too many calls or blocks.
 pub fn check_count(count: usize) -> Result<(), ProviderError> {
     match count > MAX_CALLS {

@@ -12,6 +12,7 @@ use crate::domain::usage::TokenUsage;
 
 pub mod anthropic;
 pub mod calls;
+pub mod counts;
 pub mod fit;
 pub mod lines;
 pub mod ollama;
@@ -90,6 +91,20 @@ pub struct Reply {
     pub stop_reason: Option<String>,
     /// The model that the provider says answered, without prefix.
     pub model: Option<String>,
+    /// Whether it is an answer at all.
+    pub end: End,
+}
+
+/// What a reply came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum End {
+    /// An answer: text, calls, or after a normal end nothing.
+    #[default]
+    Answer,
+    /// The limit of tokens came before any text or call.
+    Truncated,
+    /// The model, or a filter of its service, refused; the text says why, if there is any.
+    Refused,
 }
 
 /// A request that got no reply. Displays as `<category>: <message>`.
@@ -104,6 +119,8 @@ pub struct ProviderError {
     pub retry_after: Option<Duration>,
     /// Whether the request may have been paid for (it reached the service and broke off after an answer began).
     pub may_have_cost: bool,
+    /// Whether the tokens that were reported on the way are all that it used: the reply was whole, and then rejected.
+    pub is_counted: bool,
 }
 
 impl ProviderError {
@@ -114,7 +131,14 @@ impl ProviderError {
             message: message.into(),
             retry_after: None,
             may_have_cost: false,
+            is_counted: false,
         }
+    }
+
+    /// The error of a reply that had reported all its tokens, or had not.
+    pub fn counted(mut self, is_counted: bool) -> Self {
+        self.is_counted = is_counted;
+        self
     }
 }
 

@@ -10,11 +10,12 @@ use crate::config;
 use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
+use crate::providers::counts::{Count, Counts, Lenient};
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Delta, Provider, ProviderError, Reply, calls, refusal, request_body,
-    wire,
+    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
+    request_body, wire,
 };
 
 const BASE: &str = "http://localhost:11434";
@@ -48,7 +49,8 @@ impl Ollama {
         deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = Heard::default();
-        self.wire
+        let ended = self
+            .wire
             .hear(answered, Format::Ndjson, stream, |part| {
                 let (Part::Whole(text) | Part::Message(text)) = part;
                 heard.line(text, &mut |delta| {
@@ -57,10 +59,14 @@ impl Ollama {
                     }
                 })
             })
-            .await?;
-        heard
-            .reply(&self.mark)
-            .map_err(|error| self.wire.broke_off(error))
+            .await;
+        let is_counted = heard.done && heard.usage.is_some();
+        ended
+            .and_then(|()| {
+                let reply = heard.reply(&self.mark);
+                reply.map_err(|error| self.wire.broke_off(error))
+            })
+            .map_err(|error| error.counted(is_counted))
     }
 }
 
@@ -287,8 +293,10 @@ struct Line<'a> {
     message: Option<Said<'a>>,
     done: Option<bool>,
     done_reason: Option<String>,
-    prompt_eval_count: Option<u64>,
-    eval_count: Option<u64>,
+    #[serde(default)]
+    prompt_eval_count: Count,
+    #[serde(default)]
+    eval_count: Count,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
@@ -314,6 +322,17 @@ struct FunctionIn<'a> {
     arguments: Option<&'a RawValue>,
 }
 
+/// What counts of a line that could not be read for other reasons.
+#[derive(Deserialize)]
+struct Unread {
+    #[serde(default)]
+    done: Lenient<bool>,
+    #[serde(default)]
+    prompt_eval_count: Count,
+    #[serde(default)]
+    eval_count: Count,
+}
+
 /// A reply as far as it has come.
 #[derive(Default)]
 struct Heard {
@@ -333,7 +352,12 @@ impl Heard {
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
-        let line: Line<'_> = wire::read(text)?;
+        let line: Line<'_> = wire::read(text).inspect_err(|_| {
+            if let Ok(unread) = serde_json::from_str::<Unread>(text) {
+                self.report(unread.prompt_eval_count, unread.eval_count, deltas);
+                self.done = unread.done.0 == Some(true);
+            }
+        })?;
         if line.error.is_some() {
             return Err(refusal::in_reply(text));
         }
@@ -358,30 +382,40 @@ impl Heard {
                 });
             }
         }
-        if line.prompt_eval_count.is_some() || line.eval_count.is_some() {
-            let usage = TokenUsage {
-                input: calls::tokens(line.prompt_eval_count),
-                output: calls::tokens(line.eval_count),
-                ..TokenUsage::default()
-            };
-            deltas(Delta::Usage(usage));
-            self.usage = Some(usage);
-        }
+        self.report(line.prompt_eval_count, line.eval_count, deltas);
         self.model = line.model.or(self.model.take());
         self.stop_reason = line.done_reason.or(self.stop_reason.take());
         self.done = line.done == Some(true);
         Ok(self.done)
     }
 
+    /// Keeps what the service has reported so far.
+    fn report(&mut self, input: Count, output: Count, deltas: &mut dyn FnMut(Delta<'_>)) {
+        if [input, output] == [Count::Absent; 2] {
+            return;
+        }
+        let counts = Counts {
+            input,
+            output,
+            ..Counts::default()
+        };
+        self.usage = counts.usage();
+        if let Some(usage) = self.usage {
+            deltas(Delta::Usage(usage));
+        }
+    }
+
     fn reply(self, mark: &str) -> Result<Reply, ProviderError> {
         // Older servers give no reason with `done`.
         let normal_end = self.done && matches!(self.stop_reason.as_deref(), None | Some("stop"));
-        if self.text.is_empty() && self.calls.is_empty() && !normal_end {
-            return Err(ProviderError::new(
-                Category::Server,
-                "response contains no content",
-            ));
-        }
+        let end = match self.stop_reason.as_deref() {
+            _ if normal_end || !self.text.is_empty() || !self.calls.is_empty() => End::Answer,
+            Some("length") => End::Truncated,
+            _ => {
+                let why = "response contains no content";
+                return Err(ProviderError::new(Category::Server, why));
+            }
+        };
         let thinking = match self.thinking.is_empty() {
             true => None,
             false => to_raw_value(&self.thinking).ok(),
@@ -404,6 +438,7 @@ impl Heard {
             usage: self.usage,
             stop_reason: self.stop_reason,
             model: self.model,
+            end,
         })
     }
 }

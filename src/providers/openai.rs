@@ -14,11 +14,12 @@ use crate::config::{self, OpenAiApi};
 use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
+use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::lines::Format;
 use crate::providers::wire::{Answered, Base, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Delta, Provider, ProviderError, Reply, calls, refusal, request_body,
-    wire,
+    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
+    request_body, wire,
 };
 
 const BASE: &str = "https://api.openai.com/v1";
@@ -95,7 +96,8 @@ impl OpenAi {
         deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = Heard::default();
-        self.wire
+        let ended = self
+            .wire
             .hear(answered, Format::Sse, stream, |part| {
                 heard.part(part, &mut |delta| {
                     if stream || matches!(delta, Delta::Usage(_)) {
@@ -103,10 +105,14 @@ impl OpenAi {
                     }
                 })
             })
-            .await?;
-        heard
-            .reply(&self.mark)
-            .map_err(|error| self.wire.broke_off(error))
+            .await;
+        let is_counted = heard.is_over && heard.usage.is_some();
+        ended
+            .and_then(|()| {
+                let reply = heard.reply(&self.mark);
+                reply.map_err(|error| self.wire.broke_off(error))
+            })
+            .map_err(|error| error.counted(is_counted))
     }
 }
 
@@ -370,7 +376,8 @@ struct Chunk<'a> {
     #[serde(borrow)]
     choices: Option<Vec<Choice<'a>>>,
     model: Option<String>,
-    usage: Option<UsageIn>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
@@ -416,20 +423,26 @@ struct FunctionIn<'a> {
 
 #[derive(Deserialize)]
 struct UsageIn {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    prompt_tokens_details: Option<PromptTokens>,
-    completion_tokens_details: Option<CompletionTokens>,
+    #[serde(default)]
+    prompt_tokens: Count,
+    #[serde(default)]
+    completion_tokens: Count,
+    #[serde(default)]
+    prompt_tokens_details: Lenient<Details>,
+    #[serde(default)]
+    completion_tokens_details: Lenient<Details>,
 }
 
-#[derive(Deserialize)]
-struct CompletionTokens {
-    reasoning_tokens: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct PromptTokens {
-    cached_tokens: Option<u64>,
+impl UsageIn {
+    fn usage(self) -> Option<TokenUsage> {
+        let counts = Counts {
+            input: self.prompt_tokens,
+            output: self.completion_tokens,
+            input_details: self.prompt_tokens_details,
+            output_details: self.completion_tokens_details,
+        };
+        counts.usage()
+    }
 }
 
 /// A message's text: a string, null, or (Mistral) a list of parts.
@@ -484,6 +497,9 @@ struct Heard {
     calls: Vec<HeardCall>,
     usage: Option<TokenUsage>,
     has_choices: bool,
+    has_refused: bool,
+    /// Whether nothing more comes.
+    is_over: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
@@ -506,9 +522,16 @@ impl Heard {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
         match part {
-            Part::Message(data) if data.trim() == "[DONE]" => Ok(true),
+            Part::Message(data) if data.trim() == "[DONE]" => {
+                self.is_over = true;
+                Ok(true)
+            }
             Part::Message(text) | Part::Whole(text) => {
-                let chunk: Chunk<'_> = wire::read(text)?;
+                self.is_over |= matches!(part, Part::Whole(_));
+                let chunk: Chunk<'_> = wire::read(text).inspect_err(|_| {
+                    let usage = counts::of_unread(text).and_then(UsageIn::usage);
+                    self.report(usage.or(self.usage), deltas);
+                })?;
                 if chunk.error.is_some() {
                     return Err(refusal::in_reply(text));
                 }
@@ -525,21 +548,8 @@ impl Heard {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         self.model = chunk.model.or(self.model.take());
-        if let Some(usage) = chunk.usage {
-            let cached = usage.prompt_tokens_details.and_then(|d| d.cached_tokens);
-            let thought = usage.completion_tokens_details;
-            let thought = thought.and_then(|d| d.reasoning_tokens);
-            let input = calls::tokens(usage.prompt_tokens);
-            let output = calls::tokens(usage.completion_tokens);
-            let usage = TokenUsage {
-                input,
-                output,
-                cache_read: calls::tokens(cached).min(input),
-                cache_write: 0,
-                reasoning: calls::tokens(thought).min(output),
-            };
-            deltas(Delta::Usage(usage));
-            self.usage = Some(usage);
+        if let Some(usage) = chunk.usage.0 {
+            self.report(usage.usage(), deltas);
         }
         let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
             return Ok(());
@@ -549,8 +559,10 @@ impl Heard {
         let Some(said) = choice.message.or(choice.delta) else {
             return Ok(());
         };
-        // A refusal is the model's answer, in a field of its own.
-        for text in [said.content.0, said.refusal.unwrap_or_default()] {
+        // A refusal has a field of its own.
+        let refusal = said.refusal.unwrap_or_default();
+        self.has_refused |= !refusal.is_empty();
+        for text in [said.content.0, refusal] {
             if !text.is_empty() {
                 deltas(Delta::Text(&text));
                 wire::append(&mut self.text, text);
@@ -568,6 +580,14 @@ impl Heard {
             self.call(call, is_whole)?;
         }
         Ok(())
+    }
+
+    /// Keeps what the service has reported so far.
+    fn report(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
+        if let Some(usage) = usage {
+            deltas(Delta::Usage(usage));
+        }
+        self.usage = usage;
     }
 
     /// Takes a call or a piece of one.
@@ -627,10 +647,15 @@ impl Heard {
         if !self.has_choices {
             return error("response contains no choices");
         }
-        let is_empty = self.text.is_empty() && self.calls.is_empty();
-        if is_empty && self.stop_reason.as_deref() != Some("stop") {
-            return error("response contains no content");
-        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !self.calls.is_empty() => End::Answer,
+            _ if self.has_refused => End::Refused,
+            _ if !self.text.is_empty() => End::Answer,
+            Some("stop") => End::Answer,
+            Some("length") => End::Truncated,
+            Some("content_filter") => End::Refused,
+            _ => return error("response contains no content"),
+        };
         let echo = self.echo(mark);
         let mut tool_calls: Vec<_> = self
             .calls
@@ -652,6 +677,7 @@ impl Heard {
             usage: self.usage,
             stop_reason: self.stop_reason,
             model: self.model,
+            end,
         })
     }
 

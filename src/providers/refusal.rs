@@ -36,6 +36,7 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
         message,
         retry_after,
         may_have_cost: false,
+        is_counted: false,
     }
 }
 

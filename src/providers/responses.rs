@@ -92,7 +92,8 @@ impl Responses {
         deltas: &mut (dyn FnMut(Delta<'_>) + Send),
     ) -> Result<Reply, ProviderError> {
         let mut heard = reply::Heard::default();
-        self.wire
+        let ended = self
+            .wire
             .hear(answered, Format::Sse, stream, |part| {
                 heard.part(part, &mut |delta| {
                     if stream || matches!(delta, Delta::Usage(_)) {
@@ -100,10 +101,14 @@ impl Responses {
                     }
                 })
             })
-            .await?;
-        heard
-            .reply(|| self.mark_of(model))
-            .map_err(|error| self.wire.broke_off(error))
+            .await;
+        let is_counted = heard.is_counted();
+        ended
+            .and_then(|()| {
+                let reply = heard.reply(|| self.mark_of(model));
+                reply.map_err(|error| self.wire.broke_off(error))
+            })
+            .map_err(|error| error.counted(is_counted))
     }
 
     /// Marks what this model said: no other one, and no other service, takes its thoughts back.

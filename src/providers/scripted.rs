@@ -162,6 +162,7 @@ impl Provider for Scripted {
                 usage: Some(usage),
                 stop_reason: Some(stop),
                 model: Some(request.model.to_owned()),
+                end: crate::providers::End::Answer,
             })
         })
     }

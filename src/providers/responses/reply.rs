@@ -9,8 +9,9 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{AssistantMessage, Echo, ToolCall};
 use crate::domain::usage::TokenUsage;
+use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::wire::Part;
-use crate::providers::{Category, Delta, ProviderError, Reply, calls, refusal, wire};
+use crate::providers::{Category, Delta, End, ProviderError, Reply, calls, refusal, wire};
 
 /// A whole response, and what the last event of a stream carries.
 #[derive(Deserialize)]
@@ -22,8 +23,8 @@ struct Whole<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
     incomplete_details: Option<Incomplete>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
 }
 
 #[derive(Deserialize)]
@@ -75,21 +76,26 @@ struct PartIn {
 
 #[derive(Deserialize)]
 struct UsageIn {
-    input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-    input_tokens_details: Option<InputDetails>,
-    output_tokens_details: Option<OutputDetails>,
+    #[serde(default)]
+    input_tokens: Count,
+    #[serde(default)]
+    output_tokens: Count,
+    #[serde(default)]
+    input_tokens_details: Lenient<Details>,
+    #[serde(default)]
+    output_tokens_details: Lenient<Details>,
 }
 
-#[derive(Deserialize)]
-struct InputDetails {
-    cached_tokens: Option<u64>,
-    cache_write_tokens: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct OutputDetails {
-    reasoning_tokens: Option<u64>,
+impl UsageIn {
+    fn usage(self) -> Option<TokenUsage> {
+        let counts = Counts {
+            input: self.input_tokens,
+            output: self.output_tokens,
+            input_details: self.input_tokens_details,
+            output_details: self.output_tokens_details,
+        };
+        counts.usage()
+    }
 }
 
 /// A reply as far as it has come.
@@ -98,6 +104,9 @@ pub struct Heard {
     items: Vec<Item>,
     text: String,
     usage: Option<TokenUsage>,
+    has_refused: bool,
+    /// Whether nothing more comes.
+    is_over: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
@@ -149,7 +158,7 @@ impl Heard {
             Part::Message(data) if data.trim() == "[DONE]" => Ok(true),
             Part::Message(text) => self.event(text, deltas),
             Part::Whole(text) => {
-                self.whole(wire::read(text)?, text, deltas)?;
+                self.whole(text, deltas)?;
                 Ok(true)
             }
         }
@@ -176,6 +185,7 @@ impl Heard {
                     Some(delta) => wire::read(delta.get())?,
                     None => return Ok(false),
                 };
+                self.has_refused |= event.kind == "response.refusal.delta" && !delta.is_empty();
                 let item = self.find(&event, || Kind::Message(0))?;
                 if let Kind::Message(told) = &mut item.kind {
                     *told += delta.len();
@@ -202,7 +212,7 @@ impl Heard {
             }
             "response.completed" | "response.incomplete" | "response.failed" => {
                 if let Some(response) = event.response {
-                    self.whole(wire::read(response.get())?, response.get(), deltas)?;
+                    self.whole(response.get(), deltas)?;
                 }
                 return match event.kind.as_ref() {
                     "response.failed" => Err(refusal::in_reply(text)),
@@ -218,13 +228,14 @@ impl Heard {
     /// Takes a whole response, of which the items may have come already.
     fn whole(
         &mut self,
-        whole: Whole<'_>,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
-        if let Some(usage) = whole.usage {
-            self.count(usage, deltas);
-        }
+        self.is_over = true;
+        let whole: Whole<'_> = wire::read(text).inspect_err(|_| {
+            self.report(counts::of_unread(text).and_then(UsageIn::usage), deltas);
+        })?;
+        self.report(whole.usage.0.and_then(UsageIn::usage), deltas);
         if let Some(error) = whole.error {
             return Err(refusal::in_reply(error.get()));
         }
@@ -284,8 +295,10 @@ impl Heard {
         };
         let text = match serde_json::from_str::<Vec<PartIn>>(content.get()) {
             Ok(parts) => parts.into_iter().fold(String::new(), |mut text, part| {
+                let refusal = part.refusal.unwrap_or_default();
+                self.has_refused |= !refusal.is_empty();
                 wire::append(&mut text, part.text.unwrap_or_default());
-                wire::append(&mut text, part.refusal.unwrap_or_default());
+                wire::append(&mut text, refusal);
                 text
             }),
             Err(_) => wire::read::<Option<String>>(content.get())?.unwrap_or_default(),
@@ -317,28 +330,17 @@ impl Heard {
         }
     }
 
-    fn count(&mut self, usage: &RawValue, deltas: &mut dyn FnMut(Delta<'_>)) {
-        // Counts that cannot be read never cost the reply.
-        let Ok(usage) = serde_json::from_str::<UsageIn>(usage.get()) else {
-            return;
-        };
-        let input = calls::tokens(usage.input_tokens);
-        let output = calls::tokens(usage.output_tokens);
-        let (read, write) = match usage.input_tokens_details {
-            Some(details) => (details.cached_tokens, details.cache_write_tokens),
-            None => (None, None),
-        };
-        let thought = usage.output_tokens_details.and_then(|d| d.reasoning_tokens);
-        let cache_read = calls::tokens(read).min(input);
-        let usage = TokenUsage {
-            input,
-            output,
-            cache_read,
-            cache_write: calls::tokens(write).min(input - cache_read),
-            reasoning: calls::tokens(thought).min(output),
-        };
-        deltas(Delta::Usage(usage));
-        self.usage = Some(usage);
+    /// Keeps what the service has reported so far.
+    fn report(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
+        if let Some(usage) = usage {
+            deltas(Delta::Usage(usage));
+        }
+        self.usage = usage;
+    }
+
+    /// Whether it has reported all that it used.
+    pub fn is_counted(&self) -> bool {
+        self.is_over && self.usage.is_some()
     }
 
     /// The reply. `mark` marks its echo.
@@ -353,12 +355,18 @@ impl Heard {
             }
         }
         let is_empty = self.text.is_empty() && tool_calls.is_empty();
-        if is_empty && self.stop_reason.as_deref() != Some("completed") {
-            return Err(ProviderError::new(
-                Category::Server,
-                "response contains no content",
-            ));
-        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !tool_calls.is_empty() => End::Answer,
+            _ if self.has_refused => End::Refused,
+            _ if !is_empty => End::Answer,
+            Some("completed") => End::Answer,
+            Some("max_output_tokens") => End::Truncated,
+            Some("content_filter") => End::Refused,
+            _ => {
+                let why = "response contains no content";
+                return Err(ProviderError::new(Category::Server, why));
+            }
+        };
         let filled = calls::fill_ids(&mut tool_calls);
         let echo = match is_empty || filled || self.is_plain() {
             true => None,
@@ -373,6 +381,7 @@ impl Heard {
             usage: self.usage,
             stop_reason: self.stop_reason,
             model: self.model,
+            end,
         })
     }
 
