@@ -44,6 +44,7 @@ mod recordings;
 mod recovery;
 mod recovery_at_random;
 mod recovery_model;
+mod rejected;
 mod reload;
 mod requests;
 mod restart;

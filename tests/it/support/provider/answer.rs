@@ -42,6 +42,8 @@ pub struct Answer {
     pub before: Option<Gate>,
     /// The head and the first piece are sent, the rest only when this opens.
     pub middle: Option<Gate>,
+    /// Its text is a refusal, in the wire's own form.
+    pub refuses: bool,
     /// How the answer breaks.
     pub ending: Ending,
 }
@@ -142,6 +144,7 @@ impl Answer {
             headers: Vec::new(),
             before: None,
             middle: None,
+            refuses: false,
             ending: Ending::Whole,
         }
     }
@@ -181,6 +184,12 @@ impl Answer {
     /// Ends for this reason, in the provider's own word.
     pub fn stopped_by(mut self, reason: &str) -> Self {
         self.stop_reason = Some(reason.to_owned());
+        self
+    }
+
+    /// Refuses with its text.
+    pub fn refusing(mut self) -> Self {
+        self.refuses = true;
         self
     }
 

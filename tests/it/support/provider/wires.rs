@@ -33,10 +33,14 @@ pub fn write(seen: &Seen, answer: &Answer) -> Written {
                 text,
                 calls,
                 usage: answer.usage,
+                refuses: answer.refuses,
                 stop: answer
                     .stop_reason
                     .as_deref()
-                    .unwrap_or(usual_stop(seen.wire, !calls.is_empty())),
+                    .unwrap_or(match answer.refuses {
+                        true if seen.wire == Wire::Anthropic => "refusal",
+                        _ => usual_stop(seen.wire, !calls.is_empty()),
+                    }),
                 model: answer.model.as_deref().unwrap_or(seen.model()),
                 number: seen.number,
             };
@@ -63,6 +67,7 @@ struct Reply<'a> {
     text: &'a str,
     calls: &'a [(String, Value)],
     usage: Option<Tokens>,
+    refuses: bool,
     stop: &'a str,
     model: &'a str,
     number: usize,
@@ -159,6 +164,9 @@ impl Reply<'_> {
             "role": "assistant",
             "content": if self.text.is_empty() { Value::Null } else { self.text.into() },
         });
+        if self.refuses {
+            message["refusal"] = message["content"].take();
+        }
         if !self.calls.is_empty() {
             let calls = self
                 .calls
@@ -201,7 +209,8 @@ impl Reply<'_> {
             )
         };
         let mut pieces = vec![delta(json!({"role": "assistant", "content": ""}))];
-        pieces.extend(words(self.text).map(|text| delta(json!({"content": text}))));
+        let field = if self.refuses { "refusal" } else { "content" };
+        pieces.extend(words(self.text).map(|text| delta(json!({field: text}))));
         for (index, (name, arguments)) in self.calls.iter().enumerate() {
             pieces.push(delta(json!({"tool_calls": [{
                 "index": index, "id": self.id(index), "type": "function",
@@ -229,10 +238,15 @@ impl Reply<'_> {
     fn responses_items(&self) -> Vec<Value> {
         let mut items = Vec::new();
         if !self.text.is_empty() {
+            let part = match self.refuses {
+                true => json!({"type": "refusal", "refusal": self.text}),
+                false => {
+                    json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})
+                }
+            };
             items.push(json!({
                 "type": "message", "id": format!("msg_{}", self.number), "role": "assistant",
-                "status": "completed",
-                "content": [{"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}],
+                "status": "completed", "content": [part],
             }));
         }
         for (index, (name, arguments)) in self.calls.iter().enumerate() {
@@ -307,16 +321,27 @@ impl Reply<'_> {
                     "arguments": arguments,
                 }));
             } else {
+                let (kind, field) = match self.refuses {
+                    true => ("refusal", "refusal"),
+                    false => ("output_text", "text"),
+                };
+                let at = |kind: String| {
+                    let mut event = json!({
+                        "type": kind, "item_id": id, "output_index": index, "content_index": 0,
+                    });
+                    if !self.refuses {
+                        event["logprobs"] = json!([]);
+                    }
+                    event
+                };
                 for part in words(self.text) {
-                    send(json!({
-                        "type": "response.output_text.delta", "item_id": id, "output_index": index,
-                        "content_index": 0, "delta": part, "logprobs": [],
-                    }));
+                    let mut event = at(format!("response.{kind}.delta"));
+                    event["delta"] = part.into();
+                    send(event);
                 }
-                send(json!({
-                    "type": "response.output_text.done", "item_id": id, "output_index": index,
-                    "content_index": 0, "text": self.text, "logprobs": [],
-                }));
+                let mut event = at(format!("response.{kind}.done"));
+                event[field] = self.text.into();
+                send(event);
             }
             send(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
         }

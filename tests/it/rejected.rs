@@ -1,0 +1,265 @@
+//! Replies that are no answers: refusals, replies that ended before they had begun, and replies that nobody can read. What
+//! they report counts all the same, and what makes no sense in it costs nothing.
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+use crate::support::events::count;
+use crate::support::provider::answer::{Answer, asks, raw, says};
+use crate::support::provider::seen::Wire;
+
+/// An app with an agent for each wire and way, its name and model being `<wire>-<streamed>`.
+async fn on_every_wire(more: &str) -> (TestApp, Vec<(Wire, String)>) {
+    let mut setup = TestApp::with().agent("reader", "");
+    let mut agents = Vec::new();
+    for wire in Wire::ALL {
+        for stream in [false, true] {
+            let agent = format!("{}-{stream}", wire.name());
+            setup = setup.config(&format!(
+                "[prices.\"{}/{agent}\"]\ninput = 1.0\noutput = 10.0",
+                wire.name()
+            ));
+            let model = format!("model = \"{}/{agent}\"\nstream = {stream}", wire.name());
+            setup = setup.agent(&agent, &format!("{model}\n{more}"));
+            agents.push((wire, agent));
+        }
+    }
+    (setup.spawn().await, agents)
+}
+
+fn limit(wire: Wire) -> &'static str {
+    match wire {
+        Wire::Anthropic => "max_tokens",
+        Wire::Responses => "max_output_tokens",
+        Wire::Openai | Wire::Ollama => "length",
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_ends_the_run_at_once_and_is_kept() {
+    let (app, agents) = on_every_wire("fallback_models = [\"anthropic/other\"]").await;
+    app.provider.always("other", |_| says("never asked"));
+    for (wire, agent) in agents {
+        if wire == Wire::Ollama {
+            // It has no form for refusals.
+            continue;
+        }
+        app.provider.will(
+            &agent,
+            [says("I cannot help with that.").using(100, 20).refusing()],
+        );
+
+        let run = app.run(&agent, "go").await;
+
+        let message = "the model refused to answer: I cannot help with that.";
+        assert_eq!(run.failure(), ("refused", message), "{agent}");
+        assert_eq!(run["error"]["category"], "agent");
+        assert_eq!(run["error"]["retryable"], false);
+        assert_eq!(run["partial_content"], "I cannot help with that.");
+        assert_eq!(run.usage(), (100, 20, 0), "{agent}");
+        assert_eq!(run["tree"]["cost_usd"], 0.0003);
+        assert_eq!(run["tree"]["complete"], true);
+        assert_eq!(app.provider.seen_by(&agent).len(), 1);
+    }
+    assert!(app.provider.seen_by("other").is_empty());
+}
+
+#[tokio::test]
+async fn a_filter_that_leaves_no_text_is_a_refusal_too() {
+    let (app, agents) = on_every_wire("").await;
+    for (wire, agent) in agents {
+        let reason = match wire {
+            Wire::Anthropic => "refusal",
+            Wire::Openai | Wire::Responses => "content_filter",
+            Wire::Ollama => continue,
+        };
+        app.provider.will(
+            &agent,
+            [
+                says("").using(100, 20).stopped_by(reason),
+                asks([("nobody", "x")]).using(1, 1).stopped_by(reason),
+                says("Once upon").stopped_by("content_filter"),
+            ],
+        );
+
+        let run = app.run(&agent, "go").await;
+
+        let message = "the model, or a filter of its service, refused to answer";
+        assert_eq!(run.failure(), ("refused", message), "{agent}");
+        assert_eq!(run["partial_content"], Value::Null);
+        assert_eq!(run.usage(), (100, 20, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_ended_before_it_began_is_final_and_counts() {
+    let (app, agents) = on_every_wire("fallback_models = [\"anthropic/other\"]").await;
+    for (wire, agent) in agents {
+        app.provider.will(
+            &agent,
+            [
+                says("").using(100, 20).stopped_by(limit(wire)),
+                says("Once upon").using(1, 2).stopped_by(limit(wire)),
+            ],
+        );
+
+        let run = app.run(&agent, "go").await;
+
+        let (code, message) = run.failure();
+        assert_eq!(code, "output_truncated", "{agent}: {message}");
+        assert!(message.contains("params.max_tokens"), "{message}");
+        assert_eq!(run["error"]["category"], "agent");
+        assert_eq!(run["error"]["retryable"], false);
+        assert_eq!(run["stop_reason"], limit(wire));
+        assert_eq!(run.usage(), (100, 20, 0), "{agent}");
+        assert_eq!(run["tree"]["cost_usd"], 0.0003);
+        assert_eq!(app.provider.seen_by(&agent).len(), 1, "{agent}");
+
+        // Cut, but an answer.
+        assert_eq!(app.run(&agent, "go").await.output(), "Once upon");
+    }
+}
+
+#[tokio::test]
+async fn a_child_that_refuses_tells_its_caller_and_counts_in_the_tree() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    app.provider.will(
+        "planner",
+        [
+            asks([("reader", "x")]).using(1, 2),
+            says("done").using(4, 8),
+        ],
+    );
+    app.provider
+        .will("reader", [says("No.").using(16, 32).refusing()]);
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let result = app.provider.asked("planner", 2).await.results().remove(0);
+    assert!(
+        result.contains("the model refused to answer: No."),
+        "{result}"
+    );
+    assert_eq!(run.tree_usage(), (21, 42, 1));
+}
+
+/// A body that nobody can read, but for its usage.
+fn unreadable(wire: Wire) -> Answer {
+    let usage = match wire {
+        Wire::Anthropic => json!({"input_tokens": 100, "output_tokens": 20}),
+        Wire::Openai => json!({"prompt_tokens": 100, "completion_tokens": 20}),
+        Wire::Responses => json!({"input_tokens": 100, "output_tokens": 20}),
+        Wire::Ollama => Value::Null,
+    };
+    let body = json!({
+        "content": 7, "choices": 7, "output": 7, "message": 7, "usage": usage,
+        "done": true, "prompt_eval_count": 100, "eval_count": 20,
+    });
+    raw(200, "application/json", body.to_string())
+}
+
+#[tokio::test]
+async fn what_a_rejected_reply_used_is_counted_with_what_follows() {
+    let (app, agents) = on_every_wire("[retry]\ninitial_delay_ms = 1").await;
+    for (wire, agent) in agents {
+        app.provider.will(
+            &agent,
+            [
+                unreadable(wire),
+                // Neither an answer nor a reason for there being none.
+                says("").using(100, 20).stopped_by("pause_turn"),
+                says("done").using(10, 5),
+            ],
+        );
+
+        let run = app.run(&agent, "go").await;
+
+        assert_eq!(run.output(), "done", "{agent}");
+        assert_eq!(run.usage(), (210, 45, 0), "{agent}");
+        assert_eq!(run["tree"]["model_calls"], 3, "{agent}");
+        assert_eq!(run["tree"]["cost_usd"], 0.00066, "{agent}");
+        assert_eq!(run["tree"]["complete"], true, "{agent}");
+        assert_eq!(count(&run.events().await, "retry.scheduled"), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_counts_as_far_as_it_reported() {
+    let app = TestApp::with()
+        .agent("solo", "stream = true\n[retry]\ninitial_delay_ms = 1")
+        .spawn()
+        .await;
+    app.provider.will(
+        "solo",
+        [
+            says("one two three").using(100, 20).cut(),
+            says("done").using(10, 5),
+        ],
+    );
+
+    let run = app.run("solo", "go").await;
+
+    // Anthropic's wire tells the input at the beginning, and the output at the end.
+    assert_eq!(run.output(), "done");
+    assert_eq!(run.usage(), (110, 6, 0));
+    assert_eq!(run["tree"]["complete"], false);
+}
+
+#[tokio::test]
+async fn what_rejected_replies_used_spends_the_budget() {
+    let app = TestApp::with()
+        .agent(
+            "solo",
+            "[budget]\nmax_tokens = 5000\n[retry]\nmax_retries = 5\ninitial_delay_ms = 1",
+        )
+        .spawn()
+        .await;
+    app.provider
+        .always("solo", |_| says("").using(3000, 1).stopped_by("pause_turn"));
+
+    let run = app.run("solo", "go").await;
+
+    assert_eq!(run.failure().0, "budget_exceeded");
+    assert_eq!(app.provider.seen_by("solo").len(), 2);
+    assert_eq!(run.usage(), (6000, 2, 0));
+}
+
+#[tokio::test]
+async fn usage_that_makes_no_sense_never_costs_the_reply() {
+    let (app, agents) = on_every_wire("[retry]\nmax_retries = 0").await;
+    for (wire, agent) in agents {
+        for senseless in [json!(-5), json!("many"), json!(1e30), json!([1])] {
+            let usage = match wire {
+                Wire::Openai => json!({"prompt_tokens": senseless, "completion_tokens": 5}),
+                _ => json!({"input_tokens": senseless, "output_tokens": 5}),
+            };
+            for usage in [usage, senseless.clone()] {
+                let body = match wire {
+                    Wire::Anthropic => json!({"content": [{"type": "text", "text": "done"}],
+                        "stop_reason": "end_turn", "usage": usage}),
+                    Wire::Openai => {
+                        json!({"choices": [{"message": {"content": "done"}, "finish_reason": "stop"}],
+                        "usage": usage})
+                    }
+                    Wire::Responses => json!({"status": "completed", "usage": usage, "output":
+                        [{"type": "message", "content": [{"type": "output_text", "text": "done"}]}]}),
+                    Wire::Ollama => json!({"message": {"content": "done"}, "done": true,
+                        "prompt_eval_count": senseless, "eval_count": 5}),
+                };
+                app.provider
+                    .will(&agent, [raw(200, "application/json", body.to_string())]);
+
+                let run = app.run(&agent, "go").await;
+
+                assert_eq!(run.output(), "done", "{agent} {usage}");
+                assert_eq!(run.usage(), (0, 0, 0), "{agent} {usage}");
+                assert_eq!(run["tree"]["complete"], false, "{agent} {usage}");
+            }
+        }
+    }
+}
