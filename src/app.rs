@@ -261,14 +261,14 @@ fn settings(config: &Config) -> Settings {
         },
         webhook_guard: webhooks::guard(&config.webhooks),
         webhook_secret_env: config.webhooks.secret_env.clone(),
-        key_secret_envs: key_secret_envs(config),
+        keys: keys(config),
         models: config.models.clone(),
     }
 }
 
-fn key_secret_envs(config: &Config) -> BTreeMap<String, String> {
+fn keys(config: &Config) -> BTreeMap<String, Option<String>> {
     let keys = config.auth.keys.iter();
-    keys.filter_map(|key| Some((key.name.clone(), key.webhook_secret_env.clone()?)))
+    keys.map(|key| (key.name.clone(), key.webhook_secret_env.clone()))
         .collect()
 }
 

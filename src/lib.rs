@@ -6,6 +6,7 @@ pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod engine;
+pub mod fair;
 pub mod net;
 pub mod providers;
 pub mod store;

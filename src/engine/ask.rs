@@ -14,8 +14,8 @@ use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, Resp
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
-use crate::engine::queue::Full;
 use crate::engine::sessions::OnBusy;
+use crate::fair::queue::Full;
 use crate::providers::registry::Unavailable;
 use crate::store::{Claim, StoreError};
 

@@ -17,10 +17,11 @@ use crate::engine::history::Bounds;
 use crate::engine::journal::Journal;
 use crate::engine::live::LiveRuns;
 use crate::engine::memory::Memories;
-use crate::engine::queue::Queue;
 use crate::engine::recovery::Left;
 use crate::engine::sessions::Sessions;
 use crate::engine::suspension::Suspension;
+use crate::fair::Limits;
+use crate::fair::queue::Queue;
 use crate::net::Guard;
 use crate::providers::registry::Registry;
 use crate::telemetry::metrics::Metrics;
@@ -120,8 +121,32 @@ pub struct Settings {
     pub webhook_guard: Guard,
     /// See [`crate::config::Webhooks`].
     pub webhook_secret_env: Option<String>,
-    /// See [`crate::config::Key::webhook_secret_env`], by the key's name.
-    pub key_secret_envs: BTreeMap<String, String>,
+    /// The configured keys by their names, with [`crate::config::Key::webhook_secret_env`].
+    pub keys: BTreeMap<String, Option<String>>,
     /// What is known of models.
     pub models: Models,
+}
+
+impl Settings {
+    /// What bounds the line of root runs.
+    pub fn limits(&self) -> Limits {
+        let Runs {
+            max_running,
+            max_queued,
+            per_agent,
+            per_key,
+            max_live,
+            ..
+        } = self.runs.clone();
+        Limits {
+            max_running,
+            max_live,
+            max_queued,
+            per_agent,
+            per_key: per_key.named,
+            other_keys: per_key.others,
+            keys: self.keys.keys().cloned().collect(),
+            shares_slots: false,
+        }
+    }
 }

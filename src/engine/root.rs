@@ -11,11 +11,11 @@ use crate::engine::cancel::{self, Cancels};
 use crate::engine::entry::{Accepted, Entry};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
-use crate::engine::queue::{Place, Slot};
 use crate::engine::recovery::Revived;
 use crate::engine::resolve::Input;
 use crate::engine::sessions::{Held, Seat, SessionKey};
 use crate::engine::{close, drive, record, recovery, remains, suspension, turn, waiting, workdir};
+use crate::fair::queue::{Place, Slot};
 use crate::store::{Change, Claim, Continuation, Opening, Step};
 
 /// A root run that has been checked.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::engine::queue::Slot;
+use crate::fair::queue::Slot;
 
 /// The slot of a tree's root, which is given back while the tree waits for a person.
 #[derive(Debug, Default)]

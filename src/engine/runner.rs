@@ -22,7 +22,6 @@ use crate::engine::journal::Listener;
 use crate::engine::live::{LiveRun, LiveRuns, Tree, TreeSuspension};
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Parts};
-use crate::engine::queue::Queue;
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::Left;
 use crate::engine::remains::Decided;
@@ -33,6 +32,7 @@ use crate::engine::sessions::{OnBusy, Seat, SessionKey, Sessions};
 use crate::engine::spans::Trace;
 use crate::engine::suspension::Suspension;
 use crate::engine::{cancel, collect, record, recovery, take_up, webhook};
+use crate::fair::queue::Queue;
 use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{Metrics, Now};
 
@@ -56,7 +56,7 @@ impl Runner {
             settings,
             traces,
         } = parts;
-        let queue = Queue::new(settings.runs.clone());
+        let queue = Queue::new(settings.limits());
         let live = Arc::<LiveRuns>::default();
         let at_work = Arc::clone(&live);
         // Not the engine: its last owner must not be the store's own thread.

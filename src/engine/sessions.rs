@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::RunId;
 use crate::engine::live::LiveRun;
-use crate::engine::queue::Slot;
+use crate::fair::queue::Slot;
 
 /// What a session is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
-use crate::engine::queue::Slot;
 use crate::engine::sessions::Seat;
+use crate::fair::queue::Slot;
 
 /// The first wait before the store is probed; it doubles while the store fails.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -86,7 +86,8 @@ fn secret_env(
             ),
         };
     };
-    let signs = settings.key_secret_envs.get(key).filter(|it| is_set(it));
+    let signs = settings.keys.get(key).and_then(Option::as_ref);
+    let signs = signs.filter(|name| is_set(name));
     let why = || {
         format!(
             "there is no secret to sign it with: set webhook_secret_env in [auth.keys.{key}] of the server's \

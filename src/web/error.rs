@@ -11,7 +11,7 @@ use crate::catalog::LoadError;
 use crate::engine::approval::DecideError;
 use crate::engine::ask::StartError;
 use crate::engine::memory::MemoryError;
-use crate::engine::queue::Full;
+use crate::fair::queue::Full;
 use crate::store::StoreError;
 
 /// Seconds after which a client may try again where we cannot tell better.
@@ -384,7 +384,7 @@ mod tests {
 
     use super::{Problem, did_you_mean, word};
     use crate::engine::ask::StartError;
-    use crate::engine::queue::Full;
+    use crate::fair::queue::Full;
 
     #[test]
     fn the_envelope_is_rfc_9457() {

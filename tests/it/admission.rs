@@ -255,3 +255,30 @@ async fn the_line_outlives_a_crash() {
     assert_eq!(asked(&app), order);
     assert_eq!(app.provider.most_busy("solo"), 1);
 }
+
+#[tokio::test]
+async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
+    let app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider.always("solo", move |_| answer());
+    let path = "/agents/solo/runs";
+
+    let mut runs = vec![start(&app, "ada", "ada 0").await];
+    for n in 1..4 {
+        runs.push(start(&app, "ada", &format!("ada {n}")).await);
+    }
+    // The half for whoever comes first, and a part of the other half.
+    post(&app, "ada", path, &json!({})).await.problem(429);
+    runs.push(start(&app, "bob", "bob").await);
+    post(&app, "bob", path, &json!({})).await.problem(429);
+    gate.open();
+
+    for run in &runs[..4] {
+        assert_eq!(ended(&app, "ada", run).await, "done");
+    }
+    assert_eq!(ended(&app, "bob", &runs[4]).await, "done");
+    assert_eq!(asked(&app)[1], "bob");
+}

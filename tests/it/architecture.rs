@@ -19,6 +19,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("telemetry", 2),
     ("config", 1),
     ("domain", 1),
+    ("fair", 1),
     ("net", 1),
     ("validation", 1),
     ("workdirs", 1),

@@ -627,7 +627,7 @@ fn settings(place: &Path) -> Settings {
         },
         webhook_guard: Guard::new([], "webhooks.allow_hosts"),
         webhook_secret_env: None,
-        key_secret_envs: BTreeMap::new(),
+        keys: BTreeMap::new(),
         models: Models::default(),
     }
 }

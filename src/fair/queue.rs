@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::config::Runs;
-use crate::engine::line::{Line, Seat, Ticket};
+use crate::fair::Limits;
+use crate::fair::line::{Line, Seat, Ticket};
 
 /// The line and its lock.
 type Shared = Arc<Mutex<Line<Option<Waker>>>>;
@@ -18,19 +18,19 @@ pub struct Queue(Shared);
 
 impl Queue {
     /// An empty one with these limits.
-    pub fn new(limits: Runs) -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(Line::new(limits))))
     }
 
     /// A free slot for a run of this agent, accepted with the key of this name, else the last place in line. Refused only
-    /// where it cannot start now and as many wait as may.
+    /// where it cannot start now and as many of this key wait as may.
     pub fn enter(&self, key: Option<&str>, agent: &str) -> Result<Place, Full> {
         let mut line = lock(&self.0);
         let seat = line.seat(key, agent);
         if line.take(seat) {
             return Ok(Place::Slot(self.slot(seat)));
         }
-        if !line.has_room() {
+        if !line.has_room(seat) {
             let (running, queued) = line.load();
             return Err(Full { running, queued });
         }
@@ -51,16 +51,19 @@ impl Queue {
     /// As [`Queue::enter`] for a run that waits for something else first: it counts as one in line and holds nothing.
     pub fn stand_aside(&self, key: Option<&str>, agent: &str) -> Result<Place, Full> {
         let mut line = lock(&self.0);
-        if !line.has_room() {
+        let seat = line.seat(key, agent);
+        if !line.has_room(seat) {
             let (running, queued) = line.load();
             return Err(Full { running, queued });
         }
-        Ok(Place::Aside(self.aside(&mut line, key, agent)))
+        Ok(Place::Aside(self.aside(&mut line, seat)))
     }
 
     /// As [`Queue::stand_aside`] for a run that was accepted before and is never refused.
     pub fn stand_aside_again(&self, key: Option<&str>, agent: &str) -> Place {
-        Place::Aside(self.aside(&mut lock(&self.0), key, agent))
+        let mut line = lock(&self.0);
+        let seat = line.seat(key, agent);
+        Place::Aside(self.aside(&mut line, seat))
     }
 
     /// Root runs that hold a slot, and root runs in line.
@@ -76,11 +79,11 @@ impl Queue {
         }
     }
 
-    fn aside(&self, line: &mut Line<Option<Waker>>, key: Option<&str>, agent: &str) -> Aside {
-        line.step_aside();
+    fn aside(&self, line: &mut Line<Option<Waker>>, seat: Seat) -> Aside {
+        line.step_aside(seat);
         Aside {
             line: Arc::clone(&self.0),
-            seat: line.seat(key, agent),
+            seat,
         }
     }
 
@@ -198,7 +201,7 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        lock(&self.line).step_back();
+        lock(&self.line).step_back(self.seat);
     }
 }
 
@@ -266,18 +269,15 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::{Full, Place, Queue};
-    use crate::config::{PerKey, Runs};
+    use crate::fair::Limits;
 
     fn queue(max_running: usize, max_queued: usize) -> Queue {
-        Queue::new(Runs {
+        Queue::new(Limits {
             max_running,
             max_queued,
             per_agent: BTreeMap::from([("planner".to_owned(), 1)]),
-            per_key: PerKey {
-                named: BTreeMap::from([("ci".to_owned(), 1)]),
-                others: None,
-            },
-            ..Runs::default()
+            per_key: BTreeMap::from([("ci".to_owned(), 1)]),
+            ..Limits::default()
         })
     }
 
@@ -296,6 +296,32 @@ mod tests {
         let again = queue.enter_again(None, "solo");
         assert!(matches!(again, Place::InLine(_)));
         assert_eq!(queue.load(), (1, 2));
+    }
+
+    #[test]
+    fn a_keys_backlog_leaves_the_others_their_part_of_the_queue() {
+        let queue = Queue::new(Limits {
+            max_running: 0,
+            max_queued: 4,
+            keys: ["ada", "bob"].map(str::to_owned).to_vec(),
+            ..Limits::default()
+        });
+        let mut of_ada = Vec::new();
+        while let Ok(place) = queue.enter(Some("ada"), "solo") {
+            of_ada.push(place);
+        }
+        // The half for whoever comes first, and her part of the other.
+        assert_eq!(of_ada.len(), 3);
+        assert!(queue.stand_aside(Some("ada"), "solo").is_err());
+        let bob = queue.stand_aside(Some("bob"), "solo").expect("his part");
+        assert!(queue.enter(Some("bob"), "solo").is_err());
+        assert_eq!(queue.load(), (0, 4));
+        // What a key gives back first is what others may take.
+        drop(of_ada.pop());
+        let second = queue.enter(Some("bob"), "solo").expect("a place");
+        assert!(queue.enter(Some("ada"), "solo").is_err());
+        drop((bob, second, of_ada));
+        assert!(queue.enter(None, "solo").is_ok());
     }
 
     #[test]
@@ -345,9 +371,9 @@ mod tests {
 
     #[test]
     fn children_count_for_the_runs_at_work_and_a_waiting_root_comes_first() {
-        let queue = Queue::new(Runs {
+        let queue = Queue::new(Limits {
             max_live: 3,
-            ..Runs::default()
+            ..Limits::default()
         });
         let Ok(Place::Slot(mut slot)) = queue.enter(None, "solo") else {
             panic!("no slot");

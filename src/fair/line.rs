@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::config::Runs;
+use crate::fair::Limits;
+use crate::fair::shares::Shares;
 
 /// Without a key, and of an agent without a limit: both stand first in their lists, and nothing bounds them.
 const UNNAMED: u32 = 0;
@@ -30,7 +31,11 @@ pub struct Ticket {
 /// only where nobody who waits could take it.
 #[derive(Debug)]
 pub struct Line<W> {
-    limits: Runs,
+    limits: Limits,
+    /// The room for those that wait.
+    places: Shares,
+    /// The slots, where the keys share them.
+    slots: Option<Shares>,
     running: usize,
     /// Child runs at work: nobody waits for them, but they count for `max_live`.
     children: usize,
@@ -45,8 +50,8 @@ pub struct Line<W> {
     turns: BTreeSet<(u64, u32)>,
     /// Counts the slots that were ever given.
     served: u64,
-    /// Counts the places that were ever given.
-    places: u64,
+    /// Counts those that ever waited.
+    numbers: u64,
 }
 
 /// Who may hold so many slots at once.
@@ -72,27 +77,45 @@ impl Holder {
 #[derive(Debug)]
 struct Key<W> {
     holder: Holder,
+    /// Its part of the room for those that wait.
+    part: usize,
+    /// Its part of the slots.
+    slots: usize,
     /// When it was last given a slot, by [`Line::served`].
     turn: u64,
     waiting: usize,
+    aside: usize,
     /// Its runs that wait, by agent: one whose agent is at its limit holds up nobody behind it. Agents without a limit
     /// share the first lane, so there are no more lanes than the configuration has limits.
     lanes: Vec<BTreeMap<u64, W>>,
 }
 
 impl<W> Key<W> {
-    fn new(limit: Option<usize>) -> Self {
+    fn new(limit: Option<usize>, part: usize, slots: usize) -> Self {
         Self {
             holder: Holder::new(limit),
+            part,
+            slots,
             turn: 0,
             waiting: 0,
+            aside: 0,
             lanes: Vec::new(),
         }
     }
 
+    fn has_room(&self, slots: Option<&Shares>) -> bool {
+        let taken = self.holder.running;
+        self.holder.has_room() && slots.is_none_or(|slots| slots.has_room(self.slots, taken))
+    }
+
+    /// Those that wait, also for something else.
+    fn queued(&self) -> usize {
+        self.waiting + self.aside
+    }
+
     /// The agent of its earliest run that could start now.
-    fn first(&self, agents: &[Holder]) -> Option<u32> {
-        if !self.holder.has_room() {
+    fn first(&self, agents: &[Holder], slots: Option<&Shares>) -> Option<u32> {
+        if !self.has_room(slots) {
             return None;
         }
         let open = (0..).zip(&self.lanes).zip(agents);
@@ -105,26 +128,29 @@ impl<W> Key<W> {
 
 impl<W> Line<W> {
     /// An empty house with these limits.
-    pub fn new(limits: Runs) -> Self {
+    pub fn new(limits: Limits) -> Self {
         let mut agents = vec![Holder::new(None)];
         let mut agent_names = HashMap::new();
         for ((name, limit), at) in limits.per_agent.iter().zip(1..) {
             agents.push(Holder::new(Some(*limit)));
             agent_names.insert(name.as_str().into(), at);
         }
+        let keys = limits.keys.len();
         Self {
+            places: Shares::new(limits.max_queued, keys, 1),
+            slots: (limits.shares_slots).then(|| Shares::new(limits.max_running, keys, 0)),
             limits,
             running: 0,
             children: 0,
             waiting: 0,
             aside: 0,
-            keys: vec![Key::new(None)],
+            keys: vec![Key::new(None, 0, 0)],
             key_names: HashMap::new(),
             agents,
             agent_names,
             turns: BTreeSet::new(),
             served: 0,
-            places: 0,
+            numbers: 0,
         }
     }
 
@@ -149,7 +175,19 @@ impl<W> Line<W> {
         let Ok(at) = u32::try_from(self.keys.len()) else {
             return UNNAMED;
         };
-        self.keys.push(Key::new(self.limits.per_key.of(name)));
+        let Limits {
+            keys,
+            per_key,
+            other_keys,
+            ..
+        } = &self.limits;
+        let is_configured = keys.iter().any(|key| key == name);
+        let slots = self.slots.as_ref();
+        self.keys.push(Key::new(
+            per_key.get(name).copied().or(*other_keys),
+            self.places.part(is_configured),
+            slots.map_or(0, |slots| slots.part(is_configured)),
+        ));
         self.key_names.insert(name.into(), at);
         at
     }
@@ -192,25 +230,43 @@ impl<W> Line<W> {
         self.children -= count;
     }
 
-    /// Whether one more may wait.
-    pub fn has_room(&self) -> bool {
-        self.waiting + self.aside < self.limits.max_queued
+    /// Whether one more of this key may wait: while its part of the room is not full, or that for whoever comes first.
+    pub fn has_room(&self, seat: Seat) -> bool {
+        let key = &self.keys[seat.key as usize];
+        self.places.has_room(key.part, key.queued())
     }
 
     /// Counts one that waits for something else.
-    pub fn step_aside(&mut self) {
+    pub fn step_aside(&mut self, seat: Seat) {
+        self.queue(seat);
+        self.key(seat).aside += 1;
         self.aside += 1;
     }
 
     /// It waits no longer, or comes in line now.
-    pub fn step_back(&mut self) {
+    pub fn step_back(&mut self, seat: Seat) {
+        self.unqueue(seat);
+        self.key(seat).aside -= 1;
         self.aside -= 1;
+    }
+
+    /// One more of this key is about to wait.
+    fn queue(&mut self, seat: Seat) {
+        let key = &self.keys[seat.key as usize];
+        self.places.add(key.part, key.queued());
+    }
+
+    /// One of this key that waits is about to go.
+    fn unqueue(&mut self, seat: Seat) {
+        let key = &self.keys[seat.key as usize];
+        self.places.remove(key.part, key.queued());
     }
 
     /// Stands at the end of the line, however long it is.
     pub fn join(&mut self, seat: Seat, who: W) -> Ticket {
-        self.places += 1;
-        let number = self.places;
+        self.numbers += 1;
+        let number = self.numbers;
+        self.queue(seat);
         self.waiting += 1;
         let key = self.key(seat);
         let lane = lane_of(seat);
@@ -235,6 +291,8 @@ impl<W> Line<W> {
         let seat = ticket.seat;
         let key = self.key(seat);
         let who = key.lanes.get_mut(lane_of(seat))?.remove(&ticket.number)?;
+        self.unqueue(seat);
+        let key = self.key(seat);
         key.waiting -= 1;
         if key.waiting == 0 {
             let turn = key.turn;
@@ -247,7 +305,11 @@ impl<W> Line<W> {
     /// Gives a slot back.
     pub fn release(&mut self, seat: Seat) {
         self.running -= 1;
-        self.key(seat).holder.running -= 1;
+        let key = &mut self.keys[seat.key as usize];
+        if let Some(slots) = &mut self.slots {
+            slots.remove(key.slots, key.holder.running);
+        }
+        key.holder.running -= 1;
         self.agent(seat).running -= 1;
     }
 
@@ -258,7 +320,7 @@ impl<W> Line<W> {
             return None;
         }
         let seat = self.turns.iter().find_map(|(_, key)| {
-            let agent = self.keys[*key as usize].first(&self.agents)?;
+            let agent = self.keys[*key as usize].first(&self.agents, self.slots.as_ref())?;
             Some(Seat { key: *key, agent })
         })?;
         let number = *self.key(seat).lanes[lane_of(seat)].first_key_value()?.0;
@@ -278,7 +340,10 @@ impl<W> Line<W> {
         self.served += 1;
         self.agent(seat).running += 1;
         let now = self.served;
-        let key = self.key(seat);
+        let key = &mut self.keys[seat.key as usize];
+        if let Some(slots) = &mut self.slots {
+            slots.add(key.slots, key.holder.running);
+        }
         key.holder.running += 1;
         let before = std::mem::replace(&mut key.turn, now);
         if key.waiting > 0 {
@@ -309,31 +374,29 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Line, Ticket};
-    use crate::config::{PerKey, Runs};
+    use crate::fair::Limits;
 
     const KEYS: [Option<&str>; 4] = [None, Some("ada"), Some("bob"), Some("ci")];
     const AGENTS: [&str; 4] = ["free", "loose", "planner", "reader"];
 
-    fn limits(max_running: usize) -> Runs {
-        Runs {
+    fn limits(max_running: usize) -> Limits {
+        Limits {
             max_running,
             max_queued: 1000,
-            ..Runs::default()
+            ..Limits::default()
         }
     }
 
     /// Three may run, one of them a planner, two of them a reader, two of them a key's, one of them ci's.
-    fn tight() -> Runs {
+    fn tight() -> Limits {
         let counts = |counts: &[(&str, usize)]| {
             let named = counts.iter().map(|(name, count)| ((*name).into(), *count));
             named.collect::<BTreeMap<String, usize>>()
         };
-        Runs {
+        Limits {
             per_agent: counts(&[("planner", 1), ("reader", 2)]),
-            per_key: PerKey {
-                named: counts(&[("ci", 1)]),
-                others: Some(2),
-            },
+            per_key: counts(&[("ci", 1)]),
+            other_keys: Some(2),
             ..limits(3)
         }
     }
@@ -421,7 +484,7 @@ mod tests {
 
     #[test]
     fn one_slot_that_gets_free_may_let_two_start() {
-        let mut line = Line::new(Runs {
+        let mut line = Line::new(Limits {
             max_running: 10,
             ..tight()
         });
@@ -492,7 +555,8 @@ mod tests {
             let limits = tight();
             let of_key = self.running.iter().filter(|run| run.0 == key).count();
             let of_agent = self.running.iter().filter(|run| run.1 == agent).count();
-            let key_limit = KEYS[key].and_then(|name| limits.per_key.of(name));
+            let key_limit =
+                KEYS[key].and_then(|name| limits.per_key.get(name).copied().or(limits.other_keys));
             self.running.len() < limits.max_running
                 && key_limit.is_none_or(|limit| of_key < limit)
                 && (limits.per_agent.get(AGENTS[agent])).is_none_or(|limit| of_agent < *limit)
