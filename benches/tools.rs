@@ -78,7 +78,7 @@ async fn grep(place: &Path, pattern: &str) -> Duration {
         max_result: 256 << 10,
         ..config::Tools::default()
     };
-    let shelf = Shelf::new(&tools, &Reserved::default());
+    let shelf = Shelf::new(&tools, &Reserved::default(), &[]);
     let tool = shelf.get("grep").expect("grep");
     let call = ToolCall {
         id: "call".to_owned(),
@@ -92,6 +92,7 @@ async fn grep(place: &Path, pattern: &str) -> Duration {
     let workdir = workdirs.open(None, None).expect("a workdir");
     let scope = Scope::root(RunId::new(), None);
     let context = Context {
+        key: None,
         allowed_hosts: &[],
         scope: &scope,
         workdir: Some(&workdir),

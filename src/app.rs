@@ -105,7 +105,8 @@ impl House {
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
         let providers = Registry::build(&config.providers)?;
         let workdirs = Arc::new(workdirs(config)?);
-        let shelf = Shelf::new(&config.tools, workdirs.reserved());
+        let names: Vec<String> = keys(config).into_keys().collect();
+        let shelf = Shelf::new(&config.tools, workdirs.reserved(), &names);
         let inspect = inspect_workdirs(&shelf, &workdirs);
         let (dirs, rules) = (config.agents.dirs.clone(), Rules::of(config));
         let catalog = Arc::new(Catalog::inspected(dirs, rules, Box::new(inspect)));

@@ -300,9 +300,10 @@ async fn performed(
             "The arguments of {tool} could not be checked: the daemon stopped too often meanwhile"
         )),
         Ok(()) => {
+            let key = live.tree.owner.as_deref();
             let work = batch
                 .toolbox
-                .perform(call, &live.scope, batch.delegate.as_ref());
+                .perform(call, &live.scope, key, batch.delegate.as_ref());
             let work = AssertUnwindSafe(work).catch_unwind();
             let done = match effect {
                 // It ends when its child has.

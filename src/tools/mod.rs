@@ -65,6 +65,8 @@ pub enum Effect {
 pub struct Context<'a> {
     /// The calling run's place in its tree.
     pub scope: &'a Scope,
+    /// The name of the key that its root was accepted with, whose part of what tools share it takes.
+    pub key: Option<&'a str>,
     /// The directory that its files are in; none where none of its tools uses one.
     pub workdir: Option<&'a Arc<Workdir>>,
     /// The hosts that its agent may ask; empty means every public one.

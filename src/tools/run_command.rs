@@ -14,12 +14,12 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::config;
 use crate::domain::message::{ToolCall, ToolSpec, beginning};
 use crate::domain::schema::Schema;
+use crate::fair::turns::Turns;
 use crate::tools::run_command::supervise::Mode;
 use crate::tools::{Context, Effect, Tool};
 use crate::workdirs::reserved::{Refused, Reserved};
@@ -39,7 +39,7 @@ const ABOUT: &str = "Run a command in the working directory by /bin/sh -c and re
                      the background. Files last only in the working directory; $HOME and $TMPDIR are a folder that \
                      goes when the command ends.";
 
-/// Commands at work at once, those of all runs. More wait for their turn; their time begins when they begin.
+/// Commands at work at once, those of all runs. More wait for their turn, by key; their time begins when they begin.
 const MOST_AT_ONCE: usize = 64;
 /// Bytes of a result that are kept free for a notice.
 const NOTICE: usize = 512;
@@ -70,7 +70,11 @@ fn usual_timeout() -> u64 {
 ///
 /// # Errors
 /// Why no agent is offered it although the configuration allows it.
-pub fn offer(config: &config::Tools, reserved: &Reserved) -> Result<Option<RunCommand>, String> {
+pub fn offer(
+    config: &config::Tools,
+    reserved: &Reserved,
+    keys: &[String],
+) -> Result<Option<RunCommand>, String> {
     let Some(commands) = &config.commands else {
         return Ok(None);
     };
@@ -101,7 +105,7 @@ pub fn offer(config: &config::Tools, reserved: &Reserved) -> Result<Option<RunCo
         environment: commands.environment.clone(),
         reserved: reserved.paths(),
         max_result: config.max_result,
-        turns: Semaphore::new(MOST_AT_ONCE),
+        turns: Turns::new(MOST_AT_ONCE, keys),
     }))
 }
 
@@ -134,7 +138,7 @@ pub struct RunCommand {
     /// The daemon's own files and directories.
     reserved: Vec<PathBuf>,
     max_result: usize,
-    turns: Semaphore,
+    turns: Turns,
 }
 
 impl Tool for RunCommand {
@@ -175,11 +179,7 @@ impl Tool for RunCommand {
                     .to_owned(),
                 None => format!("the workdir cannot be looked at: {error}"),
             })?;
-            let _turn = self
-                .turns
-                .acquire()
-                .await
-                .map_err(|error| error.to_string())?;
+            let _turn = self.turns.take(context.key).await;
             let running = self.start(workdir, &asked.command)?;
             running
                 .result(Duration::from_secs(asked.timeout), self.room())

@@ -20,12 +20,13 @@ pub struct Shelf {
 }
 
 impl Shelf {
-    /// As the configuration allows. No command reaches what is reserved.
-    pub fn new(config: &config::Tools, reserved: &Reserved) -> Self {
+    /// As the configuration allows. No command reaches what is reserved; what several calls share is shared out between
+    /// these keys.
+    pub fn new(config: &config::Tools, reserved: &Reserved, keys: &[String]) -> Self {
         let mut tools: BTreeMap<_, _> = files::all(config.max_result).into_iter().collect();
-        tools.extend(url_fetch::tool(&config.url_fetch, config.max_result));
+        tools.extend(url_fetch::tool(&config.url_fetch, config.max_result, keys));
         tools.extend(web_search::tool(config.web_search.as_ref()));
-        let (command, no_commands) = match run_command::offer(config, reserved) {
+        let (command, no_commands) = match run_command::offer(config, reserved, keys) {
             Ok(command) => (command, None),
             Err(why) => {
                 tracing::warn!("{why}");
@@ -81,7 +82,7 @@ mod tests {
 
     #[test]
     fn an_agent_may_list_what_is_on_the_shelf() {
-        let shelf = Shelf::new(&config::Tools::default(), &Reserved::default());
+        let shelf = Shelf::new(&config::Tools::default(), &Reserved::default(), &[]);
         for name in shelf.tools.keys() {
             assert!(
                 BUILT_IN_TOOLS.contains(name),

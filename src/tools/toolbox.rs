@@ -125,11 +125,13 @@ impl Toolbox {
         }
     }
 
-    /// Performs a call, or says that there is no such tool, or what is wrong with the arguments.
+    /// Performs a call of a run that was accepted with the key of this name, or says that there is no such tool, or what is
+    /// wrong with the arguments.
     pub async fn perform(
         &self,
         call: &ToolCall,
         scope: &Scope,
+        key: Option<&str>,
         delegate: &dyn Delegate,
     ) -> Result<String, String> {
         let Some(tool) = self.tools.get(&call.name) else {
@@ -140,6 +142,7 @@ impl Toolbox {
         };
         let context = Context {
             scope,
+            key,
             workdir: self.workdir.as_ref(),
             allowed_hosts: &self.allowed_hosts,
             delegate,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::schema::Schema;
+use crate::fair::turns::{Turn, Turns};
 use crate::tools::url_fetch::content::Kind;
 use crate::tools::url_fetch::get::{Answer, Web};
 use crate::tools::{Context, Effect, Tool};
@@ -25,7 +25,7 @@ const ABOUT: &str = "Fetch a page or file from the web by its http or https addr
                      read images, archives or PDF.";
 /// Most bytes that are shown of an answer that is no success.
 const MOST_OF_AN_ERROR: usize = 2000;
-/// Pages that are fetched and read at once; more calls wait, so that what lies in memory has a bound.
+/// Pages that are fetched and read at once; more calls wait for their turn, by key, so that what lies in memory has a bound.
 const AT_ONCE: usize = 64;
 /// Room in a result for what is said beside the page.
 const ROOM_FOR_NOTICES: usize = 4096;
@@ -40,18 +40,22 @@ struct UrlFetch {
 struct Fetch {
     schema: Schema,
     web: Web,
-    at_once: Arc<Semaphore>,
+    turns: Turns,
     /// Most bytes of a page's text in a result.
     most: usize,
 }
 
 /// The tool with its name. Its results hold at most `max_result` bytes.
-pub fn tool(config: &config::UrlFetch, max_result: usize) -> Option<(&'static str, Arc<dyn Tool>)> {
+pub fn tool(
+    config: &config::UrlFetch,
+    max_result: usize,
+    keys: &[String],
+) -> Option<(&'static str, Arc<dyn Tool>)> {
     let schema = Schema::of::<UrlFetch>().ok()?;
     let tool = Fetch {
         schema,
         web: Web::new(config),
-        at_once: Arc::new(Semaphore::new(AT_ONCE)),
+        turns: Turns::new(AT_ONCE, keys),
         most: max_result
             .saturating_sub(ROOM_FOR_NOTICES)
             .max(max_result / 2),
@@ -79,16 +83,15 @@ impl Tool for Fetch {
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
             let asked: UrlFetch = call.read()?;
-            let permit = Arc::clone(&self.at_once).acquire_owned().await;
-            let permit = permit.map_err(|_| "the daemon is stopping".to_owned())?;
+            let turn = self.turns.take(context.key).await;
             let answer = self.web.get(&asked.url, context.allowed_hosts).await?;
-            told(answer, self.most, permit).await
+            told(answer, self.most, turn).await
         })
     }
 }
 
 /// What the model reads of an answer.
-async fn told(answer: Answer, most: usize, permit: OwnedSemaphorePermit) -> Result<String, String> {
+async fn told(answer: Answer, most: usize, turn: Turn) -> Result<String, String> {
     let Answer {
         url,
         status,
@@ -102,7 +105,7 @@ async fn told(answer: Answer, most: usize, permit: OwnedSemaphorePermit) -> Resu
     let base = url.clone();
     let reading = move || {
         // Held by the reading, which goes on where nobody waits any more.
-        let _permit = permit;
+        let _turn = turn;
         content.read(&base, most)
     };
     let read = tokio::task::spawn_blocking(reading).await;

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use axed::config::auth::KeyHash;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -12,12 +13,15 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use flate2::write::GzEncoder;
 use futures_util::stream;
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::support::app::{Setup, TestApp};
+use crate::support::app::{Setup, TestApp, send};
+use crate::support::hanging::Hanging;
 use crate::support::provider::answer::{calls, hangs, says};
+use crate::support::receiver::Receiver;
 
 const PAGE: &str = "<html><head><title>Home</title><script>no()</script></head><body><h1>Hello</h1>\
                     <p>See <a href='/more'>more</a>.</p></body></html>";
@@ -529,4 +533,41 @@ async fn without_a_service_no_search_is_offered() {
     let told = told(&app, &[query("x")]).await;
     assert_eq!(told, ["error: Unknown tool: \"web_search\""]);
     assert_eq!(app.provider.seen()[0].tool_names(), ["url_fetch"]);
+}
+
+#[tokio::test]
+async fn a_tenants_hanging_fetches_leave_the_others_their_part() {
+    let (hanging, page) = (Hanging::start().await, Receiver::start().await);
+    let key = |name: &str| {
+        let sha256 = KeyHash::of(name.as_bytes());
+        format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\n")
+    };
+    let app = TestApp::with()
+        .config(&format!(
+            "[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\n{}{}",
+            key("ada"),
+            key("bob")
+        ))
+        .agent("solo", "tools = [\"url_fetch\"]")
+        .spawn()
+        .await;
+    let fetch = |url: &str| ("url_fetch", json!({ "url": url }));
+    let url = hanging.url("127.0.0.1");
+    app.provider
+        .will("solo", [calls((0..80).map(|_| fetch(&url)))]);
+    let start = async |key: &str, path: &str| {
+        let request = app.request(Method::POST, path).bearer_auth(key);
+        send(request.json(&json!({}))).await
+    };
+    start("ada", "/agents/solo/runs").await;
+    // Half of 64, and half of the other half.
+    hanging.holds(48).await;
+
+    app.provider
+        .will("solo", [calls([fetch(&page.url("/"))]), says("done")]);
+    let run = start("bob", "/agents/solo/runs?wait=40").await;
+
+    assert_eq!(run.json()["content"], "done", "{}", run.text);
+    assert_eq!(page.seen().len(), 1);
+    assert!(hanging.open() <= 48, "{}", hanging.open());
 }

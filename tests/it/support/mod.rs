@@ -6,6 +6,7 @@ pub mod crashing;
 pub mod daemon;
 pub mod events;
 pub mod gate;
+pub mod hanging;
 pub mod hostile;
 pub mod provider;
 pub mod receiver;
