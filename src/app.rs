@@ -159,6 +159,7 @@ impl House {
             };
         let sender = Sender::new(
             &config.webhooks,
+            names,
             Arc::clone(runner.store()),
             Arc::clone(runner.metrics()),
         );

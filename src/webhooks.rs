@@ -16,6 +16,8 @@ use crate::config;
 use crate::config::load::secret;
 use crate::domain::run::now;
 use crate::domain::webhook::DeliveryId;
+use crate::fair::Limits;
+use crate::fair::line::{Line, Seat};
 use crate::net::Guard;
 use crate::store::RunStore;
 use crate::store::outbox::{Attempt, DueDelivery, DueQuery, Then, Tried};
@@ -26,9 +28,9 @@ use crate::webhooks::signature::Secret;
 mod post;
 mod signature;
 
-/// Deliveries under way at once.
+/// Deliveries under way at once. Keys take turns.
 const AT_ONCE: usize = 64;
-/// Of those, to one host: one that hangs must not hold the others'.
+/// Of those, of one key to one host: one that hangs must not hold the others'.
 const AT_ONCE_TO_A_HOST: usize = 8;
 /// How long a delivery is tried.
 const DAY: SignedDuration = SignedDuration::from_hours(24);
@@ -58,20 +60,27 @@ pub struct Sender {
     post: Post,
     secret_env: Option<String>,
     first_retry: Duration,
+    /// The configured keys.
+    keys: Vec<String>,
 }
 
-/// Tries under way; each ends with the delivery and the host that it is done with.
-#[derive(Default)]
+/// A key, empty for none, and a host.
+type Target = (String, String);
+
+/// Tries under way; each ends with the delivery, and the key and the host that it is done with.
 struct AtWork<'s> {
-    tries: FuturesUnordered<BoxFuture<'s, (DeliveryId, String)>>,
+    tries: FuturesUnordered<BoxFuture<'s, (DeliveryId, Target)>>,
     ids: HashSet<DeliveryId>,
-    hosts: HashMap<String, usize>,
+    targets: HashMap<Target, usize>,
+    /// Whose turn it is. Nobody waits in it longer than it takes to hand the free slots out: the rest is in the store.
+    line: Line<DueDelivery>,
 }
 
 impl Sender {
     /// Over this outbox.
     pub fn new(
         settings: &config::Webhooks,
+        keys: Vec<String>,
         store: Arc<dyn RunStore>,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -81,6 +90,7 @@ impl Sender {
             post: Post::new(guard(settings)),
             secret_env: settings.secret_env.clone(),
             first_retry: settings.first_retry,
+            keys,
         }
     }
 
@@ -88,7 +98,7 @@ impl Sender {
     /// delivered by then is sent again by the next process.
     pub async fn run(&self, stop: CancellationToken) {
         let bell = self.store.outbox();
-        let mut at_work = AtWork::default();
+        let mut at_work = AtWork::new(&self.keys);
         while !stop.is_cancelled() {
             let next = tokio::select! {
                 next = self.take_up(&mut at_work) => next,
@@ -119,13 +129,13 @@ impl Sender {
             if room == 0 {
                 return None;
             }
-            let is_full = |(host, count): (&String, &usize)| {
-                (*count >= AT_ONCE_TO_A_HOST).then(|| host.clone())
+            let is_full = |(target, count): (&Target, &usize)| {
+                (*count >= AT_ONCE_TO_A_HOST).then(|| target.clone())
             };
             let query = DueQuery {
                 by: now(),
                 not: at_work.ids.iter().copied().collect(),
-                not_to: at_work.hosts.iter().filter_map(is_full).collect(),
+                not_to: at_work.targets.iter().filter_map(is_full).collect(),
                 limit: room,
             };
             let due = match self.store.due(query).await {
@@ -135,22 +145,21 @@ impl Sender {
                     return now().checked_add(STORE_PAUSE).ok();
                 }
             };
-            let mut passed_over = false;
-            for delivery in due.deliveries {
-                match at_work.takes(&delivery) {
-                    true => at_work.tries.push(Box::pin(self.deliver(delivery))),
-                    false => passed_over = true,
-                }
-            }
+            let (begun, passed_over) = at_work.choose(due.deliveries);
             // Where a host's deliveries were passed over, those to others may stand behind them.
-            if !passed_over {
+            let is_done = begun.is_empty() || !passed_over;
+            let tries = begun.into_iter().map(|delivery| self.deliver(delivery));
+            at_work
+                .tries
+                .extend(tries.map(|attempt| Box::pin(attempt) as BoxFuture<'_, _>));
+            if is_done {
                 return due.next;
             }
         }
     }
 
     /// One try, and what comes of it.
-    async fn deliver(&self, delivery: DueDelivery) -> (DeliveryId, String) {
+    async fn deliver(&self, delivery: DueDelivery) -> (DeliveryId, Target) {
         let begun = now();
         let answer = self.try_once(&delivery, begun).await;
         let then = match &answer {
@@ -181,7 +190,7 @@ impl Sender {
             // It is due still, and must not be sent in a circle.
             tokio::time::sleep(STORE_PAUSE).await;
         }
-        (delivery.id, delivery.host)
+        (delivery.id, (delivery.owner, delivery.host))
     }
 
     async fn try_once(&self, delivery: &DueDelivery, at: Timestamp) -> Answer {
@@ -236,23 +245,55 @@ impl Sender {
 }
 
 impl AtWork<'_> {
-    /// Whether there is room for it; then it has its place.
-    fn takes(&mut self, delivery: &DueDelivery) -> bool {
-        let to_host = self.hosts.entry(delivery.host.clone()).or_default();
-        if *to_host >= AT_ONCE_TO_A_HOST {
-            return false;
+    fn new(keys: &[String]) -> Self {
+        Self {
+            tries: FuturesUnordered::new(),
+            ids: HashSet::new(),
+            targets: HashMap::new(),
+            line: Line::new(Limits::shared(AT_ONCE, keys)),
         }
-        *to_host += 1;
-        self.ids.insert(delivery.id);
-        true
     }
 
-    fn leave(&mut self, (id, host): (DeliveryId, String)) {
+    fn seat(&mut self, owner: &str) -> Seat {
+        self.line
+            .seat(Some(owner).filter(|key| !key.is_empty()), "")
+    }
+
+    /// Those of them that are begun now, which have their slots, and whether any was passed over for its host.
+    fn choose(&mut self, due: Vec<DueDelivery>) -> (Vec<DueDelivery>, bool) {
+        let mut waiting = Vec::with_capacity(due.len());
+        for delivery in due {
+            let seat = self.seat(&delivery.owner);
+            waiting.push(self.line.join(seat, delivery));
+        }
+        let (mut begun, mut passed_over) = (Vec::new(), false);
+        while let Some(delivery) = self.line.admit() {
+            let target = (delivery.owner.clone(), delivery.host.clone());
+            let to_host = self.targets.entry(target).or_default();
+            if *to_host >= AT_ONCE_TO_A_HOST {
+                passed_over = true;
+                let seat = self.seat(&delivery.owner);
+                self.line.release(seat);
+                continue;
+            }
+            *to_host += 1;
+            self.ids.insert(delivery.id);
+            begun.push(delivery);
+        }
+        for ticket in waiting {
+            drop(self.line.leave(ticket));
+        }
+        (begun, passed_over)
+    }
+
+    fn leave(&mut self, (id, target): (DeliveryId, Target)) {
         self.ids.remove(&id);
-        if let Some(count) = self.hosts.get_mut(&host) {
+        let seat = self.seat(&target.0);
+        self.line.release(seat);
+        if let Some(count) = self.targets.get_mut(&target) {
             *count -= 1;
             if *count == 0 {
-                self.hosts.remove(&host);
+                self.targets.remove(&target);
             }
         }
     }

@@ -38,16 +38,16 @@ pub struct DueQuery {
     pub by: Timestamp,
     /// Not these, which are under way.
     pub not: Vec<DeliveryId>,
-    /// Not to these hosts, as [`crate::net::host_name`] spells them.
-    pub not_to: Vec<String>,
-    /// At most so many.
+    /// Not of these keys to these hosts, as [`crate::net::host_name`] spells them.
+    pub not_to: Vec<(String, String)>,
+    /// At most so many of each key.
     pub limit: usize,
 }
 
 /// What is due.
 #[derive(Clone, Debug, Default)]
 pub struct Due {
-    /// The deliveries.
+    /// The deliveries, longest due first.
     pub deliveries: Vec<DueDelivery>,
     /// When the first of those that are not due yet will be.
     pub next: Option<Timestamp>,
@@ -62,6 +62,8 @@ pub struct DueDelivery {
     pub run: RunId,
     /// That run's agent.
     pub agent: String,
+    /// The name of the key that the run was accepted with; empty without one.
+    pub owner: String,
     /// Where it goes.
     pub url: String,
     /// That address's host, as [`crate::net::host_name`] spells it.

@@ -833,7 +833,10 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
         let query = DueQuery {
             by,
             not: not.to_vec(),
-            not_to: not_to.iter().map(|host| (*host).to_owned()).collect(),
+            not_to: not_to
+                .iter()
+                .map(|host| (String::new(), (*host).to_owned()))
+                .collect(),
             limit: 10,
         };
         async move { store.due(query).await.expect("what is due") }

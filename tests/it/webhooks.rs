@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::{Got, Setup, TestApp, send};
 use crate::support::gate::Gate;
+use crate::support::hanging::Hanging;
 use crate::support::provider::answer::{asks, fails, hangs, says};
 use crate::support::receiver::{Receiver, Reply};
 
@@ -585,4 +586,42 @@ async fn the_secret_and_the_query_stand_in_no_answer_and_no_log() {
     let log = app.daemon.log();
     assert!(log.contains("failed, trying again"), "{log}");
     assert!(!log.contains("hush") && !log.contains(&SECRET["whsec_".len()..]));
+}
+
+#[tokio::test]
+async fn a_tenants_hanging_receivers_leave_the_others_their_part() {
+    let (hanging, receiver) = (Hanging::start().await, Receiver::start().await);
+    let hosts: Vec<String> = (2..12).map(|n| format!("127.0.0.{n}")).collect();
+    let mut allowed = hosts.clone();
+    allowed.push("127.0.0.1".to_owned());
+    let key = |name: &str| {
+        let sha256 = KeyHash::of(name.as_bytes());
+        format!(
+            "[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\nwebhook_secret_env = \"HOOK_SECRET\"\n"
+        )
+    };
+    let app = TestApp::with()
+        .environment("HOOK_SECRET", SECRET)
+        .config(&format!(
+            "[webhooks]\nallow_hosts = {allowed:?}\n{}{}",
+            key("ada"),
+            key("bob")
+        ))
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    // More than may be under way in all, to more hosts than one key can have all slots with.
+    for host in hosts.iter().flat_map(|host| [host; 8]) {
+        let body = json!({"webhook": {"url": hanging.url(host)}});
+        let accepted = as_key(&app, "ada", Method::POST, "/agents/solo/runs", &body).await;
+        assert_eq!(accepted.status, 202, "{}", accepted.text);
+    }
+    // Half of 64, and half of the other half.
+    hanging.holds(48).await;
+
+    let body = json!({"webhook": {"url": receiver.url("/")}});
+    as_key(&app, "bob", Method::POST, "/agents/solo/runs", &body).await;
+    receiver.got(1).await;
+    assert!(hanging.open() <= 48, "{}", hanging.open());
 }

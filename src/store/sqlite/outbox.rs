@@ -10,17 +10,18 @@ use crate::store::outbox::{Delivery, DeliveryStatus, Due, DueDelivery, DueQuery,
 use crate::store::sqlite::readers::failed;
 use crate::store::sqlite::rows;
 
-/// The first host behind `?1` that something is still to be sent to.
-const HOST: &str = "SELECT min(host) FROM deliveries INDEXED BY deliveries_due WHERE next_at IS NOT NULL AND host > ?1";
-/// What is due to the host `?1` by `?2`, but for `?3`; `?4` of it.
+/// The first key and host behind `?1` and `?2` that something is still to be sent of and to.
+const HOST: &str = "SELECT owner, host FROM deliveries INDEXED BY deliveries_due \
+     WHERE next_at IS NOT NULL AND (owner, host) > (?1, ?2) ORDER BY owner, host LIMIT 1";
+/// What is due of the key `?1` to the host `?2` by `?3`, but for `?4`; `?5` of it.
 const DUE: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND host = ?1 AND next_at <= ?2 \
-     AND lower(hex(id)) NOT IN (SELECT value FROM json_each(?3)) ORDER BY next_at LIMIT ?4";
-/// When something is due to the host `?1` after `?2`.
+     WHERE next_at IS NOT NULL AND owner = ?1 AND host = ?2 AND next_at <= ?3 \
+     AND lower(hex(id)) NOT IN (SELECT value FROM json_each(?4)) ORDER BY next_at LIMIT ?5";
+/// When something is due of the key `?1` to the host `?2` after `?3`.
 const NEXT: &str = "SELECT min(next_at) FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND host = ?1 AND next_at > ?2";
+     WHERE next_at IS NOT NULL AND owner = ?1 AND host = ?2 AND next_at > ?3";
 
-/// Deliveries that are due, longest due first. Steps from host to host, and looks at no more of each than may be handed
+/// Deliveries that are due, longest due first. Steps from key to key and host to host, and looks at no more of each than may be handed
 /// out: what waits for a host that hangs would else be read again for every delivery to another.
 pub fn due(db: &Connection, query: &DueQuery) -> Result<Due, StoreError> {
     look(db, query).map_err(failed)
@@ -38,38 +39,46 @@ fn look(db: &Connection, query: &DueQuery) -> rusqlite::Result<Due> {
     let mut next_host = db.prepare_cached(HOST)?;
     let mut due_to = db.prepare_cached(DUE)?;
     let mut next_to = db.prepare_cached(NEXT)?;
+    let mut due = Vec::new();
+    // Those of one key, of which no more than `limit` are handed out.
     let mut found: Vec<(i64, [u8; 16])> = Vec::new();
     let mut next = None;
-    let mut host = String::new();
-    // What has no host, because its address is none, comes first.
+    let mut at = (String::new(), String::new());
+    // What has no key and no host, because its address is none, comes first.
     loop {
-        if !query.not_to.contains(&host) {
-            let rows = due_to.query_map(params![host, by, not, limit], |row| {
+        if !query.not_to.contains(&at) {
+            let (owner, host) = &at;
+            let rows = due_to.query_map(params![owner, host, by, not, limit], |row| {
                 Ok((row.get(0)?, row.get(1)?))
             })?;
             for row in rows {
                 found.push(row?);
             }
-            if found.len() > 2 * query.limit {
-                found.sort_unstable();
-                found.truncate(query.limit);
-            }
-            let then = next_to.query_row(params![host, by], |row| row.get::<_, Option<i64>>(0))?;
+            found.sort_unstable();
+            found.truncate(query.limit);
+            let then =
+                next_to.query_row(params![owner, host, by], |row| row.get::<_, Option<i64>>(0))?;
             next = next.into_iter().chain(then).min();
         }
-        match next_host.query_row([&host], |row| row.get(0))? {
-            Some(behind) => host = behind,
+        let behind = next_host
+            .query_row(params![at.0, at.1], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        let is_same_key = |behind: &(String, String)| behind.0 == at.0;
+        if !behind.as_ref().is_some_and(is_same_key) {
+            due.append(&mut found);
+        }
+        match behind {
+            Some(behind) => at = behind,
             None => break,
         }
     }
-    found.sort_unstable();
-    found.truncate(query.limit);
+    due.sort_unstable();
     let mut row_of = db.prepare_cached(
-        "SELECT id, run, url, host, secret_env, body, since, tries, \
+        "SELECT id, run, url, host, secret_env, body, since, tries, owner, \
          (SELECT r.agent FROM runs r WHERE r.id = run) FROM deliveries WHERE id = ?1",
     )?;
-    let mut deliveries = Vec::with_capacity(found.len());
-    for (_, id) in found {
+    let mut deliveries = Vec::with_capacity(due.len());
+    for (_, id) in due {
         // It may have gone with its run since.
         deliveries.extend(row_of.query_row([id], due_row).optional()?);
     }
@@ -101,7 +110,8 @@ fn due_row(row: &Row<'_>) -> rusqlite::Result<DueDelivery> {
     Ok(DueDelivery {
         id: DeliveryId(rows::id(row, 0)?.0),
         run: rows::id(row, 1)?,
-        agent: row.get::<_, Option<String>>(8)?.unwrap_or_default(),
+        owner: row.get(8)?,
+        agent: row.get::<_, Option<String>>(9)?.unwrap_or_default(),
         url: row.get(2)?,
         host: row.get(3)?,
         secret_env: row.get(4)?,
@@ -150,12 +160,15 @@ mod tests {
             .expect("a plan")
         };
         let along = "SEARCH deliveries USING COVERING INDEX deliveries_due";
-        assert_eq!(plan(HOST, &[""]), format!("{along} (host>?)"));
-        let due = format!("{along} (host=? AND next_at>? AND next_at<?)");
-        assert_eq!(plan(DUE, &["", "", "[]", "1"]), due);
         assert_eq!(
-            plan(NEXT, &["", ""]),
-            format!("{along} (host=? AND next_at>?)")
+            plan(HOST, &["", ""]),
+            format!("{along} ((owner,host)>(?,?))")
+        );
+        let due = format!("{along} (owner=? AND host=? AND next_at>? AND next_at<?)");
+        assert_eq!(plan(DUE, &["", "", "", "[]", "1"]), due);
+        assert_eq!(
+            plan(NEXT, &["", "", ""]),
+            format!("{along} (owner=? AND host=? AND next_at>?)")
         );
     }
 }

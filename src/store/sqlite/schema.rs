@@ -20,6 +20,7 @@ const MIGRATIONS: &[&str] = &[
     LISTS,
     SEVERAL_WEBHOOKS,
     WORKDIRS,
+    OWNERS,
 ];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
@@ -211,6 +212,14 @@ UPDATE runs SET webhook = '[' || webhook || ']' WHERE webhook IS NOT NULL AND fi
 const WORKDIRS: &str = "
 ALTER TABLE runs ADD COLUMN workdir_device INTEGER;
 ALTER TABLE runs ADD COLUMN workdir_inode INTEGER;
+";
+
+// Whose run a delivery tells of, empty without a key: keys take turns. The index is for pending ones, as before.
+const OWNERS: &str = "
+ALTER TABLE deliveries ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+UPDATE deliveries SET owner = coalesce((SELECT r.owner FROM runs r WHERE r.id = run), '') WHERE next_at IS NOT NULL;
+DROP INDEX deliveries_due;
+CREATE INDEX deliveries_due ON deliveries (owner, host, next_at) WHERE next_at IS NOT NULL;
 ";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.

@@ -181,8 +181,9 @@ impl<'c> Statements<'c> {
             )?,
             delivery: sql(
                 "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
-                 tries, next_at, attempts) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'pending', ?8, ?8, 0, ?8, '[]')",
+                 tries, next_at, attempts, owner) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'pending', ?8, ?8, 0, ?8, '[]', \
+                 coalesce((SELECT owner FROM runs WHERE id = ?2), ''))",
             )?,
             tried: sql(
                 "UPDATE deliveries SET status = iif(since = ?6, ?2, status), next_at = iif(since = ?6, ?3, next_at), \
