@@ -246,11 +246,9 @@ fn check(live: &LiveRun) -> Result<(), StoreError> {
     }
 }
 
-/// Suspends the run's tree if its write failed, but for a refused idempotency key, whose run never was.
+/// Suspends the run's tree if its write failed.
 fn suspended_by<T>(live: &LiveRun, written: Result<T, StoreError>) -> Result<T, StoreError> {
-    if let Err(error) = &written
-        && !matches!(error, StoreError::Claimed(_))
-    {
+    if let Err(error) = &written {
         live.suspend(error);
     }
     written

@@ -352,6 +352,10 @@ impl LiveRun {
     /// A write about its tree failed, or its record could not be read: nothing more is written, and the whole tree stops,
     /// until it is taken up from its record.
     pub fn suspend(&self, why: &StoreError) {
+        if matches!(why, StoreError::Claimed(_)) {
+            // Its idempotency key is another run's: this one never was.
+            return;
+        }
         if self
             .tree
             .suspension

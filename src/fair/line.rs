@@ -194,8 +194,8 @@ impl<W> Line<W> {
 
     /// Takes a slot at once; false where none is free, or a limit is reached.
     pub fn take(&mut self, seat: Seat) -> bool {
-        let free =
-            self.is_free() && self.key(seat).holder.has_room() && self.agent(seat).has_room();
+        let has_room = self.keys[seat.key as usize].has_room(self.slots.as_ref());
+        let free = self.is_free() && has_room && self.agent(seat).has_room();
         if free {
             self.serve(seat);
         }

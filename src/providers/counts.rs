@@ -55,7 +55,9 @@ impl<T> Default for Lenient<T> {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Lenient<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&'de RawValue>::deserialize(deserializer)?.get();
-        Ok(Self(serde_json::from_str(json).ok()))
+        // A list would be read as the fields in their order.
+        let json = Some(json).filter(|json| !json.starts_with('['));
+        Ok(Self(json.and_then(|json| serde_json::from_str(json).ok())))
     }
 }
 

@@ -187,3 +187,36 @@ async fn without_a_free_descriptor_idle_connections_go() {
     let answer = rest(flood.swap_remove(1)).await;
     assert_eq!(answer, "");
 }
+
+#[tokio::test]
+async fn many_clients_may_connect_at_once() {
+    let app = TestApp::with()
+        .server("metrics_listen = \"127.0.0.1:0\"")
+        .spawn()
+        .await;
+    app.daemon.logged("Metrics are at ").await;
+    let log = app.daemon.log();
+    let metrics = log
+        .split("Metrics are at http://")
+        .nth(1)
+        .and_then(|rest| rest.split('/').next())
+        .expect("the address")
+        .to_owned();
+    let own = app
+        .daemon
+        .url
+        .strip_prefix("http://")
+        .expect("a URL")
+        .to_owned();
+    // Nothing is accepted meanwhile: only the system answers those who connect.
+    app.daemon.signal("STOP");
+    let mut clients = Vec::new();
+    for address in [own, metrics] {
+        for _ in 0..400 {
+            let client = soon("a connection", TcpStream::connect(&address)).await;
+            clients.push(client.expect("a connection"));
+        }
+    }
+    app.daemon.signal("CONT");
+    assert_eq!(app.get("/livez").await.status, 200);
+}

@@ -169,7 +169,11 @@ async fn runs_at_work_outlive_a_locked_database() {
         assert_eq!(found, many, "{text}");
     }
     is_ready(&app).await;
-    assert_eq!(app.post(&path, &json!({})).await.status, 202);
+    // 200 if the cancel settled at once.
+    assert!(matches!(
+        app.post(&path, &json!({})).await.status,
+        200 | 202
+    ));
     assert_eq!(slow.ended().await.status(), "cancelled");
     assert_eq!(app.run("solo", "go").await.output(), "done");
 }

@@ -1738,7 +1738,9 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
         dir,
         "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); DROP TABLE clock; DROP TABLE deletions; \
          ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
-          ALTER TABLE runs DROP COLUMN workdir_inode; PRAGMA user_version = 6",
+          ALTER TABLE runs DROP COLUMN workdir_inode; DROP INDEX deliveries_due; \
+          ALTER TABLE deliveries DROP COLUMN owner; CREATE INDEX deliveries_due ON deliveries (host); \
+          PRAGMA user_version = 6",
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");

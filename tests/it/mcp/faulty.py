@@ -38,8 +38,8 @@ def call(id, name):
     elif name == "close":
         os.close(1)
     elif name == "freeze":
-        while True:
-            sys.stdin.readline()
+        while sys.stdin.readline():
+            pass
     elif name == "slow":
         pass
     else:
