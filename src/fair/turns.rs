@@ -39,7 +39,9 @@ mod tests {
         let bob = turns.take(Some("bob")).now_or_never().expect("his part");
         let mut next = Box::pin(turns.take(Some("bob")));
         assert!(next.as_mut().now_or_never().is_none());
-        // Ada was served last, and her nine came first: the next slot is Bob's all the same.
+        // Bob was served last, so the next slot is Ada's and the one after it his, though more of hers came first.
+        drop(at_work.pop());
+        assert!(next.as_mut().now_or_never().is_none());
         drop(at_work.pop());
         assert!(next.now_or_never().is_some());
         drop(bob);
