@@ -4,6 +4,7 @@
 use std::hash::{BuildHasher, RandomState};
 use tokio::time::Instant;
 
+use crate::config::models::ModelFacts;
 use crate::domain::agent::{Cache, ModelRef, Params};
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
@@ -174,7 +175,8 @@ async fn ask_once(
     streamed: &mut String,
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
-    let price = price(engine, &live.agent.params, model);
+    let facts = engine.settings.models.get(&model.provider, &model.model);
+    let price = price(facts, &live.agent.params);
     let price = price.as_ref();
     let wanted = match live.accounts.is_empty() {
         true => Amount::default(),
@@ -188,7 +190,6 @@ async fn ask_once(
         Some(permits) => bounded(live, permits.acquire()).await?.ok(),
         None => None,
     };
-    let facts = engine.settings.models.get(&model.provider, &model.model);
     let (params, mut warnings) = fit::fit(&asked, &live.agent.params, facts);
     warnings.extend(served.provider.left_out(&model.model, &params, facts));
     warn(engine, live, question.turn, warnings).await?;
@@ -286,8 +287,8 @@ async fn warn(
 }
 
 /// What a request with these parameters costs.
-fn price(engine: &Engine, params: &Params, model: &ModelRef) -> Option<Price> {
-    let price = *engine.settings.models.price(model)?;
+fn price(facts: Option<&ModelFacts>, params: &Params) -> Option<Price> {
+    let price = facts?.price?;
     match params.cache {
         Cache::OneHour => Some(price.with_hour_cache()),
         Cache::FiveMinutes | Cache::Off => Some(price),

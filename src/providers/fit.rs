@@ -16,7 +16,7 @@ pub fn fit<'a>(
         return (params, warnings);
     };
     if let (Some(wanted), Some(levels)) = (params.effort, &facts.effort) {
-        let fitting = fit_effort(wanted, levels, facts.reasoning);
+        let fitting = fit_effort(wanted, levels);
         if fitting != Some(wanted) {
             params.to_mut().effort = fitting;
             warnings.extend(effort_warning(model, wanted, fitting));
@@ -38,10 +38,8 @@ pub fn fit<'a>(
     (params, warnings)
 }
 
-fn fit_effort(wanted: Effort, levels: &[Effort], reasoning: Option<bool>) -> Option<Effort> {
+fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {
     match (wanted, levels) {
-        // A model that does not think needs no word that it must not.
-        (Effort::None, []) if reasoning == Some(false) => None,
         (_, []) => None,
         (Effort::None, levels) if !levels.contains(&Effort::None) => {
             let least = levels.first().copied();
