@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use globset::GlobSet;
 use secrecy::SecretString;
 
 use crate::config::auth::KeyHash;
 use crate::config::models::{Models, Override};
+use crate::domain::glob;
 
 pub mod auth;
 pub mod document;
@@ -98,7 +98,7 @@ pub struct Key {
     /// What it may do.
     pub scopes: Vec<KeyScope>,
     /// The agents that exist for it; none means all.
-    pub agents: Option<GlobSet>,
+    pub agents: Option<glob::Matcher>,
     /// The environment variable with the secret that signs webhooks of its requests; without one they may name none.
     pub webhook_secret_env: Option<String>,
 }

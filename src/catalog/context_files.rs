@@ -6,8 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use globset::{GlobBuilder, GlobMatcher};
-
+use crate::domain::glob;
 use crate::workdirs::Workdir;
 use crate::workdirs::access::Access;
 
@@ -133,7 +132,7 @@ enum Step {
     /// A name without wildcards.
     Name(String),
     /// A name with wildcards.
-    Like(GlobMatcher),
+    Like(glob::Matcher),
 }
 
 struct Search<'a> {
@@ -229,11 +228,7 @@ fn compile(glob: &str) -> Result<Vec<Vec<Step>>, String> {
     if glob.len() > MAX_GLOB || glob.contains('\0') {
         return Err("invalid glob pattern: it is too long, or holds a NUL".to_owned());
     }
-    let matcher = |text: &str| {
-        let built = GlobBuilder::new(text).literal_separator(true).build();
-        let glob = built.map_err(|error| invalid(&error.kind().to_string()))?;
-        Ok::<_, String>(glob.compile_matcher())
-    };
+    let matcher = |text: &str| glob::Matcher::of_paths(text).map_err(|why| invalid(&why));
     matcher(glob)?;
     let mut ways = Vec::new();
     for alternative in alternatives(glob).ok_or_else(|| {

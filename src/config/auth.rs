@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use globset::{Glob, GlobSet, GlobSetBuilder};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::config::load::{is_plain_name, variable};
 use crate::config::section::Section;
 use crate::config::{Auth, Key, KeyScope};
+use crate::domain::glob;
 
 const SCOPES: [(&str, KeyScope); 5] = [
     ("run", KeyScope::Run),
@@ -164,30 +164,15 @@ fn scopes(s: &mut Section<'_>) -> Option<Vec<KeyScope>> {
 }
 
 /// The agents that the key may touch; none for all.
-fn agents(s: &mut Section<'_>) -> Option<GlobSet> {
+fn agents(s: &mut Section<'_>) -> Option<glob::Matcher> {
     let node = s.peek("agents")?;
     let patterns = s.texts("agents").filter(|texts| !texts.is_empty())?;
-    match globs(&patterns) {
-        Ok(globs) => Some(globs),
-        Err(why) => {
-            s.rule(&node, "agents", &why);
-            None
-        }
-    }
-}
-
-fn globs(patterns: &[String]) -> Result<GlobSet, String> {
-    let mut globs = GlobSetBuilder::new();
-    for pattern in patterns {
-        if pattern.trim().is_empty() {
-            return Err("has a blank pattern; \"*\" means all agents".to_owned());
-        }
-        let glob = Glob::new(pattern).map_err(|error| {
-            format!("has an invalid glob pattern {pattern:?}: {}", error.kind())
-        })?;
-        globs.add(glob);
-    }
-    globs.build().map_err(|error| error.to_string())
+    let is_blank = patterns.iter().any(|pattern| pattern.trim().is_empty());
+    let globs = match is_blank {
+        true => Err("has a blank pattern; \"*\" means all agents".to_owned()),
+        false => glob::Matcher::of_names(&patterns),
+    };
+    globs.map_err(|why| s.rule(&node, "agents", &why)).ok()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod counted;
 pub mod event;
+pub mod glob;
 pub mod mcp;
 pub mod message;
 pub mod run;
