@@ -23,7 +23,7 @@ impl Shelf {
     /// As the configuration allows. No command reaches what is reserved; what several calls share is shared out between
     /// these keys.
     pub fn new(config: &config::Tools, reserved: &Reserved, keys: &[String]) -> Self {
-        let mut tools: BTreeMap<_, _> = files::all(config.max_result).into_iter().collect();
+        let mut tools: BTreeMap<_, _> = files::all(config.max_result, keys).into_iter().collect();
         tools.extend(url_fetch::tool(&config.url_fetch, config.max_result, keys));
         tools.extend(web_search::tool(config.web_search.as_ref()));
         let (command, no_commands) = match run_command::offer(config, reserved, keys) {

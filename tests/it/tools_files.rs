@@ -102,6 +102,40 @@ async fn a_model_works_with_files() {
 }
 
 #[tokio::test]
+async fn no_pattern_of_a_model_ends_the_daemon() {
+    let app = worker(&["write_file", "grep", "find_path"]).spawn().await;
+    let nested = |depth| format!("{}a{}", "{".repeat(depth), "}".repeat(depth));
+    let told = told(
+        &app,
+        &[
+            ("find_path", json!({"pattern": nested(300)})),
+            ("grep", json!({"pattern": "alpha", "include": nested(300)})),
+            ("find_path", json!({"pattern": "a".repeat(1001)})),
+            ("grep", json!({"pattern": "a".repeat(4001)})),
+            ("grep", json!({"pattern": r"\w{2000}"})),
+            (
+                "write_file",
+                json!({"path": ".gitignore", "content": format!("{}\nb*\n", nested(32_000))}),
+            ),
+            ("write_file", json!({"path": "b", "content": "alpha"})),
+            ("grep", json!({"pattern": "alpha"})),
+        ],
+    )
+    .await;
+    assert_eq!(
+        told[..4],
+        [
+            "error: pattern is not a glob: it has more than 50 braces",
+            "error: include is not a glob: it has more than 50 braces",
+            "error: pattern has 1001 bytes, and at most 1000 are allowed",
+            "error: pattern has 4001 bytes, and at most 4000 are allowed",
+        ]
+    );
+    assert!(told[4].starts_with("error: the pattern cannot be used: "));
+    assert_eq!(told[7], "notes/a.md:2: alpha", "the other rules hold");
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
     let app = worker(&["read_file", "edit_file", "write_file", "grep"])
         .spawn()

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -36,7 +37,7 @@ impl House {
         let ground = Ground {
             access: Access::new(workdir),
             stop: Stop::default(),
-            shared: Arc::new(Shared::new(256 << 10)),
+            shared: Arc::new(Shared::new(256 << 10, &[])),
         };
         Self { home, ground }
     }
@@ -458,6 +459,38 @@ fn no_pattern_takes_for_ever() {
     assert!(told.contains("unclosed group"), "{told}");
     assert!(house.call("find", json!({"pattern": "{a,b"})).is_err());
     is_ok(house.call("find", json!({"pattern": "*a".repeat(400)})));
+}
+
+#[test]
+fn a_call_whose_time_is_up_says_what_it_has() {
+    let mut house = House::new();
+    house.put("a", "needle\n");
+    house.ground.stop = Stop::default().within(Duration::ZERO);
+    let found = |path| is_ok(house.call("grep", json!({"pattern": "needle", "path": path})));
+    for path in ["a", "."] {
+        let found = found(path);
+        let notice = "... (stopped after 0 seconds, and not everything was searched";
+        assert!(found.contains(notice), "{found}");
+    }
+    let found = is_ok(house.call("find", json!({"pattern": "**"})));
+    assert!(found.contains("... (stopped after 0 seconds"), "{found}");
+    let read = house.call("read", json!({"path": "a"})).expect_err("late");
+    assert_eq!(read, "a: stopped, as it takes longer than 0 seconds");
+}
+
+#[test]
+fn a_line_that_is_too_long_for_a_pattern_is_not_matched_against_it() {
+    let house = House::new();
+    house.put("long", "x".repeat(100 << 10));
+    house.put("short", "xxxx\n");
+    let found = is_ok(house.call("grep", json!({"pattern": r"x\w{3,20}"})));
+    assert_eq!(
+        found,
+        "short:1: xxxx\n... (1 file(s) could not be searched: they cannot be read, or have a line of more than 32768 \
+         bytes, the most for this pattern)"
+    );
+    let found = is_ok(house.call("grep", json!({"pattern": "xxxx"})));
+    assert!(found.starts_with("long:1: xxxx"), "{found}");
 }
 
 #[test]

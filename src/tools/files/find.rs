@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use globset::GlobBuilder;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::tools::files::ground::{Ground, place, shown};
+use crate::tools::files::pattern::glob;
 use crate::tools::files::sorted::Sorted;
 use crate::tools::files::walk::Walk;
 
@@ -16,9 +16,6 @@ pub const ABOUT: &str = "Find files and directories of the working directory by 
                          \"**/*.rs\" or \"src/*/mod.rs\". \"*\" stands for anything within a name, \"**\" for any \
                          directories, {a,b} for one of both. One path a line, sorted, directories end in \"/\". Hidden \
                          and ignored files are found too. To look for text in files, use grep.";
-
-/// Most characters of a pattern.
-const MOST_PATTERN: usize = 1000;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -32,8 +29,7 @@ pub struct FindPath {
 /// Finds them.
 pub fn find(ground: &Ground, asked: FindPath) -> Result<String, String> {
     let pattern = pattern(&asked.pattern)?;
-    let built = GlobBuilder::new(&pattern).literal_separator(true).build();
-    let glob = built.map_err(|error| error.to_string())?.compile_matcher();
+    let glob = glob("pattern", &pattern)?;
     let lines = Mutex::new(Sorted::default());
     let walk = Walk {
         ground,
@@ -60,11 +56,16 @@ pub fn find(ground: &Ground, asked: FindPath) -> Result<String, String> {
             }
         })
     });
-    ground.stop.check().map_err(|error| error.to_string())?;
+    ground.stop.check_cancelled()?;
     let lines = lines.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut text = lines
         .text(ground.room(), "paths; a narrower pattern finds fewer")
         .unwrap_or_else(|| format!("nothing matches {pattern}"));
+    if let Some(seconds) = ground.stop.overdue() {
+        text.push_str(&format!(
+            "\n... (stopped after {seconds} seconds, and not everything was looked at; begin the pattern with a directory)"
+        ));
+    }
     if walked.is_some_and(|walked| walked.is_partial) {
         text.push_str("\n... (some directories could not be read)");
     }
@@ -77,9 +78,6 @@ fn pattern(text: &str) -> Result<String, String> {
         .strip_prefix("./")
         .unwrap_or(text)
         .trim_end_matches('/');
-    if text.len() > MOST_PATTERN {
-        return Err(format!("the pattern is longer than {MOST_PATTERN} bytes"));
-    }
     // The same words as for a path that is none.
     let is_up = text.split('/').any(|part| part == "..");
     if text.is_empty() || text.starts_with('/') || is_up {

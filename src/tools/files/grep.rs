@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use globset::{GlobBuilder, GlobMatcher};
-use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_regex::RegexMatcher;
 use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkFinish, SinkMatch};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::domain::message::shorten;
-use crate::tools::files::ground::{Ground, Opened, place, shown, told};
+use crate::tools::files::ground::{Ground, Opened, Stop, place, shown, told};
+use crate::tools::files::pattern::{Include, Regex};
 use crate::tools::files::walk::{Found, Walk};
 
 /// What models are told.
@@ -21,16 +21,10 @@ pub const ABOUT: &str = "Search the text files of the working directory for a re
                          comes as \"<file>:<line number>: <text>\". What .gitignore and .ignore files leave out is not \
                          searched, nor are .git and binary files. To find files by name, use find_path.";
 
-/// Most bytes a compiled pattern may take, and as many again for what it builds while it searches.
-const MOST_COMPILED: usize = 10 << 20;
-/// Most bytes of a pattern.
-const MOST_PATTERN: usize = 10_000;
 /// Most lines that are shown.
 const MOST_LINES: usize = 1000;
 /// Most characters of a line that are shown.
 const SHOWN_LINE: usize = 500;
-/// Most bytes that a searcher holds: a file with a longer line is left out.
-const MOST_HELD: usize = 16 << 20;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -55,7 +49,7 @@ fn everywhere() -> String {
 /// Searches.
 pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
     let path = place(&asked.path)?;
-    let matcher = compiled(&asked.pattern)?;
+    let Regex { matcher, max_line } = Regex::new(&asked.pattern)?;
     let include = Include::new(&asked.include)?;
     let meta = ground.access.metadata(&path);
     let meta = meta.map_err(|error| told(&path, &error))?;
@@ -71,7 +65,7 @@ pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
         let start = start.map_err(|error| told(&path, &error))?;
         let start = place(&start.to_string_lossy()).unwrap_or(path);
         let walked = walk.run(&start, || {
-            let mut searcher = searcher();
+            let mut searcher = searcher(max_line);
             let (matcher, hits, include) = (matcher.clone(), &hits, &include);
             move |found: &Found<'_>| {
                 if found.kind.is_file() && include.takes(found.path) {
@@ -81,38 +75,33 @@ pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
                 !hits.is_full()
             }
         });
-        ground.stop.check().map_err(|error| error.to_string())?;
-        return Ok(hits.text(&asked.pattern, walked.is_partial));
+        ground.stop.check_cancelled()?;
+        let end = End {
+            is_partial: walked.is_partial,
+            stop: &ground.stop,
+            max_line,
+        };
+        return Ok(hits.text(&asked.pattern, &end));
     }
     let (file, meta) = ground.open(&path)?;
     let opened = Ok(Opened::File(file, meta));
-    search(ground, &mut searcher(), &matcher, &hits, &path, opened);
-    ground.stop.check().map_err(|error| error.to_string())?;
-    Ok(hits.text(&asked.pattern, false))
+    let mut searcher = searcher(max_line);
+    search(ground, &mut searcher, &matcher, &hits, &path, opened);
+    ground.stop.check_cancelled()?;
+    let end = End {
+        is_partial: false,
+        stop: &ground.stop,
+        max_line,
+    };
+    Ok(hits.text(&asked.pattern, &end))
 }
 
-fn compiled(pattern: &str) -> Result<RegexMatcher, String> {
-    if pattern.len() > MOST_PATTERN {
-        return Err(format!("the pattern is longer than {MOST_PATTERN} bytes"));
-    }
-    let mut builder = RegexMatcherBuilder::new();
-    builder
-        .line_terminator(Some(b'\n'))
-        .size_limit(MOST_COMPILED)
-        .dfa_size_limit(MOST_COMPILED);
-    builder.build(pattern).map_err(|error| {
-        format!(
-            "the pattern cannot be used: {}",
-            shorten(&error.to_string(), 1000)
-        )
-    })
-}
-
-fn searcher() -> Searcher {
+/// A file with a longer line than this is left out.
+fn searcher(max_line: usize) -> Searcher {
     SearcherBuilder::new()
         .binary_detection(BinaryDetection::quit(0))
         .line_number(true)
-        .heap_limit(Some(MOST_HELD))
+        .heap_limit(Some(max_line))
         .build()
 }
 
@@ -137,37 +126,12 @@ fn search(
         count: 0,
     };
     let searched = searcher.search_reader(matcher, ground.stop.reading(file), &mut lines);
-    if searched.is_err() {
+    // What has been found before the time was up counts.
+    if searched.is_err() && !ground.stop.is_set() {
         hits.left_out.fetch_add(1, Ordering::Relaxed);
     }
     let Lines { text, count, .. } = lines;
     hits.put(path, text, count);
-}
-
-/// Which files are searched.
-struct Include(Option<(GlobMatcher, bool)>);
-
-impl Include {
-    fn new(glob: &str) -> Result<Self, String> {
-        if glob.is_empty() {
-            return Ok(Self(None));
-        }
-        if glob.len() > MOST_PATTERN {
-            return Err(format!("include is longer than {MOST_PATTERN} bytes"));
-        }
-        let glob = glob.strip_prefix("./").unwrap_or(glob);
-        let built = GlobBuilder::new(glob).literal_separator(true).build();
-        let built = built.map_err(|error| format!("include cannot be used: {error}"))?;
-        Ok(Self(Some((built.compile_matcher(), glob.contains('/')))))
-    }
-
-    fn takes(&self, path: &Path) -> bool {
-        match &self.0 {
-            None => true,
-            Some((glob, true)) => glob.is_match(path),
-            Some((glob, false)) => path.file_name().is_some_and(|name| glob.is_match(name)),
-        }
-    }
 }
 
 /// What all threads have found, by file.
@@ -204,7 +168,7 @@ impl Hits {
         }
     }
 
-    fn text(self, pattern: &str, is_partial: bool) -> String {
+    fn text(self, pattern: &str, end: &End<'_>) -> String {
         let is_full = self.is_full();
         let found = self
             .found
@@ -228,14 +192,32 @@ impl Hits {
                 "... (stopped at {lines} lines; narrow the pattern, the path or include)\n"
             ));
         }
+        if let Some(seconds) = end.stop.overdue() {
+            text.push_str(&format!(
+                "... (stopped after {seconds} seconds, and not everything was searched; use a simpler pattern, or narrow \
+                 the path or include)\n"
+            ));
+        }
         match self.left_out.into_inner() {
-            0 if !is_partial => {}
+            0 if !end.is_partial => {}
             0 => text.push_str("... (some directories could not be read)\n"),
-            files => text.push_str(&format!("... ({files} file(s) could not be searched)\n")),
+            files => text.push_str(&format!(
+                "... ({files} file(s) could not be searched: they cannot be read, or have a line of more than {} bytes, \
+                 the most for this pattern)\n",
+                end.max_line
+            )),
         }
         text.pop();
         text
     }
+}
+
+/// How a search ended.
+struct End<'a> {
+    /// Whether directories were left out.
+    is_partial: bool,
+    stop: &'a Stop,
+    max_line: usize,
 }
 
 /// The lines of one file that match.

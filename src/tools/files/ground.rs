@@ -7,9 +7,11 @@ use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cap_std::fs::{Dir, File, FileTypeExt, Metadata, MetadataExt};
 
+use crate::fair::turns::Turns;
 use crate::workdirs::access::{Access, above};
 use crate::workdirs::reserved::Refused;
 
@@ -17,6 +19,10 @@ use crate::workdirs::reserved::Refused;
 const MOST_PATH: usize = 4096;
 /// Bytes of a result that are kept free for a notice.
 const NOTICE: usize = 512;
+/// The error of a call that nobody waits for.
+const CANCELLED: &str = "stopped";
+/// Searches at work at once, or as many as there are processors. More wait for their turn, by key.
+const SEARCHES_AT_ONCE: usize = 8;
 /// A file whose first bytes have a NUL is no text.
 const LOOKED_AT: usize = 8 << 10;
 
@@ -24,7 +30,7 @@ const LOOKED_AT: usize = 8 << 10;
 pub struct Ground {
     /// The workdir.
     pub access: Access,
-    /// Whether somebody still waits for the result.
+    /// Whether to go on.
     pub stop: Stop,
     /// What all calls share.
     pub shared: Arc<Shared>,
@@ -37,16 +43,19 @@ pub struct Shared {
     locks: [Mutex<()>; 64],
     /// Threads that may still be started to search beside the first one of a call.
     helpers: AtomicUsize,
+    /// Searches at work.
+    pub searches: Turns,
 }
 
 impl Shared {
-    /// For results of at most so many bytes.
-    pub fn new(max_result: usize) -> Self {
+    /// For results of at most so many bytes. These keys share the turns to search.
+    pub fn new(max_result: usize, keys: &[String]) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             max_result,
             locks: std::array::from_fn(|_| Mutex::new(())),
             helpers: AtomicUsize::new(cores.saturating_sub(1).min(8)),
+            searches: Turns::new(SEARCHES_AT_ONCE.max(cores), keys),
         }
     }
 
@@ -151,39 +160,86 @@ impl Ground {
     }
 }
 
-/// The sign that nobody waits for a call any more.
+/// Whether a call has to end: nobody waits for it any more, or its time is up.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct Stop {
+    signs: Arc<Signs>,
+    /// When its time is up, and how many seconds that is; none if nothing but the run bounds it.
+    limit: Option<(Instant, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Signs {
+    cancelled: AtomicBool,
+    /// Set when somebody finds that the time is up: a call that ended just before has all its results.
+    overdue: AtomicBool,
+}
 
 impl Stop {
+    /// The same, with a time limit that begins now.
+    pub fn within(&self, limit: Duration) -> Self {
+        Self {
+            signs: Arc::clone(&self.signs),
+            limit: Some((Instant::now() + limit, limit.as_secs())),
+        }
+    }
+
     /// Whether to go on.
     ///
     /// # Errors
-    /// Where nobody waits any more.
+    /// Why not.
     pub fn check(&self) -> io::Result<()> {
-        match self.is_set() {
-            true => Err(io::Error::other("stopped")),
+        if !self.is_set() {
+            return Ok(());
+        }
+        Err(io::Error::other(match self.overdue() {
+            Some(seconds) => format!("stopped, as it takes longer than {seconds} seconds"),
+            None => CANCELLED.to_owned(),
+        }))
+    }
+
+    /// Whether somebody still waits, however late it is.
+    ///
+    /// # Errors
+    /// That nobody does.
+    pub fn check_cancelled(&self) -> Result<(), String> {
+        match self.signs.cancelled.load(Ordering::Relaxed) {
+            true => Err(CANCELLED.to_owned()),
             false => Ok(()),
         }
     }
 
-    /// Whether nobody waits any more.
+    /// Whether the call has to end.
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        let is_late = || self.limit.is_some_and(|(end, _)| Instant::now() >= end);
+        if self.signs.cancelled.load(Ordering::Relaxed) {
+            return true;
+        }
+        if self.overdue().is_none() && is_late() {
+            self.signs.overdue.store(true, Ordering::Relaxed);
+        }
+        self.overdue().is_some()
+    }
+
+    /// How many seconds the call had, if it was found to need more.
+    pub fn overdue(&self) -> Option<u64> {
+        let (_, seconds) = self.limit?;
+        let is_overdue = self.signs.overdue.load(Ordering::Relaxed);
+        is_overdue.then_some(seconds)
     }
 
     /// What sets it when it is dropped.
     pub fn set_on_drop(&self) -> impl Drop + use<> {
-        struct Set(Arc<AtomicBool>);
+        struct Set(Arc<Signs>);
         impl Drop for Set {
             fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
+                self.0.cancelled.store(true, Ordering::Relaxed);
             }
         }
-        Set(Arc::clone(&self.0))
+        Set(Arc::clone(&self.signs))
     }
 
-    /// A reader that fails once nobody waits any more.
+    /// A reader that fails once the call has to end.
     pub fn reading<R: Read>(&self, from: R) -> impl Read + use<R> {
         struct Until<R>(R, Stop);
         impl<R: Read> Read for Until<R> {

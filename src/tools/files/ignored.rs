@@ -9,6 +9,7 @@ use cap_std::fs::Dir;
 use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 
+use crate::domain::glob;
 use crate::tools::files::ground::{Ground, Opened};
 
 /// The files that are read, a later one's rules before an earlier one's.
@@ -49,7 +50,10 @@ pub fn within(
             if bytes > MOST_IN_FORCE {
                 break;
             }
-            // A line that is no pattern counts for nothing, as with git.
+            // A line that is no pattern counts for nothing, as with git; so do more braces than the stack has room for.
+            if glob::check_braces(&line).is_err() {
+                continue;
+            }
             let _ = rules.add_line(None, &line);
             lines += 1;
         }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use crate::domain::schema::Schema;
+use crate::tools::Tool;
 use crate::tools::files::ground::Shared;
-use crate::tools::files::tool::{FileTool, Perform};
-use crate::tools::{Effect, Tool};
+use crate::tools::files::tool::{FileTool, Kind, Perform};
 
 #[cfg(test)]
 mod attacks;
@@ -17,6 +17,7 @@ mod grep;
 mod ground;
 mod ignored;
 mod list;
+mod pattern;
 mod read;
 mod sorted;
 mod tool;
@@ -24,18 +25,18 @@ mod trees;
 mod walk;
 mod write;
 
-/// All of them, each by its name. No result is longer than `max_result` bytes.
-pub fn all(max_result: usize) -> Vec<(&'static str, Arc<dyn Tool>)> {
-    let shared = Arc::new(Shared::new(max_result));
+/// All of them, each by its name. No result is longer than `max_result` bytes; these keys share the turns to search.
+pub fn all(max_result: usize, keys: &[String]) -> Vec<(&'static str, Arc<dyn Tool>)> {
+    let shared = Arc::new(Shared::new(max_result, keys));
     let shared = &shared;
-    let (reads, changes) = (Effect::Reads, Effect::Changes);
+    let (reads, searches, changes) = (Kind::Reads, Kind::Searches, Kind::Changes);
     let tools = [
         make("list_directory", list::ABOUT, reads, list::list, shared),
         make("read_file", read::ABOUT, reads, read::read, shared),
         make("write_file", write::ABOUT, changes, write::write, shared),
         make("edit_file", edit::ABOUT, changes, edit::edit, shared),
-        make("find_path", find::ABOUT, reads, find::find, shared),
-        make("grep", grep::ABOUT, reads, grep::grep, shared),
+        make("find_path", find::ABOUT, searches, find::find, shared),
+        make("grep", grep::ABOUT, searches, grep::grep, shared),
         make(
             "delete_path",
             change::ABOUT_DELETE,
@@ -72,7 +73,7 @@ pub fn all(max_result: usize) -> Vec<(&'static str, Arc<dyn Tool>)> {
 fn make<A>(
     name: &'static str,
     about: &'static str,
-    effect: Effect,
+    kind: Kind,
     perform: Perform<A>,
     shared: &Arc<Shared>,
 ) -> Option<(&'static str, Arc<dyn Tool>)>
@@ -83,7 +84,7 @@ where
     let tool = FileTool {
         name,
         about,
-        effect,
+        kind,
         schema,
         perform,
         shared: Arc::clone(shared),
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn models_are_told_what_each_argument_means() {
-        let tools = all(1 << 18);
+        let tools = all(1 << 18, &[]);
         assert_eq!(tools.len(), 10);
         for (name, tool) in &tools {
             let spec = tool.spec();
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_schema_says_what_is_needed_and_what_is_taken_otherwise() {
-        let tools = all(1 << 18);
+        let tools = all(1 << 18, &[]);
         let (_, read) = tools.iter().find(|tool| tool.0 == "read_file").expect("it");
         let schema: Value = serde_json::from_str(read.spec().parameters.get()).expect("JSON");
         assert_eq!(schema["required"], json!(["path"]));

@@ -1,6 +1,7 @@
 //! One file tool: reads its arguments, and lets it work on a thread where waiting for a disk stops nobody. Knows no file.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
@@ -11,6 +12,9 @@ use crate::tools::files::ground::{Ground, Shared, Stop};
 use crate::tools::{Context, Effect, Tool};
 use crate::workdirs::access::Access;
 
+/// Longest that a call may read: its thread is nobody else's meanwhile.
+const MAX_READING: Duration = Duration::from_secs(30);
+
 /// What a tool does with its arguments: the text for the model, or the error's text.
 pub type Perform<A> = fn(&Ground, A) -> Result<String, String>;
 
@@ -20,8 +24,8 @@ pub struct FileTool<A> {
     pub name: &'static str,
     /// What models are told about it.
     pub about: &'static str,
-    /// Whether it only reads.
-    pub effect: Effect,
+    /// What calls of it do.
+    pub kind: Kind,
     /// The schema of `A`.
     pub schema: Schema,
     /// What it does.
@@ -30,13 +34,27 @@ pub struct FileTool<A> {
     pub shared: Arc<Shared>,
 }
 
+/// What calls of a tool do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// They only read.
+    Reads,
+    /// They read, and compute as long as the model's pattern makes them: few at a time.
+    Searches,
+    /// They change files. Each is bounded in size and is not stopped halfway for its time.
+    Changes,
+}
+
 impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
     fn spec(&self) -> ToolSpec {
         ToolSpec::new(self.name, self.about, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
-        self.effect
+        match self.kind {
+            Kind::Reads | Kind::Searches => Effect::Reads,
+            Kind::Changes => Effect::Changes,
+        }
     }
 
     fn schema(&self) -> Option<&Schema> {
@@ -54,12 +72,21 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
             let arguments: A = call.read()?;
-            let stop = Stop::default();
+            let turn = match self.kind {
+                Kind::Searches => Some(self.shared.searches.take(context.key).await),
+                Kind::Reads | Kind::Changes => None,
+            };
+            let stop = match self.kind {
+                Kind::Reads | Kind::Searches => Stop::default().within(MAX_READING),
+                Kind::Changes => Stop::default(),
+            };
             let _set_when_nobody_waits = stop.set_on_drop();
             let workdir = context.workdir()?;
             let (stopped, shared) = (stop.clone(), Arc::clone(&self.shared));
             let perform = self.perform;
             let work = move || {
+                // Held by the work, which ends a little later than the wait for it.
+                let _turn = turn;
                 stopped.check().map_err(|error| error.to_string())?;
                 let ground = Ground {
                     access: Access::new(workdir),

@@ -1,0 +1,138 @@
+//! The patterns of searches, as models write them: compiled within bounds, so that no step between two looks at the clock
+//! takes more than about two seconds. Knows no walk.
+
+use std::path::Path;
+
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+
+use crate::domain::glob;
+use crate::domain::message::shorten;
+
+/// Most bytes of a regular expression.
+const MAX_REGEX: usize = 4000;
+/// Most bytes of a glob.
+const MAX_GLOB: usize = 1000;
+/// Most bytes of what a search builds of an expression while it runs.
+const MAX_CACHE: usize = 10 << 20;
+/// Most bytes of a compiled expression, from small to large, with the longest line that each is matched against. Matching
+/// takes time in proportion to the product of both, at worst 5e-11 s for each; that is limited to about 2 seconds.
+const CLASSES: [(usize, usize); 5] = [
+    (2 << 10, 16 << 20),
+    (16 << 10, 2 << 20),
+    (128 << 10, 256 << 10),
+    (1 << 20, 32 << 10),
+    (4 << 20, 8 << 10),
+];
+
+/// A regular expression, compiled.
+#[derive(Debug)]
+pub struct Regex {
+    /// What searches with it.
+    pub matcher: RegexMatcher,
+    /// Most bytes of a line that it is matched against.
+    pub max_line: usize,
+}
+
+impl Regex {
+    /// Compiles the `pattern` of a search.
+    ///
+    /// # Errors
+    /// Why not, for the model.
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        if pattern.len() > MAX_REGEX {
+            return Err(too_long("pattern", pattern, MAX_REGEX));
+        }
+        let mut why = String::new();
+        for (max_compiled, max_line) in CLASSES {
+            let mut builder = RegexMatcherBuilder::new();
+            builder
+                .line_terminator(Some(b'\n'))
+                .size_limit(max_compiled)
+                .dfa_size_limit(MAX_CACHE);
+            match builder.build(pattern) {
+                Ok(matcher) => return Ok(Self { matcher, max_line }),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        Err(format!(
+            "the pattern cannot be used: {}",
+            shorten(&why, 1000)
+        ))
+    }
+}
+
+/// Compiles a glob over paths that is the value of this argument.
+///
+/// # Errors
+/// Why not, for the model.
+pub fn glob(argument: &str, text: &str) -> Result<glob::Matcher, String> {
+    if text.len() > MAX_GLOB {
+        return Err(too_long(argument, text, MAX_GLOB));
+    }
+    let built = glob::Matcher::of_paths(text);
+    built.map_err(|why| format!("{argument} is not a glob: {}", shorten(&why, 300)))
+}
+
+fn too_long(argument: &str, text: &str, max: usize) -> String {
+    format!(
+        "{argument} has {} bytes, and at most {max} are allowed",
+        text.len()
+    )
+}
+
+/// Which files are searched.
+#[derive(Debug)]
+pub struct Include(Option<(glob::Matcher, bool)>);
+
+impl Include {
+    /// Reads `include`: a glob over names, or over paths if it has a slash. Without one all files are searched.
+    ///
+    /// # Errors
+    /// Why not, for the model.
+    pub fn new(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        let text = text.strip_prefix("./").unwrap_or(text);
+        let matcher = glob("include", text)?;
+        Ok(Self(Some((matcher, text.contains('/')))))
+    }
+
+    /// Whether a file is searched.
+    pub fn takes(&self, path: &Path) -> bool {
+        match &self.0 {
+            None => true,
+            Some((glob, true)) => glob.is_match(path),
+            Some((glob, false)) => path.file_name().is_some_and(|name| glob.is_match(name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Regex;
+
+    #[test]
+    fn the_larger_a_pattern_the_shorter_its_lines() {
+        for (pattern, max_line) in [
+            ("todo|fixme", 16 << 20),
+            (r"^\s*fn \w+\(", 256 << 10),
+            (r"\w{3,20}@", 32 << 10),
+            (r"(x|.)*x[a-y]{400}z", 256 << 10),
+        ] {
+            let regex = Regex::new(pattern).expect(pattern);
+            assert_eq!(regex.max_line, max_line, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_an_error() {
+        let long = Regex::new(&"a".repeat(4001)).expect_err("too long");
+        assert_eq!(long, "pattern has 4001 bytes, and at most 4000 are allowed");
+        let nested = format!("{}a{}", "(".repeat(1900), ")".repeat(1900));
+        for large in [r"\w{1000}", "((((a{99}){99}){99}){99}){99}", &nested] {
+            let why = Regex::new(large).expect_err("too large");
+            assert!(why.starts_with("the pattern cannot be used: "), "{why}");
+        }
+    }
+}
