@@ -107,6 +107,7 @@ async fn analyse(
             .get(&agent.model.provider, &agent.model.model),
         cache_key: "",
         trace: None,
+        key: None,
     };
     let bound = agent.timeout.unwrap_or(engine.settings.default_timeout);
     let asking = async {
@@ -122,7 +123,7 @@ async fn analyse(
                     reported = Some(usage);
                 }
             };
-            let answered = served.provider.complete(request, &mut take_in).await;
+            let answered = served.complete(request, &mut take_in).await;
             drop(permit);
             let tokens = match &answered {
                 Ok(reply) => reply.usage,

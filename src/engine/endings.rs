@@ -132,9 +132,9 @@ pub fn provider(error: &ProviderError) -> Failure {
 /// The provider is not there, or has no key.
 pub fn unavailable(unavailable: &Unavailable) -> Failure {
     match unavailable {
-        Unavailable::Unsupported { .. } | Unavailable::MissingAddress { .. } => {
-            config(&unavailable.to_string())
-        }
+        Unavailable::Unsupported { .. }
+        | Unavailable::MissingAddress { .. }
+        | Unavailable::Broken(_) => config(&unavailable.to_string()),
         Unavailable::MissingKey { .. } => failure(
             FailureCode::ProviderAuth,
             Category::Auth.as_str(),

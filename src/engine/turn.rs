@@ -205,6 +205,7 @@ async fn ask_once(
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
         cache_key: &live.agent.version,
         trace: chat.as_deref().map(|chat| &chat.place),
+        key: None,
     };
     let mut reported = None;
     let mut take_in = |delta: Delta<'_>| match delta {
@@ -216,7 +217,7 @@ async fn ask_once(
             engine.journal.whisper(live, event);
         }
     };
-    let answered = bounded(live, served.provider.complete(request, &mut take_in)).await;
+    let answered = bounded(live, served.complete(request, &mut take_in)).await;
     if let Some(chat) = chat {
         chat.end(live, question, model, &answered);
     }

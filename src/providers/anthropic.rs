@@ -5,7 +5,6 @@ use std::borrow::Cow;
 
 use futures_util::future::BoxFuture;
 use indexmap::IndexMap;
-use secrecy::ExposeSecret;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -16,7 +15,7 @@ use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Lenient};
 use crate::providers::lines::Format;
-use crate::providers::wire::{Answered, Base, Part, Wire};
+use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
@@ -41,13 +40,9 @@ impl Anthropic {
     /// A client of the configured service. The error says what is wrong with the configuration.
     pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
         let base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
-        let key = config.api_key.as_ref().map(ExposeSecret::expose_secret);
+        let wire = Wire::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
         let version = config.version.as_deref().unwrap_or(VERSION);
-        let headers = [
-            ("x-api-key", key.map(str::to_owned)),
-            ("anthropic-version", Some(version.to_owned())),
-        ];
-        let wire = Wire::new(config, &base, "/v1/messages", &headers, None)?;
+        let wire = wire.with_header("anthropic-version", version)?;
         Ok(Self { wire, mark })
     }
 
@@ -91,8 +86,9 @@ impl Provider for Anthropic {
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, &self.mark), &request);
         let (stream, trace) = (request.stream, request.trace);
+        let key = request.key;
         Box::pin(async move {
-            let answered = self.wire.send(body?, trace).await?;
+            let answered = self.wire.send(body?, trace, key).await?;
             self.hear(answered, stream, deltas).await
         })
     }

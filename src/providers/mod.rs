@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::Params;
@@ -78,6 +79,8 @@ pub struct ChatRequest<'a> {
     pub cache_key: &'a str,
     /// Where it stands in a trace, told to the service; none where nobody traces.
     pub trace: Option<&'a TraceContext>,
+    /// A person's own key, sent in place of the configured one.
+    pub key: Option<&'a SecretString>,
 }
 
 /// What the model answered.
@@ -133,6 +136,15 @@ impl ProviderError {
             may_have_cost: false,
             is_counted: false,
         }
+    }
+
+    /// The error without this secret, which some services repeat.
+    pub fn without(mut self, secret: &SecretString) -> Self {
+        let secret = secret.expose_secret().trim();
+        if !secret.is_empty() && self.message.contains(secret) {
+            self.message = self.message.replace(secret, "[redacted]");
+        }
+        self
     }
 
     /// The error of a reply that had reported all its tokens, or had not.

@@ -2,7 +2,6 @@
 //! Knows no HTTP and no run.
 
 use futures_util::future::BoxFuture;
-use secrecy::ExposeSecret;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -12,7 +11,7 @@ use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{Count, Counts, Lenient};
 use crate::providers::lines::Format;
-use crate::providers::wire::{Answered, Base, Part, Wire};
+use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
@@ -31,13 +30,9 @@ impl Ollama {
     /// A client of the configured server. The error says what is wrong with the configuration.
     pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
         let base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
-        let key = config.api_key.as_ref().map(ExposeSecret::expose_secret);
-        let headers = [(
-            "authorization",
-            key.map(|key| format!("Bearer {}", key.trim())),
-        )];
         let refused = format!("connection refused: is Ollama running? (expected at {base})");
-        let wire = Wire::new(config, &base, "/api/chat", &headers, Some(refused))?;
+        let wire = Wire::new(config, &base, "/api/chat", KeyHeader::Bearer)?;
+        let wire = wire.when_refused(refused);
         Ok(Self { wire, mark })
     }
 
@@ -78,8 +73,9 @@ impl Provider for Ollama {
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, &self.mark), &request);
         let (stream, trace) = (request.stream, request.trace);
+        let key = request.key;
         Box::pin(async move {
-            let answered = self.wire.send(body?, trace).await?;
+            let answered = self.wire.send(body?, trace, key).await?;
             self.hear(answered, stream, deltas).await
         })
     }

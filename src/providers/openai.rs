@@ -5,7 +5,6 @@ use std::borrow::Cow;
 use std::fmt;
 
 use futures_util::future::BoxFuture;
-use secrecy::ExposeSecret;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -16,7 +15,7 @@ use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::lines::Format;
-use crate::providers::wire::{Answered, Base, Part, Wire};
+use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
@@ -70,12 +69,7 @@ impl OpenAi {
             None if base.host() == HOST => MaxTokens::New,
             None => MaxTokens::Old,
         };
-        let key = config.api_key.as_ref().map(ExposeSecret::expose_secret);
-        let headers = [(
-            "authorization",
-            key.map(|key| format!("Bearer {}", key.trim())),
-        )];
-        let wire = Wire::new(config, &base, "/chat/completions", &headers, None)?;
+        let wire = Wire::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         Ok(Self {
             wire,
             mark,
@@ -124,8 +118,9 @@ impl Provider for OpenAi {
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, self), &request);
         let (stream, trace) = (request.stream, request.trace);
+        let key = request.key;
         Box::pin(async move {
-            let answered = self.wire.send(body?, trace).await?;
+            let answered = self.wire.send(body?, trace, key).await?;
             self.hear(answered, stream, deltas).await
         })
     }

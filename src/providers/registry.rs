@@ -1,17 +1,20 @@
 //! Which providers there are: builds a client for each configured one, and finds it by name.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
 use tokio::sync::Semaphore;
 
 use crate::config::{self, OpenAiApi, ProviderKind};
-use crate::providers::Provider;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai::{self, OpenAi};
 use crate::providers::responses::Responses;
 use crate::providers::scripted::Scripted;
+use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply};
 
 /// The providers that exist without being configured, in the order in which they are told.
 const BUILT_IN: [&str; 3] = ["anthropic", "openai", "ollama"];
@@ -28,11 +31,41 @@ pub struct Served {
     pub permits: Option<Arc<Semaphore>>,
 }
 
+impl Served {
+    /// Sends one request, as [`Provider::complete`] does. No error repeats the request's own key.
+    pub fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let completed = self.provider.complete(request, deltas);
+        match request.key {
+            None => completed,
+            Some(key) => completed
+                .map(|reply| reply.map_err(|error| error.without(key)))
+                .boxed(),
+        }
+    }
+}
+
 /// All configured providers.
 pub struct Registry {
-    providers: BTreeMap<String, Result<Arc<Served>, Unavailable>>,
+    providers: BTreeMap<String, Configured>,
     /// Those that errors name beside the built-in ones: configured ones, and well-known services that can be asked.
     named: Vec<String>,
+}
+
+/// A configured provider.
+struct Configured {
+    served: Result<Arc<Served>, Unavailable>,
+    /// Of one that lacks nothing but a key: its client for requests that come with a key of their own.
+    keyed: Option<Box<Keyed>>,
+}
+
+/// A client that is built for the first request that needs it: most of the providers without a key are never used.
+struct Keyed {
+    config: config::Provider,
+    served: OnceLock<Result<Arc<Served>, Unavailable>>,
 }
 
 /// Why a model's provider cannot be asked.
@@ -64,10 +97,13 @@ pub enum Unavailable {
         /// The variable that would hold the key.
         env: String,
     },
+    /// Its configuration is wrong, which nobody noticed as it had no key.
+    #[error(transparent)]
+    Broken(#[from] RegistryError),
 }
 
 /// Why a configured provider cannot be built.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("[providers.{name}]: {why}")]
 pub struct RegistryError {
     /// Its name.
@@ -90,24 +126,20 @@ impl Registry {
                     name: name.clone(),
                     env: config.key_env.clone(),
                 }),
-                (None, false) => Ok(Arc::new(Served {
-                    name: name.clone(),
-                    provider: client(name, config).map_err(|why| RegistryError {
-                        name: name.clone(),
-                        why,
-                    })?,
-                    is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
-                    permits: config
-                        .max_concurrent
-                        .filter(|most| *most > 0)
-                        .map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)))),
-                })),
+                (None, false) => Ok(serve(name, config)?),
             };
             let is_own = !config.is_preset || served.is_ok();
             if is_own && !BUILT_IN.contains(&name.as_str()) {
                 named.push(name.clone());
             }
-            built.insert(name.clone(), served);
+            let lacks_key = matches!(served, Err(Unavailable::MissingKey { .. }));
+            let keyed = lacks_key.then(|| {
+                Box::new(Keyed {
+                    config: config.clone(),
+                    served: OnceLock::new(),
+                })
+            });
+            built.insert(name.clone(), Configured { served, keyed });
         }
         Ok(Self {
             providers: built,
@@ -118,7 +150,7 @@ impl Registry {
     /// The provider of that name.
     pub fn get(&self, name: &str) -> Result<&Arc<Served>, Unavailable> {
         match self.providers.get(name) {
-            Some(served) => served.as_ref().map_err(Unavailable::clone),
+            Some(configured) => configured.served.as_ref().map_err(Unavailable::clone),
             None => Err(Unavailable::Unsupported {
                 name: name.to_owned(),
                 supported: self.supported(),
@@ -126,13 +158,46 @@ impl Registry {
         }
     }
 
-    fn supported(&self) -> String {
+    /// The provider of that name for requests that have a key of their own, where `has_key` says so: one without a key
+    /// of the operator's can then be asked too.
+    pub fn get_for(&self, name: &str, has_key: bool) -> Result<&Arc<Served>, Unavailable> {
+        let configured = self.providers.get(name).filter(|_| has_key);
+        let Some((name, keyed)) = configured.and_then(|it| Some((name, it.keyed.as_ref()?))) else {
+            return self.get(name);
+        };
+        let served = keyed.served.get_or_init(|| Ok(serve(name, &keyed.config)?));
+        served.as_ref().map_err(Unavailable::clone)
+    }
+
+    /// Whether there is a provider of that name, usable or not.
+    pub fn is_known(&self, name: &str) -> bool {
+        self.providers.contains_key(name)
+    }
+
+    /// The providers that errors name.
+    pub fn supported(&self) -> String {
         BUILT_IN
             .into_iter()
             .chain(self.named.iter().map(String::as_str))
             .collect::<Vec<_>>()
             .join(", ")
     }
+}
+
+fn serve(name: &str, config: &config::Provider) -> Result<Arc<Served>, RegistryError> {
+    let name = name.to_owned();
+    let provider = match client(&name, config) {
+        Ok(provider) => provider,
+        Err(why) => return Err(RegistryError { name, why }),
+    };
+    let permits = config.max_concurrent.filter(|most| *most > 0);
+    let semaphore = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    Ok(Arc::new(Served {
+        name,
+        provider,
+        is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
+        permits: permits.map(semaphore),
+    }))
 }
 
 fn client(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, String> {

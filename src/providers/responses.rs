@@ -138,8 +138,9 @@ impl Provider for Responses {
         }
         let body = request_body::write(&Body::of(&request, self), &request);
         let (model, stream, trace) = (request.model, request.stream, request.trace);
+        let key = request.key;
         Box::pin(async move {
-            let answered = self.wire.send(body?, trace).await?;
+            let answered = self.wire.send(body?, trace, key).await?;
             self.hear(answered, model, stream, deltas).await
         })
     }

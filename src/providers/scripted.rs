@@ -395,6 +395,7 @@ mod tests {
                 facts: None,
                 cache_key: "",
                 trace: None,
+                key: None,
             };
             self.scripted.complete(request, deltas).await
         }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT};
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use jiff::Timestamp;
 use reqwest::{Body, Client, Request, Response, Url};
@@ -33,6 +35,43 @@ const REFUSAL: Duration = Duration::from_secs(10);
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Secrets shorter than this are not looked for in messages: they would be found in any text.
 const MIN_SECRET: usize = 6;
+
+/// Anthropic's header for its key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The headers that carry a key to one service or another: with a person's own key none of them is the operator's.
+const KEY_HEADERS: [HeaderName; 4] = [
+    AUTHORIZATION,
+    X_API_KEY,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+
+/// The header in which a service takes its key.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyHeader {
+    /// `x-api-key`
+    ApiKey,
+    /// `authorization: Bearer …`
+    Bearer,
+}
+
+impl KeyHeader {
+    fn name(self) -> HeaderName {
+        match self {
+            Self::ApiKey => X_API_KEY,
+            Self::Bearer => AUTHORIZATION,
+        }
+    }
+
+    /// The header's value; `None` if a header cannot hold the key.
+    fn value(self, key: &SecretString) -> Option<HeaderValue> {
+        let key = key.expose_secret().trim();
+        match self {
+            Self::ApiKey => secret_value(key),
+            Self::Bearer => secret_value(&format!("Bearer {key}")),
+        }
+    }
+}
 
 /// Where a service is.
 #[derive(Clone, Debug)]
@@ -104,6 +143,7 @@ pub struct Wire {
     client: Client,
     url: Url,
     headers: HeaderMap,
+    key_header: KeyHeader,
     /// Looked for in every error message.
     secrets: Vec<SecretString>,
     max_reply: usize,
@@ -143,14 +183,12 @@ pub enum Part<'a> {
 }
 
 impl Wire {
-    /// A client that posts to `base` and `path`. `headers` are the wire's own; those of the config win over them.
-    /// `refused` is what to say when nobody listens there.
+    /// A client that posts to `base` and `path` with the configured key. The headers of the config win over its own.
     pub fn new(
         config: &config::Provider,
         base: &Base,
         path: &str,
-        headers: &[(&'static str, Option<String>)],
-        refused: Option<String>,
+        key_header: KeyHeader,
     ) -> Result<Self, String> {
         let Base { url } = base.join(path);
         let mut builder = Client::builder()
@@ -185,12 +223,29 @@ impl Wire {
         Ok(Self {
             client,
             url,
-            headers: all_headers(config, headers)?,
+            headers: all_headers(config, key_header)?,
+            key_header,
             secrets,
             max_reply: config.max_reply,
             timeout: config.timeout,
-            refused,
+            refused: None,
         })
+    }
+
+    /// The same client that sends this header too, unless one of its name is configured.
+    pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, String> {
+        let value = secret_value(value)
+            .ok_or_else(|| format!("its {name} header has characters that no header may have"))?;
+        self.headers
+            .entry(HeaderName::from_static(name))
+            .or_insert(value);
+        Ok(self)
+    }
+
+    /// The same client that says this if nobody listens at the address.
+    pub fn when_refused(mut self, text: String) -> Self {
+        self.refused = Some(text);
+        self
     }
 
     /// The same client for another path of its service.
@@ -201,14 +256,15 @@ impl Wire {
         }
     }
 
-    /// Posts `body`, with its place in a trace.
+    /// Posts `body`, with its place in a trace, and with a person's own `key` in place of the configured one.
     pub async fn send(
         &self,
         body: Vec<u8>,
         trace: Option<&TraceContext>,
+        key: Option<&SecretString>,
     ) -> Result<Answered, ProviderError> {
         let mut request = Request::new(Method::POST, self.url.clone());
-        *request.headers_mut() = self.headers.clone();
+        *request.headers_mut() = self.headers_with(key)?;
         if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
             request.headers_mut().insert(TRACEPARENT, value);
         }
@@ -217,6 +273,22 @@ impl Wire {
             Ok(response) => Ok(Answered(response)),
             Err(why) => Err(self.cleaned(self.unreached(&why))),
         }
+    }
+
+    fn headers_with(&self, key: Option<&SecretString>) -> Result<HeaderMap, ProviderError> {
+        let mut headers = self.headers.clone();
+        let Some(key) = key else {
+            return Ok(headers);
+        };
+        for name in KEY_HEADERS {
+            headers.remove(name);
+        }
+        let value = self.key_header.value(key).ok_or_else(|| {
+            let message = "the request's own key has characters that no header may have";
+            ProviderError::new(Category::Auth, message)
+        })?;
+        headers.insert(self.key_header.name(), value);
+        Ok(headers)
     }
 
     /// Hands an answer over to `hear`, as one document or message by message, whichever the service sends; a stream is
@@ -438,23 +510,18 @@ fn is_stream(response: &Response, format: Format, stream: bool) -> bool {
     is(own) || (stream && !whole)
 }
 
-fn all_headers(
-    config: &config::Provider,
-    own: &[(&'static str, Option<String>)],
-) -> Result<HeaderMap, String> {
+fn all_headers(config: &config::Provider, key_header: KeyHeader) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(
         USER_AGENT,
         HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION"))),
     );
-    for (name, value) in own {
-        if let Some(value) = value {
-            let value = secret_value(value).ok_or_else(|| {
-                format!("its {name} header has characters that no header may have: check api_key and version")
-            })?;
-            headers.insert(HeaderName::from_static(name), value);
-        }
+    if let Some(key) = &config.api_key {
+        let value = key_header
+            .value(key)
+            .ok_or_else(|| "its api_key has characters that no header may have".to_owned())?;
+        headers.insert(key_header.name(), value);
     }
     for (name, value) in &config.headers {
         let header = HeaderName::from_bytes(name.as_bytes())

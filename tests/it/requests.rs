@@ -258,6 +258,7 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
         facts: None,
         cache_key: "sha256:0123abcd",
         trace: None,
+        key: None,
     };
     let first = [hello.clone()];
     let (reply, deltas) = ask(&served, question(&first)).await;
@@ -408,6 +409,7 @@ async fn thoughts_go_back_to_the_model_that_had_them_only() {
             facts: None,
             cache_key: "",
             trace: None,
+            key: None,
         };
         ask(&served, request).await.0.expect("a reply");
         let seen = service.seen().pop().expect("a request");
@@ -448,6 +450,7 @@ async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_response
             facts: None,
             cache_key: "",
             trace: None,
+            key: None,
         };
         ask(&served, request).await.0.expect("a reply");
         let seen = service.seen().pop().expect("a request");
@@ -567,6 +570,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
             facts: None,
             cache_key: "",
             trace: None,
+            key: None,
         };
         ask(&served, request).await.0.expect("a reply");
         let seen = service.seen().pop().expect("a request");
@@ -725,6 +729,7 @@ async fn a_waiting_request_is_small() {
             facts: None,
             cache_key: "",
             trace: None,
+            key: None,
         };
         let mut deltas = |_: Delta<'_>| {};
         let future = served.provider.complete(request, &mut deltas);

@@ -115,6 +115,7 @@ pub async fn say(
         facts: None,
         cache_key: "",
         trace: None,
+        key: None,
     };
     ask(served, request).await
 }
