@@ -129,6 +129,8 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
             ..top.section("params", params)
         },
         allow_extra: allow_extra(top),
+        allow_provider_keys: top.flag("allow_provider_keys").unwrap_or(false),
+        given_keys: Vec::new(),
         max_turns: top.section("limits", |s| {
             small(s, "max_turns", 1, MAX_TURNS).unwrap_or(MAX_TURNS)
         }),

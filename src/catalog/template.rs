@@ -57,6 +57,8 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # cache = "5m"
 # The keys of [params.extra] that a request may set.
 # allow_extra = ["service_tier"]
+# Whether requests may come with keys of their own for providers (the header X-Provider-Key).
+# allow_provider_keys = false
 
 # Whether replies are streamed from the provider.
 # stream = false

@@ -34,6 +34,7 @@ pub fn to_toml(agent: &Agent) -> String {
     let cache = Cache::ALL.iter().find(|(_, it)| *it == agent.params.cache);
     file.maybe("cache", cache.map(|(name, _)| text(name)));
     file.key("allow_extra", texts(&agent.allow_extra));
+    file.key("allow_provider_keys", agent.allow_provider_keys);
     file.key("stream", agent.stream);
     file.key("timeout", whole_seconds(agent.timeout));
 

@@ -82,6 +82,12 @@ pub struct Agent {
     /// The keys of `extra` that a request may set.
     #[serde(default)]
     pub allow_extra: Vec<String>,
+    /// Whether its requests may use a person's own key for a provider, where the root's request came with one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_provider_keys: bool,
+    /// The providers that a root's request came with keys for. The keys themselves are in memory only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given_keys: Vec<String>,
     /// Turns of one run, 1 to [`MAX_TURNS`].
     pub max_turns: u32,
     /// Limits of its whole subtree.

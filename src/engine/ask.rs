@@ -14,6 +14,7 @@ use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, Resp
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::trace::TraceContext;
+use crate::engine::provider_keys::Keys;
 use crate::engine::sessions::OnBusy;
 use crate::fair::queue::Full;
 use crate::providers::registry::Unavailable;
@@ -48,6 +49,8 @@ pub struct RunAsk {
     pub stream: Option<bool>,
     /// Where the caller stands in a trace.
     pub trace: Option<Box<TraceContext>>,
+    /// The person's own keys for the tree's requests.
+    pub provider_keys: Keys,
 }
 
 /// What a request sets over the agent's file.
@@ -132,6 +135,9 @@ pub enum StartError {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// A key for a provider that the agent does not take, or that nothing can be done with.
+    #[error("{0}")]
+    ProviderKey(String),
     /// The request names a model that the run's budget in money would not hold.
     #[error(
         "the price of {0} is not known, and this run has a budget in money: name a model with a price, or have [prices.\"{0}\"] added to the server's configuration"

@@ -83,9 +83,11 @@ fn make(
     accounts: &[usize],
     id: RunId,
 ) -> Result<Child, String> {
+    let provider = &agent.model.provider;
+    let has_key = caller.tree.provider_keys.serve(&agent, provider);
     engine
         .providers
-        .get(&agent.model.provider)
+        .get_for(provider, has_key)
         .map_err(|unavailable| unavailable.to_string())?;
     let place: Option<Scope> = caller.scope.child(id, agent.delegation.max_depth, limit);
     let scope = place.ok_or_else(|| format!("maximum sub-agent depth ({limit}) reached"))?;

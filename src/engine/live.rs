@@ -17,6 +17,7 @@ use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::Webhook;
 use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
+use crate::engine::provider_keys::ProviderKeys;
 use crate::engine::quotas::Quotas;
 use crate::engine::root_slot::RootSlot;
 use crate::engine::spans::Trace;
@@ -74,6 +75,8 @@ pub struct Tree {
     pub trace: Option<Box<Trace>>,
     /// How many runs it has had, the root counted.
     pub runs: AtomicU64,
+    /// A person's own keys for its requests.
+    pub provider_keys: ProviderKeys,
 }
 
 impl Tree {
@@ -378,6 +381,8 @@ impl LiveRun {
         let results = std::mem::take(&mut *lock(&before.tree.suspension.results));
         *lock(&self.tree.suspension.results) = results;
         let _ = self.tree.suspension.taken_up.set((Instant::now(), tries));
+        let keys = &self.tree.provider_keys;
+        keys.take_over(&before.tree.provider_keys);
     }
 
     /// Keeps the result of a call that could not be recorded for when the tree is taken up.

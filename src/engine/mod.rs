@@ -22,6 +22,7 @@ pub mod journal;
 pub mod live;
 pub mod memory;
 pub mod parts;
+pub mod provider_keys;
 pub mod quotas;
 pub mod record;
 pub mod recovery;

@@ -15,6 +15,7 @@ use crate::engine::definitions;
 use crate::engine::endings;
 use crate::engine::live::{Deadline, LiveRun, Recorded, Tree, TreeSuspension};
 use crate::engine::parts::Engine;
+use crate::engine::provider_keys::ProviderKeys;
 use crate::engine::quotas::Quotas;
 use crate::engine::record;
 use crate::engine::root_slot::RootSlot;
@@ -200,6 +201,7 @@ pub fn revive(
             webhooks: continuation.webhooks.clone(),
             trace: Trace::of(engine.traces.as_ref(), None, run.id),
             runs: AtomicU64::new(run.tree.runs),
+            provider_keys: ProviderKeys::recorded(&agent.given_keys),
         }),
     };
     let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);

@@ -13,6 +13,7 @@ use crate::engine::ask::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunAsk, StartError,
 };
 use crate::engine::parts::{Engine, Settings};
+use crate::engine::provider_keys::Keys;
 use crate::engine::{webhook, workdir};
 use crate::providers::registry::Served;
 use crate::tools::mcp::Offer;
@@ -54,10 +55,12 @@ pub async fn agent(engine: &Arc<Engine>, ask: &RunAsk) -> Result<Arc<Agent>, Sta
     let agents = engine.catalog.current();
     let agent = agents.get(&ask.agent)?;
     let overrides = &ask.overrides;
-    if is_empty(overrides) {
+    check_provider_keys(engine, &ask.provider_keys, agent)?;
+    if is_empty(overrides) && ask.provider_keys.is_empty() {
         return Ok(Arc::clone(agent));
     }
     let mut changed = Agent::clone(agent);
+    changed.given_keys = ask.provider_keys.keys().cloned().collect();
     if let Some(model) = &overrides.model {
         changed.model = model.parse().map_err(StartError::Model)?;
     }
@@ -76,9 +79,34 @@ pub async fn agent(engine: &Arc<Engine>, ask: &RunAsk) -> Result<Arc<Agent>, Sta
     Ok(Arc::new(changed))
 }
 
-/// Whether the agent's provider can be asked.
+/// Whether requests to the agent's provider can be sent: with the key that the request came with, or the operator's.
 pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
-    engine.providers.get(&agent.model.provider)?;
+    let provider = &agent.model.provider;
+    let has_key = agent.given_keys.contains(provider);
+    engine.providers.get_for(provider, has_key)?;
+    Ok(())
+}
+
+/// Whether the agent takes keys from requests, and these are for providers that there are. The error does not repeat what
+/// was given as a provider's name: it may be a key.
+fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<(), StartError> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    if !agent.allow_provider_keys {
+        let why = format!(
+            "agent {} takes no keys from requests: leave the header out, or set allow_provider_keys = true in its file",
+            agent.name
+        );
+        return Err(StartError::ProviderKey(why));
+    }
+    if !keys.keys().all(|name| engine.providers.is_known(name)) {
+        let why = format!(
+            "it is for a provider that is not configured: supported providers are {}",
+            engine.providers.supported()
+        );
+        return Err(StartError::ProviderKey(why));
+    }
     Ok(())
 }
 

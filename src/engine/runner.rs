@@ -22,6 +22,7 @@ use crate::engine::journal::Listener;
 use crate::engine::live::{LiveRun, LiveRuns, Tree, TreeSuspension};
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::parts::{Engine, Parts};
+use crate::engine::provider_keys::ProviderKeys;
 use crate::engine::quotas::Quotas;
 use crate::engine::recovery::Left;
 use crate::engine::remains::Decided;
@@ -163,6 +164,7 @@ impl Runner {
             webhooks,
             trace: Trace::of(engine.traces.as_ref(), ask.trace.as_deref(), scope.run),
             runs: AtomicU64::new(1),
+            provider_keys: ProviderKeys::of(ask.provider_keys),
         });
         let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.

@@ -2,6 +2,8 @@
 //! tools and no storage engine.
 
 use std::hash::{BuildHasher, RandomState};
+
+use secrecy::SecretString;
 use tokio::time::Instant;
 
 use crate::config::models::ModelFacts;
@@ -71,11 +73,9 @@ pub async fn take(
     let (agent, clock) = (&live.agent, Instant::now());
     let mut failed = None;
     for model in std::iter::once(&agent.model).chain(&agent.fallback_models) {
-        let served = match engine.providers.get(&model.provider) {
-            Ok(served) => served,
-            Err(unavailable) if failed.is_none() => {
-                return Err(TurnError::Unavailable(unavailable));
-            }
+        let service = match service(engine, live, model) {
+            Ok(service) => service,
+            Err(error) if failed.is_none() => return Err(error),
             // A fallback that is not there is passed over, and does not hide why the model before it failed.
             Err(_) => continue,
         };
@@ -93,7 +93,7 @@ pub async fn take(
                 .note(live, Change::Nothing, Vec::new(), vec![scheduled])
                 .await?;
         }
-        match ask(engine, live, &question, model, served, streamed).await {
+        match ask(engine, live, &question, model, service, streamed).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 failed = Some(TurnError::Provider(error));
             }
@@ -109,19 +109,41 @@ pub async fn take(
     Err(failed.unwrap_or(TurnError::Stopped))
 }
 
+/// Who answers a request, and the person's own key that it carries.
+#[derive(Clone, Copy)]
+struct Service<'a> {
+    served: &'a Served,
+    key: Option<&'a SecretString>,
+}
+
+/// Who answers this run's requests for a model.
+fn service<'a>(
+    engine: &'a Engine,
+    live: &'a LiveRun,
+    model: &ModelRef,
+) -> Result<Service<'a>, TurnError> {
+    let keys = &live.tree.provider_keys;
+    let key = keys.get(&live.agent, &model.provider);
+    let key = key.map_err(TurnError::Provider)?;
+    let served = engine.providers.get_for(&model.provider, key.is_some());
+    let served = served.map_err(TurnError::Unavailable)?;
+    Ok(Service { served, key })
+}
+
 /// Asks one model, again where its agent's policy says so.
 async fn ask(
     engine: &Engine,
     live: &LiveRun,
     question: &Question<'_>,
     model: &ModelRef,
-    served: &Served,
+    service: Service<'_>,
     streamed: &mut String,
 ) -> Result<Answer, TurnError> {
+    let served = service.served;
     let policy = &live.agent.retry;
     let mut attempt = 0;
     loop {
-        let error = match ask_once(engine, live, question, model, served, streamed).await {
+        let error = match ask_once(engine, live, question, model, service, streamed).await {
             Ok(reply) => {
                 return Ok(Answer {
                     reply,
@@ -171,7 +193,7 @@ async fn ask_once(
     live: &LiveRun,
     question: &Question<'_>,
     model: &ModelRef,
-    served: &Served,
+    Service { served, key }: Service<'_>,
     streamed: &mut String,
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
@@ -205,7 +227,7 @@ async fn ask_once(
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
         cache_key: &live.agent.version,
         trace: chat.as_deref().map(|chat| &chat.place),
-        key: None,
+        key,
     };
     let mut reported = None;
     let mut take_in = |delta: Delta<'_>| match delta {

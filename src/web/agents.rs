@@ -189,6 +189,7 @@ struct Definition<'a> {
     effort: Option<Effort>,
     cache: Cache,
     allow_extra: &'a [String],
+    allow_provider_keys: bool,
     params: BTreeMap<&'static str, Param<'a>>,
     limits: Limits,
     budget: Budget,
@@ -359,6 +360,7 @@ impl<'a> Definition<'a> {
             effort: agent.params.effort,
             cache: agent.params.cache,
             allow_extra: &agent.allow_extra,
+            allow_provider_keys: agent.allow_provider_keys,
             params: params(agent),
             limits: Limits {
                 max_turns: agent.max_turns,
@@ -472,6 +474,8 @@ mod tests {
             approve: Vec::new(),
             approve_timeout: None,
             allow_extra: Vec::new(),
+            allow_provider_keys: false,
+            given_keys: Vec::new(),
         };
         Entry {
             name: "planner".to_owned(),

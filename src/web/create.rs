@@ -20,6 +20,7 @@ use crate::domain::trace::TraceContext;
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
 use crate::engine::journal::Listener;
+use crate::engine::provider_keys::Keys;
 use crate::engine::sessions::OnBusy;
 use crate::store::{Claim, Claimed, StoreError};
 use crate::validation;
@@ -29,7 +30,7 @@ use crate::web::error::Problem;
 use crate::web::messages::Written;
 use crate::web::query::{AgentPath, Query};
 use crate::web::state::{AppState, Settings};
-use crate::web::{idempotency, messages, runs, sse, wait};
+use crate::web::{idempotency, messages, provider_keys, runs, sse, wait};
 
 /// Most characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
@@ -50,6 +51,7 @@ pub async fn create(
         manner,
         key,
         trace,
+        provider_keys,
     } = Box::pin(Posted::read(&state.settings, request)).await?;
     let claim = key.map(|(key, body)| {
         let route = format!("POST /agents/{agent}/runs");
@@ -65,6 +67,7 @@ pub async fn create(
     let mut ask = RunAsk {
         owner,
         trace,
+        provider_keys,
         claim: claim.clone(),
         ..ask(sent, agent, &state.settings).await?
     };
@@ -131,6 +134,7 @@ struct Posted {
     /// The idempotency key, with what tells this body from another's.
     key: Option<(String, [u8; 32])>,
     trace: Option<Box<TraceContext>>,
+    provider_keys: Keys,
 }
 
 impl Posted {
@@ -140,6 +144,7 @@ impl Posted {
         let wait = wait::asked(&query, &parts.headers, settings.max_wait)?;
         let key = idempotency::key(&parts.headers)?;
         let trace = traced(&parts.headers);
+        let provider_keys = provider_keys::read(&parts.headers)?;
         let sent = body::read(
             &parts.headers,
             body,
@@ -161,6 +166,7 @@ impl Posted {
             manner,
             key,
             trace,
+            provider_keys,
         })
     }
 }
@@ -356,6 +362,7 @@ impl Create {
             owner: None,
             claim: None,
             trace: None,
+            provider_keys: Keys::new(),
             agent,
             input: self.input,
             context: self.context,

@@ -308,6 +308,11 @@ impl From<StartError> for Problem {
             StartError::Load(error) => error.into(),
             StartError::Model(_) => Self::field("invalid_model", "/model", text),
             StartError::Unpriced(_) => Self::field("unpriced_model", "/model", text),
+            StartError::ProviderKey(why) => Self::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "provider_key_refused",
+                format!("X-Provider-Key: {why}"),
+            ),
             StartError::Provider(_) => Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "provider_unavailable",

@@ -17,6 +17,7 @@ pub mod messages;
 pub mod metrics;
 pub mod openapi;
 pub mod pending;
+pub mod provider_keys;
 pub mod query;
 pub mod router;
 pub mod runs;

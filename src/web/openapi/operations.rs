@@ -47,6 +47,12 @@ pub fn create(told: Operation<'_>) -> Operation<'_> {
             json!({"type": "string"}),
             "The trace that the run goes into (W3C Trace Context).",
         )
+        .header(
+            "X-Provider-Key",
+            json!({"type": "string", "pattern": "^[^=]+=[!-~]+$"}),
+            "`<provider>=<key>`: a key of the caller's own for the requests of this run's tree to a provider, one header \
+             for each provider. Only for agents with `allow_provider_keys`; never stored or logged.",
+        )
         .answers::<RunView<'static>>(
             200,
             "The run, which ended while the caller waited; or its events, where `Accept` \

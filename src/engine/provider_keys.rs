@@ -1,0 +1,91 @@
+//! A person's own keys for the providers, which came with one request and serve its whole tree. They are in memory only;
+//! the record knows no more than which providers they are for. Knows no wire.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use secrecy::SecretString;
+
+use crate::domain::agent::Agent;
+use crate::providers::{Category, ProviderError};
+
+/// Keys by provider.
+pub type Keys = BTreeMap<String, SecretString>;
+
+/// The keys of one tree.
+#[derive(Debug, Default)]
+pub struct ProviderKeys {
+    /// The providers that the request came with keys for.
+    given: Vec<String>,
+    /// The keys; empty after a restart.
+    keys: OnceLock<Arc<Keys>>,
+}
+
+impl ProviderKeys {
+    /// Those that came with a request.
+    pub fn of(keys: Keys) -> Self {
+        Self {
+            given: keys.keys().cloned().collect(),
+            keys: OnceLock::from(Arc::new(keys)),
+        }
+    }
+
+    /// Those that an earlier process had, or this one before the tree was suspended: see [`ProviderKeys::take_over`].
+    pub fn recorded(given: &[String]) -> Self {
+        Self {
+            given: given.to_vec(),
+            keys: OnceLock::new(),
+        }
+    }
+
+    /// Takes the keys of the same tree as it was before it was suspended.
+    pub fn take_over(&self, before: &Self) {
+        if let Some(keys) = before.keys.get() {
+            let _ = self.keys.set(Arc::clone(keys));
+        }
+    }
+
+    /// Whether this agent's requests to the provider use a person's own key.
+    pub fn serve(&self, agent: &Agent, provider: &str) -> bool {
+        agent.allow_provider_keys && self.given.iter().any(|given| given == provider)
+    }
+
+    /// The person's key for this agent's requests to the provider; `None` if they use the operator's.
+    ///
+    /// # Errors
+    /// The key was lost when the daemon restarted: the operator's is not used in its place.
+    pub fn get(
+        &self,
+        agent: &Agent,
+        provider: &str,
+    ) -> Result<Option<&SecretString>, ProviderError> {
+        if !self.serve(agent, provider) {
+            return Ok(None);
+        }
+        match self.keys.get().and_then(|keys| keys.get(provider)) {
+            Some(key) => Ok(Some(key)),
+            None => Err(ProviderError::new(
+                Category::Auth,
+                format!(
+                    "the request came with its own key for provider \"{provider}\" (X-Provider-Key), which is kept in \
+                     memory only and was lost when the daemon restarted; send the request again"
+                ),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Keys, ProviderKeys};
+
+    #[test]
+    fn a_debug_print_shows_no_key() {
+        let keys = Keys::from([("openai".to_owned(), "sk-of-a-person".into())]);
+        let shown = format!("{:?}", ProviderKeys::of(keys));
+        assert!(
+            shown.contains("openai") && !shown.contains("sk-of"),
+            "{shown}"
+        );
+    }
+}
