@@ -40,6 +40,7 @@ mod openapi;
 mod overload;
 mod partial;
 mod presets;
+mod provider_keys;
 mod recordings;
 mod recovery;
 mod recovery_at_random;

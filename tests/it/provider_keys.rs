@@ -1,0 +1,398 @@
+//! `X-Provider-Key`: a person's own keys serve one request's tree, where its agents allow it, and are nowhere afterwards.
+
+use std::fs;
+use std::path::Path;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, calls, fails, hangs, says};
+use crate::support::provider::seen::Wire;
+use crate::support::run::Run;
+
+const OWN: &str = "sk-of-a-person-4711";
+const OTHER: &str = "sk-of-somebody-else";
+const ALLOWED: &str = "allow_provider_keys = true";
+
+/// A daemon with a provider that nobody configured a key for.
+fn setup() -> Setup {
+    TestApp::with()
+        .config("[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
+        .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
+        .agent("closed", "")
+}
+
+async fn post(app: &TestApp, agent: &str, keys: &[&str], body: Value) -> Got {
+    post_to(app, &format!("/agents/{agent}/runs"), keys, body).await
+}
+
+async fn post_to(app: &TestApp, path: &str, keys: &[&str], body: Value) -> Got {
+    let request = app.request(Method::POST, path).json(&body);
+    let with_key = |request: reqwest::RequestBuilder, key: &&str| {
+        request.header("X-Provider-Key", (*key).to_owned())
+    };
+    send(keys.iter().fold(request, with_key)).await
+}
+
+async fn start<'a>(app: &'a TestApp, agent: &str, keys: &[&str]) -> Run<'a> {
+    let got = post(app, agent, keys, json!({"input": "go"})).await;
+    assert_eq!(got.status, 202, "{}", got.text);
+    Run::new(app, got.json())
+}
+
+fn bare(key: &str) -> String {
+    format!("bare={key}")
+}
+
+/// Nothing that the daemon wrote holds a key: not its log, not its files, not what the API says of the run.
+async fn is_nowhere(app: &TestApp, run: &Run<'_>, keys: &[&str]) {
+    let run = run.now().await;
+    let events = run.events().await;
+    let seen = format!(
+        "{run:?} {events:?} {} {}",
+        run.messages().await,
+        run.tree().await
+    );
+    let mut places = vec![seen.into_bytes(), app.daemon.log().into_bytes()];
+    files(&app.path("data"), &mut places);
+    assert!(places.len() > 3, "no file of the store was found");
+    for key in keys {
+        let holds = |place: &Vec<u8>| place.windows(key.len()).any(|at| at == key.as_bytes());
+        assert!(!places.iter().any(holds), "{key} was kept");
+    }
+}
+
+fn files(directory: &Path, contents: &mut Vec<Vec<u8>>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        match path.is_dir() {
+            true => files(&path, contents),
+            false => contents.push(fs::read(&path).expect("a file")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_persons_key_is_sent_in_place_of_the_operators_on_every_wire() {
+    let setup = Wire::ALL.iter().fold(setup(), |setup, wire| {
+        let name = wire.name();
+        setup.agent(name, &format!("model = \"{name}/{name}\"\n{ALLOWED}"))
+    });
+    let app = setup.spawn().await;
+    for wire in Wire::ALL {
+        let name = wire.name();
+        app.provider.always(name, |_| says("done"));
+        let run = start(&app, name, &[&format!("{name}={OWN}")]).await;
+        assert_eq!(run.ended().await.output(), "done");
+        let seen = app.provider.asked(name, 1).await;
+        assert_eq!(seen.key(), Some(OWN));
+        assert!(
+            !format!("{:?}", seen.headers).contains("key-of-"),
+            "{seen:?}"
+        );
+        // A request without the header has the operator's again.
+        app.run(name, "go").await;
+        let again = app.provider.asked(name, 2).await;
+        let operators = format!("key-of-{name}");
+        let wanted = (wire != Wire::Ollama).then_some(operators.as_str());
+        assert_eq!(again.key(), wanted);
+        is_nowhere(&app, &run, &[OWN]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_provider_without_a_key_is_there_for_a_request_that_has_one() {
+    let app = setup().spawn().await;
+    app.provider.always("own", |_| says("done"));
+    let refused = post(&app, "own", &[], json!({})).await;
+    assert!(refused.problem(422).contains("BARE_API_KEY"));
+    // A key for another provider does not help.
+    let refused = post(&app, "own", &[&format!("openai={OWN}")], json!({})).await;
+    assert!(refused.problem(422).contains("BARE_API_KEY"));
+    let run = start(&app, "own", &[&bare(OWN), &format!("openai={OTHER}")]).await;
+    assert_eq!(run.ended().await.output(), "done");
+    assert_eq!(app.provider.asked("own", 1).await.key(), Some(OWN));
+    is_nowhere(&app, &run, &[OWN, OTHER]).await;
+    let shown = app.get("/agents/own").await.json();
+    assert_eq!(shown["allow_provider_keys"], true);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_header_is_said_without_the_key() {
+    let app = setup().spawn().await;
+    let not_allowed = post(&app, "closed", &[&bare(OWN)], json!({})).await;
+    let twice = [bare(OWN), bare(OWN)];
+    let cases = [
+        (not_allowed, 422, "allow_provider_keys"),
+        (
+            post(&app, "own", &["sk-of-a-person-4711"], json!({})).await,
+            400,
+            "<provider>=<key>",
+        ),
+        (
+            post(&app, "own", &["bare="], json!({})).await,
+            400,
+            "<provider>=<key>",
+        ),
+        (
+            post(&app, "own", &[&twice[0], &twice[1]], json!({})).await,
+            400,
+            "two keys",
+        ),
+        (
+            post(&app, "own", &["sk-of-a-person-4711=bare"], json!({})).await,
+            422,
+            "openai",
+        ),
+    ];
+    for (got, status, word) in cases {
+        let why = got.problem(status);
+        assert!(
+            why.contains("X-Provider-Key") && why.contains(word),
+            "{why}"
+        );
+        assert!(!got.text.contains(OWN), "{}", got.text);
+    }
+    assert!(!app.daemon.log().contains(OWN));
+    let dry = post_to(&app, "/agents/own/dry-run", &[&bare(OWN)], json!({})).await;
+    assert_eq!(dry.status, 200, "{}", dry.text);
+    assert!(!dry.text.contains(OWN), "{}", dry.text);
+    assert!(app.provider.seen().is_empty());
+}
+
+#[tokio::test]
+async fn an_error_that_repeats_the_key_is_shown_without_it() {
+    let app = setup().spawn().await;
+    app.provider
+        .always("own", |_| fails(401, format!("no such key: {OWN}")));
+    let run = start(&app, "own", &[&bare(OWN)]).await.ended().await;
+    let (code, message) = run.failure();
+    assert_eq!(code, "provider_auth");
+    assert!(message.contains("no such key: [redacted]"), "{message}");
+    is_nowhere(&app, &run, &[OWN]).await;
+}
+
+#[tokio::test]
+async fn children_have_the_key_where_their_own_files_allow_it() {
+    let app = setup()
+        .agent("planner", &format!("model = \"anthropic/planner\"\nsub_agents = [\"open\", \"shut\"]\nfallback_models = [\"bare/fallback\"]\n{ALLOWED}\n[subagent]\nenabled = true\nmodel = \"bare/unnamed\"\n[retry]\nmax_retries = 0"))
+        .agent("open", &format!("model = \"bare/open\"\n{ALLOWED}"))
+        .agent("shut", "")
+        .spawn()
+        .await;
+    app.provider.always("planner", |_| fails(529, "busy"));
+    app.provider.always("fallback", |seen| match seen.turn() {
+        1 => asks([("open", "x"), ("shut", "y")]),
+        2 => calls([("subagent", json!({"label": "l", "task_prompt": "z"}))]),
+        _ => says("planned"),
+    });
+    for model in ["open", "shut", "unnamed"] {
+        app.provider.always(model, |_| says("done"));
+    }
+    let keys = [format!("bare={OWN}"), format!("anthropic={OTHER}")];
+    let run = start(&app, "planner", &[&keys[0], &keys[1]]).await;
+    let run = run.ended().await;
+    assert_eq!(run.output(), "planned");
+    let key = |model: &str| app.provider.seen_by(model)[0].key().map(str::to_owned);
+    assert_eq!(key("planner").as_deref(), Some(OTHER));
+    assert_eq!(key("fallback").as_deref(), Some(OWN));
+    assert_eq!(key("open").as_deref(), Some(OWN));
+    assert_eq!(key("unnamed").as_deref(), Some(OWN));
+    assert_eq!(key("shut").as_deref(), Some("key-of-anthropic"));
+    is_nowhere(&app, &run, &[OWN, OTHER]).await;
+}
+
+#[tokio::test]
+async fn keys_of_runs_that_are_at_work_at_once_do_not_mix() {
+    let app = setup().spawn().await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider.always("own", move |seen| {
+        says(seen.key().unwrap_or_default()).after(&door)
+    });
+    let mut runs = Vec::new();
+    for number in 0..12 {
+        let key = format!("sk-number-{number}-of-many");
+        runs.push((start(&app, "own", &[&bare(&key)]).await, key));
+    }
+    app.provider.busy("own", runs.len()).await;
+    gate.open();
+    for (run, key) in runs {
+        assert_eq!(run.ended().await.output(), key);
+    }
+}
+
+#[tokio::test]
+async fn a_providers_slots_are_shared_by_all_keys() {
+    let app = TestApp::with()
+        .config(
+            "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nmax_concurrent = 1",
+        )
+        .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .always("own", move |_| says("done").after(&door));
+    let first = start(&app, "own", &[&bare(OWN)]).await;
+    let second = start(&app, "own", &[&bare(OTHER)]).await;
+    app.provider.busy("own", 1).await;
+    gate.open();
+    for run in [first, second] {
+        assert_eq!(run.ended().await.output(), "done");
+    }
+    assert_eq!(app.provider.most_busy("own"), 1);
+}
+
+#[tokio::test]
+async fn a_queued_run_keeps_its_key_also_in_its_sessions_line() {
+    let app = setup().config("[runs]\nmax_running = 1").spawn().await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider.always("own", move |seen| {
+        says(seen.key().unwrap_or_default()).after(&door)
+    });
+    let mut runs = Vec::new();
+    for (key, session) in [
+        (OWN, Some("talk")),
+        (OTHER, Some("talk")),
+        ("sk-third-in-line", None),
+    ] {
+        let got = post(&app, "own", &[&bare(key)], json!({"session": session})).await;
+        assert_eq!(got.status, 202, "{}", got.text);
+        runs.push((Run::new(&app, got.json()), key));
+    }
+    assert_eq!(runs[1].0.now().await.status(), "queued");
+    gate.open();
+    for (run, key) in &runs {
+        assert_eq!(run.ended().await.output(), *key);
+    }
+}
+
+#[tokio::test]
+async fn the_key_is_no_part_of_what_an_idempotency_key_stands_for() {
+    let app = setup().spawn().await;
+    app.provider.always("own", |_| says("done"));
+    let again = |key: &'static str| {
+        app.request(Method::POST, "/agents/own/runs?wait=30")
+            .header("Idempotency-Key", "once")
+            .header("X-Provider-Key", bare(key))
+            .json(&json!({"input": "go"}))
+    };
+    let first = send(again(OWN)).await;
+    let second = send(again(OTHER)).await;
+    assert_eq!((first.status, second.status), (200, 200), "{}", second.text);
+    assert_eq!(first.json()["id"], second.json()["id"]);
+    assert_eq!(second.header("idempotency-replayed"), "true");
+    assert_eq!(app.provider.seen_by("own").len(), 1);
+}
+
+#[tokio::test]
+async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
+    let mut app = setup()
+        .agent(
+            "mixed",
+            &format!("sub_agents = [\"closed\"]\napprove = [\"call_agent\"]\n{ALLOWED}"),
+        )
+        .spawn()
+        .await;
+    app.provider.will("own", [hangs()]);
+    app.provider.will("mixed", [asks([("closed", "x")])]);
+    app.provider.always("mixed", |_| says("done"));
+    app.provider.always("closed", |_| says("done"));
+    let own = start(&app, "own", &[&bare(OWN)]).await.id().to_owned();
+    let needs = start(&app, "mixed", &[&format!("anthropic={OTHER}")]).await;
+    let needs = needs.id().to_owned();
+    app.provider.busy("own", 1).await;
+    app.get_until(&format!("/runs/{needs}"), |got| {
+        got.json()["status"] == "waiting"
+    })
+    .await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&own).await.ended().await;
+    let (code, message) = run.failure();
+    assert_eq!(code, "provider_auth");
+    assert!(
+        message.contains("\"bare\"") && message.contains("restart"),
+        "{message}"
+    );
+    assert_eq!(app.provider.seen_by("own").len(), 1);
+    is_nowhere(&app, &run, &[OWN, OTHER]).await;
+
+    // The child never had the person's key, and ends as usual; its caller needs it again.
+    let waiting = app.find(&needs).await;
+    let events = waiting.events().await;
+    let requested = events.iter().find(|it| it.kind() == "approval.requested");
+    let call = requested
+        .and_then(|it| it["tool_call_id"].as_str())
+        .expect("a call");
+    let path = format!("/runs/{needs}/approvals/{call}");
+    let decided = app.post(&path, &json!({"decision": "approve"})).await;
+    assert_eq!(decided.status, 202, "{}", decided.text);
+    let run = waiting.ended().await;
+    assert_eq!(run.failure().0, "provider_auth");
+    assert_eq!(run.children().await[0].output(), "done");
+    assert_eq!(
+        app.provider.seen_by("closed")[0].key(),
+        Some("key-of-anthropic")
+    );
+    let asked = app.provider.seen_by("mixed");
+    assert!(
+        asked.iter().all(|seen| seen.key() == Some(OTHER)),
+        "the operator's key was used"
+    );
+}
+
+#[tokio::test]
+async fn a_run_that_does_not_need_the_key_goes_on_after_a_restart() {
+    let mut app = TestApp::with().agent("solo", ALLOWED).spawn().await;
+    app.provider.will("solo", [hangs(), says("done")]);
+    let id = start(&app, "solo", &[&format!("openai={OWN}")])
+        .await
+        .id()
+        .to_owned();
+    app.provider.busy("solo", 1).await;
+    app.crash_and_restart().await;
+    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    let keys: Vec<_> = app
+        .provider
+        .seen_by("solo")
+        .iter()
+        .map(|seen| seen.key().map(str::to_owned))
+        .collect();
+    assert_eq!(keys, vec![Some("key-of-anthropic".to_owned()); 2]);
+}
+
+#[tokio::test]
+async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
+    let app = setup().spawn().await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .will("own", [calls([("nothing", json!({}))]).after(&door)]);
+    app.provider.always("own", |_| says("done"));
+    let run = start(&app, "own", &[&bare(OWN)]).await;
+    app.provider.busy("own", 1).await;
+    let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
+    db.busy_timeout(std::time::Duration::from_secs(10))
+        .expect("a timeout");
+    db.execute_batch(
+        "CREATE TRIGGER full BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, 'the disk is full'); END",
+    )
+    .expect("a trigger");
+    gate.open();
+    app.get_until("/readyz", |got| got.status == 503).await;
+    db.execute_batch("DROP TRIGGER full").expect("no trigger");
+    assert_eq!(run.ended().await.output(), "done");
+    let seen = app.provider.seen_by("own");
+    assert!(
+        seen.len() > 1 && seen.iter().all(|seen| seen.key() == Some(OWN)),
+        "{seen:?}"
+    );
+    is_nowhere(&app, &run, &[OWN]).await;
+}
