@@ -1,7 +1,7 @@
 //! Measures axed against a bare handler that makes the same provider calls, on the machine it runs on, and prints ratios.
 //!
 //! `ulimit -n 65536; cargo bench --bench axed [-- single tree many start durability cancel fanout recover
-//! tools long]`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
+//! tools long]`, and tries how much it bears with `cargo bench --bench axed -- soak`. Provider, bare handler and daemon are processes of their own, so that each one's memory can be read; the first two are this binary in another role.
 
 mod bare;
 mod cancel;
@@ -10,9 +10,11 @@ mod load;
 mod process;
 mod provider;
 mod recover;
+mod soak;
 mod table;
 mod tools;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use load::{Load, at_once, hammer, request};
@@ -44,6 +46,12 @@ fn main() {
             return provider::serve(Duration::from_millis(delay.unwrap_or_default()));
         }
         Some("bare") => return bare::serve(after("--provider").expect("--provider").to_owned()),
+        Some("soak") => {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            let home = Path::new(after("--home").expect("--home"));
+            let is_mounted = after("--data") == Some("mounted");
+            return exit(runtime.block_on(soak::work(home, is_mounted)));
+        }
         _ => {}
     }
     // `cargo test --all-targets` starts benches as well, unoptimised.
@@ -56,6 +64,10 @@ fn main() {
         .map(String::as_str)
         .filter(|argument| !argument.starts_with('-'))
         .collect();
+    // It takes its time, and is no measurement: only where it is named.
+    if parts.contains(&"soak") {
+        return exit(soak::start());
+    }
     let wants = |part: &str| parts.is_empty() || parts.contains(&part);
     let mut table = Table::new();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -95,6 +107,11 @@ fn main() {
         }
     });
     table.print_verdict();
+}
+
+/// Ends this process, with an error unless everything held.
+fn exit(held: bool) {
+    std::process::exit(i32::from(!held));
 }
 
 /// Single-turn runs, against the handler that makes the one call.

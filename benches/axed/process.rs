@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::Pid;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -83,19 +84,45 @@ impl Process {
         Self::start(command, home)
     }
 
+    /// The daemon in a directory that outlives it, which may write no file above the limit that is set for it later.
+    pub fn axed_at(home: &Path, provider: &str, config: &str, agents: &[(&str, String)]) -> Self {
+        let provider =
+            format!("[providers.bench]\nkind = \"openai\"\nbase_url = \"http://{provider}\"");
+        write(&home.join("axed.toml"), &format!("{provider}\n{config}\n"));
+        for (name, rest) in agents {
+            let path = home.join(format!("agents/{name}.toml"));
+            write(&path, &format!("name = \"{name}\"\n{rest}\n"));
+        }
+        let mut command = Command::new("/bin/sh");
+        // Without this a write above that limit would end the process instead of failing.
+        command
+            .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
+            .args([env!("CARGO_BIN_EXE_axed"), "serve"])
+            .args(["--config", "axed.toml", "--agents", "agents"])
+            .args(["--data", "data", "--listen", "127.0.0.1:0"])
+            .current_dir(home)
+            .env_clear()
+            .env("HOME", home);
+        Self::started(command, &home.join("stderr.log"), None)
+    }
+
     fn own(arguments: &[&str]) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command.args(arguments);
         Self::start(command, tempfile::tempdir().expect("a directory"))
     }
 
-    fn start(mut command: Command, home: TempDir) -> Self {
-        // To a file: a log that nobody reads must not stop its writer, and the reason of a failure must be found.
+    fn start(command: Command, home: TempDir) -> Self {
         let log = home.path().join("stderr.log");
+        Self::started(command, &log, Some(home))
+    }
+
+    fn started(mut command: Command, log: &Path, home: Option<TempDir>) -> Self {
+        // To a file: a log that nobody reads must not stop its writer, and the reason of a failure must be found.
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(fs::File::create(&log).expect("a log"))
+            .stderr(fs::File::create(log).expect("a log"))
             .spawn()
             .expect("start a process");
         let mut line = String::new();
@@ -103,14 +130,25 @@ impl Process {
             .read_line(&mut line)
             .expect("read stdout");
         let Some((_, address)) = line.trim().split_once("listening on http://") else {
-            let said = fs::read_to_string(&log).unwrap_or_default();
+            let said = fs::read_to_string(log).unwrap_or_default();
             panic!("{command:?} did not start: {line}{said}");
         };
         Self {
             address: address.to_owned(),
             child,
-            home: Some(home),
+            home,
         }
+    }
+
+    /// Its id.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// When it began, in the kernel's ticks: another process of the same id began at another time.
+    pub fn begun(&self) -> u64 {
+        let ticks = self.stat().split_whitespace().nth(19).map(str::parse);
+        ticks.and_then(Result::ok).expect("a number")
     }
 
     /// Memory it holds now.
@@ -125,14 +163,20 @@ impl Process {
 
     /// Processor time that it has used, in seconds, to a hundredth.
     pub fn cpu(&self) -> f64 {
-        let stat =
-            fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a Linux machine");
-        let (_, after_name) = stat.rsplit_once(')').expect("a name");
-        let ticks = after_name.split_whitespace().skip(11).take(2);
+        let stat = self.stat();
+        let ticks = stat.split_whitespace().skip(11).take(2);
         ticks
             .map(|ticks| ticks.parse::<f64>().expect("a number"))
             .sum::<f64>()
             / 100.0
+    }
+
+    /// What the kernel shows of it behind its name.
+    fn stat(&self) -> String {
+        let stat =
+            fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a Linux machine");
+        let (_, after_name) = stat.rsplit_once(')').expect("a name");
+        after_name.to_owned()
     }
 
     fn status(&self, field: &str) -> u64 {

@@ -1,0 +1,305 @@
+//! The clients of a soak: each makes runs of all kinds, one after another, and checks each of them when it has ended.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::soak::api::{Answer, Api, Stream, is_terminal};
+use crate::soak::check::{self, Expected};
+use crate::soak::ledger::Ledger;
+use crate::soak::provider::{Requests, input};
+
+/// The most that a client rests between two pieces of work, in milliseconds; a daemon that is not optimised gets more rest.
+const REST: u64 = if cfg!(debug_assertions) { 8_000 } else { 1_500 };
+/// Runs of a session, one behind another.
+const SESSION: usize = 3;
+
+/// The agents of the soak, by name and by the rest of their file. The model says what the provider does.
+pub const AGENTS: [(&str, &str); 11] = [
+    ("plain", ""),
+    ("leaf", ""),
+    ("slow", ""),
+    ("talker", ""),
+    ("middle", "sub_agents = [\"leaf\"]"),
+    ("lead", "sub_agents = [\"middle\"]"),
+    ("streamer", "sub_agents = [\"leaf\"]"),
+    ("longer", "sub_agents = [\"slow\"]"),
+    ("long", "sub_agents = [\"longer\"]"),
+    (
+        "writer",
+        "workdir = \"work\"\ntools = [\"write_file\", \"edit_file\"]",
+    ),
+    (
+        "careful",
+        "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]",
+    ),
+];
+
+/// As [`AGENTS`]: makes runs that start a command.
+pub const SHELL: (&str, &str) = ("shell", "workdir = \"work\"\ntools = [\"run_command\"]");
+
+/// One client.
+pub struct Client {
+    api: Api,
+    requests: Requests,
+    ledger: Ledger,
+    number: usize,
+    /// Tokens that it has used.
+    used: usize,
+    chance: Chance,
+}
+
+impl Client {
+    /// The client of this number.
+    pub fn new(number: usize, api: Api, requests: Requests, ledger: Ledger) -> Self {
+        Self {
+            api,
+            requests,
+            ledger,
+            number,
+            used: 0,
+            chance: Chance(number as u64 + 1),
+        }
+    }
+
+    /// Works until `stop`; what is begun then is brought to its end.
+    pub async fn work(mut self, stop: CancellationToken) {
+        let rest = Duration::from_millis(self.chance.below(REST));
+        tokio::select! {
+            () = tokio::time::sleep(rest) => {}
+            () = stop.cancelled() => return,
+        }
+        while !stop.is_cancelled() {
+            if let Err(error) = self.piece().await {
+                self.ledger.complain(error);
+            }
+            let rest = Duration::from_millis(self.chance.below(REST));
+            tokio::select! {
+                () = tokio::time::sleep(rest) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+    }
+
+    async fn piece(&mut self) -> Result<(), String> {
+        match self.chance.below(8) {
+            0 => self.simple("plain").await,
+            1 => self.simple("writer").await,
+            2 => self.simple("shell").await,
+            3 => self.simple("lead").await,
+            4 => self.session().await,
+            5 => self.streamed().await,
+            6 => match self.chance.below(2) {
+                0 => self.cancelled().await,
+                _ => self.sent_twice().await,
+            },
+            _ => self.approved().await,
+        }
+    }
+
+    fn token(&mut self) -> String {
+        self.used += 1;
+        format!("{}-{}", self.number, self.used)
+    }
+
+    /// Starts a run, as a new one each time that the daemon refuses it; returns its token and id.
+    async fn start(&mut self, agent: &str, more: &Value) -> Result<(String, String), String> {
+        loop {
+            let token = self.token();
+            let mut body = more.clone();
+            body["input"] = json!(input(&token));
+            let path = format!("/agents/{agent}/runs");
+            let answer = self.api.post(&path, &body, None).await?;
+            if answer.status == 503 {
+                self.ledger.refused(&token);
+                self.pause().await;
+                continue;
+            }
+            return Ok((token, self.accepted(&answer, agent)?));
+        }
+    }
+
+    fn accepted(&self, answer: &Answer, agent: &str) -> Result<String, String> {
+        let id = answer.text("id").to_owned();
+        if id.is_empty() {
+            return Err(format!(
+                "a run of {agent} was accepted without an id: {}",
+                answer.body
+            ));
+        }
+        self.ledger.accepted(&id, agent);
+        Ok(id)
+    }
+
+    async fn pause(&mut self) {
+        let pause = 400 + self.chance.below(1_200);
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+    }
+
+    async fn check(&self, id: &str, agent: &str, expected: Expected) -> Result<(), String> {
+        check::run(&self.api, &self.requests, &self.ledger, id, expected)
+            .await
+            .map_err(|error| format!("{id} of {agent}: {error}"))
+    }
+
+    async fn simple(&mut self, agent: &str) -> Result<(), String> {
+        let (token, id) = self.start(agent, &json!({})).await?;
+        let expected = Expected::completed(format!("done {token} #"));
+        self.check(&id, agent, expected).await
+    }
+
+    /// Several runs at once in one session: each must have the conversation of those before it.
+    async fn session(&mut self) -> Result<(), String> {
+        let session = format!("talk-{}-{}", self.number, self.used);
+        let mut runs = Vec::new();
+        for _ in 0..SESSION {
+            runs.push(self.start("talker", &json!({ "session": session })).await?);
+        }
+        let mut heard = Vec::new();
+        for (token, id) in runs {
+            heard.push(token);
+            let expected = Expected::completed(format!("heard {} #", heard.join(",")));
+            self.check(&id, "talker", expected).await?;
+        }
+        Ok(())
+    }
+
+    /// A client that is cut off again and again and goes on behind the last event that it has.
+    async fn streamed(&mut self) -> Result<(), String> {
+        let (token, mut stream) = loop {
+            let token = self.token();
+            let body = json!({ "input": input(&token) });
+            let path = "/agents/streamer/runs";
+            if let Some(stream) = self.api.start_stream(path, &body).await? {
+                break (token, stream);
+            }
+            self.ledger.refused(&token);
+            self.pause().await;
+        };
+        let id = stream.location.rsplit('/').next().unwrap_or_default();
+        let id = id.to_owned();
+        self.ledger.accepted(&id, "streamer");
+        let mut last = 0;
+        loop {
+            let most = 1 + self.chance.below(6);
+            let has_ended = self.read(&mut stream, &id, &mut last, most).await?;
+            if has_ended {
+                break;
+            }
+            drop(stream);
+            self.ledger.count("streams resumed");
+            stream = loop {
+                if let Some(stream) = self.api.go_on(&id, last).await? {
+                    break stream;
+                }
+                self.pause().await;
+            };
+        }
+        let expected = Expected::completed(format!("done {token} #"));
+        self.check(&id, "streamer", expected.at(last)).await
+    }
+
+    /// Reads at most so many events; whether the last one was the run's end.
+    async fn read(
+        &self,
+        stream: &mut Stream,
+        id: &str,
+        last: &mut u64,
+        most: u64,
+    ) -> Result<bool, String> {
+        for _ in 0..most {
+            // Neither an error nor an end is the run's: the client comes back.
+            let Ok(Some(event)) = stream.next().await else {
+                return Ok(false);
+            };
+            let seq = event["seq"].as_u64().unwrap_or_default();
+            if seq != *last + 1 {
+                return Err(format!("the stream of {id} had event {seq} behind {last}"));
+            }
+            *last = seq;
+            if check::is_end(&event, id) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Cancels a tree in the middle of its work.
+    async fn cancelled(&mut self) -> Result<(), String> {
+        let (_, id) = self.start("long", &json!({})).await?;
+        tokio::time::sleep(Duration::from_millis(self.chance.below(2_500))).await;
+        let path = format!("/runs/{id}/cancel");
+        let answer = self.api.post_until_taken(&path, &json!({}), None).await?;
+        if !matches!(answer.text("status"), "cancelling" | "cancelled") {
+            return Err(format!(
+                "the cancel of {id} was answered with {}",
+                answer.body
+            ));
+        }
+        self.check(&id, "long", Expected::cancelled()).await
+    }
+
+    /// One request sent twice at once, until both are taken, and once more after its end.
+    async fn sent_twice(&mut self) -> Result<(), String> {
+        let token = self.token();
+        let body = json!({ "input": input(&token) });
+        let path = "/agents/plain/runs";
+        let send = || self.api.post_until_taken(path, &body, Some(&token));
+        let (first, second) = tokio::join!(send(), send());
+        let (first, second) = (first?, second?);
+        let id = self.accepted(&first, "plain")?;
+        let expected = Expected::completed(format!("done {token} #"));
+        self.check(&id, "plain", expected).await?;
+        let third = send().await?;
+        for other in [second, third] {
+            let other = other.text("id");
+            self.ledger.expect(other == id, || {
+                format!("the idempotency key {token} stands for {id} and {other}")
+            });
+        }
+        self.ledger.count("keys repeated");
+        Ok(())
+    }
+
+    /// Approves a call, or denies it, once the run waits for that.
+    async fn approved(&mut self) -> Result<(), String> {
+        let (token, id) = self.start("careful", &json!({})).await?;
+        let call = loop {
+            let path = format!("/runs/{id}/events?limit=1000");
+            let events = self.api.all(&path, "next_none").await?;
+            let requested = |event: &&Value| event["type"] == "approval.requested";
+            if let Some(event) = events.iter().find(requested) {
+                break event["tool_call_id"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned();
+            }
+            let run = self.api.get(&format!("/runs/{id}")).await?;
+            if is_terminal(&run) {
+                return Err(format!("{id} ended without an approval: {run}"));
+            }
+            self.pause().await;
+        };
+        let path = format!("/runs/{id}/approvals/{call}");
+        let decision = ["approve", "deny"][self.chance.below(2) as usize];
+        let decision = json!({ "decision": decision });
+        self.api.post_until_taken(&path, &decision, None).await?;
+        self.ledger.count("decisions");
+        let expected = Expected::completed(format!("done {token} #"));
+        self.check(&id, "careful", expected).await
+    }
+}
+
+/// Numbers without order, the same ones in each soak.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        // Marsaglia's xorshift.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % bound
+    }
+}
