@@ -39,13 +39,16 @@ pub struct AssistantMessage {
     pub echo: Option<Echo>,
 }
 
-/// A provider's own form of an assistant message, to be sent back to the same wire unchanged.
+/// A provider's own form of an assistant message, to be sent back to the same model unchanged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Echo {
-    /// The wire it came from (`anthropic`, …); another wire ignores it and uses text and calls.
+    /// The wire, provider and model it came from; any other uses text and calls instead.
     pub wire: String,
     /// The body in that wire's own shape.
     pub body: Arc<RawValue>,
+    /// Identifies the system prompt, the tools and the changed messages before it; 0 if nobody knows.
+    #[serde(default)]
+    pub prefix: u64,
 }
 
 /// One tool call that a reply asks for.

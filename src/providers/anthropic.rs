@@ -14,7 +14,9 @@ use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Lenient};
+use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
@@ -32,7 +34,7 @@ const UNKNOWN_MAX_TOKENS: u32 = 8192;
 /// A client of one service that speaks Anthropic's Messages API.
 pub struct Anthropic {
     wire: Wire,
-    /// Marks what this service sent, for the echo.
+    /// Marks the echoes of this service.
     mark: String,
 }
 
@@ -46,35 +48,25 @@ impl Anthropic {
         Ok(Self { wire, mark })
     }
 
-    /// Reads an answer of the service. `stream` is whether a stream, and so deltas, was asked for.
-    pub async fn hear(
-        &self,
+    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
+    /// for.
+    ///
+    /// # Errors
+    /// See [`read_reply`].
+    pub fn hear<'a>(
+        &'a self,
         answered: Answered,
+        model: &'a str,
         stream: bool,
-        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> Result<Reply, ProviderError> {
-        let mut heard = Heard::default();
-        let ended = self
-            .wire
-            .hear(answered, Format::Sse, stream, |part| {
-                let deltas = &mut |delta: Delta<'_>| {
-                    if stream || matches!(delta, Delta::Usage(_)) {
-                        deltas(delta);
-                    }
-                };
-                match part {
-                    Part::Whole(text) => heard.whole(text, deltas),
-                    Part::Message(text) => heard.event(text, deltas),
-                }
-            })
-            .await;
-        let is_counted = heard.is_over && heard.usage().is_some();
-        ended
-            .and_then(|()| {
-                let reply = heard.reply(&self.mark);
-                reply.map_err(|error| self.wire.broke_off(error))
-            })
-            .map_err(|error| error.counted(is_counted))
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
+        let origin = self.origin(model);
+        read_reply::<Heard>(&self.wire, answered, origin, stream, deltas)
+    }
+
+    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
+        let service = &self.mark;
+        Origin { service, model }
     }
 }
 
@@ -84,12 +76,12 @@ impl Provider for Anthropic {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = request_body::write(&Body::of(&request, &self.mark), &request);
-        let (stream, trace) = (request.stream, request.trace);
+        let body = request_body::write(&Body::of(&request, self.origin(request.model)), &request);
+        let (model, stream, trace) = (request.model, request.stream, request.trace);
         let key = request.key;
         Box::pin(async move {
             let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, stream, deltas).await
+            self.hear(answered, model, stream, deltas).await
         })
     }
 }
@@ -230,7 +222,7 @@ impl<'a> BlockOut<'a> {
 }
 
 impl<'a> Body<'a> {
-    fn of(request: &ChatRequest<'a>, mark: &str) -> Self {
+    fn of(request: &ChatRequest<'a>, origin: Origin<'_>) -> Self {
         let params = request.params;
         let cache = CacheControl::of(request);
         let system = match (request.system, cache) {
@@ -255,7 +247,7 @@ impl<'a> Body<'a> {
         if let Some(last) = tools.last_mut() {
             last.cache_control = cache;
         }
-        let mut messages = turns(request.messages, mark, !request.tools.is_empty());
+        let mut messages = turns(request.messages, origin, !request.tools.is_empty());
         if let Some(cache) = cache {
             mark_ends(&mut messages, cache);
         }
@@ -330,7 +322,7 @@ fn output_config(params: &Params) -> Option<OutputConfig<'_>> {
     (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format })
 }
 
-fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'a>> {
+fn turns<'a>(messages: &'a [Message], origin: Origin<'_>, has_tools: bool) -> Vec<Turn<'a>> {
     let mut turns = Vec::with_capacity(messages.len());
     let mut called: &[ToolCall] = &[];
     let mut echoed = false;
@@ -344,11 +336,10 @@ fn turns<'a>(messages: &'a [Message], mark: &str, has_tools: bool) -> Vec<Turn<'
             Message::Assistant(said) => {
                 called = &said.tool_calls;
                 let is_whole = has_tools || said.tool_calls.is_empty();
-                let echo = said.echo.as_ref().filter(|echo| echo.wire == mark);
-                let echo = echo.filter(|_| is_whole);
+                let echo = origin.body(said).filter(|_| is_whole);
                 echoed = echo.is_some();
                 let content = match echo {
-                    Some(echo) => Content::Echo(with_unique_ids(&echo.body, &said.tool_calls)),
+                    Some(body) => Content::Echo(with_unique_ids(body, &said.tool_calls)),
                     None if is_whole => Content::Blocks(rebuilt(said)),
                     None => Content::Blocks(told(said)),
                 };
@@ -550,6 +541,76 @@ struct Heard {
     model: Option<String>,
 }
 
+impl ReplyBuilder for Heard {
+    const FORMAT: Format = Format::Sse;
+
+    fn part(
+        &mut self,
+        part: Part<'_>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, ProviderError> {
+        match part {
+            Part::Whole(text) => self.whole(text, deltas),
+            Part::Message(text) => self.event(text, deltas),
+        }
+    }
+
+    fn is_counted(&self) -> bool {
+        self.is_over && self.usage().is_some()
+    }
+
+    fn reply(mut self, origin: Origin<'_>) -> Result<Reply, ProviderError> {
+        for block in &mut self.blocks {
+            block.finish();
+        }
+        let mut text = String::new();
+        let mut tool_calls = Vec::new();
+        // In the order in which a message is rebuilt: one text, then calls.
+        let mut is_plain = true;
+        for block in &self.blocks {
+            match &block.kind {
+                Kind::Text(piece) if piece.is_empty() => {}
+                Kind::Text(piece) => {
+                    is_plain &= text.is_empty() && tool_calls.is_empty() && !block.is_rich;
+                    wire::append(&mut text, piece.clone());
+                }
+                Kind::ToolUse(call) => {
+                    is_plain &= !block.is_rich;
+                    tool_calls.push(call.clone());
+                }
+                Kind::Other => is_plain = false,
+            }
+        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !tool_calls.is_empty() => End::Answer,
+            Some("refusal") => End::Refused,
+            _ if !text.is_empty() => End::Answer,
+            Some("end_turn" | "stop_sequence") => End::Answer,
+            Some("max_tokens" | "model_context_window_exceeded") => End::Truncated,
+            _ => {
+                let why = "response contains no content";
+                return Err(ProviderError::new(Category::Server, why));
+            }
+        };
+        let filled = calls::fill_ids(&mut tool_calls);
+        let echo = match is_plain || filled {
+            true => None,
+            false => self.echo(origin),
+        };
+        Ok(Reply {
+            message: AssistantMessage {
+                content: text,
+                tool_calls,
+                echo,
+            },
+            usage: self.usage(),
+            stop_reason: self.stop_reason,
+            model: self.model,
+            end,
+        })
+    }
+}
+
 impl Heard {
     /// Takes a whole reply.
     fn whole(
@@ -719,64 +780,10 @@ impl Heard {
         self.usage.filter(|_| !self.is_senseless).map(counted)
     }
 
-    fn reply(mut self, mark: &str) -> Result<Reply, ProviderError> {
-        for block in &mut self.blocks {
-            block.finish();
-        }
-        let mut text = String::new();
-        let mut tool_calls = Vec::new();
-        // In the order in which a message is rebuilt: one text, then calls.
-        let mut is_plain = true;
-        for block in &self.blocks {
-            match &block.kind {
-                Kind::Text(piece) if piece.is_empty() => {}
-                Kind::Text(piece) => {
-                    is_plain &= text.is_empty() && tool_calls.is_empty() && !block.is_rich;
-                    wire::append(&mut text, piece.clone());
-                }
-                Kind::ToolUse(call) => {
-                    is_plain &= !block.is_rich;
-                    tool_calls.push(call.clone());
-                }
-                Kind::Other => is_plain = false,
-            }
-        }
-        let end = match self.stop_reason.as_deref() {
-            _ if !tool_calls.is_empty() => End::Answer,
-            Some("refusal") => End::Refused,
-            _ if !text.is_empty() => End::Answer,
-            Some("end_turn" | "stop_sequence") => End::Answer,
-            Some("max_tokens" | "model_context_window_exceeded") => End::Truncated,
-            _ => {
-                let why = "response contains no content";
-                return Err(ProviderError::new(Category::Server, why));
-            }
-        };
-        let filled = calls::fill_ids(&mut tool_calls);
-        let echo = match is_plain || filled {
-            true => None,
-            false => self.echo(mark),
-        };
-        Ok(Reply {
-            message: AssistantMessage {
-                content: text,
-                tool_calls,
-                echo,
-            },
-            usage: self.usage(),
-            stop_reason: self.stop_reason,
-            model: self.model,
-            end,
-        })
-    }
-
     /// All blocks as the service sent them, but for what it would not take back.
-    fn echo(&self, mark: &str) -> Option<Echo> {
+    fn echo(&self, origin: Origin<'_>) -> Option<Echo> {
         let blocks: Vec<_> = self.blocks.iter().filter_map(Block::whole).collect();
-        Some(Echo {
-            wire: mark.to_owned(),
-            body: to_raw_value(&blocks).ok()?.into(),
-        })
+        origin.echo(&blocks)
     }
 }
 

@@ -14,16 +14,19 @@ use crate::domain::usage::TokenUsage;
 pub mod anthropic;
 pub mod calls;
 pub mod counts;
+pub mod echo;
 pub mod fit;
 pub mod lines;
 pub mod ollama;
 pub mod openai;
 pub mod refusal;
 pub mod registry;
+pub mod reply_builder;
 pub mod request_body;
 pub mod responses;
 pub mod retry;
 pub mod scripted;
+pub mod thinking;
 pub mod wire;
 
 /// A service that answers turns.

@@ -7,10 +7,12 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
 use crate::domain::agent::{Effort, ResponseFormat};
-use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{Count, Counts, Lenient};
+use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
@@ -22,7 +24,7 @@ const BASE: &str = "http://localhost:11434";
 /// A client of one Ollama server.
 pub struct Ollama {
     wire: Wire,
-    /// Marks what this service sent, for the echo.
+    /// Marks the echoes of this service.
     mark: String,
 }
 
@@ -36,32 +38,25 @@ impl Ollama {
         Ok(Self { wire, mark })
     }
 
-    /// Reads an answer of the service. `stream` is whether a stream, and so deltas, was asked for.
-    pub async fn hear(
-        &self,
+    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
+    /// for.
+    ///
+    /// # Errors
+    /// See [`read_reply`].
+    pub fn hear<'a>(
+        &'a self,
         answered: Answered,
+        model: &'a str,
         stream: bool,
-        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> Result<Reply, ProviderError> {
-        let mut heard = Heard::default();
-        let ended = self
-            .wire
-            .hear(answered, Format::Ndjson, stream, |part| {
-                let (Part::Whole(text) | Part::Message(text)) = part;
-                heard.line(text, &mut |delta| {
-                    if stream || matches!(delta, Delta::Usage(_)) {
-                        deltas(delta);
-                    }
-                })
-            })
-            .await;
-        let is_counted = heard.done && heard.usage.is_some();
-        ended
-            .and_then(|()| {
-                let reply = heard.reply(&self.mark);
-                reply.map_err(|error| self.wire.broke_off(error))
-            })
-            .map_err(|error| error.counted(is_counted))
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
+        let origin = self.origin(model);
+        read_reply::<Heard>(&self.wire, answered, origin, stream, deltas)
+    }
+
+    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
+        let service = &self.mark;
+        Origin { service, model }
     }
 }
 
@@ -71,12 +66,12 @@ impl Provider for Ollama {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = request_body::write(&Body::of(&request, &self.mark), &request);
-        let (stream, trace) = (request.stream, request.trace);
+        let body = request_body::write(&Body::of(&request, self.origin(request.model)), &request);
+        let (model, stream, trace) = (request.model, request.stream, request.trace);
         let key = request.key;
         Box::pin(async move {
             let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, stream, deltas).await
+            self.hear(answered, model, stream, deltas).await
         })
     }
 }
@@ -205,11 +200,11 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
 }
 
 impl<'a> Body<'a> {
-    fn of(request: &ChatRequest<'a>, mark: &str) -> Self {
+    fn of(request: &ChatRequest<'a>, origin: Origin<'_>) -> Self {
         let params = request.params;
         Self {
             model: request.model,
-            messages: turns(request, mark),
+            messages: turns(request, origin),
             tools: request.tools.iter().map(Tool::from).collect(),
             stream: request.stream,
             format: match &params.response_format {
@@ -228,7 +223,7 @@ impl<'a> Body<'a> {
     }
 }
 
-fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
+fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
     let mut turns = Vec::with_capacity(request.messages.len() + 1);
     if !request.system.is_empty() {
         turns.push(Turn::System {
@@ -243,11 +238,9 @@ fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
                 called = &said.tool_calls;
                 turns.push(Turn::Assistant {
                     content: &said.content,
-                    thinking: said
-                        .echo
-                        .as_ref()
-                        .filter(|echo| echo.wire == mark)
-                        .and_then(|echo| serde_json::from_str::<Thinking<'_>>(echo.body.get()).ok())
+                    thinking: origin
+                        .body(said)
+                        .and_then(|body| serde_json::from_str::<Thinking<'_>>(body.get()).ok())
                         .map(|echo| echo.thinking),
                     tool_calls: said.tool_calls.iter().map(call_out).collect(),
                 });
@@ -341,6 +334,57 @@ struct Heard {
     model: Option<String>,
 }
 
+impl ReplyBuilder for Heard {
+    const FORMAT: Format = Format::Ndjson;
+
+    fn part(
+        &mut self,
+        part: Part<'_>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, ProviderError> {
+        let (Part::Whole(text) | Part::Message(text)) = part;
+        self.line(text, deltas)
+    }
+
+    fn is_counted(&self) -> bool {
+        self.done && self.usage.is_some()
+    }
+
+    fn reply(self, origin: Origin<'_>) -> Result<Reply, ProviderError> {
+        // Older servers give no reason with `done`.
+        let normal_end = self.done && matches!(self.stop_reason.as_deref(), None | Some("stop"));
+        let end = match self.stop_reason.as_deref() {
+            _ if normal_end || !self.text.is_empty() || !self.calls.is_empty() => End::Answer,
+            Some("length") => End::Truncated,
+            _ => {
+                let why = "response contains no content";
+                return Err(ProviderError::new(Category::Server, why));
+            }
+        };
+        let thinking = match self.thinking.is_empty() {
+            true => None,
+            false => to_raw_value(&self.thinking).ok(),
+        };
+        let echo = thinking.and_then(|thinking| {
+            let body = Thinking {
+                thinking: &thinking,
+            };
+            origin.echo(&body)
+        });
+        Ok(Reply {
+            message: AssistantMessage {
+                content: self.text,
+                tool_calls: self.calls,
+                echo,
+            },
+            usage: self.usage,
+            stop_reason: self.stop_reason,
+            model: self.model,
+            end,
+        })
+    }
+}
+
 impl Heard {
     /// Takes one line; says whether it was the last.
     fn line(
@@ -399,42 +443,5 @@ impl Heard {
         if let Some(usage) = self.usage {
             deltas(Delta::Usage(usage));
         }
-    }
-
-    fn reply(self, mark: &str) -> Result<Reply, ProviderError> {
-        // Older servers give no reason with `done`.
-        let normal_end = self.done && matches!(self.stop_reason.as_deref(), None | Some("stop"));
-        let end = match self.stop_reason.as_deref() {
-            _ if normal_end || !self.text.is_empty() || !self.calls.is_empty() => End::Answer,
-            Some("length") => End::Truncated,
-            _ => {
-                let why = "response contains no content";
-                return Err(ProviderError::new(Category::Server, why));
-            }
-        };
-        let thinking = match self.thinking.is_empty() {
-            true => None,
-            false => to_raw_value(&self.thinking).ok(),
-        };
-        let echo = thinking.and_then(|thinking| {
-            let body = Thinking {
-                thinking: &thinking,
-            };
-            Some(Echo {
-                wire: mark.to_owned(),
-                body: to_raw_value(&body).ok()?.into(),
-            })
-        });
-        Ok(Reply {
-            message: AssistantMessage {
-                content: self.text,
-                tool_calls: self.calls,
-                echo,
-            },
-            usage: self.usage,
-            stop_reason: self.stop_reason,
-            model: self.model,
-            end,
-        })
     }
 }

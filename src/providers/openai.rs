@@ -14,7 +14,9 @@ use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
+use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
@@ -22,12 +24,14 @@ use crate::providers::{
 };
 
 const BASE: &str = "https://api.openai.com/v1";
+/// What the marks of this wire's echoes begin with.
+const MARK: &str = "openai";
 const HOST: &str = "api.openai.com";
 
 /// A client of one service that speaks OpenAI's chat API.
 pub struct OpenAi {
     wire: Wire,
-    /// Marks what this service sent, for the echo.
+    /// Marks the echoes of this service.
     mark: String,
     max_tokens: MaxTokens,
 }
@@ -82,31 +86,25 @@ impl OpenAi {
         &self.wire
     }
 
-    /// Reads an answer of the service. `stream` is whether a stream, and so deltas, was asked for.
-    pub async fn hear(
-        &self,
+    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
+    /// for.
+    ///
+    /// # Errors
+    /// See [`read_reply`].
+    pub fn hear<'a>(
+        &'a self,
         answered: Answered,
+        model: &'a str,
         stream: bool,
-        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> Result<Reply, ProviderError> {
-        let mut heard = Heard::default();
-        let ended = self
-            .wire
-            .hear(answered, Format::Sse, stream, |part| {
-                heard.part(part, &mut |delta| {
-                    if stream || matches!(delta, Delta::Usage(_)) {
-                        deltas(delta);
-                    }
-                })
-            })
-            .await;
-        let is_counted = heard.is_over && heard.usage.is_some();
-        ended
-            .and_then(|()| {
-                let reply = heard.reply(&self.mark);
-                reply.map_err(|error| self.wire.broke_off(error))
-            })
-            .map_err(|error| error.counted(is_counted))
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
+        let origin = self.origin(model);
+        read_reply::<Heard>(&self.wire, answered, origin, stream, deltas)
+    }
+
+    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
+        let service = &self.mark;
+        Origin { service, model }
     }
 }
 
@@ -117,11 +115,11 @@ impl Provider for OpenAi {
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
         let body = request_body::write(&Body::of(&request, self), &request);
-        let (stream, trace) = (request.stream, request.trace);
+        let (model, stream, trace) = (request.model, request.stream, request.trace);
         let key = request.key;
         Box::pin(async move {
             let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, stream, deltas).await
+            self.hear(answered, model, stream, deltas).await
         })
     }
 }
@@ -246,6 +244,40 @@ struct Kept<'a> {
     extra_content: Vec<Option<&'a RawValue>>,
 }
 
+impl Reasoning<'_> {
+    /// What stands for it where it may not go back: DeepSeek refuses tool calls that came with thinking and lack the field.
+    fn left_out(&self, has_calls: bool) -> Self {
+        Self {
+            reasoning_content: self
+                .reasoning_content
+                .filter(|_| has_calls)
+                .and_then(|_| serde_json::from_str("\" \"").ok()),
+            ..Self::default()
+        }
+    }
+}
+
+impl<'a> Kept<'a> {
+    fn read(body: &'a RawValue) -> Self {
+        serde_json::from_str(body.get()).unwrap_or_default()
+    }
+}
+
+/// A reply's echo without its reasoning; `None` if nothing else is in it. Gemini refuses calls without their signatures,
+/// and does not mind what stands before them.
+pub fn without_reasoning(echo: Echo, has_calls: bool) -> Option<Echo> {
+    if !echo.wire.starts_with(MARK) {
+        return None;
+    }
+    let mut kept = Kept::read(&echo.body);
+    kept.reasoning = kept.reasoning.left_out(has_calls);
+    if kept.reasoning.reasoning_content.is_none() && kept.extra_content.is_empty() {
+        return None;
+    }
+    let body = to_raw_value(&kept).ok()?.into();
+    Some(Echo { body, ..echo })
+}
+
 impl<'a> Body<'a> {
     fn of(request: &ChatRequest<'a>, service: &OpenAi) -> Self {
         let params = request.params;
@@ -255,7 +287,7 @@ impl<'a> Body<'a> {
         };
         Self {
             model: request.model,
-            messages: turns(request, &service.mark),
+            messages: turns(request, service.origin(request.model)),
             tools: request.tools.iter().map(Tool::from).collect(),
             temperature: params.temperature,
             top_p: params.top_p,
@@ -306,7 +338,7 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
     }
 }
 
-fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
+fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
     let mut turns = Vec::with_capacity(request.messages.len() + 1);
     if !request.system.is_empty() {
         turns.push(Turn::System {
@@ -319,7 +351,7 @@ fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
             Message::User { content } => turns.push(Turn::User { content }),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
-                turns.push(assistant(said, mark));
+                turns.push(assistant(said, origin));
             }
             Message::Tool { tool_results } => {
                 for (place, result) in tool_results.iter().enumerate() {
@@ -335,13 +367,13 @@ fn turns<'a>(request: &ChatRequest<'a>, mark: &str) -> Vec<Turn<'a>> {
     turns
 }
 
-fn assistant<'a>(said: &'a AssistantMessage, mark: &str) -> Turn<'a> {
-    let kept = said
-        .echo
-        .as_ref()
-        .filter(|echo| echo.wire == mark)
-        .and_then(|echo| serde_json::from_str::<Kept<'_>>(echo.body.get()).ok())
-        .unwrap_or_default();
+fn assistant<'a>(said: &'a AssistantMessage, origin: Origin<'_>) -> Turn<'a> {
+    let mut kept = origin.body(said).map(Kept::read).unwrap_or_default();
+    if let Some(other) = origin.body_of_other_model(said) {
+        kept.reasoning = Kept::read(other)
+            .reasoning
+            .left_out(!said.tool_calls.is_empty());
+    }
     let tool_calls = said
         .tool_calls
         .iter()
@@ -509,8 +541,13 @@ struct HeardCall {
     extra_content: Option<Box<RawValue>>,
 }
 
-impl Heard {
-    /// Takes one event or the whole reply; says whether it was the end.
+impl ReplyBuilder for Heard {
+    const FORMAT: Format = Format::Sse;
+
+    fn is_counted(&self) -> bool {
+        self.is_over && self.usage.is_some()
+    }
+
     fn part(
         &mut self,
         part: Part<'_>,
@@ -536,6 +573,47 @@ impl Heard {
         }
     }
 
+    fn reply(self, origin: Origin<'_>) -> Result<Reply, ProviderError> {
+        let error = |message: &str| Err(ProviderError::new(Category::Server, message));
+        if !self.has_choices {
+            return error("response contains no choices");
+        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !self.calls.is_empty() => End::Answer,
+            _ if self.has_refused => End::Refused,
+            _ if !self.text.is_empty() => End::Answer,
+            Some("stop") => End::Answer,
+            Some("length") => End::Truncated,
+            Some("content_filter") => End::Refused,
+            _ => return error("response contains no content"),
+        };
+        let echo = self.echo(origin);
+        let mut tool_calls: Vec<_> = self
+            .calls
+            .into_iter()
+            .map(|call| ToolCall {
+                id: call.id,
+                provider_id: String::new(),
+                name: call.name,
+                arguments: calls::arguments_from_text(&call.arguments),
+            })
+            .collect();
+        calls::fill_ids(&mut tool_calls);
+        Ok(Reply {
+            message: AssistantMessage {
+                content: self.text,
+                tool_calls,
+                echo,
+            },
+            usage: self.usage,
+            stop_reason: self.stop_reason,
+            model: self.model,
+            end,
+        })
+    }
+}
+
+impl Heard {
     fn chunk(
         &mut self,
         chunk: Chunk<'_>,
@@ -637,47 +715,8 @@ impl Heard {
         Ok(())
     }
 
-    fn reply(self, mark: &str) -> Result<Reply, ProviderError> {
-        let error = |message: &str| Err(ProviderError::new(Category::Server, message));
-        if !self.has_choices {
-            return error("response contains no choices");
-        }
-        let end = match self.stop_reason.as_deref() {
-            _ if !self.calls.is_empty() => End::Answer,
-            _ if self.has_refused => End::Refused,
-            _ if !self.text.is_empty() => End::Answer,
-            Some("stop") => End::Answer,
-            Some("length") => End::Truncated,
-            Some("content_filter") => End::Refused,
-            _ => return error("response contains no content"),
-        };
-        let echo = self.echo(mark);
-        let mut tool_calls: Vec<_> = self
-            .calls
-            .into_iter()
-            .map(|call| ToolCall {
-                id: call.id,
-                provider_id: String::new(),
-                name: call.name,
-                arguments: calls::arguments_from_text(&call.arguments),
-            })
-            .collect();
-        calls::fill_ids(&mut tool_calls);
-        Ok(Reply {
-            message: AssistantMessage {
-                content: self.text,
-                tool_calls,
-                echo,
-            },
-            usage: self.usage,
-            stop_reason: self.stop_reason,
-            model: self.model,
-            end,
-        })
-    }
-
     /// What text and calls do not say, if there is anything.
-    fn echo(&self, mark: &str) -> Option<Echo> {
+    fn echo(&self, origin: Origin<'_>) -> Option<Echo> {
         let text = |text: &String| match text.is_empty() {
             true => None,
             false => to_raw_value(text).ok(),
@@ -704,9 +743,6 @@ impl Heard {
                 false => Vec::new(),
             },
         };
-        Some(Echo {
-            wire: mark.to_owned(),
-            body: to_raw_value(&kept).ok()?.into(),
-        })
+        origin.echo(&kept)
     }
 }

@@ -10,8 +10,9 @@ use serde_json::value::RawValue;
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Effort, Params, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
-use crate::providers::lines::Format;
+use crate::providers::echo::Origin;
 use crate::providers::openai::{OpenAi, is_closed};
+use crate::providers::reply_builder::read_reply;
 use crate::providers::wire::{Answered, Base, Wire};
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body};
 
@@ -23,7 +24,7 @@ const MAX_CACHE_KEY: usize = 64;
 /// A client of one service that speaks OpenAI's Responses API.
 pub struct Responses {
     wire: Wire,
-    /// Marks what this service sent, for the echo.
+    /// Marks the echoes of this service.
     mark: String,
     /// The same service's chat API, for what this one lacks.
     chat: OpenAi,
@@ -84,46 +85,23 @@ impl Responses {
 
     /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
     /// for.
-    pub async fn hear(
-        &self,
+    ///
+    /// # Errors
+    /// See [`read_reply`].
+    pub fn hear<'a>(
+        &'a self,
         answered: Answered,
-        model: &str,
+        model: &'a str,
         stream: bool,
-        deltas: &mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> Result<Reply, ProviderError> {
-        let mut heard = reply::Heard::default();
-        let ended = self
-            .wire
-            .hear(answered, Format::Sse, stream, |part| {
-                heard.part(part, &mut |delta| {
-                    if stream || matches!(delta, Delta::Usage(_)) {
-                        deltas(delta);
-                    }
-                })
-            })
-            .await;
-        let is_counted = heard.is_counted();
-        ended
-            .and_then(|()| {
-                let reply = heard.reply(|| self.mark_of(model));
-                reply.map_err(|error| self.wire.broke_off(error))
-            })
-            .map_err(|error| error.counted(is_counted))
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
+        let origin = self.origin(model);
+        read_reply::<reply::Heard>(&self.wire, answered, origin, stream, deltas)
     }
 
-    /// Marks what this model said: no other one, and no other service, takes its thoughts back.
-    fn mark_of(&self, model: &str) -> String {
-        format!("{}:{model}", self.mark)
-    }
-
-    /// The items of a message as this model sent them, but for the ids of calls that were not unique.
-    fn echo<'a>(&self, said: &'a AssistantMessage, model: &str) -> Option<Vec<Cow<'a, RawValue>>> {
-        let echo = said.echo.as_ref()?;
-        let of = echo.wire.strip_prefix(&self.mark)?.strip_prefix(':')?;
-        match of == model {
-            true => reply::items(&echo.body, &said.tool_calls),
-            false => None,
-        }
+    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
+        let service = &self.mark;
+        Origin { service, model }
     }
 }
 
@@ -306,6 +284,7 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
 fn input<'a>(request: &ChatRequest<'a>, service: &Responses) -> Vec<Item<'a>> {
     let mut items = Vec::with_capacity(request.messages.len());
     let mut called: &[ToolCall] = &[];
+    let origin = service.origin(request.model);
     for message in request.messages {
         match message {
             Message::User { content } => items.push(Item::Written(Written::Message {
@@ -314,7 +293,8 @@ fn input<'a>(request: &ChatRequest<'a>, service: &Responses) -> Vec<Item<'a>> {
             })),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
-                match service.echo(said, request.model) {
+                let echo = origin.body(said);
+                match echo.and_then(|body| reply::items(body, &said.tool_calls)) {
                     Some(echo) => items.extend(echo.into_iter().map(Item::Echo)),
                     None => items.extend(rebuilt(said).map(Item::Written)),
                 }

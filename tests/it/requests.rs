@@ -539,8 +539,9 @@ fn foreign() -> Vec<Message> {
             content: String::new(),
             tool_calls: vec![call],
             echo: Some(Echo {
-                wire: "openai/elsewhere".to_owned(),
+                wire: "openai/elsewhere:model".to_owned(),
                 body: raw(&json!({"reasoning": {"reasoning_content": "private"}})),
+                prefix: 0,
             }),
         }),
         Message::Tool {

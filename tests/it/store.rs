@@ -479,6 +479,7 @@ async fn steps_read_back(opened: &Opened) {
             echo: Some(Echo {
                 wire: "anthropic".to_owned(),
                 body: raw("[1,\n2]"),
+                prefix: u64::MAX,
             }),
         },
     };

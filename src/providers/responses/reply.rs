@@ -10,6 +10,9 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::message::{AssistantMessage, Echo, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
+use crate::providers::echo::Origin;
+use crate::providers::lines::Format;
+use crate::providers::reply_builder::ReplyBuilder;
 use crate::providers::wire::Part;
 use crate::providers::{Category, Delta, End, ProviderError, Reply, calls, refusal, wire};
 
@@ -147,9 +150,10 @@ impl Kind {
     }
 }
 
-impl Heard {
-    /// Takes one event or the whole reply; says whether it was the end.
-    pub fn part(
+impl ReplyBuilder for Heard {
+    const FORMAT: Format = Format::Sse;
+
+    fn part(
         &mut self,
         part: Part<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
@@ -164,6 +168,53 @@ impl Heard {
         }
     }
 
+    fn is_counted(&self) -> bool {
+        self.is_over && self.usage.is_some()
+    }
+
+    fn reply(mut self, origin: Origin<'_>) -> Result<Reply, ProviderError> {
+        let mut tool_calls = Vec::new();
+        for item in &mut self.items {
+            if let Kind::Call { call, pieces } = &mut item.kind {
+                if !pieces.is_empty() {
+                    call.arguments = calls::arguments_from_text(pieces);
+                }
+                tool_calls.push(call.clone());
+            }
+        }
+        let is_empty = self.text.is_empty() && tool_calls.is_empty();
+        let end = match self.stop_reason.as_deref() {
+            _ if !tool_calls.is_empty() => End::Answer,
+            _ if self.has_refused => End::Refused,
+            _ if !is_empty => End::Answer,
+            Some("completed") => End::Answer,
+            Some("max_output_tokens") => End::Truncated,
+            Some("content_filter") => End::Refused,
+            _ => {
+                let why = "response contains no content";
+                return Err(ProviderError::new(Category::Server, why));
+            }
+        };
+        let filled = calls::fill_ids(&mut tool_calls);
+        let echo = match is_empty || filled || self.is_plain() {
+            true => None,
+            false => self.echo(origin),
+        };
+        Ok(Reply {
+            message: AssistantMessage {
+                content: self.text,
+                tool_calls,
+                echo,
+            },
+            usage: self.usage,
+            stop_reason: self.stop_reason,
+            model: self.model,
+            end,
+        })
+    }
+}
+
+impl Heard {
     fn event(
         &mut self,
         text: &str,
@@ -338,53 +389,6 @@ impl Heard {
         self.usage = usage;
     }
 
-    /// Whether it has reported all that it used.
-    pub fn is_counted(&self) -> bool {
-        self.is_over && self.usage.is_some()
-    }
-
-    /// The reply. `mark` marks its echo.
-    pub fn reply(mut self, mark: impl FnOnce() -> String) -> Result<Reply, ProviderError> {
-        let mut tool_calls = Vec::new();
-        for item in &mut self.items {
-            if let Kind::Call { call, pieces } = &mut item.kind {
-                if !pieces.is_empty() {
-                    call.arguments = calls::arguments_from_text(pieces);
-                }
-                tool_calls.push(call.clone());
-            }
-        }
-        let is_empty = self.text.is_empty() && tool_calls.is_empty();
-        let end = match self.stop_reason.as_deref() {
-            _ if !tool_calls.is_empty() => End::Answer,
-            _ if self.has_refused => End::Refused,
-            _ if !is_empty => End::Answer,
-            Some("completed") => End::Answer,
-            Some("max_output_tokens") => End::Truncated,
-            Some("content_filter") => End::Refused,
-            _ => {
-                let why = "response contains no content";
-                return Err(ProviderError::new(Category::Server, why));
-            }
-        };
-        let filled = calls::fill_ids(&mut tool_calls);
-        let echo = match is_empty || filled || self.is_plain() {
-            true => None,
-            false => self.echo(mark),
-        };
-        Ok(Reply {
-            message: AssistantMessage {
-                content: self.text,
-                tool_calls,
-                echo,
-            },
-            usage: self.usage,
-            stop_reason: self.stop_reason,
-            model: self.model,
-            end,
-        })
-    }
-
     /// Whether text and calls say all of it: one message, then calls.
     fn is_plain(&self) -> bool {
         let is_message = |item: &Item| matches!(item.kind, Kind::Message(_));
@@ -393,15 +397,12 @@ impl Heard {
     }
 
     /// All items as the service sent them, but for what it would not take back; none where one of them never came whole.
-    fn echo(&self, mark: impl FnOnce() -> String) -> Option<Echo> {
+    fn echo(&self, origin: Origin<'_>) -> Option<Echo> {
         // Thoughts must stand before what they led to: the service refuses those that led to nothing.
         let is_end = |item: &Item| !matches!(item.kind, Kind::Other);
         let length = self.items.iter().rposition(is_end)? + 1;
         let items: Option<Vec<_>> = self.items[..length].iter().map(Item::taken_back).collect();
-        Some(Echo {
-            wire: mark(),
-            body: to_raw_value(&items?).ok()?.into(),
-        })
+        origin.echo(&items?)
     }
 }
 

@@ -145,14 +145,12 @@ impl Services {
         };
         let reply = self.runtime.block_on(async {
             let answered = Answered::whole(sent.status, sent.kind, chunks).expect("a head");
+            let (model, stream) = ("model", sent.stream);
             match wire {
-                Wire::Anthropic => self.anthropic.hear(answered, sent.stream, deltas).await,
-                Wire::OpenAi => self.openai.hear(answered, sent.stream, deltas).await,
-                Wire::Responses => {
-                    let service = &self.responses;
-                    service.hear(answered, "model", sent.stream, deltas).await
-                }
-                Wire::Ollama => self.ollama.hear(answered, sent.stream, deltas).await,
+                Wire::Anthropic => self.anthropic.hear(answered, model, stream, deltas).await,
+                Wire::OpenAi => self.openai.hear(answered, model, stream, deltas).await,
+                Wire::Responses => self.responses.hear(answered, model, stream, deltas).await,
+                Wire::Ollama => self.ollama.hear(answered, model, stream, deltas).await,
             }
         });
         (reply, told)

@@ -1,0 +1,64 @@
+//! What a model sent beside text and calls, such as its thinking, kept to go back to the same provider and model, and only
+//! while nothing before it has changed. Pure.
+
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use sha2::{Digest, Sha256};
+
+use crate::domain::message::{AssistantMessage, Echo, ToolSpec};
+
+/// Who gave a reply: signatures and encrypted thinking are accepted by that model of that service only.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    /// The wire and the provider's name.
+    pub service: &'a str,
+    /// The model that the request named.
+    pub model: &'a str,
+}
+
+impl Origin<'_> {
+    /// An echo with this body.
+    pub fn echo(self, body: &impl Serialize) -> Option<Echo> {
+        Some(Echo {
+            wire: format!("{}:{}", self.service, self.model),
+            body: to_raw_value(body).ok()?.into(),
+            prefix: 0,
+        })
+    }
+
+    /// What this model of this service sent for a message.
+    pub fn body(self, message: &AssistantMessage) -> Option<&RawValue> {
+        let echo = message.echo.as_ref()?;
+        (self.model_of(echo)? == self.model).then_some(&*echo.body)
+    }
+
+    /// What another model of this service sent for a message.
+    pub fn body_of_other_model(self, message: &AssistantMessage) -> Option<&RawValue> {
+        let echo = message.echo.as_ref()?;
+        (self.model_of(echo)? != self.model).then_some(&*echo.body)
+    }
+
+    fn model_of(self, echo: &Echo) -> Option<&str> {
+        echo.wire.strip_prefix(self.service)?.strip_prefix(':')
+    }
+}
+
+/// Identifies what every request of a run begins with: the system prompt and the tools.
+pub fn prefix(system: &str, tools: &[ToolSpec]) -> u64 {
+    let mut hasher = Sha256::new();
+    let mut add = |text: &str| {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    };
+    add(system);
+    for tool in tools {
+        add(&tool.name);
+        add(&tool.description);
+        add(tool.parameters.get());
+    }
+    let digest = hasher.finalize();
+    digest
+        .iter()
+        .take(8)
+        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
