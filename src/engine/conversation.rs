@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
-use crate::providers::Reply;
+use crate::providers::{Reply, thinking};
 
 /// One run's conversation with its model.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Conversation {
     call_ids: HashSet<String>,
     guard: LoopGuard,
     is_repaired: bool,
+    /// How often a message was changed that the model had been sent: part of the prefix of later echoes.
+    changes: u32,
 }
 
 /// What a reply means for the run.
@@ -76,6 +78,48 @@ impl Conversation {
                 repeats: 0,
             },
             is_repaired: false,
+            changes: 0,
+        }
+    }
+
+    /// Drops the thinking of every reply from message `first` on. Call it when what stands before that message is no longer
+    /// what the model was sent: messages were left out, shortened or summed up. Replies that follow later keep theirs.
+    pub fn drop_thinking(&mut self, first: usize) {
+        self.changes += 1;
+        let first = first.min(self.messages.len());
+        thinking::drop(&mut self.messages[first..]);
+    }
+
+    /// Drops all thinking from the first reply on that did not follow this prefix (see [`crate::providers::echo::prefix`]):
+    /// another run's with another prompt or other tools, or this run's, if a restart found other tools. `prefix` is
+    /// called only if there is any thinking.
+    pub fn drop_foreign_thinking(&mut self, prefix: impl FnOnce() -> u64) {
+        let mut echoes = self
+            .messages
+            .iter()
+            .enumerate()
+            .filter_map(|(at, message)| {
+                let Message::Assistant(reply) = message else {
+                    return None;
+                };
+                Some((at, reply.echo.as_ref()?.prefix))
+            });
+        let Some(begins) = echoes.next() else { return };
+        let prefix = prefix();
+        let is_foreign = |(at, of): &(usize, u64)| {
+            let changes = if *at < self.own { 0 } else { self.changes };
+            of.wrapping_sub(prefix) > u64::from(changes)
+        };
+        let first = std::iter::once(begins).chain(echoes).find(is_foreign);
+        if let Some((first, _)) = first {
+            thinking::drop(&mut self.messages[first..]);
+        }
+    }
+
+    /// Notes in a reply's echo what stood before it. `prefix` is called only if there is an echo.
+    pub fn sign(&self, reply: &mut Reply, prefix: impl FnOnce() -> u64) {
+        if let Some(echo) = &mut reply.message.echo {
+            echo.prefix = prefix().wrapping_add(u64::from(self.changes));
         }
     }
 
@@ -169,6 +213,8 @@ impl Conversation {
         };
         let verdict = self.guard.compare(calls, &results);
         if let Repeats::Hinted(times) = verdict {
+            // The record keeps the results without the hint.
+            self.changes += 1;
             for result in &mut results {
                 result.content.push_str(&format!(
                     "\n\n[This call with these arguments has given this result {times} times in a row. \
@@ -287,6 +333,7 @@ mod tests {
         said.message.echo = Some(Echo {
             wire: "anthropic".to_owned(),
             body: no_arguments(),
+            prefix: 0,
         });
         let Heard::Calls(said) = talk.hear(said, true) else {
             panic!("no calls")
@@ -349,6 +396,7 @@ mod tests {
         echoed.message.echo = Some(Echo {
             wire: "anthropic".to_owned(),
             body: no_arguments(),
+            prefix: 0,
         });
         assert!(
             matches!(talk.hear(echoed, false), Heard::Final(said) if said.tool_calls.is_empty() && said.echo.is_none())
@@ -356,6 +404,63 @@ mod tests {
         assert!(
             matches!(talk.hear(asks(&["a"]), true), Heard::OutOfTurns(said) if said.content == "hm")
         );
+    }
+
+    fn thinks(text: &str, prefix: u64) -> Message {
+        Message::Assistant(AssistantMessage {
+            content: text.to_owned(),
+            tool_calls: Vec::new(),
+            echo: Some(Echo {
+                wire: "anthropic:model".to_owned(),
+                body: no_arguments(),
+                prefix,
+            }),
+        })
+    }
+
+    fn thinking(talk: &Conversation) -> Vec<bool> {
+        let messages = talk.messages().iter();
+        let replies = messages.filter_map(|message| match message {
+            Message::Assistant(reply) => Some(reply.echo.is_some()),
+            _ => None,
+        });
+        replies.collect()
+    }
+
+    #[test]
+    fn thinking_is_kept_up_to_the_first_change() {
+        let of = |prefixes: &[u64]| {
+            let earlier = prefixes.iter().map(|prefix| thinks("hm", *prefix));
+            let mut talk = Conversation::new(earlier.collect(), "hi".into(), 9, 9, 0, 0);
+            talk.drop_foreign_thinking(|| 7);
+            thinking(&talk)
+        };
+        assert_eq!(of(&[7, 7]), [true, true]);
+        assert_eq!(of(&[7, 5, 7]), [true, false, false]);
+        // That run had changed its conversation, which is recorded as it was.
+        assert_eq!(of(&[7, 8, 7]), [true, false, false]);
+    }
+
+    #[test]
+    fn thinking_after_a_change_of_ones_own_is_kept() {
+        let mut talk = Conversation::new(vec![thinks("hm", 7)], "hi".into(), 9, 9, 0, 0);
+        let turn = |talk: &mut Conversation| {
+            let turn = talk.next_turn();
+            let mut reply = Reply::default();
+            let Message::Assistant(message) = thinks("hm", 0) else {
+                panic!("a reply")
+            };
+            reply.message = message;
+            talk.sign(&mut reply, || 7);
+            talk.say_more(turn, reply.message, "more".into());
+        };
+        turn(&mut talk);
+        talk.drop_thinking(1);
+        turn(&mut talk);
+        talk.drop_foreign_thinking(|| 7);
+        assert_eq!(thinking(&talk), [true, false, true]);
+        talk.drop_foreign_thinking(|| 8);
+        assert_eq!(thinking(&talk), [false, false, false]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The loop: drives one run, root or child, from its prompt to its end, and lends its tools the way to start children.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
@@ -23,6 +23,7 @@ use crate::engine::resolve::{self, Input, Prompt};
 use crate::engine::sessions::Held;
 use crate::engine::turn::{self, Answer, Question, TurnError};
 use crate::engine::{budget, endings, history, replay, summary, waiting, workdir};
+use crate::providers::echo;
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
 
@@ -182,11 +183,14 @@ async fn turns(
         match replayed.await {
             Ok(None) => {}
             Ok(Some(task)) => {
-                return Box::pin(summary::ask(engine, live, state, &system, &talk, task)).await;
+                return Box::pin(summary::ask(engine, live, state, &system, &mut talk, task)).await;
             }
             Err(ending) => return ending,
         }
     }
+    // Only who thinks needs it.
+    let prefix = LazyLock::new(|| echo::prefix(&system, toolbox.offered()));
+    talk.drop_foreign_thinking(|| *prefix);
     let mut draft = Some(draft);
     loop {
         if let Err(error) = waiting::resume(engine, live).await {
@@ -228,7 +232,7 @@ async fn turns(
             true => first(written, asked).await,
             false => beside(written, asked).await,
         };
-        let Answer { reply, asked } = match answered {
+        let Answer { mut reply, asked } = match answered {
             Ok(answer) => answer,
             Err(error) => {
                 if !streamed.is_empty() {
@@ -245,6 +249,7 @@ async fn turns(
             usage: live.usage().0,
         };
         let end = reply.end;
+        talk.sign(&mut reply, || *prefix);
         let heard = talk.hear(reply, offered);
         let (Heard::Final(said) | Heard::Calls(said) | Heard::OutOfTurns(said)) = &heard;
         if !said.content.is_empty() {
@@ -285,7 +290,8 @@ async fn turns(
                         return error.into();
                     }
                     talk.say_more(turn, said, wish.to_owned());
-                    return Box::pin(summary::ask(engine, live, state, &system, &talk, task)).await;
+                    return Box::pin(summary::ask(engine, live, state, &system, &mut talk, task))
+                        .await;
                 }
                 let mut unrecorded = Unrecorded {
                     steps: vec![Step::Reply {

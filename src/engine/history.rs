@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::run::{Run, Status};
 use crate::engine::parts::Engine;
+use crate::providers::thinking;
 use crate::store::{SessionQuery, Step, StoreError};
 
 /// Stands where earlier messages were left out.
@@ -129,6 +130,7 @@ fn trimmed(mut messages: Vec<Message>, bounds: Bounds) -> Vec<Message> {
             },
         ),
     }
+    thinking::drop(&mut messages);
     messages
 }
 

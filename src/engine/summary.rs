@@ -24,9 +24,12 @@ pub async fn ask(
     live: &Arc<LiveRun>,
     state: &mut State,
     system: &str,
-    talk: &Conversation,
+    talk: &mut Conversation,
     task: String,
 ) -> Ending {
+    // Without tools the request begins otherwise than those before it.
+    talk.drop_thinking(0);
+    let talk = &*talk;
     let done = |content| How::Completed {
         content,
         structured: false,

@@ -61,6 +61,7 @@ mod structured;
 mod subagent;
 mod support;
 mod terminal;
+mod thinking;
 mod timeouts;
 mod tools_command;
 mod tools_files;

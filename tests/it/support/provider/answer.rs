@@ -44,8 +44,19 @@ pub struct Answer {
     pub middle: Option<Gate>,
     /// Its text is a refusal, in the wire's own form.
     pub refuses: bool,
+    /// What the model thinks before it answers.
+    pub thought: Option<Thought>,
     /// How the answer breaks.
     pub ending: Ending,
+}
+
+/// Thinking, as a service reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Thought {
+    /// Its text, or a summary.
+    Readable(String),
+    /// Encrypted, without a text.
+    Hidden,
 }
 
 /// What an answer holds.
@@ -145,6 +156,7 @@ impl Answer {
             before: None,
             middle: None,
             refuses: false,
+            thought: None,
             ending: Ending::Whole,
         }
     }
@@ -154,6 +166,18 @@ impl Answer {
         if let Content::Reply { text, .. } = &mut self.content {
             words.clone_into(text);
         }
+        self
+    }
+
+    /// Thinks this first.
+    pub fn thinking(mut self, text: &str) -> Self {
+        self.thought = Some(Thought::Readable(text.to_owned()));
+        self
+    }
+
+    /// Thinks first, and nobody can read what.
+    pub fn thinking_in_secret(mut self) -> Self {
+        self.thought = Some(Thought::Hidden);
         self
     }
 

@@ -3,7 +3,7 @@
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
-use crate::support::provider::answer::{Answer, Content, Tokens};
+use crate::support::provider::answer::{Answer, Content, Thought, Tokens};
 use crate::support::provider::seen::{Seen, Wire};
 
 /// An answer in a wire's words.
@@ -34,6 +34,7 @@ pub fn write(seen: &Seen, answer: &Answer) -> Written {
                 calls,
                 usage: answer.usage,
                 refuses: answer.refuses,
+                thought: answer.thought.as_ref(),
                 stop: answer
                     .stop_reason
                     .as_deref()
@@ -68,6 +69,7 @@ struct Reply<'a> {
     calls: &'a [(String, Value)],
     usage: Option<Tokens>,
     refuses: bool,
+    thought: Option<&'a Thought>,
     stop: &'a str,
     model: &'a str,
     number: usize,
@@ -78,8 +80,26 @@ impl Reply<'_> {
         format!("call_{}_{index}", self.number)
     }
 
+    /// What only its own model can read again.
+    fn secret(&self) -> String {
+        format!("c2VjcmV0{}", self.number)
+    }
+
+    /// The text of its thinking; empty where it has none, or a hidden one.
+    fn thought(&self) -> &str {
+        match self.thought {
+            Some(Thought::Readable(text)) => text,
+            Some(Thought::Hidden) | None => "",
+        }
+    }
+
     fn anthropic(&self) -> Value {
         let mut blocks = Vec::new();
+        if self.thought.is_some() {
+            blocks.push(
+                json!({"type": "thinking", "thinking": self.thought(), "signature": self.secret()}),
+            );
+        }
         if !self.text.is_empty() {
             blocks.push(json!({"type": "text", "text": self.text}));
         }
@@ -118,6 +138,15 @@ impl Reply<'_> {
             event(json!({"type": "ping"})),
         ];
         let mut blocks = Vec::new();
+        if self.thought.is_some() {
+            let text = words(self.thought())
+                .map(|text| json!({"type": "thinking_delta", "thinking": text}));
+            let signature = json!({"type": "signature_delta", "signature": self.secret()});
+            blocks.push((
+                json!({"type": "thinking", "thinking": "", "signature": ""}),
+                text.chain([signature]).collect(),
+            ));
+        }
         if !self.text.is_empty() {
             let deltas = words(self.text).map(|text| json!({"type": "text_delta", "text": text}));
             blocks.push((
@@ -167,6 +196,9 @@ impl Reply<'_> {
         if self.refuses {
             message["refusal"] = message["content"].take();
         }
+        if let Some((field, value)) = self.openai_thoughts() {
+            message[field] = value;
+        }
         if !self.calls.is_empty() {
             let calls = self
                 .calls
@@ -209,6 +241,12 @@ impl Reply<'_> {
             )
         };
         let mut pieces = vec![delta(json!({"role": "assistant", "content": ""}))];
+        if let Some((field, value)) = self.openai_thoughts() {
+            match value.as_str() {
+                Some(text) => pieces.extend(words(text).map(|text| delta(json!({field: text})))),
+                None => pieces.push(delta(json!({field: value}))),
+            }
+        }
         let field = if self.refuses { "refusal" } else { "content" };
         pieces.extend(words(self.text).map(|text| delta(json!({field: text}))));
         for (index, (name, arguments)) in self.calls.iter().enumerate() {
@@ -234,9 +272,28 @@ impl Reply<'_> {
         stream("text/event-stream", pieces, 2, filler)
     }
 
+    /// As DeepSeek has it; a hidden one as OpenRouter has it.
+    fn openai_thoughts(&self) -> Option<(&'static str, Value)> {
+        Some(match self.thought? {
+            Thought::Readable(text) => ("reasoning_content", text.as_str().into()),
+            Thought::Hidden => (
+                "reasoning_details",
+                json!([{"type": "reasoning.encrypted", "data": self.secret()}]),
+            ),
+        })
+    }
+
     /// The output items, in the order in which a model gives them.
     fn responses_items(&self) -> Vec<Value> {
         let mut items = Vec::new();
+        if self.thought.is_some() {
+            let summary = Some(self.thought()).filter(|text| !text.is_empty());
+            let summary = summary.map(|text| json!({"type": "summary_text", "text": text}));
+            items.push(json!({
+                "type": "reasoning", "id": format!("rs_{}", self.number), "encrypted_content": self.secret(),
+                "summary": summary.into_iter().collect::<Vec<_>>(), "status": "completed",
+            }));
+        }
         if !self.text.is_empty() {
             let part = match self.refuses {
                 true => json!({"type": "refusal", "refusal": self.text}),
@@ -303,12 +360,24 @@ impl Reply<'_> {
             let mut begun = item.clone();
             begun["status"] = "in_progress".into();
             let is_call = item["type"] == "function_call";
-            begun[if is_call { "arguments" } else { "content" }] =
-                if is_call { "".into() } else { json!([]) };
+            let is_thought = item["type"] == "reasoning";
+            let (field, empty) = match (is_call, is_thought) {
+                (true, _) => ("arguments", "".into()),
+                (_, true) => ("summary", json!([])),
+                _ => ("content", json!([])),
+            };
+            begun[field] = empty;
             send(
                 json!({"type": "response.output_item.added", "output_index": index, "item": begun}),
             );
-            if is_call {
+            if is_thought {
+                for part in words(self.thought()) {
+                    send(json!({
+                        "type": "response.reasoning_summary_text.delta", "item_id": id,
+                        "output_index": index, "summary_index": 0, "delta": part,
+                    }));
+                }
+            } else if is_call {
                 let arguments = item["arguments"].as_str().unwrap_or_default();
                 for part in in_two(arguments) {
                     send(json!({
@@ -359,15 +428,22 @@ impl Reply<'_> {
 
     fn ollama(&self) -> Value {
         let mut body = self.ollama_line(self.text, self.calls, true);
+        if !self.thought().is_empty() {
+            body["message"]["thinking"] = self.thought().into();
+        }
         self.ollama_end(&mut body);
         body
     }
 
     fn ollama_stream(&self) -> Written {
         let line = |value: Value| Bytes::from(format!("{value}\n"));
-        let mut pieces: Vec<_> = words(self.text)
-            .map(|text| line(self.ollama_line(text, &[], false)))
-            .collect();
+        let thoughts = words(self.thought()).map(|text| {
+            let mut thinks = self.ollama_line("", &[], false);
+            thinks["message"]["thinking"] = text.into();
+            line(thinks)
+        });
+        let mut pieces: Vec<_> = thoughts.collect();
+        pieces.extend(words(self.text).map(|text| line(self.ollama_line(text, &[], false))));
         if !self.calls.is_empty() {
             pieces.push(line(self.ollama_line("", self.calls, false)));
         }
