@@ -11,6 +11,7 @@ use secrecy::SecretString;
 use crate::config::auth::KeyHash;
 use crate::config::models::{Models, Override};
 use crate::domain::glob;
+use crate::domain::service::Service;
 
 pub mod auth;
 pub mod document;
@@ -347,6 +348,8 @@ pub struct Provider {
     pub api: Option<OpenAiApi>,
     /// Most bytes of one reply.
     pub max_reply: usize,
+    /// The tiers that it sells beside the usual one.
+    pub services: Vec<Service>,
     /// Scripted: files or directories of scripts.
     pub scripts: Vec<PathBuf>,
     /// What it says of single models, by their names.

@@ -19,6 +19,7 @@ use crate::domain::agent::{
 };
 use crate::domain::event::NAMES;
 use crate::domain::mcp::SEPARATOR;
+use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 use crate::net;
@@ -126,6 +127,7 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         params: Params {
             effort: top.one_of("effort", &Effort::ALL),
             cache: top.one_of("cache", &Cache::ALL).unwrap_or_default(),
+            service: top.one_of("service", &Service::ALL),
             ..top.section("params", params)
         },
         allow_extra: allow_extra(top),
@@ -192,6 +194,7 @@ fn subagent(s: &mut Section<'_>) -> Option<WrittenSubagent> {
             max_total_time: time(s, "max_total_time"),
             model: None,
             effort: s.one_of("effort", &Effort::ALL),
+            service: s.one_of("service", &Service::ALL),
         },
     };
     is_on.then_some(written)
@@ -212,6 +215,7 @@ fn params(s: &mut Section<'_>) -> Params {
         response_format: s.section("response_format", response_format),
         effort: None,
         cache: Cache::default(),
+        service: None,
         extra: s.checked_json("extra", check_extra).unwrap_or_default(),
     }
 }

@@ -33,6 +33,7 @@ pub fn to_toml(agent: &Agent) -> String {
     file.maybe("effort", agent.params.effort.map(|it| text(it.as_str())));
     let cache = Cache::ALL.iter().find(|(_, it)| *it == agent.params.cache);
     file.maybe("cache", cache.map(|(name, _)| text(name)));
+    file.maybe("service", agent.params.service.map(|it| text(it.as_str())));
     file.key("allow_extra", texts(&agent.allow_extra));
     file.key("allow_provider_keys", agent.allow_provider_keys);
     file.key("stream", agent.stream);
@@ -111,6 +112,7 @@ pub fn to_toml(agent: &Agent) -> String {
             subagent.model.as_ref().map(|it| text(&it.to_string())),
         );
         file.maybe("effort", subagent.effort.map(|it| text(it.as_str())));
+        file.maybe("service", subagent.service.map(|it| text(it.as_str())));
     }
 
     file.table("memory");

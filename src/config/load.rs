@@ -8,7 +8,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use crate::config::document::{self, Node, Origin, Table, Value};
-use crate::config::models::Models;
+use crate::config::models::{Models, Priced};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::web_tools;
 use crate::config::{
@@ -561,18 +561,23 @@ pub fn variable(text: &str) -> Result<String, String> {
     }
 }
 
-fn price(model: &str, s: &mut Section<'_>) -> Price {
+fn price(model: &str, s: &mut Section<'_>) -> Priced {
     if model.parse::<ModelRef>().is_err() {
         s.wrong_name("is no provider/model, such as [prices.\"openai/gpt-5\"]");
     }
     let range = 0.0..=MAX_PRICE;
-    Price {
+    let price = Price {
         input: s.number("input", range.clone()).unwrap_or(0.0),
         output: s.number("output", range.clone()).unwrap_or(0.0),
         cache_read: s.number("cache_read", range.clone()),
         cache_write: s.number("cache_write", range.clone()),
         cache_write_1h: s.number("cache_write_1h", range),
         long: None,
+    };
+    Priced {
+        price,
+        batch: s.number("batch", 0.0..=1.0),
+        flex: s.number("flex", 0.0..=1.0),
     }
 }
 

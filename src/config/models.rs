@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::config::{Provider, ProviderKind};
 use crate::domain::agent::{Effort, ModelRef};
+use crate::domain::service::Service;
 use crate::domain::usage::{LongPrice, Price};
 
 /// By provider and model, as in `models.toml`.
@@ -74,6 +75,29 @@ pub enum Sampling {
     WithoutEffort,
     /// Never: it refuses the request.
     Never,
+}
+
+/// What is left of the price on a cheaper tier, where nothing else is known.
+const USUAL_SHARE: f64 = 0.5;
+
+impl ModelFacts {
+    /// Whether the model is sold on this tier, as far as is known.
+    pub fn is_sold(&self, service: Service) -> bool {
+        match service {
+            Service::Default => true,
+            Service::Flex => self.flex.is_some() || self.checked.is_none(),
+        }
+    }
+
+    /// What tokens cost on this tier; `None` if the price is not known.
+    pub fn price_on(&self, service: Service) -> Option<Price> {
+        let price = self.price?;
+        let share = match service {
+            Service::Default => return Some(price),
+            Service::Flex => self.flex,
+        };
+        Some(price.times(share.unwrap_or(USUAL_SHARE)))
+    }
 }
 
 impl Sampling {
@@ -152,6 +176,17 @@ impl From<Entry> for ModelFacts {
     }
 }
 
+/// What a model costs as `[prices]` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Priced {
+    /// The usual price.
+    pub price: Price,
+    /// See [`ModelFacts::batch`].
+    pub batch: Option<f64>,
+    /// See [`ModelFacts::flex`].
+    pub flex: Option<f64>,
+}
+
 /// What the configuration says of one model; what it leaves out is the table's.
 #[derive(Clone, Debug, Default)]
 pub struct Override {
@@ -165,6 +200,10 @@ pub struct Override {
     pub cache_write: Option<f64>,
     /// See [`Price::cache_write_1h`].
     pub cache_write_1h: Option<f64>,
+    /// See [`ModelFacts::batch`].
+    pub batch: Option<f64>,
+    /// See [`ModelFacts::flex`].
+    pub flex: Option<f64>,
     /// See [`ModelFacts::context_window`].
     pub context_window: Option<u64>,
     /// See [`ModelFacts::max_output`].
@@ -195,6 +234,8 @@ impl Override {
         };
         ModelFacts {
             price,
+            batch: self.batch.or(facts.batch),
+            flex: self.flex.or(facts.flex),
             context_window: self.context_window.or(facts.context_window),
             max_output: self.max_output.or(facts.max_output),
             images: self.images.or(facts.images),
@@ -233,7 +274,7 @@ pub struct Models {
 
 impl Models {
     /// The shipped table under what the configuration says: `[providers.<name>.models]`, and `[prices]`, which win.
-    pub fn new(providers: &BTreeMap<String, Provider>, prices: &BTreeMap<String, Price>) -> Self {
+    pub fn new(providers: &BTreeMap<String, Provider>, prices: &BTreeMap<String, Priced>) -> Self {
         let mut models = Self::default();
         for (name, provider) in providers {
             let service = match provider.kind {
@@ -251,14 +292,17 @@ impl Models {
                 models.insert(name, model, facts);
             }
         }
-        for (model, price) in prices {
+        for (model, priced) in prices {
             let Ok(model) = model.parse::<ModelRef>() else {
                 continue;
             };
             let known = models.get(&model.provider, &model.model);
+            let known = known.cloned().unwrap_or_default();
             let facts = ModelFacts {
-                price: Some(*price),
-                ..known.cloned().unwrap_or_default()
+                price: Some(priced.price),
+                batch: priced.batch.or(known.batch),
+                flex: priced.flex.or(known.flex),
+                ..known
             };
             models.insert(&model.provider, &model.model, facts);
         }
@@ -335,7 +379,7 @@ mod tests {
 
     use jiff::civil::date;
 
-    use super::{Models, Override, SHIPPED, Sampling, stale_since};
+    use super::{Models, Override, Priced, SHIPPED, Sampling, stale_since};
     use crate::domain::agent::Effort;
     use crate::domain::usage::Price;
 
@@ -371,9 +415,13 @@ mod tests {
             input: 1.0,
             ..Price::default()
         };
+        let priced = Priced {
+            price: own,
+            ..Priced::default()
+        };
         let prices = BTreeMap::from([
-            ("openai/gpt-5".to_owned(), own),
-            ("vllm/some".to_owned(), own),
+            ("openai/gpt-5".to_owned(), priced),
+            ("vllm/some".to_owned(), priced),
         ]);
         let models = Models::new(&BTreeMap::new(), &prices);
         let price = |provider: &str, model: &str| models.get(provider, model)?.price;

@@ -12,6 +12,7 @@ use crate::config::presets::{PRESETS, Preset, preset};
 use crate::config::section::{MAX_COUNT, Section};
 use crate::config::{MAX_REPLY, OpenAiApi, Provider, ProviderKind};
 use crate::domain::agent::{Effort, check_extra};
+use crate::domain::service::Service;
 
 const KINDS: [(&str, ProviderKind); 4] = [
     ("anthropic", ProviderKind::Anthropic),
@@ -57,6 +58,7 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
     let key_env = s.checked("api_key_env", variable);
     let key_env = key_env.unwrap_or_else(|| usual_key(name, preset, place));
     let written = base_url(name, s, place);
+    let written_base = written.clone();
     let own = preset.filter(|_| written.is_none());
     let (preset_url, missing_address) = match own.map(|own| own.base_url(place.environment)) {
         Some(Ok(url)) => (Some(url), None),
@@ -81,8 +83,47 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
         api,
         max_reply: s.size("max_reply").unwrap_or(MAX_REPLY),
         scripts: scripts(s, kind, place),
+        services: services(name, s, kind, written_base.as_deref()),
         models: s.named("models", |_, s| model(s)),
     }
+}
+
+/// The tiers that a service sells: those that are configured, else those of OpenAI's own service, and of what stands in its
+/// place.
+fn services(
+    name: &str,
+    s: &mut Section<'_>,
+    kind: ProviderKind,
+    base_url: Option<&str>,
+) -> Vec<Service> {
+    let is_openai = kind == ProviderKind::Openai
+        && preset(name).is_none()
+        && (name == "openai" || base_url.is_none_or(|base| base.contains("://api.openai.com")));
+    let usual = match is_openai {
+        true => vec![Service::Flex],
+        false => Vec::new(),
+    };
+    let Some(node) = s.peek("services") else {
+        return usual;
+    };
+    let names = s.texts("services").unwrap_or_default();
+    let sold = Service::ALL
+        .iter()
+        .filter(|(_, service)| *service != Service::Default);
+    let named = |name: &String| sold.clone().find(|(known, _)| known == name);
+    if let Some(unknown) = names.iter().find(|name| named(name).is_none()) {
+        let known: Vec<&str> = sold.clone().map(|(name, _)| *name).collect();
+        let why = format!("has {unknown:?}, which is none of: {}", known.join(", "));
+        s.rule(&node, "services", &why);
+    }
+    if kind != ProviderKind::Openai && !names.is_empty() {
+        refuse_for_kind(s, &node, "services", ProviderKind::Openai);
+    }
+    names
+        .iter()
+        .filter_map(named)
+        .map(|(_, service)| *service)
+        .collect()
 }
 
 /// What the configuration says of one model.
@@ -100,6 +141,8 @@ fn model(s: &mut Section<'_>) -> Override {
         cache_read: price(s, "cache_read"),
         cache_write: price(s, "cache_write"),
         cache_write_1h: price(s, "cache_write_1h"),
+        batch: s.number("batch", 0.0..=1.0),
+        flex: s.number("flex", 0.0..=1.0),
         context_window: s.whole("context_window", 1..=MAX_COUNT),
         max_output: max_output.and_then(|tokens| u32::try_from(tokens).ok()),
         images: s.flag("images"),

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::domain::mcp::McpServer;
+use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
 
@@ -138,6 +139,9 @@ pub struct Subagent {
     /// How much they are to think; unset means as their caller.
     #[serde(default)]
     pub effort: Option<Effort>,
+    /// How soon the service has to answer them; unset means as their caller.
+    #[serde(default)]
+    pub service: Option<Service>,
 }
 
 impl Default for Subagent {
@@ -152,6 +156,7 @@ impl Default for Subagent {
             max_total_time: None,
             model: None,
             effort: None,
+            service: None,
         }
     }
 }
@@ -223,6 +228,9 @@ pub struct Params {
     /// How long the service is asked to keep the prompt for the run's next turns.
     #[serde(default)]
     pub cache: Cache,
+    /// How soon the service has to answer; unset leaves it to the service.
+    #[serde(default)]
+    pub service: Option<Service>,
 }
 
 /// How long a service is asked to keep a prompt. Services that cache by themselves are asked nothing.

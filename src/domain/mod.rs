@@ -8,6 +8,7 @@ pub mod mcp;
 pub mod message;
 pub mod run;
 pub mod schema;
+pub mod service;
 pub mod structured;
 pub mod terminal_text;
 pub mod trace;

@@ -106,6 +106,26 @@ impl Price {
         }
     }
 
+    /// The same prices at a discount: `share` is what is left of each.
+    pub fn times(self, share: f64) -> Self {
+        let part = |price: Option<f64>| price.map(|price| price * share);
+        Self {
+            input: self.input * share,
+            output: self.output * share,
+            cache_read: part(self.cache_read),
+            cache_write: part(self.cache_write),
+            cache_write_1h: part(self.cache_write_1h),
+            long: self.long.map(|long| LongPrice {
+                above: long.above,
+                input: long.input * share,
+                output: long.output * share,
+                cache_read: part(long.cache_read),
+                cache_write: part(long.cache_write),
+                cache_write_1h: part(long.cache_write_1h),
+            }),
+        }
+    }
+
     /// What these tokens cost.
     pub fn of(&self, tokens: &TokenUsage) -> Cost {
         let price = self.at_length(tokens.input);

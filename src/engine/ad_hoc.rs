@@ -41,6 +41,7 @@ pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
     agent.params.response_format = ResponseFormat::Text;
     let settings = settings(caller);
     agent.params.effort = settings.effort.or(agent.params.effort);
+    agent.params.service = settings.service.or(agent.params.service);
     if let Some(model) = settings.model {
         agent.model = model;
         agent.fallback_models = Vec::new();

@@ -13,6 +13,7 @@ use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, ResponseFormat};
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
+use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::engine::provider_keys::Keys;
 use crate::engine::sessions::OnBusy;
@@ -103,6 +104,8 @@ pub struct ParamsPatch {
     pub response_format: Option<ResponseFormat>,
     /// See [`Params`].
     pub effort: Option<Effort>,
+    /// See [`Params`].
+    pub service: Option<Service>,
     /// See [`Params`]; each key wins over the file's.
     pub extra: Map<String, Value>,
 }

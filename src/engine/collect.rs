@@ -88,9 +88,10 @@ async fn analyse(
     let messages = [Message::User {
         content: said.join("\n\n"),
     }];
-    // The shape of the agent's own replies is none for an analysis.
+    // The shape of the agent's own replies is none for an analysis, which somebody waits for.
     let params = Params {
         response_format: ResponseFormat::Text,
+        service: None,
         ..agent.params.clone()
     };
     let request = ChatRequest {

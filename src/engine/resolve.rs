@@ -311,6 +311,7 @@ fn is_empty(overrides: &Overrides) -> bool {
         stop,
         response_format,
         effort,
+        service,
         extra,
     } = params;
     model.is_none()
@@ -322,6 +323,7 @@ fn is_empty(overrides: &Overrides) -> bool {
         && stop.is_none()
         && response_format.is_none()
         && effort.is_none()
+        && service.is_none()
         && extra.is_empty()
         && *budget == Budget::default()
 }
@@ -362,6 +364,7 @@ fn patch(params: &mut Params, patch: &ParamsPatch) {
         params.response_format = format.clone();
     }
     params.effort = patch.effort.or(params.effort);
+    params.service = patch.service.or(params.service);
     let extra = patch.extra.iter();
     params
         .extra

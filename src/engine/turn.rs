@@ -10,6 +10,7 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::{Cache, ModelRef, Params};
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
+use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, Usage};
 use crate::engine::budget::{Amount, Exceeded};
 use crate::engine::live::LiveRun;
@@ -73,8 +74,8 @@ pub async fn take(
     let (agent, clock) = (&live.agent, Instant::now());
     let mut failed = None;
     for model in std::iter::once(&agent.model).chain(&agent.fallback_models) {
-        let service = match service(engine, live, model) {
-            Ok(service) => service,
+        let target = match target(engine, live, model) {
+            Ok(target) => target,
             Err(error) if failed.is_none() => return Err(error),
             // A fallback that is not there is passed over, and does not hide why the model before it failed.
             Err(_) => continue,
@@ -93,7 +94,7 @@ pub async fn take(
                 .note(live, Change::Nothing, Vec::new(), vec![scheduled])
                 .await?;
         }
-        match ask(engine, live, &question, model, service, streamed).await {
+        match ask(engine, live, &question, model, target, streamed).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 failed = Some(TurnError::Provider(error));
             }
@@ -111,23 +112,23 @@ pub async fn take(
 
 /// Who answers a request, and the person's own key that it carries.
 #[derive(Clone, Copy)]
-struct Service<'a> {
+struct Target<'a> {
     served: &'a Served,
     key: Option<&'a SecretString>,
 }
 
 /// Who answers this run's requests for a model.
-fn service<'a>(
+fn target<'a>(
     engine: &'a Engine,
     live: &'a LiveRun,
     model: &ModelRef,
-) -> Result<Service<'a>, TurnError> {
+) -> Result<Target<'a>, TurnError> {
     let keys = &live.tree.provider_keys;
     let key = keys.get(&live.agent, &model.provider);
     let key = key.map_err(TurnError::Provider)?;
     let served = engine.providers.get_for(&model.provider, key.is_some());
     let served = served.map_err(TurnError::Unavailable)?;
-    Ok(Service { served, key })
+    Ok(Target { served, key })
 }
 
 /// Asks one model, again where its agent's policy says so.
@@ -136,14 +137,14 @@ async fn ask(
     live: &LiveRun,
     question: &Question<'_>,
     model: &ModelRef,
-    service: Service<'_>,
+    target: Target<'_>,
     streamed: &mut String,
 ) -> Result<Answer, TurnError> {
-    let served = service.served;
+    let served = target.served;
     let policy = &live.agent.retry;
     let mut attempt = 0;
     loop {
-        let error = match ask_once(engine, live, question, model, service, streamed).await {
+        let error = match ask_once(engine, live, question, model, target, streamed).await {
             Ok(reply) => {
                 return Ok(Answer {
                     reply,
@@ -193,16 +194,24 @@ async fn ask_once(
     live: &LiveRun,
     question: &Question<'_>,
     model: &ModelRef,
-    Service { served, key }: Service<'_>,
+    Target { served, key }: Target<'_>,
     streamed: &mut String,
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
     let facts = engine.settings.models.get(&model.provider, &model.model);
-    let price = price(facts, &live.agent.params);
-    let price = price.as_ref();
+    let (mut params, mut warnings) = fit::fit(&asked, &live.agent.params, facts);
+    warnings.extend(fit::fit_service(
+        &asked,
+        &mut params,
+        facts,
+        &served.services,
+    ));
     let wanted = match live.accounts.is_empty() {
         true => Amount::default(),
-        false => estimate(question, &live.agent.params, price),
+        false => {
+            let price = price(facts, &params, params.service.unwrap_or_default());
+            estimate(question, &params, price.as_ref())
+        }
     };
     let reservation = bounded(live, live.tree.budgets.reserve(&live.accounts, wanted))
         .await?
@@ -212,7 +221,6 @@ async fn ask_once(
         Some(permits) => bounded(live, permits.acquire()).await?.ok(),
         None => None,
     };
-    let (params, mut warnings) = fit::fit(&asked, &live.agent.params, facts);
     warnings.extend(served.provider.left_out(&model.model, &params, facts));
     warn(engine, live, question.turn, warnings).await?;
     let chat = Chat::begin(live);
@@ -229,9 +237,10 @@ async fn ask_once(
         trace: chat.as_deref().map(|chat| &chat.place),
         key,
     };
-    let mut reported = None;
+    let (mut reported, mut billed) = (None, params.service.unwrap_or_default());
     let mut take_in = |delta: Delta<'_>| match delta {
         Delta::Usage(usage) => reported = Some(usage),
+        Delta::Billed(service) => billed = service,
         Delta::Text(text) => {
             streamed.push_str(text);
             let (turn, text) = (question.turn, text.to_owned());
@@ -253,6 +262,7 @@ async fn ask_once(
         // The request was under way: what the service had reported counts, and nobody will tell the rest.
         Ok(Err(_)) | Err(_) => (reported, false),
     };
+    let price = price(facts, &params, billed);
     let spent = Usage {
         tokens: known.unwrap_or_default(),
         model_calls: u64::from(is_whole),
@@ -309,9 +319,9 @@ async fn warn(
     }
 }
 
-/// What a request with these parameters costs.
-fn price(facts: Option<&ModelFacts>, params: &Params) -> Option<Price> {
-    let price = facts?.price?;
+/// What a request with these parameters costs on this tier.
+fn price(facts: Option<&ModelFacts>, params: &Params, service: Service) -> Option<Price> {
+    let price = facts?.price_on(service)?;
     match params.cache {
         Cache::OneHour => Some(price.with_hour_cache()),
         Cache::FiveMinutes | Cache::Off => Some(price),

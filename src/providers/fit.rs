@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Effort, Params};
+use crate::domain::service::Service;
 
 /// The parameters as the model takes them, with a warning for each that was changed.
 pub fn fit<'a>(
@@ -36,6 +37,25 @@ pub fn fit<'a>(
         ));
     }
     (params, warnings)
+}
+
+/// The parameters with a tier that the service sells for this model, and a warning if that is not the one asked for. `sold`
+/// are the service's tiers.
+pub fn fit_service(
+    model: &str,
+    params: &mut Cow<'_, Params>,
+    facts: Option<&ModelFacts>,
+    sold: &[Service],
+) -> Option<String> {
+    let wanted = params.service.filter(|it| *it != Service::Default)?;
+    if sold.contains(&wanted) && facts.is_none_or(|facts| facts.is_sold(wanted)) {
+        return None;
+    }
+    params.to_mut().service = None;
+    let wanted = wanted.as_str();
+    Some(format!(
+        "{model} is not sold with service \"{wanted}\": sent with the usual one"
+    ))
 }
 
 fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {

@@ -8,6 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::config::models::ModelFacts;
 use crate::domain::agent::Params;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
+use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::TokenUsage;
 
@@ -55,6 +56,8 @@ pub trait Provider: Send + Sync + 'static {
 pub enum Delta<'a> {
     /// More of the text.
     Text(&'a str),
+    /// The tier that the service says it answered on.
+    Billed(Service),
     /// The tokens reported so far, which later ones replace: what is known if the rest of the reply never comes.
     Usage(TokenUsage),
 }

@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config::{self, OpenAiApi};
-use crate::domain::agent::{Effort, ResponseFormat};
+use crate::domain::agent::{Effort, Params, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
+use crate::domain::service::Service;
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::echo::Origin;
@@ -144,6 +145,8 @@ struct Body<'a> {
     reasoning_effort: Option<Effort>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response_format: Option<Shape<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -306,12 +309,30 @@ impl<'a> Body<'a> {
                     },
                 }),
             },
+            service_tier: tier(params),
             stream: request.stream.then_some(true),
             stream_options: request.stream.then_some(StreamOptions {
                 include_usage: true,
             }),
         }
     }
+}
+
+/// OpenAI's word for the tier that is asked for; `None` leaves it to the service.
+pub fn tier(params: &Params) -> Option<&'static str> {
+    match params.service? {
+        Service::Default => None,
+        Service::Flex => Some("flex"),
+    }
+}
+
+/// The tier that a reply says it was answered on; `None` if it says nothing that is known.
+pub fn billed(tier: Lenient<String>) -> Option<Delta<'static>> {
+    let service = match tier.0?.as_str() {
+        "flex" => Service::Flex,
+        _ => Service::Default,
+    };
+    Some(Delta::Billed(service))
 }
 
 /// Whether a schema is written for OpenAI's strict mode, which refuses any object that is open.
@@ -405,6 +426,8 @@ struct Chunk<'a> {
     model: Option<String>,
     #[serde(default)]
     usage: Lenient<UsageIn>,
+    #[serde(default)]
+    service_tier: Lenient<String>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
@@ -621,6 +644,9 @@ impl Heard {
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         self.model = chunk.model.or(self.model.take());
+        if let Some(billed) = billed(chunk.service_tier) {
+            deltas(billed);
+        }
         if let Some(usage) = chunk.usage.0 {
             self.report(usage.usage(), deltas);
         }

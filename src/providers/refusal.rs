@@ -105,7 +105,12 @@ fn category_of_kind(kind: &str) -> Option<Category> {
     // The sharper words come first: OpenAI's invalid key is also an `invalid_request_error`.
     Some(if has(&["overloaded"]) {
         Category::Overloaded
-    } else if has(&["rate_limit", "too_many_requests", "insufficient_quota"]) {
+    } else if has(&[
+        "rate_limit",
+        "too_many_requests",
+        "insufficient_quota",
+        "resource_unavailable",
+    ]) {
         Category::RateLimit
     } else if has(&[
         "authentication",

@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::Semaphore;
 
 use crate::config::{self, OpenAiApi, ProviderKind};
+use crate::domain::service::Service;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai::{self, OpenAi};
@@ -27,6 +28,8 @@ pub struct Served {
     pub provider: Box<dyn Provider>,
     /// Whether its models cost nothing unless a price is configured: they run here.
     pub is_free: bool,
+    /// The tiers that it sells beside the usual one.
+    pub services: Vec<Service>,
     /// Held around one request; none means no limit.
     pub permits: Option<Arc<Semaphore>>,
 }
@@ -196,6 +199,7 @@ fn serve(name: &str, config: &config::Provider) -> Result<Arc<Served>, RegistryE
         name,
         provider,
         is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
+        services: config.services.clone(),
         permits: permits.map(semaphore),
     }))
 }

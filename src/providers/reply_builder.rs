@@ -45,7 +45,7 @@ pub async fn read_reply<B: ReplyBuilder>(
     let ended = wire
         .hear(answered, B::FORMAT, stream, |part| {
             reply.part(part, &mut |delta| {
-                if stream || matches!(delta, Delta::Usage(_)) {
+                if stream || matches!(delta, Delta::Usage(_) | Delta::Billed(_)) {
                     deltas(delta);
                 }
             })

@@ -11,7 +11,7 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::{Effort, Params, ResponseFormat};
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::echo::Origin;
-use crate::providers::openai::{OpenAi, is_closed};
+use crate::providers::openai::{OpenAi, is_closed, tier};
 use crate::providers::reply_builder::read_reply;
 use crate::providers::wire::{Answered, Base, Wire};
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body};
@@ -151,6 +151,8 @@ struct Body<'a> {
     reasoning: Option<Reasoning>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<TextConfig<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     include: &'static [&'static str],
     // Always there: the service keeps replies for a month unless it is told not to.
@@ -258,6 +260,7 @@ impl<'a> Body<'a> {
                 }),
             }
             .map(|format| TextConfig { format }),
+            service_tier: tier(params),
             include: match may_reason(request.model, request.facts) {
                 true => &["reasoning.encrypted_content"],
                 false => &[],

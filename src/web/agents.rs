@@ -17,6 +17,7 @@ use crate::domain::agent::{
     Agent, Backoff, Cache, Effort, ModelRef, ResponseFormat, Subagent, Summary,
 };
 use crate::domain::mcp::{McpServer, McpTransport};
+use crate::domain::service::Service;
 use crate::net;
 use crate::web::auth::Caller;
 use crate::web::body;
@@ -188,6 +189,7 @@ struct Definition<'a> {
     sub_agents_config: Delegation,
     effort: Option<Effort>,
     cache: Cache,
+    service: Option<Service>,
     allow_extra: &'a [String],
     allow_provider_keys: bool,
     params: BTreeMap<&'static str, Param<'a>>,
@@ -215,6 +217,7 @@ struct SubagentView<'a> {
     max_total_time: u64,
     model: Option<&'a ModelRef>,
     effort: Option<Effort>,
+    service: Option<Service>,
 }
 
 impl<'a> From<&'a Subagent> for SubagentView<'a> {
@@ -230,6 +233,7 @@ impl<'a> From<&'a Subagent> for SubagentView<'a> {
             max_total_time: subagent.max_total_time.map_or(0, |time| time.as_secs()),
             model: subagent.model.as_ref(),
             effort: subagent.effort,
+            service: subagent.service,
         }
     }
 }
@@ -359,6 +363,7 @@ impl<'a> Definition<'a> {
             },
             effort: agent.params.effort,
             cache: agent.params.cache,
+            service: agent.params.service,
             allow_extra: &agent.allow_extra,
             allow_provider_keys: agent.allow_provider_keys,
             params: params(agent),

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::agent::{Budget, Effort, ResponseFormat, check_extra, is_agent_name};
 use crate::domain::run::Run;
+use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
@@ -302,6 +303,8 @@ struct Params {
     response_format: Option<Object<Format>>,
     /// How much the model is to think.
     effort: Option<Effort>,
+    /// How soon the service has to answer, where it sells that.
+    service: Option<Service>,
     /// Merged into the body of each request; only keys that the agent's `allow_extra` lists.
     extra: Option<Map<String, Value>>,
 }
@@ -414,6 +417,7 @@ impl Params {
             stop: self.stop,
             response_format,
             effort: self.effort,
+            service: self.service,
             extra: self.extra.unwrap_or_default(),
         })
     }

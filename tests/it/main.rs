@@ -53,6 +53,7 @@ mod retention;
 mod retries;
 mod runs;
 mod scripted;
+mod service;
 mod sessions;
 mod start;
 mod store;

@@ -600,6 +600,7 @@ fn served_at(url: String) -> Provider {
         max_tokens_field: None,
         api: None,
         max_reply: MAX_REPLY,
+        services: Vec::new(),
         scripts: Vec::new(),
         is_preset: false,
         missing_address: None,

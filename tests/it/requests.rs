@@ -236,6 +236,7 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
         effort: None,
         extra: Default::default(),
         cache: Default::default(),
+        service: None,
         // This wire has none, and another one would serve the request.
         stop: match kind {
             Wire::Responses => Vec::new(),

@@ -12,6 +12,7 @@ use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::openai::billed;
 use crate::providers::reply_builder::ReplyBuilder;
 use crate::providers::wire::Part;
 use crate::providers::{Category, Delta, End, ProviderError, Reply, calls, refusal, wire};
@@ -28,6 +29,8 @@ struct Whole<'a> {
     incomplete_details: Option<Incomplete>,
     #[serde(default)]
     usage: Lenient<UsageIn>,
+    #[serde(default)]
+    service_tier: Lenient<String>,
 }
 
 #[derive(Deserialize)]
@@ -286,6 +289,9 @@ impl Heard {
         let whole: Whole<'_> = wire::read(text).inspect_err(|_| {
             self.report(counts::of_unread(text).and_then(UsageIn::usage), deltas);
         })?;
+        if let Some(billed) = billed(whole.service_tier) {
+            deltas(billed);
+        }
         self.report(whole.usage.0.and_then(UsageIn::usage), deltas);
         if let Some(error) = whole.error {
             return Err(refusal::in_reply(error.get()));

@@ -36,6 +36,8 @@ pub struct Answer {
     pub stop_reason: Option<String>,
     /// The model it says it is; the one that was asked where a story does not care.
     pub model: Option<String>,
+    /// The tier it says it was answered on; the one that was asked for where a story does not care.
+    pub tier: Option<&'static str>,
     /// Sent beside the usual headers.
     pub headers: Vec<(&'static str, String)>,
     /// Nothing is sent before this opens.
@@ -152,6 +154,7 @@ impl Answer {
             }),
             stop_reason: None,
             model: None,
+            tier: None,
             headers: Vec::new(),
             before: None,
             middle: None,
@@ -220,6 +223,12 @@ impl Answer {
     /// Says that this model answered.
     pub fn calling_itself(mut self, model: &str) -> Self {
         self.model = Some(model.to_owned());
+        self
+    }
+
+    /// Says that it was answered on this tier.
+    pub fn on_tier(mut self, tier: &'static str) -> Self {
+        self.tier = Some(tier);
         self
     }
 

@@ -44,6 +44,7 @@ pub fn write(seen: &Seen, answer: &Answer) -> Written {
                     }),
                 model: answer.model.as_deref().unwrap_or(seen.model()),
                 number: seen.number,
+                tier: answer.tier.or(seen.body["service_tier"].as_str()),
             };
             match (seen.wire, seen.streams()) {
                 (Wire::Anthropic, true) => reply.anthropic_stream(),
@@ -73,6 +74,7 @@ struct Reply<'a> {
     stop: &'a str,
     model: &'a str,
     number: usize,
+    tier: Option<&'a str>,
 }
 
 impl Reply<'_> {
@@ -217,6 +219,9 @@ impl Reply<'_> {
             "model": self.model,
             "choices": [{"index": 0, "message": message, "finish_reason": self.stop}],
         });
+        if let Some(tier) = self.tier {
+            body["service_tier"] = tier.into();
+        }
         if let Some(tokens) = self.usage {
             body["usage"] = openai_usage(tokens);
         }
@@ -231,6 +236,9 @@ impl Reply<'_> {
             });
             if !usage.is_null() {
                 data["usage"] = usage;
+            }
+            if let Some(tier) = self.tier {
+                data["service_tier"] = tier.into();
             }
             Bytes::from(format!("data: {data}\n\n"))
         };
@@ -341,7 +349,7 @@ impl Reply<'_> {
             "id": format!("resp_{}", self.number), "object": "response", "created_at": 0, "status": status,
             "model": self.model, "error": null, "incomplete_details": null, "instructions": null, "metadata": {},
             "output": [], "parallel_tool_calls": true, "temperature": 1.0, "tool_choice": "auto", "tools": [],
-            "top_p": 1.0, "usage": null,
+            "top_p": 1.0, "usage": null, "service_tier": self.tier,
         })
     }
 

@@ -1,0 +1,25 @@
+//! How soon a provider has to answer, which some services sell at different prices.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A service's tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Service {
+    /// At once, at the usual price.
+    #[default]
+    Default,
+    /// At once or not at all: slower, cheaper, and refused (429) when the service is busy.
+    Flex,
+}
+
+impl Service {
+    /// All by name.
+    pub const ALL: [(&'static str, Self); 2] = [("default", Self::Default), ("flex", Self::Flex)];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
