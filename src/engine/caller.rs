@@ -168,7 +168,12 @@ impl Caller {
         };
         let _at_work = at_work.ok_or_else(|| {
             let most = engine.settings.runs.max_live;
-            format!("the server has {most} runs at work, the most that it allows")
+            match self.live.tree.owner {
+                Some(_) => format!(
+                    "the runs of its key at work are the most that the server allows it now, of {most} in all"
+                ),
+                None => format!("the server has {most} runs at work, the most that it allows"),
+            }
         })?;
         let Child {
             live: child,

@@ -36,9 +36,9 @@ pub struct Line<W> {
     places: Shares,
     /// The slots, where the keys share them.
     slots: Option<Shares>,
+    /// What is at work, children included.
+    live: Shares,
     running: usize,
-    /// Child runs at work: nobody waits for them, but they count for `max_live`.
-    children: usize,
     waiting: usize,
     /// Those that wait for something else before they come in line.
     aside: usize,
@@ -81,6 +81,10 @@ struct Key<W> {
     part: usize,
     /// Its part of the slots.
     slots: usize,
+    /// Its part of what may be at work, children included.
+    live: usize,
+    /// Child runs at work: nobody waits for them, but they count for `max_live`.
+    children: usize,
     /// When it was last given a slot, by [`Line::served`].
     turn: u64,
     waiting: usize,
@@ -91,11 +95,13 @@ struct Key<W> {
 }
 
 impl<W> Key<W> {
-    fn new(limit: Option<usize>, part: usize, slots: usize) -> Self {
+    fn new(limit: Option<usize>, part: usize, slots: usize, live: usize) -> Self {
         Self {
             holder: Holder::new(limit),
             part,
             slots,
+            live,
+            children: 0,
             turn: 0,
             waiting: 0,
             aside: 0,
@@ -103,9 +109,16 @@ impl<W> Key<W> {
         }
     }
 
-    fn has_room(&self, slots: Option<&Shares>) -> bool {
+    fn has_room(&self, slots: Option<&Shares>, live: &Shares) -> bool {
         let taken = self.holder.running;
-        self.holder.has_room() && slots.is_none_or(|slots| slots.has_room(self.slots, taken))
+        self.holder.has_room()
+            && live.has_room(self.live, self.at_work())
+            && slots.is_none_or(|slots| slots.has_room(self.slots, taken))
+    }
+
+    /// Its runs at work, children included.
+    fn at_work(&self) -> usize {
+        self.holder.running + self.children
     }
 
     /// Those that wait, also for something else.
@@ -114,8 +127,8 @@ impl<W> Key<W> {
     }
 
     /// The agent of its earliest run that could start now.
-    fn first(&self, agents: &[Holder], slots: Option<&Shares>) -> Option<u32> {
-        if !self.has_room(slots) {
+    fn first(&self, agents: &[Holder], slots: Option<&Shares>, live: &Shares) -> Option<u32> {
+        if !self.has_room(slots, live) {
             return None;
         }
         let open = (0..).zip(&self.lanes).zip(agents);
@@ -139,12 +152,12 @@ impl<W> Line<W> {
         Self {
             places: Shares::new(limits.max_queued, keys, 1),
             slots: (limits.shares_slots).then(|| Shares::new(limits.max_running, keys, 0)),
+            live: Shares::new(limits.max_live, keys, 0),
             limits,
             running: 0,
-            children: 0,
             waiting: 0,
             aside: 0,
-            keys: vec![Key::new(None, 0, 0)],
+            keys: vec![Key::new(None, 0, 0, 0)],
             key_names: HashMap::new(),
             agents,
             agent_names,
@@ -187,6 +200,7 @@ impl<W> Line<W> {
             per_key.get(name).copied().or(*other_keys),
             self.places.part(is_configured),
             slots.map_or(0, |slots| slots.part(is_configured)),
+            self.live.part(is_configured),
         ));
         self.key_names.insert(name.into(), at);
         at
@@ -194,7 +208,7 @@ impl<W> Line<W> {
 
     /// Takes a slot at once; false where none is free, or a limit is reached.
     pub fn take(&mut self, seat: Seat) -> bool {
-        let has_room = self.keys[seat.key as usize].has_room(self.slots.as_ref());
+        let has_room = self.keys[seat.key as usize].has_room(self.slots.as_ref(), &self.live);
         let free = self.is_free() && has_room && self.agent(seat).has_room();
         if free {
             self.serve(seat);
@@ -204,30 +218,35 @@ impl<W> Line<W> {
 
     /// Whether one more root run may be at work, as far as the daemon's own limits decide that.
     fn is_free(&self) -> bool {
-        self.running < self.limits.max_running && self.has_live_room()
+        self.running < self.limits.max_running
     }
 
-    fn has_live_room(&self) -> bool {
-        self.running + self.children < self.limits.max_live
-    }
-
-    /// Counts a child run; false where as many runs are at work as may.
-    pub fn take_child(&mut self) -> bool {
-        let free = self.has_live_room();
+    /// Counts a child run of this key; false where as many runs are at work as may, in all or of the key.
+    pub fn take_child(&mut self, seat: Seat) -> bool {
+        let key = &self.keys[seat.key as usize];
+        let free = self.live.has_room(key.live, key.at_work());
         if free {
-            self.children += 1;
+            self.add_children(seat, 1);
         }
         free
     }
 
     /// Counts child runs, however many are at work.
-    pub fn add_children(&mut self, count: usize) {
-        self.children += count;
+    pub fn add_children(&mut self, seat: Seat, count: usize) {
+        let key = &mut self.keys[seat.key as usize];
+        for _ in 0..count {
+            self.live.add(key.live, key.at_work());
+            key.children += 1;
+        }
     }
 
     /// These child runs are not at work any more. As after [`Line::release`], its owner calls [`Line::admit`].
-    pub fn release_children(&mut self, count: usize) {
-        self.children -= count;
+    pub fn release_children(&mut self, seat: Seat, count: usize) {
+        let key = &mut self.keys[seat.key as usize];
+        for _ in 0..count {
+            self.live.remove(key.live, key.at_work());
+            key.children -= 1;
+        }
     }
 
     /// Whether one more of this key may wait: while its part of the room is not full, or that for whoever comes first.
@@ -309,6 +328,7 @@ impl<W> Line<W> {
         if let Some(slots) = &mut self.slots {
             slots.remove(key.slots, key.holder.running);
         }
+        self.live.remove(key.live, key.at_work());
         key.holder.running -= 1;
         self.agent(seat).running -= 1;
     }
@@ -320,7 +340,8 @@ impl<W> Line<W> {
             return None;
         }
         let seat = self.turns.iter().find_map(|(_, key)| {
-            let agent = self.keys[*key as usize].first(&self.agents, self.slots.as_ref())?;
+            let key_of = &self.keys[*key as usize];
+            let agent = key_of.first(&self.agents, self.slots.as_ref(), &self.live)?;
             Some(Seat { key: *key, agent })
         })?;
         let number = *self.key(seat).lanes[lane_of(seat)].first_key_value()?.0;
@@ -344,6 +365,7 @@ impl<W> Line<W> {
         if let Some(slots) = &mut self.slots {
             slots.add(key.slots, key.holder.running);
         }
+        self.live.add(key.live, key.at_work());
         key.holder.running += 1;
         let before = std::mem::replace(&mut key.turn, now);
         if key.waiting > 0 {
@@ -499,6 +521,34 @@ mod tests {
         line.release(planner_of_ci);
         let next = [line.admit(), line.admit(), line.admit()];
         assert_eq!(next, [Some("ada's planner"), Some("ci's"), None]);
+    }
+
+    #[test]
+    fn the_children_of_a_key_leave_the_others_their_part() {
+        let mut line = Line::new(Limits {
+            max_live: 8,
+            keys: ["ada", "bob"].map(str::to_owned).into(),
+            ..limits(8)
+        });
+        let (ada, bob) = (line.seat(Some("ada"), "a"), line.seat(Some("bob"), "a"));
+        assert!(line.take(ada));
+        let taken = (0..9).filter(|_| line.take_child(ada)).count();
+        assert_eq!(
+            taken, 5,
+            "the half for whoever comes first, and her part of the other"
+        );
+        assert!(!line.take(ada));
+        assert!(line.take(bob) && line.take_child(bob) && !line.take_child(bob));
+        line.join(bob, "bob");
+        line.join(ada, "ada");
+        line.release_children(ada, 5);
+        // She was served before him.
+        assert_eq!((line.admit(), line.admit()), (Some("ada"), Some("bob")));
+        // What an earlier process let in counts, however much it is.
+        line.add_children(bob, 20);
+        assert!(!line.take_child(bob));
+        line.release_children(bob, 21);
+        assert!(line.take_child(bob));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub mod turns;
 pub struct Limits {
     /// Slots.
     pub max_running: usize,
-    /// Slots and children together.
+    /// Slots and children together. Each of `keys` has a part of it.
     pub max_live: usize,
     /// Who waits for a slot.
     pub max_queued: usize,

@@ -136,9 +136,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Counts a child run of its tree; false where as many runs are at work as may.
+    /// Counts a child run of its tree; false where as many runs are at work as may, in all or of its key.
     pub fn take_child(&mut self) -> bool {
-        let is_taken = lock(&self.line).take_child();
+        let is_taken = lock(&self.line).take_child(self.seat);
         self.children += usize::from(is_taken);
         is_taken
     }
@@ -146,7 +146,7 @@ impl Slot {
     /// Counts child runs that were let in before, however many are at work.
     pub fn add_children(&mut self, count: usize) {
         if count > 0 {
-            lock(&self.line).add_children(count);
+            lock(&self.line).add_children(self.seat, count);
             self.children += count;
         }
     }
@@ -154,7 +154,8 @@ impl Slot {
     /// A child run has ended.
     pub fn release_child(&mut self) {
         self.children -= 1;
-        hand_out(&self.line, |line| line.release_children(1));
+        let seat = self.seat;
+        hand_out(&self.line, |line| line.release_children(seat, 1));
     }
 }
 
@@ -163,7 +164,7 @@ impl Drop for Slot {
         let (seat, children) = (self.seat, self.children);
         hand_out(&self.line, |line| {
             line.release(seat);
-            line.release_children(children);
+            line.release_children(seat, children);
         });
     }
 }

@@ -257,6 +257,39 @@ async fn the_line_outlives_a_crash() {
 }
 
 #[tokio::test]
+async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
+    let app = of_ada_and_bob("max_live = 8")
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    let answer = behind(&gate);
+    app.provider
+        .will("planner", [asks([("reader", "read"); 9]), says("done")]);
+    app.provider.always("reader", move |_| answer());
+    app.provider.always("solo", |_| says("done"));
+
+    let path = "/agents/planner/runs";
+    let planner = post(&app, "ada", path, &json!({"input": "go"})).await;
+    // With its root, the half for whoever comes first and her part of the other half.
+    app.provider.busy("reader", 5).await;
+    let waits = start(&app, "ada", "waits").await;
+    assert_eq!(waits["status"], "queued");
+    let bob = start(&app, "bob", "bob").await;
+    assert_eq!(ended(&app, "bob", &bob).await, "done");
+    gate.open();
+
+    assert_eq!(ended(&app, "ada", &planner.json()).await, "done");
+    assert_eq!(ended(&app, "ada", &waits).await, "done");
+    let results = app.provider.seen_by("planner")[1].results();
+    let refused = results
+        .iter()
+        .filter(|it| it.contains("the runs of its key at work"));
+    assert_eq!(refused.count(), 4);
+}
+
+#[tokio::test]
 async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
     let app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
         .spawn()
