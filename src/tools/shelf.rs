@@ -4,9 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config;
+use crate::fair::turns::Turns;
 use crate::tools::run_command::RunCommand;
 use crate::tools::{Tool, files, run_command, url_fetch, web_search};
 use crate::workdirs::reserved::Reserved;
+
+/// Pages and searches of the web that are fetched and read at once; more calls wait for their turn, by key, so that what
+/// is in memory has a bound.
+const WEB_AT_ONCE: usize = 64;
 
 /// The built-in tools by name, with what bounds them all.
 #[derive(Default)]
@@ -24,8 +29,13 @@ impl Shelf {
     /// these keys.
     pub fn new(config: &config::Tools, reserved: &Reserved, keys: &[String]) -> Self {
         let mut tools: BTreeMap<_, _> = files::all(config.max_result, keys).into_iter().collect();
-        tools.extend(url_fetch::tool(&config.url_fetch, config.max_result, keys));
-        tools.extend(web_search::tool(config.web_search.as_ref()));
+        let turns = Arc::new(Turns::new(WEB_AT_ONCE, keys));
+        tools.extend(url_fetch::tool(
+            &config.url_fetch,
+            config.max_result,
+            Arc::clone(&turns),
+        ));
+        tools.extend(web_search::tool(config.web_search.as_ref(), turns));
         let (command, no_commands) = match run_command::offer(config, reserved, keys) {
             Ok(command) => (command, None),
             Err(why) => {

@@ -25,8 +25,6 @@ const ABOUT: &str = "Fetch a page or file from the web by its http or https addr
                      read images, archives or PDF.";
 /// Most bytes that are shown of an answer that is no success.
 const MOST_OF_AN_ERROR: usize = 2000;
-/// Pages that are fetched and read at once; more calls wait for their turn, by key, so that what lies in memory has a bound.
-const AT_ONCE: usize = 64;
 /// Room in a result for what is said beside the page.
 const ROOM_FOR_NOTICES: usize = 4096;
 
@@ -40,22 +38,22 @@ struct UrlFetch {
 struct Fetch {
     schema: Schema,
     web: Web,
-    turns: Turns,
+    turns: Arc<Turns>,
     /// Most bytes of a page's text in a result.
     most: usize,
 }
 
-/// The tool with its name. Its results hold at most `max_result` bytes.
+/// The tool with its name. Its results hold at most `max_result` bytes; each call waits for one of these turns.
 pub fn tool(
     config: &config::UrlFetch,
     max_result: usize,
-    keys: &[String],
+    turns: Arc<Turns>,
 ) -> Option<(&'static str, Arc<dyn Tool>)> {
     let schema = Schema::of::<UrlFetch>().ok()?;
     let tool = Fetch {
         schema,
         web: Web::new(config),
-        turns: Turns::new(AT_ONCE, keys),
+        turns,
         most: max_result
             .saturating_sub(ROOM_FOR_NOTICES)
             .max(max_result / 2),

@@ -17,6 +17,7 @@ use url::Url;
 use crate::config::{self, SearchKind};
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::schema::Schema;
+use crate::fair::turns::Turns;
 use crate::tools::html;
 use crate::tools::{Context, Effect, Tool};
 
@@ -49,15 +50,20 @@ struct Search {
     service: config::WebSearch,
     /// Made when it is first needed: it reads the system's certificates.
     client: OnceLock<Result<Client, String>>,
+    turns: Arc<Turns>,
 }
 
-/// The tool with its name; none where no service is configured.
-pub fn tool(service: Option<&config::WebSearch>) -> Option<(&'static str, Arc<dyn Tool>)> {
+/// The tool with its name; none where no service is configured. Each call waits for one of these turns.
+pub fn tool(
+    service: Option<&config::WebSearch>,
+    turns: Arc<Turns>,
+) -> Option<(&'static str, Arc<dyn Tool>)> {
     let schema = Schema::of::<WebSearch>().ok()?;
     let tool = Search {
         schema,
         service: service?.clone(),
         client: OnceLock::new(),
+        turns,
     };
     Some((NAME, Arc::new(tool)))
 }
@@ -78,17 +84,26 @@ impl Tool for Search {
     fn perform<'a>(
         &'a self,
         call: &'a ToolCall,
-        _: Context<'a>,
+        context: Context<'a>,
     ) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
             let asked: WebSearch = call.read()?;
+            let turn = self.turns.take(context.key).await;
             let timeout = self.service.timeout;
-            let found = tokio::time::timeout(timeout, self.search(&asked.query)).await;
-            let found = found.map_err(|_| {
+            let body = tokio::time::timeout(timeout, self.search(&asked.query)).await;
+            let body = body.map_err(|_| {
                 let seconds = timeout.as_secs();
                 format!("The search service did not answer within {seconds} seconds")
             })??;
-            Ok(listed(&asked.query, &found))
+            let kind = self.service.kind;
+            // Its texts are those of strangers, and reading them takes as long as they are.
+            let reading = move || {
+                let _turn = turn;
+                let found = found(kind, &body)?;
+                Ok(listed(&asked.query, &found))
+            };
+            let read = tokio::task::spawn_blocking(reading).await;
+            read.unwrap_or_else(|_| Err("The search service's answer could not be read".to_owned()))
         })
     }
 }
@@ -101,17 +116,13 @@ struct Found {
 }
 
 impl Search {
-    async fn search(&self, query: &str) -> Result<Vec<Found>, String> {
+    async fn search(&self, query: &str) -> Result<Vec<u8>, String> {
         let response = self.ask(query)?.send().await.map_err(|it| unreached(&it))?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("The search service answered {status}"));
         }
-        let body = read(response).await?;
-        match self.service.kind {
-            SearchKind::Searxng => json::<Searxng>(&body).map(Searxng::found),
-            SearchKind::Brave => json::<Brave>(&body).map(Brave::found),
-        }
+        read(response).await
     }
 
     fn ask(&self, query: &str) -> Result<RequestBuilder, String> {
@@ -182,6 +193,14 @@ async fn read(mut response: Response) -> Result<Vec<u8>, String> {
         body.extend_from_slice(&chunk);
     }
     Ok(body)
+}
+
+/// The results in an answer of this kind of service.
+fn found(kind: SearchKind, body: &[u8]) -> Result<Vec<Found>, String> {
+    match kind {
+        SearchKind::Searxng => json::<Searxng>(body).map(Searxng::found),
+        SearchKind::Brave => json::<Brave>(body).map(Brave::found),
+    }
 }
 
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
