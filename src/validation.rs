@@ -8,32 +8,33 @@ use std::thread;
 
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use crate::domain::agent::ResponseFormat;
 use crate::domain::schema::{STACK, Schema};
 use crate::domain::structured;
+use crate::fair::turns::Turns;
 
 /// Larger JSON than this is not even parsed on a thread of the runtime.
 const INLINE_BYTES: usize = 256 << 10;
 
-/// Threads that check at the same time: the runtime keeps the rest of the processors.
-static THREADS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+/// Threads that check at the same time: the runtime keeps the rest of the processors. Keys take turns.
+static THREADS: LazyLock<Turns> = LazyLock::new(|| {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    Arc::new(Semaphore::new((processors / 2).clamp(1, 8)))
+    Turns::new((processors / 2).clamp(1, 8), &[])
 });
 
-/// The schema in this JSON, found to be one.
+/// The schema in this JSON, found to be one. It came with the key of this name.
 ///
 /// # Errors
 /// Why it is none.
-pub async fn schema(raw: Arc<RawValue>) -> Result<Schema, String> {
+pub async fn schema(raw: Arc<RawValue>, key: Option<&str>) -> Result<Schema, String> {
     let schema = Schema::read(raw)?;
     let checked = match schema.compile_inline() {
         Some(checked) => checked,
         None => {
             let raw = Arc::clone(schema.raw());
-            on_thread(move || Schema::read(raw)?.compile()).await?
+            on_thread(key, move || Schema::read(raw)?.compile()).await?
         }
     };
     checked.map(|()| schema)
@@ -56,16 +57,21 @@ pub fn schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
     checked.map(|()| schema)
 }
 
-/// The arguments in this JSON as they fit the schema; see [`Schema::fit`].
+/// The arguments in this JSON as they fit the schema; see [`Schema::fit`]. Their run was accepted with the key of this
+/// name.
 ///
 /// # Errors
 /// What does not fit, a sentence each.
-pub async fn arguments(schema: &Schema, json: &Arc<RawValue>) -> Result<Value, Vec<String>> {
+pub async fn arguments(
+    schema: &Schema,
+    json: &Arc<RawValue>,
+    key: Option<&str>,
+) -> Result<Value, Vec<String>> {
     if let Some(checked) = arguments_inline(schema, json) {
         return checked;
     }
     let (raw, json) = (Arc::clone(schema.raw()), Arc::clone(json));
-    let checked = on_thread(move || {
+    let checked = on_thread(key, move || {
         let schema = Schema::read(raw).map_err(|why| vec![why])?;
         schema.fit(parsed(&json))
     });
@@ -89,16 +95,21 @@ pub fn output_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool,
     }
 }
 
-/// Whether a final text has the shape that was requested: true if that is JSON, false if any text will do.
+/// Whether a final text has the shape that was requested: true if that is JSON, false if any text will do. Its run was
+/// accepted with the key of this name.
 ///
 /// # Errors
 /// What does not fit, a sentence each.
-pub async fn output(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
+pub async fn output(
+    format: &ResponseFormat,
+    text: &str,
+    key: Option<&str>,
+) -> Result<bool, Vec<String>> {
     if let Some(checked) = output_inline(format, text) {
         return checked;
     }
     let (format, text) = (format.clone(), text.to_owned());
-    let checked = on_thread(move || structured::check(&format, &text)).await;
+    let checked = on_thread(key, move || structured::check(&format, &text)).await;
     checked.unwrap_or_else(|why| Err(vec![why]))
 }
 
@@ -106,19 +117,20 @@ fn parsed(json: &RawValue) -> Value {
     serde_json::from_str(json.get()).unwrap_or_default()
 }
 
-/// Runs `work`, which bounds its own time, on a thread that has the stack for it. A caller that goes away does not end
+/// Runs `work`, which bounds its own time, on a thread that has the stack for it, when it is the turn of `key`. A caller that goes away does not end
 /// it, and it counts until it has ended.
 ///
 /// # Errors
 /// Why it could not be done, in words for whoever waits for it.
 async fn on_thread<T: Send + 'static>(
+    key: Option<&str>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
-    let permit = Arc::clone(&THREADS).acquire_owned().await;
+    let turn = THREADS.take(key).await;
     let (sender, done) = oneshot::channel();
     let spawned = builder().spawn(move || {
         let result = catch_unwind(AssertUnwindSafe(work));
-        drop(permit);
+        drop(turn);
         // Nobody waits any more if the run was stopped.
         let _ = sender.send(result.map_err(|_| broken()));
     });

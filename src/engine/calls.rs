@@ -224,7 +224,7 @@ async fn decided(
     let asks = live.agent.approve.contains(&call.name)
         && !begun.started.contains(&call.id)
         // Nobody is asked about what would only be refused.
-        && Box::pin(batch.toolbox.accepts(call)).await;
+        && Box::pin(batch.toolbox.accepts(call, live.tree.owner.as_deref())).await;
     if !asks {
         return performed(batch, position, call).await;
     }

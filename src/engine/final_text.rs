@@ -64,7 +64,9 @@ pub async fn check(
         return Ok(checked);
     }
     Box::pin(reply.record(engine, live, state)).await?;
-    let checked = turn::bounded(live, Box::pin(validation::output(format, content))).await;
+    let key = live.tree.owner.as_deref();
+    let checked = Box::pin(validation::output(format, content, key));
+    let checked = turn::bounded(live, checked).await;
     checked.map_err(|error| failed_turn(live, error))
 }
 
@@ -88,6 +90,8 @@ pub async fn check_again(
         );
         return Ok(Err(vec![why]));
     }
-    let checked = turn::bounded(live, Box::pin(validation::output(format, content))).await;
+    let key = live.tree.owner.as_deref();
+    let checked = Box::pin(validation::output(format, content, key));
+    let checked = turn::bounded(live, checked).await;
     checked.map_err(|error| failed_turn(live, error))
 }

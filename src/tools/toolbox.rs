@@ -112,15 +112,15 @@ impl Toolbox {
         schema.is_none_or(|schema| validation::arguments_inline(schema, &call.arguments).is_some())
     }
 
-    /// Whether a call would come to a tool that takes its arguments.
-    pub async fn accepts(&self, call: &ToolCall) -> bool {
+    /// Whether a call of a run that was accepted with the key of this name would come to a tool that takes its arguments.
+    pub async fn accepts(&self, call: &ToolCall, key: Option<&str>) -> bool {
         let Some(tool) = self.tools.get(&call.name) else {
             return false;
         };
         let checks_itself = tool.effect() == Effect::Delegates;
         let schema = tool.schema().filter(|_| !checks_itself);
         match schema {
-            Some(schema) => fitting(call, schema).await.is_ok(),
+            Some(schema) => fitting(call, schema, key).await.is_ok(),
             None => true,
         }
     }
@@ -152,7 +152,7 @@ impl Toolbox {
             return tool.perform(call, context).await;
         }
         let performed = match tool.schema() {
-            Some(schema) => match fitting(call, schema).await {
+            Some(schema) => match fitting(call, schema, key).await {
                 Ok(call) => tool.perform(&call, context).await,
                 Err(why) => Err(why),
             },
@@ -166,8 +166,8 @@ impl Toolbox {
 }
 
 /// The call with arguments that fit the schema.
-async fn fitting(call: &ToolCall, schema: &Schema) -> Result<ToolCall, String> {
-    let fitting = validation::arguments(schema, &call.arguments).await;
+async fn fitting(call: &ToolCall, schema: &Schema, key: Option<&str>) -> Result<ToolCall, String> {
+    let fitting = validation::arguments(schema, &call.arguments, key).await;
     let fitting = fitting.and_then(|fitting| {
         serde_json::value::to_raw_value(&fitting).map_err(|error| vec![error.to_string()])
     });

@@ -66,11 +66,10 @@ pub async fn create(
         return Box::pin(replay(&state, &manner, claim, claimed)).await;
     }
     let mut ask = RunAsk {
-        owner,
         trace,
         provider_keys,
         claim: claim.clone(),
-        ..ask(sent, agent, &state.settings).await?
+        ..ask(sent, agent, owner, &state.settings).await?
     };
     let started = match manner {
         Manner::Stream => {
@@ -110,10 +109,12 @@ fn traced(headers: &HeaderMap) -> Option<Box<TraceContext>> {
 pub async fn dry_run(
     State(state): State<AppState>,
     AgentPath(agent): AgentPath,
+    caller: Caller,
     request: Request,
 ) -> Result<Response, Problem> {
+    let owner = caller.name().map(str::to_owned);
     let posted = Posted::read(&state.settings, request).await?;
-    let ask = ask(posted.sent, agent, &state.settings).await?;
+    let ask = ask(posted.sent, agent, owner, &state.settings).await?;
     Ok(runs::json(
         StatusCode::OK,
         &state.runner.dry_run(ask).await?,
@@ -210,18 +211,28 @@ async fn replay(
 }
 
 /// The wish that a body says.
-async fn ask(sent: Sent, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
+async fn ask(
+    sent: Sent,
+    agent: String,
+    owner: Option<String>,
+    settings: &Settings,
+) -> Result<RunAsk, Problem> {
     match sent {
         Sent::Nothing => Ok(RunAsk {
+            owner,
             agent,
             ..RunAsk::default()
         }),
         Sent::Text(input) => Ok(RunAsk {
+            owner,
             agent,
             input: Some(input),
             ..RunAsk::default()
         }),
-        Sent::Json(bytes) => Box::pin(body::json::<Create>(&bytes)?.ask(agent, settings)).await,
+        Sent::Json(bytes) => {
+            let create = body::json::<Create>(&bytes)?;
+            Box::pin(create.ask(agent, owner, settings)).await
+        }
     }
 }
 
@@ -338,7 +349,12 @@ enum FormatKind {
 
 impl Create {
     /// The wish that the body says, checked as far as it can be without the agent.
-    async fn ask(self, agent: String, settings: &Settings) -> Result<RunAsk, Problem> {
+    async fn ask(
+        self,
+        agent: String,
+        owner: Option<String>,
+        settings: &Settings,
+    ) -> Result<RunAsk, Problem> {
         let labels = self.labels.unwrap_or_default();
         check_labels(&labels, settings.max_labels)?;
         let session = self.session.map(session).transpose()?;
@@ -349,9 +365,10 @@ impl Create {
             let why = "cannot be sent with a session, which has a conversation of its own";
             return Err(invalid("/messages", why));
         }
-        let format = Format::read(self.response_format, "/response_format").await?;
+        let format =
+            Format::read(self.response_format, "/response_format", owner.as_deref()).await?;
         let mut params = match self.params {
-            Some(Object(params)) => params.read().await?,
+            Some(Object(params)) => params.read(owner.as_deref()).await?,
             None => ParamsPatch::default(),
         };
         if format.is_some() && params.response_format.is_some() {
@@ -362,7 +379,7 @@ impl Create {
         }
         params.response_format = format.or(params.response_format);
         Ok(RunAsk {
-            owner: None,
+            owner,
             claim: None,
             trace: None,
             provider_keys: Keys::new(),
@@ -395,7 +412,7 @@ impl Create {
 }
 
 impl Params {
-    async fn read(self) -> Result<ParamsPatch, Problem> {
+    async fn read(self, key: Option<&str>) -> Result<ParamsPatch, Problem> {
         if self.temperature.is_some_and(|t| t < 0.0) {
             return Err(invalid("/params/temperature", "must be non-negative"));
         }
@@ -409,7 +426,8 @@ impl Params {
         if self.max_tokens == Some(0) {
             return Err(invalid("/params/max_tokens", "must be at least 1"));
         }
-        let response_format = Format::read(self.response_format, "/params/response_format").await?;
+        let response_format =
+            Format::read(self.response_format, "/params/response_format", key).await?;
         Ok(ParamsPatch {
             temperature: self.temperature,
             max_tokens: self.max_tokens,
@@ -446,6 +464,7 @@ impl Format {
     async fn read(
         format: Option<Object<Self>>,
         pointer: &str,
+        key: Option<&str>,
     ) -> Result<Option<ResponseFormat>, Problem> {
         let Some(Object(format)) = format else {
             return Ok(None);
@@ -465,7 +484,7 @@ impl Format {
                 if !schema.get().starts_with('{') {
                     return Err(invalid(&place, "must be an object"));
                 }
-                let schema = validation::schema(Arc::from(schema))
+                let schema = validation::schema(Arc::from(schema), key)
                     .await
                     .map_err(|why| invalid(&place, format!("is no JSON Schema: {why}")))?;
                 let raw = Arc::clone(schema.raw());
@@ -566,7 +585,7 @@ mod tests {
         };
         let create = body::json::<Create>(body.to_string().as_bytes())?;
         let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let ask = create.ask("a".to_owned(), &settings);
+        let ask = create.ask("a".to_owned(), None, &settings);
         runtime.expect("a runtime").block_on(ask)
     }
 

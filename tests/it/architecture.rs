@@ -74,6 +74,7 @@ const SIBLINGS: &[(&str, &str)] = &[
     ("config", "domain"),
     ("config", "net"),
     ("validation", "domain"),
+    ("validation", "fair"),
 ];
 
 #[test]

@@ -275,6 +275,12 @@ async fn with_keys_a_memory_belongs_to_its_key() {
             .all(|seen| !seen.system().contains("of ada"))
     );
     assert!(prompts.iter().all(|seen| !seen.system().contains("old")));
+    let dry = with(&app, "bob", Method::POST, "/agents/solo/dry-run").await;
+    let prompt = dry.json()["system_prompt"].to_string();
+    assert!(
+        prompt.contains("of bob") && !prompt.contains("old"),
+        "{prompt}"
+    );
     // Shared is shared.
     let all = ["of ada", "of bob", "of bob"];
     assert_eq!(tasks(&app, "ada", "/agents/open/memory").await, all);

@@ -151,7 +151,7 @@ async fn fit(server: &str, tool: Tool) -> Result<Described, String> {
             description: shorten(&description, MOST_DESCRIPTION),
             parameters: Arc::clone(&parameters),
         },
-        schema: validation::schema(parameters).await.ok(),
+        schema: validation::schema(parameters, None).await.ok(),
         effect: match is_safe {
             true => Effect::Reads,
             false => Effect::Changes,
