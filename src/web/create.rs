@@ -36,6 +36,8 @@ use crate::web::{idempotency, messages, provider_keys, runs, sse, wait};
 /// Most characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
 const MAX_LABEL_VALUE: usize = 256;
+/// Most bytes of a path: the kernel's own bound.
+const MAX_PATH: usize = 4096;
 
 /// Accepts a run: 202 with the run as it stands, 200 where it ended while the caller waited, or its events where the
 /// caller wants a stream. A repeated `Idempotency-Key` is answered in the same way with the run of the first time.
@@ -549,6 +551,10 @@ fn path(pointer: &str, path: Option<String>) -> Result<Option<String>, Problem> 
     match path {
         Some(path) if path.trim().is_empty() => Err(invalid(pointer, "must not be blank")),
         Some(path) if path.contains('\0') => Err(invalid(pointer, "must not hold a NUL")),
+        Some(path) if path.len() > MAX_PATH => Err(invalid(
+            pointer,
+            format!("must have at most {MAX_PATH} bytes"),
+        )),
         path => Ok(path),
     }
 }

@@ -14,6 +14,8 @@ use crate::workdirs::SEARCH;
 
 /// Links that are followed on the way: the kernel's own bound.
 const MAX_LINKS: usize = 40;
+/// Most bytes of a path: the kernel's own bound. Each part is kept with all before it.
+const MAX_PATH: usize = 4096;
 
 /// Why a path does not lead to a directory.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +65,9 @@ enum Step {
 
 /// Opens the directory that this absolute path leads to.
 pub fn descend(path: &Path, bases: &HashSet<PathBuf>) -> Result<Reached, DescentError> {
+    if path.as_os_str().len() > MAX_PATH {
+        return Err(rustix::io::Errno::NAMETOOLONG.into());
+    }
     let mut at = File::from(openat(rustix::fs::CWD, "/", SEARCH, Mode::empty())?);
     let mut real = PathBuf::from("/");
     let mut steps: VecDeque<Step> = VecDeque::new();
