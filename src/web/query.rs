@@ -114,6 +114,9 @@ async fn segment<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Pro
         })
 }
 
+/// Most parameters of a query: each is compared with all before it.
+const MAX_PARAMETERS: usize = 200;
+
 /// A request's query parameters.
 #[derive(Debug, Default)]
 pub struct Query(Vec<(String, String)>);
@@ -130,6 +133,10 @@ impl Query {
         let axum::extract::Query(pairs) =
             axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
                 .map_err(|rejection| malformed(&rejection.body_text()))?;
+        if pairs.len() > MAX_PARAMETERS {
+            let why = format!("the query has more than {MAX_PARAMETERS} parameters");
+            return Err(malformed(&why));
+        }
         for (at, (name, value)) in pairs.iter().enumerate() {
             if name.contains('\u{fffd}') || value.contains('\u{fffd}') {
                 return Err(malformed("the query is not percent-encoded UTF-8"));
@@ -230,6 +237,8 @@ mod tests {
 
     #[test]
     fn a_wrong_parameter_is_named() {
+        let labels: Vec<String> = (0..201).map(|n| format!("label.{n}=x")).collect();
+        let many = labels.join("&");
         for (query, named) in [
             (
                 "statsu=a",
@@ -238,6 +247,7 @@ mod tests {
             ("label.=a", r#"unknown query parameter \"label.\"","#),
             ("limit=1&limit=2", r#"\"limit\": is given twice"#),
             ("status=%ff", "not percent-encoded UTF-8"),
+            (&many, "more than 200 parameters"),
         ] {
             let error = read(query).expect_err(query);
             assert!(error.contains(named), "{error}");

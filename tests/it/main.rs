@@ -24,6 +24,7 @@ mod events;
 mod failing_store;
 mod faults;
 mod hostile_files;
+mod hostile_requests;
 mod hostile_schemas;
 mod hostile_wires;
 mod http_errors;

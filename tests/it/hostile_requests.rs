@@ -1,0 +1,50 @@
+//! Requests whose parts are of hostile sizes: each is answered with what is wrong, before it costs anything.
+
+use serde_json::{Value, json};
+
+use crate::support::app::TestApp;
+
+/// The detail of a refused request, and the place in its body that it names.
+async fn refused(app: &TestApp, body: &Value) -> (String, Value) {
+    let got = app.post("/agents/solo/runs", body).await;
+    let detail = got.problem(422);
+    (detail, got.json()["errors"][0]["pointer"].clone())
+}
+
+#[tokio::test]
+async fn a_path_is_no_longer_than_the_system_allows() {
+    let app = TestApp::with()
+        .config("[tools]\nroots = [\"area\"]")
+        .file("area/x", "")
+        .agent("solo", "tools = [\"read_file\"]")
+        .spawn()
+        .await;
+    // Every part of a path was kept with all before it: 1 MB of them took all memory.
+    let long = format!("area/{}", "a/".repeat(20_000));
+    for field in ["workdir", "skill"] {
+        let (detail, pointer) = refused(&app, &json!({field: long})).await;
+        assert!(detail.contains("must have at most 4096 bytes"), "{detail}");
+        assert_eq!(pointer, format!("/{field}"));
+    }
+}
+
+#[tokio::test]
+async fn the_patterns_of_a_schema_are_bounded_together() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let pattern = r"(\w{50}){9}".repeat(2_000);
+    let schema = json!({"type": "string", "pattern": pattern});
+    let format = json!({"type": "json_schema", "schema": schema});
+    let (detail, pointer) = refused(&app, &json!({"response_format": format})).await;
+    let why = "its patterns have more than 16384 bytes together";
+    assert!(detail.contains(why), "{detail}");
+    assert_eq!(pointer, "/response_format/schema");
+}
+
+#[tokio::test]
+async fn a_query_has_few_parameters() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let labels: Vec<String> = (0..4_000).map(|n| format!("label.{n}=x")).collect();
+    let got = app.get(&format!("/runs?{}", labels.join("&"))).await;
+    let detail = got.problem(400);
+    assert!(detail.contains("more than 200 parameters"), "{detail}");
+}
