@@ -148,7 +148,7 @@ pub fn check(live: &LiveRun) -> Result<(), TurnError> {
 pub fn failed_turn(live: &LiveRun, error: TurnError) -> Ending {
     Ending::of(match error {
         TurnError::Stopped => How::Stopped,
-        TurnError::Store(error) => How::Lost(error),
+        TurnError::Store(error) => return error.into(),
         TurnError::Overdue => How::Failed(endings::overdue(live.deadline())),
         TurnError::Budget(exceeded) => How::Failed(endings::budget(&exceeded)),
         TurnError::Provider(error) => How::Failed(endings::provider(&error)),

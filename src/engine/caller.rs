@@ -17,8 +17,9 @@ use crate::engine::parts::Engine;
 use crate::engine::quotas::AtWork;
 use crate::engine::remains::{self, Begun};
 use crate::engine::resolve::Input;
+use crate::engine::sessions::Held;
 use crate::engine::waiting::{self, Call};
-use crate::engine::{ad_hoc, endings, recovery};
+use crate::engine::{ad_hoc, close, endings, recovery};
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
@@ -231,7 +232,7 @@ impl Caller {
             None => live.accounts.clone(),
         };
         let unwritten = |error| self.unwritten(error);
-        let remains = remains::load(engine, child).await.map_err(unwritten)?;
+        let remains = remains::load(engine, child).await;
         // From here on it is driven to its end, which takes it off the list again.
         let Some((child, run)) = engine.left.hand_over(engine, child.id, live, &callers) else {
             let interrupted = recovery::interrupt(engine, child.id, &[]).await;
@@ -239,6 +240,14 @@ impl Caller {
             let ended = engine.journal.store().run(child.id).await;
             let ended = ended.map_err(unwritten)?;
             return ended.map(Arc::new).ok_or_else(unrecorded);
+        };
+        let remains = match remains {
+            Ok(remains) => remains,
+            Err(error) => {
+                let (run, held) = (Arc::new(run), Held::default());
+                let ended = close::without_loop(engine, &child, run, error.into(), held).await;
+                return ended.ok_or_else(unrecorded);
+            }
         };
         let input = Input::from(run.input.clone());
         let entry = Entry::Resumed(Box::new(remains));
@@ -269,8 +278,12 @@ impl Caller {
         told.map_err(|error| self.unwritten(error))
     }
 
-    /// Suspends the tree of a run that cannot go on for its record's sake. The text is for nobody: it is not recorded.
+    /// Suspends the tree of a run whose record cannot be written or read; the text is then not recorded. Where it never can
+    /// be read, the text is the call's result.
     fn unwritten(&self, error: StoreError) -> String {
+        if self.live.is_unreadable(&error) {
+            return error.to_string();
+        }
         self.live.suspend(&error);
         unrecorded()
     }

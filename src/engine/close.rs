@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Failure, Outcome, Run, now};
 use crate::engine::ad_hoc;
+use crate::engine::endings;
 use crate::engine::live::LiveRun;
 use crate::engine::memory::Entry;
 use crate::engine::parts::Engine;
@@ -25,8 +26,8 @@ pub struct State {
 
 /// How the loop ended, with what is still to be recorded.
 pub struct Ending {
-    /// How.
-    pub how: How,
+    /// How; an error where the record could not be written or read.
+    pub how: Result<How, StoreError>,
     /// Steps that are committed with it.
     pub steps: Vec<Step>,
     /// Events that are committed with it.
@@ -52,15 +53,13 @@ pub enum How {
     Failed(Failure),
     /// Because it was stopped.
     Stopped,
-    /// The record could not be written or read: the tree is suspended.
-    Lost(StoreError),
 }
 
 impl Ending {
     /// Nothing is left to record.
     pub fn of(how: How) -> Self {
         Self {
-            how,
+            how: Ok(how),
             steps: Vec::new(),
             events: Vec::new(),
         }
@@ -83,11 +82,16 @@ impl Ending {
 
 impl From<StoreError> for Ending {
     fn from(error: StoreError) -> Self {
-        Self::of(How::Lost(error))
+        Self {
+            how: Err(error),
+            steps: Vec::new(),
+            events: Vec::new(),
+        }
     }
 }
 
-/// Writes the end: decides between the run's own and a cancel, remembers, commits the terminal state.
+/// Writes the end: decides between the run's own and a cancel, remembers, commits the terminal state. Suspends the tree of a
+/// run whose record could not be written or read; one that never can be read fails.
 pub async fn close(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
@@ -100,17 +104,22 @@ pub async fn close(
         steps,
         mut events,
     } = ending;
-    if let How::Lost(error) = how {
-        live.suspend(&error);
-        return Err(error);
-    }
+    let how = match how {
+        Ok(how) => how,
+        Err(error) if live.is_unreadable(&error) => {
+            How::Failed(endings::internal(&error.to_string()))
+        }
+        Err(error) => {
+            live.suspend(&error);
+            return Err(error);
+        }
+    };
     if live.is_suspended() {
         return Err(StoreError::Suspended);
     }
     let is_incomplete = matches!(how, How::Incomplete);
     let (cancelled, asked) = live.begin_end().await.unzip();
     let outcome = match (cancelled, how) {
-        (_, How::Lost(error)) => return Err(error),
         (Some(reason), _) => Outcome::Cancelled {
             reason,
             partial: state.partial.take(),
@@ -295,21 +304,25 @@ pub fn leave(
     run
 }
 
-/// Ends a run that was cancelled before its time started; what it held is free before anybody hears of that.
-pub async fn cancel_queued(
+/// Ends a run without driving it: one that was cancelled before its time started, or whose record cannot be read. What it
+/// held is free before anybody sees its end.
+pub async fn without_loop(
     engine: &Arc<Engine>,
     live: &Arc<LiveRun>,
     run: Arc<Run>,
+    ending: Ending,
     held: Held<'_>,
-) {
+) -> Option<Arc<Run>> {
     let state = State {
         progress: Progress {
+            turns: run.turns,
             model: run.model.clone(),
-            ..Progress::default()
+            stop_reason: run.stop_reason.clone(),
+            usage: run.usage,
         },
         partial: None,
     };
-    let closed = close(engine, live, run, state, Ending::of(How::Stopped)).await;
+    let closed = close(engine, live, run, state, ending).await;
     held.release(live, closed.is_ok());
-    leave(engine, live, closed);
+    leave(engine, live, closed)
 }

@@ -6,10 +6,9 @@ use std::sync::{Arc, LazyLock};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
 
-use crate::catalog::prompt::PromptError;
 use crate::domain::event::{CalledTool, EventKind};
 use crate::domain::message::Message;
-use crate::domain::run::Run;
+use crate::domain::run::{Failure, Run};
 use crate::domain::structured;
 use crate::engine::answers::{Asked, Hands, answer, check, failed_turn};
 use crate::engine::close::{self, Ending, How, State};
@@ -71,13 +70,9 @@ async fn attempt(
     if workdir::is_used(engine, &live.agent)
         && let Err(error) = Box::pin(workdir::open(engine, live)).await
     {
-        return Box::pin(unprompted(
-            engine,
-            live,
-            begin(engine, live, run, entry),
-            &error,
-        ))
-        .await;
+        let draft = begin(engine, live, run, entry);
+        let failure = endings::config(&error.to_string());
+        return Box::pin(unprompted(engine, live, draft, failure)).await;
     }
     let mut left = match &mut entry {
         Entry::Resumed(remains) => Some(std::mem::take(remains)),
@@ -91,6 +86,11 @@ async fn attempt(
             if run.session.is_some() {
                 input.earlier = match Box::pin(history::earlier(engine, run)).await {
                     Ok(earlier) => earlier,
+                    Err(error) if live.is_unreadable(&error) => {
+                        let draft = begin(engine, live, run, entry);
+                        let failure = endings::internal(&error.to_string());
+                        return Box::pin(unprompted(engine, live, draft, failure)).await;
+                    }
                     Err(error) => return error.into(),
                 };
             }
@@ -105,7 +105,10 @@ async fn attempt(
             let mut draft = Box::new(begin(engine, live, run, entry));
             let prompt = match assembled {
                 Ok(prompt) => prompt,
-                Err(error) => return Box::pin(unprompted(engine, live, *draft, &error)).await,
+                Err(error) => {
+                    let failure = endings::config(&error.to_string());
+                    return Box::pin(unprompted(engine, live, *draft, failure)).await;
+                }
             };
             draft.steps.push(Step::Prompt {
                 system: prompt.system.clone(),
@@ -122,9 +125,9 @@ async fn attempt(
 }
 
 /// The end of a run whose prompt or directory cannot be had: it is accepted, or goes on, and fails.
-async fn unprompted(engine: &Engine, live: &LiveRun, draft: Draft, error: &PromptError) -> Ending {
+async fn unprompted(engine: &Engine, live: &LiveRun, draft: Draft, failure: Failure) -> Ending {
     match draft.write(engine, live).await {
-        Ok(()) => Ending::failed(endings::config(&error.to_string())),
+        Ok(()) => Ending::failed(failure),
         Err(error) => error.into(),
     }
 }

@@ -24,6 +24,9 @@ use crate::engine::spans::Trace;
 use crate::engine::workdir::RunWorkdir;
 use crate::store::StoreError;
 
+/// After so many suspensions in a row, about a minute, a record that cannot be read counts as damaged.
+const MAX_READS: u32 = 8;
+
 /// One run at work.
 pub struct LiveRun {
     /// Its place in the tree.
@@ -374,6 +377,19 @@ impl LiveRun {
         );
         let root = self.upwards().last().unwrap_or(self);
         root.stop.cancel();
+    }
+
+    /// Whether an error of a read is final for the run: what was read is damaged, or could not be read again and again
+    /// although the store works otherwise. A write that failed has suspended the tree, and is not final.
+    pub fn is_unreadable(&self, error: &StoreError) -> bool {
+        let taken_up = self.tree.suspension.taken_up.get();
+        let tries = taken_up.map_or(0, |(_, tries)| *tries);
+        let is_final = match error {
+            StoreError::Damaged(_) => true,
+            StoreError::Engine(_) => tries >= MAX_READS,
+            _ => false,
+        };
+        is_final && !self.is_suspended()
     }
 
     /// Takes over what its tree, suspended as `before` and now taken up once more, could not record.

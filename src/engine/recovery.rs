@@ -147,8 +147,15 @@ pub async fn interrupt(
     id: RunId,
     webhooks: &[Arc<Webhook>],
 ) -> Result<(), StoreError> {
-    let Some(run) = engine.journal.store().run(id).await? else {
-        return Ok(());
+    let run = match engine.journal.store().run(id).await {
+        Ok(Some(run)) => run,
+        Ok(None) => return Ok(()),
+        // Its end cannot be recorded either; it delays no other run.
+        Err(error @ StoreError::Damaged(_)) => {
+            tracing::error!(run.id = %id, error = %error, "{id} cannot be failed as interrupted: {error}");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
     };
     let message = format!(
         "the daemon stopped while this run was {}",

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::cancel::{self, Cancels};
+use crate::engine::close::{Ending, How};
 use crate::engine::entry::{Accepted, Entry};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::parts::Engine;
@@ -99,7 +100,9 @@ impl Root {
                             slot: None,
                             seat: Some(seat),
                         };
-                        return close::cancel_queued(engine, &live, run, held).await;
+                        let ending = Ending::of(How::Stopped);
+                        close::without_loop(engine, &live, run, ending, held).await;
+                        return;
                     }
                 }
             }
@@ -172,14 +175,15 @@ impl LeftRoot {
             seat: Some(seat),
         };
         if is_queued && held.slot.is_none() {
-            return close::cancel_queued(engine, &live, run, held).await;
+            let ending = Ending::of(How::Stopped);
+            close::without_loop(engine, &live, run, ending, held).await;
+            return;
         }
         let remains = match remains::load(engine, &run).await {
             Ok(remains) => remains,
             Err(error) => {
-                live.suspend(&error);
-                held.release(&live, false);
-                return drop(close::leave(engine, &live, Err(error)));
+                close::without_loop(engine, &live, run, error.into(), held).await;
+                return;
             }
         };
         // What a queued run was asked stands in its record; its prompt is assembled when it starts.

@@ -69,7 +69,7 @@ impl Suspension {
         }
     }
 
-    /// Whether a write failed, and the trees that it stopped have not been taken up since.
+    /// Whether a write failed, and the store has not been seen to work since.
     pub fn is_down(&self) -> bool {
         self.lock().is_down
     }
@@ -87,6 +87,17 @@ impl Suspension {
         trees.is_down = trees.waiting.iter().any(|tree| !tree.is_probed);
         trees.is_supervised = !trees.waiting.is_empty();
         !trees.is_supervised
+    }
+
+    /// A tree that could not be read although the store works is taken up later.
+    pub fn put_back(&self, tree: Suspended) {
+        let tries = tree.tries + 1;
+        let tree = Suspended {
+            tries,
+            due: Instant::now() + backoff(tries),
+            ..tree
+        };
+        self.lock().waiting.push(tree);
     }
 
     /// Hands out everything; the supervising task ends.
@@ -132,24 +143,29 @@ pub fn suspend(engine: &Arc<Engine>, live: &Arc<LiveRun>, seat: Option<Seat>) {
         Some((at, tries)) if at.elapsed() < STEADY => tries + 1,
         _ => 0,
     };
-    let backoff = match tries {
-        0 => Duration::ZERO,
-        tries => FIRST_PAUSE * 2_u32.saturating_pow(tries.min(16)),
-    };
     let tree = Suspended {
         live: Arc::clone(live),
         slot: live.tree.slot.take(),
         seat,
         tries,
-        due: Instant::now() + backoff.min(LONGEST_BACKOFF),
-        is_probed: false,
+        due: Instant::now() + backoff(tries),
+        // It was taken up from a store that worked: until a probe says otherwise, it alone fails.
+        is_probed: tries > 0,
     };
     let mut trees = engine.suspension.lock();
+    trees.is_down |= !tree.is_probed;
     trees.waiting.push(tree);
-    trees.is_down = true;
     if !trees.is_supervised {
         trees.is_supervised = true;
         let supervise = engine.suspension.supervise;
         engine.tasks.spawn(supervise(Arc::clone(engine)));
+    }
+}
+
+/// How long a tree waits that was suspended so often in a row after it had been taken up.
+fn backoff(tries: u32) -> Duration {
+    match tries {
+        0 => Duration::ZERO,
+        tries => (FIRST_PAUSE * 2_u32.saturating_pow(tries.min(16))).min(LONGEST_BACKOFF),
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::run::RunId;
+use crate::domain::run::{Run, RunId};
 use crate::engine::parts::Engine;
 use crate::engine::recovery::{self, Revived};
 use crate::engine::root;
 use crate::engine::suspension::{FIRST_PAUSE, LONGEST_PAUSE, Suspended};
-use crate::store::StoreError;
+use crate::store::{StoreError, Unfinished};
 
 /// Probes the store, and takes up what is suspended, until nothing is, or the daemon drains.
 pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
@@ -52,7 +52,16 @@ async fn probe(engine: &Arc<Engine>) -> Result<bool, StoreError> {
     Ok(suspension.store_works())
 }
 
-/// Goes on with these trees from their record; gives them back where it could not be read.
+/// What the record says of a suspended tree.
+enum Found {
+    /// It can go on.
+    Unfinished(Revived),
+    /// Its end was committed after all, or it never was accepted.
+    Ended(Option<Arc<Run>>),
+}
+
+/// Resumes these trees from their record. Gives all of them back if the record as a whole could not be read; a tree that
+/// cannot be read is put back alone.
 async fn take_up(
     engine: &Arc<Engine>,
     trees: Vec<Suspended>,
@@ -62,45 +71,69 @@ async fn take_up(
     let store = engine.journal.store();
     let read = async {
         store.mend(roots.iter().copied().collect()).await?;
-        let mut unfinished = store.unfinished().await?;
-        unfinished.retain(|found| roots.contains(&found.run.root_id));
-        let revived = recovery::revive_all(engine, unfinished).await?;
-        let mut ended = HashMap::new();
-        let goes_on: HashSet<_> = revived.iter().map(|revived| revived.run.id).collect();
-        for id in roots.difference(&goes_on) {
-            ended.insert(*id, store.run(*id).await?.map(Arc::new));
-        }
-        Ok((revived, ended))
+        store.unfinished().await
     };
-    let (revived, mut ended) = match read.await {
-        Ok(read) => read,
+    let unfinished = match read.await {
+        Ok(unfinished) => unfinished,
         Err(error) => return Err((error, trees)),
     };
+    let mut by_root: HashMap<RunId, Vec<Unfinished>> = HashMap::new();
+    for found in unfinished {
+        if roots.contains(&found.run.root_id) {
+            by_root.entry(found.run.root_id).or_default().push(found);
+        }
+    }
+    let (mut lives, mut kept) = (HashMap::new(), HashMap::new());
+    let (mut revived, mut settled) = (Vec::new(), HashSet::new());
+    for tree in trees {
+        let id = tree.live.scope.run;
+        match find(engine, id, by_root.remove(&id).unwrap_or_default()).await {
+            Ok(Found::Unfinished(found)) => {
+                found.live.take_along(&tree.live, tree.tries);
+                lives.insert(id, Arc::clone(&found.live));
+                kept.insert(id, (tree.slot, tree.seat));
+                revived.push(found);
+            }
+            Ok(Found::Ended(run)) => {
+                engine.journal.bells().silence(id);
+                tree.live.announce(run);
+            }
+            Err(error) => {
+                tracing::warn!(run.id = %id, run.root = %id, error = %error, "{id} stays suspended: {error}");
+                engine.suspension.put_back(tree);
+                continue;
+            }
+        }
+        settled.insert(id);
+    }
     tracing::info!(
         "The store works again: going on with {} root runs",
         revived.len()
     );
-    let by_id = |revived: &Revived| (revived.run.id, Arc::clone(&revived.live));
-    let lives: HashMap<_, _> = revived.iter().map(by_id).collect();
-    let mut kept = HashMap::new();
-    for tree in trees {
-        let id = tree.live.scope.run;
-        match lives.get(&id) {
-            Some(live) => {
-                live.take_along(&tree.live, tree.tries);
-                kept.insert(id, (tree.slot, tree.seat));
-            }
-            None => {
-                // Its end was committed after all, or it never was accepted.
-                engine.journal.bells().silence(id);
-                tree.live.announce(ended.remove(&id).flatten());
-            }
-        }
-    }
-    engine.live.replace(&roots, lives);
+    // In the order of their acceptance.
+    revived.sort_by_key(|revived| revived.run.id);
+    engine.live.replace(&settled, lives);
     root::go_on(engine, revived, kept);
     engine.suspension.changed.notify_waiters();
     Ok(())
+}
+
+/// Reads a suspended root of which, with its children, this is unfinished.
+async fn find(
+    engine: &Engine,
+    id: RunId,
+    unfinished: Vec<Unfinished>,
+) -> Result<Found, StoreError> {
+    let mut revived = recovery::revive_all(engine, unfinished).await?;
+    if let Some(revived) = revived.pop() {
+        return Ok(Found::Unfinished(revived));
+    }
+    match engine.journal.store().run(id).await {
+        Ok(run) => Ok(Found::Ended(run.map(Arc::new))),
+        // Nothing can be made of it; the log has the cause.
+        Err(StoreError::Damaged(_)) => Ok(Found::Ended(None)),
+        Err(error) => Err(error),
+    }
 }
 
 /// The daemon stops: what is suspended stays as last committed, and nobody of its sessions overtakes it.

@@ -16,6 +16,7 @@ mod cli_runs;
 mod clocks;
 mod config;
 mod connections;
+mod damage;
 mod delegation;
 mod depth;
 mod drain;

@@ -16,8 +16,8 @@ use crate::store::sqlite::rows::{
 use crate::store::sqlite::search;
 use crate::store::sqlite::statements::CLAIMED;
 use crate::store::{
-    ClaimKey, Claimed, EventQuery, PAGE_BYTES, RunFilter, RunPage, SessionQuery, Step, StoreError,
-    Unfinished,
+    ClaimKey, Claimed, Continuation, EventQuery, PAGE_BYTES, RunFilter, RunPage, SessionQuery,
+    Step, StoreError, Unfinished,
 };
 
 /// The ids of the run `?1` and all its descendants, as `tree`.
@@ -79,7 +79,11 @@ pub fn unfinished(db: &Connection) -> Found<Vec<Unfinished>> {
     let mut definitions = HashMap::new();
     let mut found = Vec::new();
     while let Some(row) = rows.next().map_err(failed)? {
-        let mut run = match rows::run(row).map_err(failed) {
+        let read = rows::run(row).map_err(failed).and_then(|mut run| {
+            sum_tree(db, &mut run)?;
+            Ok(run)
+        });
+        let run = match read {
             Ok(run) => run,
             // One that cannot be read holds up none of the others.
             Err(error @ StoreError::Damaged(_)) => {
@@ -89,17 +93,33 @@ pub fn unfinished(db: &Connection) -> Found<Vec<Unfinished>> {
             }
             Err(error) => return Err(error),
         };
-        sum_tree(db, &mut run)?;
-        let continuation = match rows::definition(row).map_err(failed)? {
-            Some(hash) => definition(db, hash, &mut definitions)?
-                .map(|definition| rows::continuation(row, definition))
-                .transpose()
-                .map_err(failed)?,
-            None => None,
+        let continuation = match continuation(db, row, &mut definitions) {
+            Ok(continuation) => continuation,
+            // Without it the run cannot go on, and is failed.
+            Err(error @ StoreError::Damaged(_)) => {
+                let id = run.id;
+                error!(run.id = %id, error = %error, "The record of {id} is damaged, it cannot go on: {error}");
+                None
+            }
+            Err(error) => return Err(error),
         };
         found.push(Unfinished { run, continuation });
     }
     Ok(found)
+}
+
+/// What the row says of how its run goes on.
+fn continuation(
+    db: &Connection,
+    row: &Row<'_>,
+    definitions: &mut HashMap<Hash, Arc<str>>,
+) -> Found<Option<Continuation>> {
+    let Some(hash) = rows::definition(row).map_err(failed)? else {
+        return Ok(None);
+    };
+    let definition = definition(db, hash, definitions)?;
+    let continuation = definition.map(|definition| rows::continuation(row, definition));
+    continuation.transpose().map_err(failed)
 }
 
 /// What an idempotency key has accepted, unless it has expired.

@@ -1,0 +1,182 @@
+//! Runs whose record is damaged, or cannot be written while the store works otherwise: each ends alone, and delays no other.
+
+use std::time::Duration;
+
+use rusqlite::Connection;
+use serde_json::json;
+
+use crate::support::app::TestApp;
+use crate::support::events::{count, is_whole};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{asks, says};
+use crate::support::run::Run;
+
+fn change(app: &TestApp, sql: &str) {
+    let db = Connection::open(app.path("data/axed.db")).expect("the store");
+    db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
+    db.execute_batch(sql).expect("changed");
+}
+
+/// From now on no entry of which `condition` holds can be written.
+fn refuse(app: &TestApp, condition: &str) {
+    change(
+        app,
+        &format!(
+            "CREATE TRIGGER full BEFORE INSERT ON entries WHEN {condition} \
+             BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        ),
+    );
+}
+
+fn refuse_no_more(app: &TestApp) {
+    change(app, "DROP TRIGGER full");
+}
+
+fn blob(id: &str) -> String {
+    format!("x'{}'", id.trim_start_matches("run_").replace('-', ""))
+}
+
+/// Makes the run's steps unreadable.
+fn damage_steps(app: &TestApp, id: &str) {
+    let run = blob(id);
+    change(
+        app,
+        &format!("UPDATE entries SET steps = '[{{' WHERE run = {run} AND steps IS NOT NULL"),
+    );
+}
+
+async fn suspended(app: &TestApp, run: &Run<'_>) {
+    let words = format!("{} is suspended until the store works", run.id());
+    app.daemon.logged(&words).await;
+}
+
+fn is_damage(run: &Run<'_>) {
+    let (code, message) = run.failure();
+    assert_eq!(code, "internal");
+    assert!(message.contains("the database is damaged"), "{message}");
+}
+
+#[tokio::test]
+async fn a_suspended_run_whose_steps_are_damaged_fails_as_internal() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after(&door));
+    let (bad, good) = (app.start("solo", "go").await, app.start("solo", "go").await);
+    app.provider.asked("solo", 2).await;
+    refuse(&app, "1");
+    gate.open();
+    suspended(&app, &bad).await;
+    suspended(&app, &good).await;
+    damage_steps(&app, bad.id());
+    refuse_no_more(&app);
+
+    let bad = bad.ended().await;
+    is_damage(&bad);
+    let events = bad.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "run.failed"), 1);
+    assert_eq!(good.ended().await.output(), "done");
+    app.get_until("/readyz", |got| got.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider
+        .will("planner", [asks([("reader", "x")]), says("planned")]);
+    let door = gate.clone();
+    app.provider
+        .always("reader", move |_| says("read").after(&door));
+    let run = app.start("planner", "go").await;
+    app.provider.asked("reader", 1).await;
+    refuse(&app, "1");
+    gate.open();
+    suspended(&app, &run).await;
+    let children = run.children().await;
+    damage_steps(&app, children[0].id());
+    refuse_no_more(&app);
+
+    assert_eq!(run.ended().await.output(), "planned");
+    is_damage(&children[0].now().await);
+    let seen = app.provider.asked("planner", 2).await;
+    assert_eq!(seen.errors(), [true]);
+    is_whole(&run.events().await);
+}
+
+#[tokio::test]
+async fn a_suspended_run_whose_row_is_damaged_delays_no_other() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let gate = Gate::shut();
+    let door = gate.clone();
+    app.provider
+        .always("solo", move |_| says("done").after(&door));
+    let talk = json!({"input": "go", "session": "talk"});
+    let bad = app.start_with("solo", talk.clone()).await;
+    let good = app.start("solo", "go").await;
+    app.provider.asked("solo", 2).await;
+    refuse(&app, "1");
+    gate.open();
+    suspended(&app, &bad).await;
+    suspended(&app, &good).await;
+    let run = blob(bad.id());
+    change(
+        &app,
+        &format!("UPDATE runs SET labels = '{{' WHERE id = {run}"),
+    );
+    refuse_no_more(&app);
+
+    assert_eq!(good.ended().await.output(), "done");
+    let shown = app.get(&format!("/runs/{}", bad.id())).await;
+    shown.problem(500);
+    assert_eq!(shown.json()["code"], "store_damaged", "{}", shown.text);
+    // Its slot and its session are free.
+    assert_eq!(app.run_with("solo", talk).await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_session_whose_last_conversation_is_damaged_fails_its_next_run() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.always("solo", |_| says("done"));
+    let talk = json!({"input": "go", "session": "talk"});
+    let first = app.run_with("solo", talk.clone()).await;
+    damage_steps(&app, first.id());
+    let next = app.run_with("solo", talk).await;
+    is_damage(&next);
+    assert_eq!(app.run("solo", "go").await.output(), "done");
+}
+
+#[tokio::test]
+async fn a_tree_that_cannot_be_written_alone_makes_nothing_else_unavailable() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .agent("stubborn", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.always("solo", |_| says("done"));
+    let door = gate.clone();
+    app.provider
+        .always("stubborn", move |_| says("late").after(&door));
+    let stubborn = app.start("stubborn", "go").await;
+    app.provider.asked("stubborn", 1).await;
+    refuse(&app, &format!("new.run = {}", blob(stubborn.id())));
+    gate.open();
+    // From here on the store was seen to work.
+    app.daemon.logged("going on with 1 root runs").await;
+    app.get_until("/readyz", |got| got.status == 200).await;
+
+    let words = format!("{} is suspended until", stubborn.id());
+    while app.daemon.log().matches(&words).count() < 4 {
+        assert_eq!(app.run("solo", "go").await.output(), "done");
+        assert_eq!(app.get("/readyz").await.status, 200);
+    }
+    refuse_no_more(&app);
+    assert_eq!(stubborn.ended().await.output(), "late");
+}
