@@ -563,13 +563,13 @@ impl LiveRuns {
         lock(&self.runs).get(&id).cloned()
     }
 
-    /// How many of them wait for a person's word and are not in line for a slot to go on.
-    pub fn waiting(&self) -> usize {
-        let waits = |live: &&Arc<LiveRun>| {
+    /// How many of them do nothing: they are suspended, or wait for an approval and are not queued for a slot to resume.
+    pub fn idle(&self) -> usize {
+        let is_idle = |live: &&Arc<LiveRun>| {
             let is_in_line = live.parent.is_none() && live.tree.slot.is_in_line();
-            live.is_waiting() && !is_in_line
+            !is_in_line && (live.is_waiting() || live.is_suspended())
         };
-        lock(&self.runs).values().filter(waits).count()
+        lock(&self.runs).values().filter(is_idle).count()
     }
 
     /// How many there are, those that wait for a slot included.

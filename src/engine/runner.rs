@@ -355,8 +355,8 @@ impl Runner {
     pub fn now(&self) -> Now {
         let (_, queued) = self.load();
         Now {
-            // Those in line and those that wait for a person are among the live ones.
-            running: (self.engine.live.count()).saturating_sub(queued + self.engine.live.waiting()),
+            // The live runs include those that are queued and those that are idle.
+            running: (self.engine.live.count()).saturating_sub(queued + self.engine.live.idle()),
             queued,
             commits: self.store().commits(),
         }

@@ -180,3 +180,31 @@ async fn a_tree_that_cannot_be_written_alone_makes_nothing_else_unavailable() {
     refuse_no_more(&app);
     assert_eq!(stubborn.ended().await.output(), "late");
 }
+
+#[tokio::test]
+async fn a_suspended_run_does_not_count_as_running() {
+    let app = TestApp::with()
+        .agent("planner", "sub_agents = [\"reader\"]")
+        .agent("reader", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.will("planner", [asks([("reader", "x")])]);
+    app.provider.always("planner", |_| says("planned"));
+    let door = gate.clone();
+    app.provider
+        .always("reader", move |_| says("read").after(&door));
+    let run = app.start("planner", "go").await;
+    app.provider.asked("reader", 1).await;
+    let running = |count: u64| format!("\naxed_runs_running {count}\n");
+    let page = app.get("/metrics").await.text;
+    assert!(page.contains(&running(2)), "{page}");
+
+    refuse(&app, "1");
+    gate.open();
+    suspended(&app, &run).await;
+    app.get_until("/metrics", |got| got.text.contains(&running(0)))
+        .await;
+    refuse_no_more(&app);
+    assert_eq!(run.ended().await.output(), "planned");
+}
