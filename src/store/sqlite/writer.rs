@@ -183,6 +183,20 @@ impl From<rusqlite::Error> for Fault {
     }
 }
 
+/// Whether the engine refused what was written, so that another write of the same batch may well succeed. Otherwise the
+/// database is locked, the disk is full or fails.
+fn is_of_one_write(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::ConstraintViolation
+                | ErrorCode::TooBig
+                | ErrorCode::TypeMismatch
+                | ErrorCode::DatabaseCorrupt
+        )
+    )
+}
+
 /// What is rung after a commit.
 pub struct Bells {
     /// For events.
@@ -395,7 +409,7 @@ impl<'c> Writer<'c> {
         self.deletions = Deletions::read(self.connection).unwrap_or_default();
     }
 
-    /// Commits a batch. After a failure of the engine nothing of it is committed.
+    /// Commits a batch. After a failure of the engine nothing of it is committed, unless that is one write's alone.
     fn commit(&mut self, batch: &[Job]) -> Vec<Result<u64, StoreError>> {
         let is_checked = (batch.iter()).any(|job| matches!(job.task, Task::Check));
         if let Err(error) = self.opened.check(is_checked) {
@@ -410,6 +424,13 @@ impl<'c> Writer<'c> {
         // What waits behind a lock is refused soon: whoever waits for it is better off with an answer.
         self.wait_for_locks(FAILING_LOCK_PATIENCE);
         self.roll_back();
+        if batch.len() > 1 && is_of_one_write(&error) {
+            // The others of the batch have not failed: whichever it was is found by halves.
+            let (first, second) = batch.split_at(batch.len() / 2);
+            let mut results = self.commit(first);
+            results.extend(self.commit(second));
+            return results;
+        }
         let error = failed(error);
         if matches!(error, StoreError::Full) && !self.reserve.is_full() {
             error!(
