@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::catalog::context_files::{self, ContextFile};
 use crate::config::load::{expand_home, home};
+use crate::domain::content::Content;
 use crate::workdirs::Workdir;
 use crate::workdirs::registry::Workdirs;
 
@@ -127,17 +128,18 @@ pub fn skill_path(skill: &str, config_dir: &Path) -> PathBuf {
 }
 
 /// A root's user message: the input, or the default text where it is blank, with the context after it.
-pub fn root_message(input: Option<&str>, context: Option<&str>) -> String {
-    let input = input.filter(|input| !input.trim().is_empty());
-    with_context(input.unwrap_or(DEFAULT_INPUT).to_owned(), context)
+pub fn root_message(input: Option<&Content>, context: Option<&str>) -> Content {
+    let input = input.filter(|input| !input.is_blank());
+    let mut message = input.map_or_else(|| Content::from(DEFAULT_INPUT), Content::clone);
+    if let Some(context) = context.filter(|context| !context.trim().is_empty()) {
+        message.append(&format!("Context:\n{context}"));
+    }
+    message
 }
 
 /// A child's user message.
 pub fn child_message(task: &str, context: Option<&str>) -> String {
-    with_context(format!("Task: {task}"), context)
-}
-
-fn with_context(message: String, context: Option<&str>) -> String {
+    let message = format!("Task: {task}");
     match context.filter(|context| !context.trim().is_empty()) {
         Some(context) => format!("{message}\n\nContext:\n{context}"),
         None => message,
@@ -221,6 +223,8 @@ mod tests {
 
     use crate::workdirs::registry::Workdirs;
     use crate::workdirs::reserved::Reserved;
+
+    use crate::domain::content::Content;
 
     use super::{Parts, child_message, root_message, skill_path, system_prompt, workdir};
 
@@ -313,9 +317,13 @@ mod tests {
     #[test]
     fn messages_carry_their_context() {
         let default = "Execute the task described in your instructions.";
-        assert_eq!(root_message(None, None), default);
-        assert_eq!(root_message(Some(" \n"), Some(" ")), default);
-        assert_eq!(root_message(Some("Go."), Some("c")), "Go.\n\nContext:\nc");
+        let message = |input: Option<&str>, context| {
+            let input = input.map(Content::from);
+            root_message(input.as_ref(), context).plain().into_owned()
+        };
+        assert_eq!(message(None, None), default);
+        assert_eq!(message(Some(" \n"), Some(" ")), default);
+        assert_eq!(message(Some("Go."), Some("c")), "Go.\n\nContext:\nc");
         assert_eq!(child_message("t", Some("c")), "Task: t\n\nContext:\nc");
         assert_eq!(child_message("t", Some(" ")), "Task: t");
     }

@@ -7,6 +7,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::domain::attachment::Attachment;
+use crate::domain::content::Content;
+
 /// One entry of a conversation.
 // Tagged from outside: raw JSON cannot be read back through serde's buffered (internal) tags.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -14,8 +17,8 @@ use serde_json::value::RawValue;
 pub enum Message {
     /// What the user (or the parent run) says.
     User {
-        /// The text.
-        content: String,
+        /// The text, or text with pictures and files.
+        content: Content,
     },
     /// What the model said.
     Assistant(AssistantMessage),
@@ -24,6 +27,38 @@ pub enum Message {
         /// One result for each call.
         tool_results: Vec<ToolResult>,
     },
+}
+
+impl Message {
+    /// A user's text.
+    pub fn user(text: impl Into<Content>) -> Self {
+        Self::User {
+            content: text.into(),
+        }
+    }
+
+    /// The pictures and files in it.
+    pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
+        let (content, results) = match self {
+            Self::User { content } => (Some(content), &[][..]),
+            Self::Assistant(_) => (None, &[][..]),
+            Self::Tool { tool_results } => (None, tool_results.as_slice()),
+        };
+        let of_content = content.into_iter().flat_map(Content::attachments);
+        of_content.chain(results.iter().flat_map(|result| &result.attachments))
+    }
+
+    /// Drops the bytes of its pictures and files, which are in the store.
+    pub fn drop_data(&mut self) {
+        match self {
+            Self::User { content } => content.drop_data(),
+            Self::Assistant(_) => {}
+            Self::Tool { tool_results } => {
+                let attachments = tool_results.iter_mut().flat_map(|it| &mut it.attachments);
+                attachments.for_each(|attachment| attachment.data = None);
+            }
+        }
+    }
 }
 
 /// A model's reply as it stands in the conversation.
@@ -85,6 +120,21 @@ pub struct ToolResult {
     pub content: String,
     /// Whether the text is an error.
     pub is_error: bool,
+    /// Pictures and files beside the text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
+}
+
+impl ToolResult {
+    /// A result that is a text.
+    pub fn text(call_id: &str, content: impl Into<String>, is_error: bool) -> Self {
+        Self {
+            call_id: call_id.to_owned(),
+            content: content.into(),
+            is_error,
+            attachments: Vec::new(),
+        }
+    }
 }
 
 /// A tool as it is offered to a model.

@@ -1,6 +1,8 @@
 //! The words of the house as plain types: what an agent, a run, a message, an event and usage are. Knows no I/O.
 
 pub mod agent;
+pub mod attachment;
+pub mod content;
 pub mod counted;
 pub mod event;
 pub mod glob;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::domain::agent::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
+use crate::domain::content::Content;
 use crate::domain::usage::{TreeUsage, Usage};
 
 /// A run's name: `run_` and a UUIDv7, so names sort by the time of their making.
@@ -345,7 +346,7 @@ pub struct Run {
     /// Where it stands.
     pub status: Status,
     /// A root's `input` as given; a child's whole message.
-    pub input: String,
+    pub input: Content,
     /// A child's task; none for a root.
     pub task: Option<String>,
     /// A label that its caller gave (ad-hoc children).
@@ -393,7 +394,7 @@ impl Run {
     pub fn text_bytes(&self) -> usize {
         let texts = [&self.content, &self.partial_content, &self.task];
         let texts = texts.into_iter().flatten().map(String::len);
-        self.input.len() + texts.sum::<usize>()
+        self.input.text_bytes() + texts.sum::<usize>()
     }
 
     /// Milliseconds from start to end, or to `now` while it runs; 0 before it starts.

@@ -1,0 +1,252 @@
+//! Pictures and files of a conversation: what they are known by, and which kinds there are. Knows no store and no wire.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// What an image may be, in words for whoever sent another one.
+pub const IMAGES: &str = "image/png, image/jpeg, image/webp or image/gif";
+/// What a file may be, in words for whoever sent another one.
+pub const FILES: &str = "application/pdf";
+
+/// Stored bytes, by their digests.
+pub type Blobs = BTreeMap<Digest, Bytes>;
+
+/// A picture or a file. Its bytes are stored once, by their digest, however many messages have it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Attachment {
+    /// SHA-256 of its bytes, in hexadecimal digits.
+    pub sha256: Digest,
+    /// What it is.
+    pub media_type: MediaType,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Its name, if it came with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The bytes, until they are in the store.
+    #[serde(skip)]
+    pub data: Option<Bytes>,
+}
+
+impl Attachment {
+    /// These bytes, whose kind they show themselves; `None` if they are of none that is taken.
+    pub fn of(data: Bytes, name: Option<String>) -> Option<Self> {
+        Some(Self {
+            media_type: MediaType::of(&data)?,
+            sha256: Digest::of(&data),
+            bytes: data.len() as u64,
+            name,
+            data: Some(data),
+        })
+    }
+
+    /// Names it in a text that stands in its place, without a bracket at the end: `[image: image/png, 5 bytes`.
+    pub fn described(&self) -> String {
+        let name = self.name.as_deref();
+        let name = name.map_or_else(String::new, |name| format!("{name}, "));
+        let kind = self.media_type.kind();
+        format!("[{kind}: {name}{}, {} bytes", self.media_type, self.bytes)
+    }
+}
+
+impl fmt::Debug for Attachment {
+    /// Without its bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}]", self.described(), self.sha256)
+    }
+}
+
+/// A SHA-256 digest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// The digest of these bytes.
+    pub fn of(data: &[u8]) -> Self {
+        Self(Sha256::digest(data).into())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        const SHAPE: &str = "expected 64 hexadecimal digits";
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        if pairs.len() != 32 || !rest.is_empty() {
+            return Err(SHAPE);
+        }
+        let mut digest = [0; 32];
+        for (byte, pair) in digest.iter_mut().zip(pairs) {
+            let pair = std::str::from_utf8(pair).map_err(|_| SHAPE)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| SHAPE)?;
+        }
+        Ok(Self(digest))
+    }
+}
+
+/// The kinds of pictures and files that models take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum MediaType {
+    /// A picture.
+    #[serde(rename = "image/png")]
+    Png,
+    /// A picture.
+    #[serde(rename = "image/jpeg")]
+    Jpeg,
+    /// A picture.
+    #[serde(rename = "image/webp")]
+    Webp,
+    /// A picture.
+    #[serde(rename = "image/gif")]
+    Gif,
+    /// A document.
+    #[serde(rename = "application/pdf")]
+    Pdf,
+}
+
+impl MediaType {
+    /// What these bytes begin like; `None` if they are of no kind that is taken.
+    pub fn of(data: &[u8]) -> Option<Self> {
+        match data {
+            [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
+            [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(Self::Gif),
+            [
+                b'R',
+                b'I',
+                b'F',
+                b'F',
+                _,
+                _,
+                _,
+                _,
+                b'W',
+                b'E',
+                b'B',
+                b'P',
+                ..,
+            ] => Some(Self::Webp),
+            [b'%', b'P', b'D', b'F', b'-', ..] => Some(Self::Pdf),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::Webp => "image/webp",
+            Self::Gif => "image/gif",
+            Self::Pdf => "application/pdf",
+        }
+    }
+
+    /// Whether it is a picture.
+    pub fn is_image(self) -> bool {
+        self != Self::Pdf
+    }
+
+    /// The type of the part that it stands in.
+    pub fn kind(self) -> &'static str {
+        if self.is_image() { "image" } else { "file" }
+    }
+}
+
+impl fmt::Display for MediaType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for MediaType {
+    type Err = ();
+
+    /// Parameters and the case of letters do not count.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let name = text.split(';').next().unwrap_or_default().trim();
+        let all = [Self::Png, Self::Jpeg, Self::Webp, Self::Gif, Self::Pdf];
+        if name.eq_ignore_ascii_case("image/jpg") {
+            return Ok(Self::Jpeg);
+        }
+        let mut all = all.into_iter();
+        all.find(|it| name.eq_ignore_ascii_case(it.as_str()))
+            .ok_or(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Attachment, Digest, MediaType};
+
+    #[test]
+    fn a_digest_is_written_as_hexadecimal_digits_and_read_back() {
+        let digest = Digest::of(b"abc");
+        let text = String::from(digest);
+        assert!(text.starts_with("ba7816bf") && text.len() == 64, "{text}");
+        assert_eq!(Digest::try_from(text.clone()), Ok(digest));
+        for bad in [&text[1..], &format!("{}g", &text[1..]), "é"] {
+            assert!(Digest::try_from(bad.to_owned()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn kinds_are_known_by_their_first_bytes() {
+        for (data, kind) in [
+            (&b"\x89PNG\r\n\x1a\n..."[..], Some(MediaType::Png)),
+            (b"\xff\xd8\xff\xe0", Some(MediaType::Jpeg)),
+            (b"GIF89a", Some(MediaType::Gif)),
+            (b"RIFF\x04\0\0\0WEBPVP8 ", Some(MediaType::Webp)),
+            (b"RIFF\x04\0\0\0WAVEfmt ", None),
+            (b"%PDF-1.7", Some(MediaType::Pdf)),
+            (b"<svg/>", None),
+            (b"", None),
+        ] {
+            assert_eq!(MediaType::of(data), kind);
+        }
+        assert_eq!("image/JPG; q=1".parse(), Ok(MediaType::Jpeg));
+        assert!("image/svg+xml".parse::<MediaType>().is_err());
+    }
+
+    #[test]
+    fn json_holds_no_bytes() {
+        let data = bytes::Bytes::from_static(b"%PDF-1.7");
+        let file = Attachment::of(data, Some("a.pdf".to_owned())).expect("a PDF");
+        let json = serde_json::to_value(&file).expect("JSON");
+        assert_eq!(json["media_type"], "application/pdf");
+        assert_eq!(
+            (&json["bytes"], &json["name"]),
+            (&8.into(), &"a.pdf".into())
+        );
+        assert_eq!(json.as_object().map(serde_json::Map::len), Some(4));
+        let read: Attachment = serde_json::from_value(json).expect("an attachment");
+        assert_eq!((read.sha256, read.data), (file.sha256, None));
+    }
+}

@@ -1,0 +1,256 @@
+//! What a user message says: a text, or parts that are texts, pictures and files. Knows no wire.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::de::{SeqAccess, Visitor, value::SeqAccessDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::domain::attachment::Attachment;
+
+/// Estimated tokens of a picture: services count its size in pixels, and this is a large one.
+const IMAGE_TOKENS: usize = 1600;
+/// Bytes of a file for each estimated token.
+const FILE_BYTES_PER_TOKEN: usize = 32;
+/// Most estimated tokens of a file: windows are not much larger.
+const MAX_FILE_TOKENS: usize = 200_000;
+
+/// What a user message says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(rename = "MessageContent")]
+pub enum Content {
+    /// A text.
+    Text(String),
+    /// Parts in their order.
+    Parts(Vec<Part>),
+}
+
+/// A part of a user message. JSON holds no bytes of pictures and files, but what they are known by.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "MessagePart")]
+pub enum Part {
+    /// A text.
+    Text {
+        /// It.
+        text: String,
+    },
+    /// A picture.
+    Image(Attachment),
+    /// A file that is no picture.
+    File(Attachment),
+}
+
+impl From<Attachment> for Part {
+    fn from(attachment: Attachment) -> Self {
+        match attachment.media_type.is_image() {
+            true => Self::Image(attachment),
+            false => Self::File(attachment),
+        }
+    }
+}
+
+impl Part {
+    /// The picture or file that it is.
+    pub fn attachment(&self) -> Option<&Attachment> {
+        match self {
+            Self::Text { .. } => None,
+            Self::Image(attachment) | Self::File(attachment) => Some(attachment),
+        }
+    }
+
+    fn attachment_mut(&mut self) -> Option<&mut Attachment> {
+        match self {
+            Self::Text { .. } => None,
+            Self::Image(attachment) | Self::File(attachment) => Some(attachment),
+        }
+    }
+
+    /// Its text, or the words that stand for it where only text is shown.
+    pub fn plain(&self) -> Cow<'_, str> {
+        match self {
+            Self::Text { text } => Cow::Borrowed(text),
+            Self::Image(attachment) | Self::File(attachment) => {
+                Cow::Owned(format!("{}]", attachment.described()))
+            }
+        }
+    }
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self::Text(String::new())
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl Content {
+    /// All of it as one text, in which pictures and files are named.
+    pub fn plain(&self) -> Cow<'_, str> {
+        match self {
+            Self::Text(text) => Cow::Borrowed(text),
+            Self::Parts(parts) => {
+                let texts: Vec<_> = parts.iter().map(Part::plain).collect();
+                Cow::Owned(texts.join("\n\n"))
+            }
+        }
+    }
+
+    /// Its parts; `None` if it is a text.
+    pub fn parts(&self) -> Option<&[Part]> {
+        match self {
+            Self::Text(_) => None,
+            Self::Parts(parts) => Some(parts),
+        }
+    }
+
+    /// Whether it says nothing.
+    pub fn is_blank(&self) -> bool {
+        match self {
+            Self::Text(text) => text.trim().is_empty(),
+            Self::Parts(parts) => parts.iter().all(|part| match part {
+                Part::Text { text } => text.trim().is_empty(),
+                Part::Image(_) | Part::File(_) => false,
+            }),
+        }
+    }
+
+    /// Bytes of its texts.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Parts(parts) => parts.iter().map(Part::text_bytes).sum(),
+        }
+    }
+
+    /// The pictures and files in it.
+    pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
+        let parts = self.parts().unwrap_or_default();
+        parts.iter().filter_map(Part::attachment)
+    }
+
+    /// Puts a text before it.
+    pub fn prepend(&mut self, before: &str) {
+        match self {
+            Self::Text(text) => *text = format!("{before}\n\n{text}"),
+            Self::Parts(parts) => parts.insert(
+                0,
+                Part::Text {
+                    text: before.to_owned(),
+                },
+            ),
+        }
+    }
+
+    /// Puts a text behind it.
+    pub fn append(&mut self, after: &str) {
+        match self {
+            Self::Text(text) => *text = format!("{text}\n\n{after}"),
+            Self::Parts(parts) => parts.push(Part::Text {
+                text: after.to_owned(),
+            }),
+        }
+    }
+
+    /// Drops the bytes of its pictures and files, which are in the store.
+    pub fn drop_data(&mut self) {
+        if let Self::Parts(parts) = self {
+            let attachments = parts.iter_mut().filter_map(Part::attachment_mut);
+            attachments.for_each(|attachment| attachment.data = None);
+        }
+    }
+}
+
+impl Part {
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text { text } => text.len(),
+            Self::Image(_) | Self::File(_) => 0,
+        }
+    }
+}
+
+/// About how many tokens a picture or a file is: its Base64 text is none of the prompt.
+pub fn estimated_tokens(attachment: &Attachment) -> usize {
+    if attachment.media_type.is_image() {
+        return IMAGE_TOKENS;
+    }
+    let bytes = usize::try_from(attachment.bytes).unwrap_or(usize::MAX);
+    (bytes / FILE_BYTES_PER_TOKEN).clamp(IMAGE_TOKENS, MAX_FILE_TOKENS)
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrParts;
+
+        impl<'de> Visitor<'de> for TextOrParts {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a list of parts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::from(text))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Content, E> {
+                Ok(Content::Text(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrParts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::{Content, Part};
+    use crate::domain::attachment::Attachment;
+    use crate::domain::message::Message;
+
+    #[test]
+    fn a_text_is_recorded_as_before_and_parts_without_their_bytes() {
+        let text = serde_json::to_string(&Message::user("hi")).expect("JSON");
+        assert_eq!(text, r#"{"user":{"content":"hi"}}"#);
+        let data = Bytes::from_static(b"\xff\xd8\xff!");
+        let picture = Attachment::of(data, None).expect("a picture");
+        let content = Content::Parts(vec![
+            Part::Text {
+                text: "Look:".to_owned(),
+            },
+            picture.into(),
+        ]);
+        assert_eq!(content.plain(), "Look:\n\n[image: image/jpeg, 4 bytes]");
+        let json = serde_json::to_string(&Message::user(content.clone())).expect("JSON");
+        assert!(json.contains(r#"{"type":"image","sha256":""#), "{json}");
+        assert!(!json.contains("data"), "{json}");
+        let read: Message = serde_json::from_str(&json).expect("a message");
+        let mut stored = Message::user(content);
+        stored.drop_data();
+        let (Message::User { content: read }, Message::User { content: stored }) = (read, stored)
+        else {
+            panic!("no user's messages");
+        };
+        assert_eq!(read, stored);
+    }
+}
