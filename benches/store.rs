@@ -119,7 +119,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         agent: agent.to_string(),
         agent_version: version.to_owned(),
         status: Status::Queued,
-        input: "Summarise the attached report in three sentences.".to_owned(),
+        input: "Summarise the attached report in three sentences.".into(),
         task: None,
         label: None,
         completion_status: None,
@@ -166,7 +166,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         .await?;
     let prompt = Step::Prompt {
         system: "You are a careful assistant. ".repeat(10),
-        message: "Summarise the attached report in three sentences.".to_owned(),
+        message: "Summarise the attached report in three sentences.".into(),
         earlier: Vec::new(),
     };
     let started = event(EventKind::RunStarted {

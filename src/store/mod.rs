@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use crate::domain::attachment::{Attachment, Blobs, Digest};
+use crate::domain::content::Content;
 use crate::domain::event::{Event, StoredEvent};
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, Status};
@@ -68,6 +70,9 @@ pub trait RunStore: Send + Sync + 'static {
 
     /// What a run left in the record, in order.
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
+
+    /// The bytes with these digests, as far as some run's record has them.
+    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;
 
     /// Events after a number, in order.
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>>;
@@ -209,7 +214,7 @@ pub struct Write {
     pub root: RunId,
     /// What changes in the run's record.
     pub change: Change,
-    /// What is added to its steps.
+    /// What is added to its steps. The bytes of pictures and files in them are stored with them, once for each digest.
     pub steps: Vec<Step>,
     /// What is added to its tree's log.
     pub events: Vec<Event>,
@@ -293,7 +298,7 @@ pub enum Step {
         /// The system prompt.
         system: String,
         /// The user message.
-        message: String,
+        message: Content,
         /// What was said before it, oldest first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         earlier: Vec<Message>,
@@ -324,6 +329,22 @@ pub enum Step {
         /// The text.
         content: String,
     },
+}
+
+impl Step {
+    /// The pictures and files in it.
+    pub fn attachments(&self) -> Vec<&Attachment> {
+        match self {
+            Self::Prompt {
+                message, earlier, ..
+            } => {
+                let earlier = earlier.iter().flat_map(Message::attachments);
+                message.attachments().chain(earlier).collect()
+            }
+            Self::Result { result, .. } => result.attachments.iter().collect(),
+            Self::Reply { .. } | Self::Remembers { .. } | Self::Said { .. } => Vec::new(),
+        }
+    }
 }
 
 /// Where a page of runs ends, in bytes of their texts: two hundred runs may each have megabytes, and many may ask.

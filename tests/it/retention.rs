@@ -23,7 +23,7 @@ use crate::support::soon;
 async fn full_run(store: &dyn RunStore, n: usize) -> Scope {
     let scope = root();
     let mut run = record(&scope, "a");
-    run.input = "long ".repeat(400);
+    run.input = "long ".repeat(400).into();
     run.labels.insert("k".to_owned(), n.to_string());
     let mut opening = fresh(run);
     opening.continuation.definition = format!("{{\"name\":\"{n}\"}}").into();

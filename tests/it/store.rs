@@ -97,7 +97,7 @@ pub fn record(scope: &Scope, agent: &str) -> Run {
         agent: agent.to_owned(),
         agent_version: "sha256:00".to_owned(),
         status: Status::Queued,
-        input: "the input".to_owned(),
+        input: "the input".into(),
         task: None,
         label: None,
         completion_status: None,
@@ -384,7 +384,7 @@ async fn a_record_reads_back(opened: &Opened) {
     let mut run = Run {
         tool_call_id: Some("call_1".to_owned()),
         task: Some("the task ✓ ".repeat(500)),
-        input: "the message\n\"quoted\" ".repeat(500),
+        input: "the message\n\"quoted\" ".repeat(500).into(),
         label: Some("a label".to_owned()),
         completion_status: Some("complete".to_owned()),
         owner: Some("a key".to_owned()),
@@ -463,7 +463,7 @@ async fn steps_read_back(opened: &Opened) {
     let raw = |text: &str| Arc::from(RawValue::from_string(text.to_owned()).expect("JSON"));
     let prompt = Step::Prompt {
         system: "system".to_owned(),
-        message: "message".to_owned(),
+        message: "message".into(),
         earlier: Vec::new(),
     };
     let reply = Step::Reply {
@@ -486,11 +486,7 @@ async fn steps_read_back(opened: &Opened) {
     let result = |position| Step::Result {
         turn: 1,
         position,
-        result: ToolResult {
-            call_id: "1".to_owned(),
-            content: "found".to_owned(),
-            is_error: false,
-        },
+        result: ToolResult::text("1", "found", false),
     };
     let wanted = vec![prompt, reply, result(0), result(1), result(2)];
     for (steps, events) in [(0..1, 2), (1..2, 0), (2..3, 0), (3..5, 1)] {
@@ -761,11 +757,11 @@ async fn a_tree_is_deleted(opened: &Opened) {
     for scope in [&root, &child, &other] {
         let mut run = record(scope, "a");
         run.labels.insert("k".to_owned(), "v".to_owned());
-        run.input = "long ".repeat(1000);
+        run.input = "long ".repeat(1000).into();
         let mut open = write(scope, Change::Open(Box::new(fresh(run))), 1);
         open.steps.push(Step::Prompt {
             system: String::new(),
-            message: "m".to_owned(),
+            message: "m".into(),
             earlier: Vec::new(),
         });
         store.write(open).await.expect("opened");
@@ -795,7 +791,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
     };
     assert_eq!(listed(store, marked).await, [other.run]);
     assert_eq!(store.steps(other.run).await.expect("steps").len(), 1);
-    assert_eq!(stored(store, &other).await.input.len(), 5000);
+    assert_eq!(stored(store, &other).await.input.text_bytes(), 5000);
 }
 
 /// A delivery lies in the outbox exactly where the write that it tells of was committed, until it has arrived.
@@ -1710,7 +1706,7 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        "DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );
@@ -1737,7 +1733,8 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); DROP TABLE clock; DROP TABLE deletions; \
+        "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); \
+         DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
          ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
           ALTER TABLE runs DROP COLUMN workdir_inode; DROP INDEX deliveries_due; \
           ALTER TABLE deliveries DROP COLUMN owner; CREATE INDEX deliveries_due ON deliveries (host); \
@@ -1794,7 +1791,7 @@ async fn a_deletion_is_finished_after_a_kill() {
     for (scope, key) in [(&root, "k"), (&other, "l")] {
         let mut run = record(scope, "a");
         run.session = Some("talk".to_owned());
-        run.input.clone_from(&text);
+        run.input = text.as_str().into();
         let opening = Opening {
             claim: Some(claim(key, 0, in_an_hour())),
             ..fresh(run)
@@ -1871,6 +1868,6 @@ async fn a_deletion_is_finished_after_a_kill() {
 
 fn opening_of(scope: &Scope, input: &str) -> Write {
     let mut run = record(scope, "b");
-    input.clone_into(&mut run.input);
+    run.input = input.into();
     write(scope, Change::Open(Box::new(fresh(run))), 1)
 }

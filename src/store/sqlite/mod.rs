@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::config::Durability;
+use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
@@ -24,6 +25,7 @@ use crate::store::{
     OutlivedPage, RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
 };
 
+mod attachments;
 mod broken;
 mod checkpoint;
 mod clock;
@@ -205,6 +207,10 @@ impl RunStore for Sqlite {
 
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::steps(db, id)))
+    }
+
+    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
+        Box::pin(self.readers.read(move |db| attachments::read(db, &digests)))
     }
 
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {

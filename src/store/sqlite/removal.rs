@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use rusqlite::{Connection, params};
 
 use crate::domain::run::RunId;
+use crate::store::sqlite::attachments;
 use crate::store::sqlite::definitions::Known;
 use crate::store::sqlite::rows::{self, Hash};
 use crate::store::sqlite::statements::Statements;
@@ -105,6 +106,12 @@ pub fn remove_part(
         if let Some(child) = below {
             path.push(child);
             continue;
+        }
+        // Each in a step of its own: those of one run can be hundreds of megabytes.
+        while let Some(bytes) = attachments::remove_one(sql, run)? {
+            if !left.take(bytes) {
+                return Ok(Left::More);
+            }
         }
         let bytes = remove_run(sql, definitions, run)?;
         path.pop();

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use rusqlite::Row;
-use rusqlite::types::Type;
+use rusqlite::types::{ToSqlOutput, Type, ValueRef};
 use serde::Deserialize;
 
+use crate::domain::content::Content;
 use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
@@ -16,6 +17,9 @@ use crate::workdirs::FileId;
 
 /// Inputs up to so many bytes (a child's task included) lie in the run's own row.
 pub const SMALL_INPUT: usize = 1024;
+
+/// About the bytes of a part, besides its text.
+const PART_BYTES: usize = 160;
 
 /// The columns that [`run`] reads, in its order, from `runs AS r`.
 // A root's row is written with its own events only; what its tree's last is, the log itself knows.
@@ -104,7 +108,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
             .as_str()?
             .parse()
             .map_err(|()| unreadable(7, "unknown status"))?,
-        input: row.get(8)?,
+        input: input(row, 8)?,
         task: row.get(9)?,
         label: row.get(10)?,
         completion_status: row.get(11)?,
@@ -126,6 +130,37 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         waited_ms: waited(row)?,
         last_event: unsigned(row.get(24)?),
     })
+}
+
+/// Reads an input: a text, or the JSON of its parts as a blob.
+fn input(row: &Row<'_>, column: usize) -> rusqlite::Result<Content> {
+    match row.get_ref(column)? {
+        ValueRef::Blob(parts) => serde_json::from_slice(parts).map_err(|error| {
+            rusqlite::Error::FromSqlConversionFailure(column, Type::Blob, Box::new(error))
+        }),
+        text => Ok(Content::from(text.as_str()?)),
+    }
+}
+
+/// Whether an input, with the task that it is for, lies in the run's own row.
+pub fn is_small(run: &Run) -> bool {
+    let parts = run
+        .input
+        .parts()
+        .map_or(0, |parts| parts.len() * PART_BYTES);
+    let task = run.task.as_ref().map_or(0, String::len);
+    run.input.text_bytes() + parts + task <= SMALL_INPUT
+}
+
+/// An input as a column.
+pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
+    match input {
+        Content::Text(text) => ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes())),
+        parts @ Content::Parts(_) => {
+            let json = serde_json::to_vec(parts).unwrap_or_default();
+            ToSqlOutput::Owned(rusqlite::types::Value::Blob(json))
+        }
+    }
 }
 
 /// How long the run's time stood still, the wait that it is in included.

@@ -21,6 +21,7 @@ const MIGRATIONS: &[&str] = &[
     SEVERAL_WEBHOOKS,
     WORKDIRS,
     OWNERS,
+    ATTACHMENTS,
 ];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
@@ -220,6 +221,14 @@ ALTER TABLE deliveries ADD COLUMN owner TEXT NOT NULL DEFAULT '';
 UPDATE deliveries SET owner = coalesce((SELECT r.owner FROM runs r WHERE r.id = run), '') WHERE next_at IS NOT NULL;
 DROP INDEX deliveries_due;
 CREATE INDEX deliveries_due ON deliveries (owner, host, next_at) WHERE next_at IS NOT NULL;
+";
+
+// The bytes of pictures and files, once for each digest, and which runs have them in their record: the last of them takes
+// the bytes with it. The bytes have a table of their own with a number as key, which SQLite keeps large values well in.
+const ATTACHMENTS: &str = "
+CREATE TABLE attachments (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
+CREATE TABLE attachment_uses (run BLOB NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (run, hash)) WITHOUT ROWID;
+CREATE INDEX attachment_users ON attachment_uses (hash);
 ";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.

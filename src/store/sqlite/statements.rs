@@ -49,6 +49,18 @@ pub struct Statements<'c> {
     pub close: Statement<'c>,
     /// Events and steps of a write.
     pub entry: Statement<'c>,
+    /// Bytes with a digest, unless they are there.
+    pub attachment: Statement<'c>,
+    /// Whether there are bytes with a digest.
+    pub is_attachment: Statement<'c>,
+    /// A run that has bytes in its record, if they are there.
+    pub attachment_use: Statement<'c>,
+    /// One of the digests of a run.
+    pub used_attachment: Statement<'c>,
+    /// A run has these bytes no more.
+    pub delete_attachment_use: Statement<'c>,
+    /// Removes bytes that no run has, and tells how many they were.
+    pub delete_attachment: Statement<'c>,
     /// A delivery, due at once.
     pub delivery: Statement<'c>,
     /// A try of a delivery; it stays due where it was sent again since the try began.
@@ -179,6 +191,15 @@ impl<'c> Statements<'c> {
                 "INSERT INTO entries (root, last_seq, run, count, events, steps) \
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?,
+            attachment: sql("INSERT OR IGNORE INTO attachments (hash, data) VALUES (?1, ?2)")?,
+            is_attachment: sql("SELECT 1 FROM attachments WHERE hash = ?1")?,
+            attachment_use: sql("INSERT OR IGNORE INTO attachment_uses (run, hash) \
+                 SELECT ?1, hash FROM attachments WHERE hash = ?2")?,
+            used_attachment: sql("SELECT hash FROM attachment_uses WHERE run = ?1 LIMIT 1")?,
+            delete_attachment_use: sql("DELETE FROM attachment_uses WHERE run = ?1 AND hash = ?2")?,
+            delete_attachment: sql("DELETE FROM attachments WHERE hash = ?1 \
+                 AND NOT EXISTS (SELECT 1 FROM attachment_uses u WHERE u.hash = ?1) \
+                 RETURNING octet_length(data)")?,
             delivery: sql(
                 "INSERT INTO deliveries (id, run, event, host, url, secret_env, body, status, created_at, since, \
                  tries, next_at, attempts, owner) \

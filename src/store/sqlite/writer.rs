@@ -7,16 +7,19 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{error, warn};
 
+use crate::domain::attachment::Attachment;
 use crate::domain::run::{Outcome, Run, RunId, now};
 use crate::domain::webhook::DeliveryId;
 use crate::net;
 use crate::store::outbox::{KEPT_TRIES, NewDelivery, Then, Tried};
 use crate::store::sqlite::Parts;
+use crate::store::sqlite::attachments;
 use crate::store::sqlite::broken::Broken;
 use crate::store::sqlite::checkpoint::{self, Checkpointer};
 use crate::store::sqlite::clock::Distance;
@@ -105,6 +108,8 @@ pub struct Parcel {
     steps: Option<String>,
     events: Option<String>,
     count: u64,
+    /// The pictures and files in its steps, each once.
+    attachments: Vec<Attachment>,
     deliveries: Vec<NewDelivery>,
     /// Writes about other runs in the same transaction, each with the number of its last event once that is known.
     others: Vec<(Parcel, Cell<u64>)>,
@@ -124,6 +129,7 @@ impl Parcel {
             steps: rows::steps_value(&write.steps)?,
             events: rows::events_value(&write.events)?,
             count: write.events.len() as u64,
+            attachments: attachments::of(&write.steps),
             deliveries: write.deliveries,
             others: Vec::new(),
         };
@@ -149,14 +155,16 @@ impl Parcel {
 
     fn bytes(&self) -> usize {
         let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-        of(&self.steps) + of(&self.events) + self.change_bytes()
+        let attached = self.attachments.iter().filter_map(|it| it.data.as_ref());
+        let attached: usize = attached.map(Bytes::len).sum();
+        of(&self.steps) + of(&self.events) + self.change_bytes() + attached
     }
 
     fn change_bytes(&self) -> usize {
         match &self.change {
             Change::Open(opening) => {
                 let run = &opening.run;
-                run.input.len() + run.task.as_ref().map_or(0, String::len)
+                run.input.text_bytes() + run.task.as_ref().map_or(0, String::len)
             }
             Change::Close(closing) => match &closing.outcome {
                 Outcome::Completed { content, .. } => content.len(),
@@ -561,6 +569,9 @@ impl<'c> Writer<'c> {
                 parcel.steps,
             ])?;
         }
+        for attachment in &parcel.attachments {
+            attachments::keep(&mut self.sql, parcel.run, attachment)?;
+        }
         for delivery in &parcel.deliveries {
             self.deliver(parcel.run, delivery)?;
         }
@@ -623,7 +634,8 @@ impl<'c> Writer<'c> {
         let run = &opening.run;
         let continuation = &opening.continuation;
         let definition = self.definition(&continuation.definition, run.id)?;
-        let small = run.input.len() + run.task.as_ref().map_or(0, String::len) <= rows::SMALL_INPUT;
+        let input = rows::input_value(&run.input);
+        let small = rows::is_small(run);
         let usage = rows::usage_values(&run.usage);
         let labels = rows::labels_value(&run.labels);
         let webhooks = Some(&continuation.webhooks).filter(|webhooks| !webhooks.is_empty());
@@ -657,7 +669,7 @@ impl<'c> Writer<'c> {
             run.completion_status,
             labels,
             run.cancel_reason,
-            small.then_some(&run.input),
+            small.then_some(&input),
             run.task.as_ref().filter(|_| small),
             run.owner,
             definition,
@@ -682,7 +694,7 @@ impl<'c> Writer<'c> {
         if !small {
             self.sql
                 .text
-                .execute(params![rows::bytes(&run.id), run.input, run.task])?;
+                .execute(params![rows::bytes(&run.id), input, run.task])?;
         }
         for (key, value) in &run.labels {
             self.sql

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
@@ -119,6 +120,10 @@ impl RunStore for Crashing {
 
     fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
         self.real.steps(id)
+    }
+
+    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
+        self.real.blobs(digests)
     }
 
     fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
