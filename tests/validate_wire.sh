@@ -26,7 +26,7 @@ fi
 
 bodies=$(mktemp -d)
 trap 'rm -rf "$bodies"' EXIT
-AXED_KEEP_BODIES=$bodies cargo test --quiet --test it requests:: >"$bodies/log" 2>&1 || {
+AXED_KEEP_BODIES=$bodies cargo test --quiet --test it -- requests:: parts_on_wires:: >"$bodies/log" 2>&1 || {
     cat "$bodies/log"
     exit 1
 }

@@ -11,11 +11,13 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
 use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
-use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall};
+use crate::domain::content::Content as MessageContent;
+use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Lenient};
 use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::parts::{self, Base64, Data, Piece};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
@@ -205,11 +207,64 @@ enum BlockOut<'a> {
     },
     ToolResult {
         tool_use_id: Cow<'a, str>,
-        content: &'a str,
+        content: ResultContent<'a>,
         is_error: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         cache_control: Option<CacheControl>,
     },
+    Image {
+        source: Source<'a>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
+    },
+    Document {
+        source: Source<'a>,
+        title: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
+    },
+}
+
+/// A text where that is all.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ResultContent<'a> {
+    Text(&'a str),
+    Blocks(Vec<BlockOut<'a>>),
+}
+
+#[derive(Serialize)]
+struct Source<'a> {
+    r#type: &'static str,
+    media_type: &'static str,
+    data: Base64<'a>,
+}
+
+impl<'a> From<Data<'a>> for Source<'a> {
+    fn from(data: Data<'a>) -> Self {
+        Self {
+            r#type: "base64",
+            media_type: data.media_type.as_str(),
+            data: data.base64(),
+        }
+    }
+}
+
+impl<'a> From<Piece<'a>> for BlockOut<'a> {
+    fn from(piece: Piece<'a>) -> Self {
+        match piece {
+            Piece::Text(text) => Self::text(text),
+            Piece::Image(data) => Self::Image {
+                source: data.into(),
+                cache_control: None,
+            },
+            Piece::File { name, data } => Self::Document {
+                source: data.into(),
+                title: name,
+                cache_control: None,
+            },
+        }
+    }
 }
 
 impl<'a> BlockOut<'a> {
@@ -247,7 +302,7 @@ impl<'a> Body<'a> {
         if let Some(last) = tools.last_mut() {
             last.cache_control = cache;
         }
-        let mut messages = turns(request.messages, origin, !request.tools.is_empty());
+        let mut messages = turns(request, origin);
         if let Some(cache) = cache {
             mark_ends(&mut messages, cache);
         }
@@ -287,7 +342,10 @@ fn mark_ends(turns: &mut [Turn<'_>], cache: CacheControl) {
         ends += 1;
         if let Content::Blocks(blocks) = &mut turn.content
             && let Some(
-                BlockOut::Text { cache_control, .. } | BlockOut::ToolResult { cache_control, .. },
+                BlockOut::Text { cache_control, .. }
+                | BlockOut::ToolResult { cache_control, .. }
+                | BlockOut::Image { cache_control, .. }
+                | BlockOut::Document { cache_control, .. },
             ) = blocks.last_mut()
         {
             *cache_control = Some(cache);
@@ -322,17 +380,15 @@ fn output_config(params: &Params) -> Option<OutputConfig<'_>> {
     (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format })
 }
 
-fn turns<'a>(messages: &'a [Message], origin: Origin<'_>, has_tools: bool) -> Vec<Turn<'a>> {
+fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
+    let (messages, has_tools) = (request.messages, !request.tools.is_empty());
     let mut turns = Vec::with_capacity(messages.len());
     let mut called: &[ToolCall] = &[];
     let mut echoed = false;
     for message in messages {
         let (role, content) = match message {
             // Blocks also where a text would do: a mark must not change the bytes around it.
-            Message::User { content } => (
-                "user",
-                Content::Blocks(vec![BlockOut::text(content.as_str())]),
-            ),
+            Message::User { content } => ("user", Content::Blocks(user(content, request))),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
                 let is_whole = has_tools || said.tool_calls.is_empty();
@@ -350,9 +406,11 @@ fn turns<'a>(messages: &'a [Message], origin: Origin<'_>, has_tools: bool) -> Ve
                 ("assistant", content)
             }
             Message::Tool { tool_results } if !has_tools => {
-                let results = tool_results
-                    .iter()
-                    .map(|result| BlockOut::text(format!("[Result]\n{}", result.content)));
+                let results = tool_results.iter().flat_map(|result| {
+                    let text = BlockOut::text(format!("[Result]\n{}", result.content));
+                    let shown = parts::shown_after(std::slice::from_ref(result), request);
+                    std::iter::once(text).chain(shown.into_iter().map(BlockOut::from))
+                });
                 ("user", Content::Blocks(results.collect()))
             }
             Message::Tool { tool_results } => {
@@ -365,7 +423,7 @@ fn turns<'a>(messages: &'a [Message], origin: Origin<'_>, has_tools: bool) -> Ve
                             true => Cow::Borrowed(id),
                             false => calls::plain_id(id),
                         },
-                        content: &result.content,
+                        content: result_content(result, request),
                         is_error: result.is_error,
                         cache_control: None,
                     }
@@ -376,6 +434,24 @@ fn turns<'a>(messages: &'a [Message], origin: Origin<'_>, has_tools: bool) -> Ve
         turns.push(Turn { role, content });
     }
     turns
+}
+
+fn user<'a>(content: &'a MessageContent, request: &ChatRequest<'a>) -> Vec<BlockOut<'a>> {
+    match content {
+        MessageContent::Text(text) => vec![BlockOut::text(text.as_str())],
+        MessageContent::Parts(parts) => {
+            let pieces = parts::pieces(parts, request);
+            pieces.into_iter().map(BlockOut::from).collect()
+        }
+    }
+}
+
+fn result_content<'a>(result: &'a ToolResult, request: &ChatRequest<'a>) -> ResultContent<'a> {
+    let pieces = parts::result_pieces(result, request);
+    match pieces.is_empty() {
+        true => ResultContent::Text(&result.content),
+        false => ResultContent::Blocks(pieces.into_iter().map(BlockOut::from).collect()),
+    }
 }
 
 /// The blocks as the service sent them, but with the calls' own ids where it gave several calls the same: it takes back

@@ -7,6 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::Params;
+use crate::domain::attachment::Blobs;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
@@ -20,6 +21,7 @@ pub mod fit;
 pub mod lines;
 pub mod ollama;
 pub mod openai;
+pub mod parts;
 pub mod refusal;
 pub mod registry;
 pub mod reply_builder;
@@ -71,6 +73,8 @@ pub struct ChatRequest<'a> {
     pub system: &'a str,
     /// The conversation, oldest first.
     pub messages: &'a [Message],
+    /// The bytes of the conversation's pictures and files; `None` if it has none.
+    pub blobs: Option<&'a Blobs>,
     /// The tools on offer; empty means the request has no `tools` key.
     pub tools: &'a [ToolSpec],
     /// Sampling parameters.

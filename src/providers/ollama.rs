@@ -1,17 +1,21 @@
 //! Ollama's chat API (`POST /api/chat`, <https://docs.ollama.com/api/chat>): its request, its reply and its NDJSON stream.
 //! Knows no HTTP and no run.
 
+use std::borrow::Cow;
+
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
 use crate::domain::agent::{Effort, ResponseFormat};
+use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{Count, Counts, Lenient};
 use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::parts::{self, Base64, Piece};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
@@ -147,7 +151,9 @@ enum Turn<'a> {
         content: &'a str,
     },
     User {
-        content: &'a str,
+        content: Cow<'a, str>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        images: Vec<Base64<'a>>,
     },
     Assistant {
         content: &'a str,
@@ -233,7 +239,13 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
     let mut called: &[ToolCall] = &[];
     for message in request.messages {
         match message {
-            Message::User { content } => turns.push(Turn::User { content }),
+            Message::User { content } => turns.push(match content {
+                Content::Text(text) => Turn::User {
+                    content: Cow::Borrowed(text),
+                    images: Vec::new(),
+                },
+                Content::Parts(parts) => user(parts::pieces(parts, request)),
+            }),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
                 turns.push(Turn::Assistant {
@@ -253,10 +265,34 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
                         tool_name: call.map_or("", |call| &call.name),
                     });
                 }
+                // Templates of models show no images of the role `tool`.
+                let shown = parts::shown_after(tool_results, request);
+                if !shown.is_empty() {
+                    turns.push(user(shown));
+                }
             }
         }
     }
     turns
+}
+
+/// A user's message: all text, then all pictures, as the API has it. It has nothing for files.
+fn user(pieces: Vec<Piece<'_>>) -> Turn<'_> {
+    let (mut texts, mut images) = (Vec::new(), Vec::new());
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => texts.push(text),
+            Piece::Image(data) => images.push(data.base64()),
+            Piece::File { name, data } => texts.push(Cow::Owned(format!(
+                "[file: {name}, {}, left out: Ollama takes no files]",
+                data.media_type
+            ))),
+        }
+    }
+    Turn::User {
+        content: Cow::Owned(texts.join("\n\n")),
+        images,
+    }
 }
 
 fn call_out(call: &ToolCall) -> CallOut<'_> {

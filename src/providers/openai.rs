@@ -11,12 +11,14 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config::{self, OpenAiApi};
 use crate::domain::agent::{Effort, Params, ResponseFormat};
+use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
+use crate::providers::parts::{self, DataUrl, Piece};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
@@ -179,7 +181,7 @@ enum Turn<'a> {
         content: &'a str,
     },
     User {
-        content: &'a str,
+        content: Content<'a>,
     },
     Assistant {
         content: Option<&'a str>,
@@ -192,6 +194,57 @@ enum Turn<'a> {
         tool_call_id: &'a str,
         content: &'a str,
     },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content<'a> {
+    Text(&'a str),
+    Parts(Vec<PartOut<'a>>),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum PartOut<'a> {
+    Text { text: Cow<'a, str> },
+    ImageUrl { image_url: ImageUrl<'a> },
+    File { file: FileOut<'a> },
+}
+
+#[derive(Serialize)]
+struct ImageUrl<'a> {
+    url: DataUrl<'a>,
+}
+
+#[derive(Serialize)]
+struct FileOut<'a> {
+    filename: &'a str,
+    file_data: DataUrl<'a>,
+}
+
+impl<'a> From<Piece<'a>> for PartOut<'a> {
+    fn from(piece: Piece<'a>) -> Self {
+        match piece {
+            Piece::Text(text) => Self::Text { text },
+            Piece::Image(data) => Self::ImageUrl {
+                image_url: ImageUrl { url: data.url() },
+            },
+            Piece::File { name, data } => Self::File {
+                file: FileOut {
+                    filename: name,
+                    file_data: data.url(),
+                },
+            },
+        }
+    }
+}
+
+impl<'a> Turn<'a> {
+    fn user(pieces: Vec<Piece<'a>>) -> Self {
+        Self::User {
+            content: Content::Parts(pieces.into_iter().map(PartOut::from).collect()),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -369,7 +422,12 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
     let mut called: &[ToolCall] = &[];
     for message in request.messages {
         match message {
-            Message::User { content } => turns.push(Turn::User { content }),
+            Message::User { content } => turns.push(match content {
+                MessageContent::Text(text) => Turn::User {
+                    content: Content::Text(text),
+                },
+                MessageContent::Parts(parts) => Turn::user(parts::pieces(parts, request)),
+            }),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
                 turns.push(assistant(said, origin));
@@ -381,6 +439,11 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
                         tool_call_id: call.map_or(&result.call_id, |call| &call.id),
                         content: &result.content,
                     });
+                }
+                // A message of the role `tool` takes only text.
+                let shown = parts::shown_after(tool_results, request);
+                if !shown.is_empty() {
+                    turns.push(Turn::user(shown));
                 }
             }
         }

@@ -9,9 +9,11 @@ use serde_json::value::RawValue;
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Effort, Params, ResponseFormat};
+use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::echo::Origin;
 use crate::providers::openai::{OpenAi, is_closed, tier};
+use crate::providers::parts::{self, DataUrl, Piece};
 use crate::providers::reply_builder::read_reply;
 use crate::providers::wire::{Answered, Base, Wire};
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body};
@@ -215,7 +217,7 @@ enum Written<'a> {
     },
     FunctionCallOutput {
         call_id: Cow<'a, str>,
-        output: &'a str,
+        output: Content<'a>,
     },
 }
 
@@ -223,8 +225,49 @@ enum Written<'a> {
 #[serde(untagged)]
 enum Content<'a> {
     Text(&'a str),
+    Parts(Vec<InputPart<'a>>),
     /// What an assistant said; some servers take it in no other form.
     Said([OutputText<'a>; 1]),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum InputPart<'a> {
+    #[serde(rename = "input_text")]
+    Text { text: Cow<'a, str> },
+    #[serde(rename = "input_image")]
+    Image {
+        image_url: DataUrl<'a>,
+        // The package's types demand it; this is what the service does without.
+        detail: &'static str,
+    },
+    #[serde(rename = "input_file")]
+    File {
+        filename: &'a str,
+        file_data: DataUrl<'a>,
+    },
+}
+
+impl<'a> From<Piece<'a>> for InputPart<'a> {
+    fn from(piece: Piece<'a>) -> Self {
+        match piece {
+            Piece::Text(text) => Self::Text { text },
+            Piece::Image(data) => Self::Image {
+                image_url: data.url(),
+                detail: "auto",
+            },
+            Piece::File { name, data } => Self::File {
+                filename: name,
+                file_data: data.url(),
+            },
+        }
+    }
+}
+
+impl<'a> Content<'a> {
+    fn parts(pieces: Vec<Piece<'a>>) -> Self {
+        Self::Parts(pieces.into_iter().map(InputPart::from).collect())
+    }
 }
 
 #[derive(Serialize)]
@@ -292,7 +335,10 @@ fn input<'a>(request: &ChatRequest<'a>, service: &Responses) -> Vec<Item<'a>> {
         match message {
             Message::User { content } => items.push(Item::Written(Written::Message {
                 role: "user",
-                content: Content::Text(content),
+                content: match content {
+                    MessageContent::Text(text) => Content::Text(text),
+                    MessageContent::Parts(parts) => Content::parts(parts::pieces(parts, request)),
+                },
             })),
             Message::Assistant(said) => {
                 called = &said.tool_calls;
@@ -308,7 +354,10 @@ fn input<'a>(request: &ChatRequest<'a>, service: &Responses) -> Vec<Item<'a>> {
                     let id = call.map_or(&result.call_id, |call| &call.id);
                     Item::Written(Written::FunctionCallOutput {
                         call_id: calls::short_id(id),
-                        output: &result.content,
+                        output: match parts::result_pieces(result, request) {
+                            pieces if pieces.is_empty() => Content::Text(&result.content),
+                            pieces => Content::parts(pieces),
+                        },
                     })
                 }));
             }

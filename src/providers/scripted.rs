@@ -4,6 +4,7 @@
 //! writers in `docs/AGENTS.md`. Which reply comes is read from the conversation alone, so it is the same in every
 //! process and however many runs there are at once. Only errors that are raised a number of times are counted.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use crate::domain::content::estimated_tokens;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
 use crate::providers::scripted::script::{Reply, Script};
@@ -124,7 +126,7 @@ impl Provider for Scripted {
             let script = self.script(request.model)?;
             let place = Place::of(request.messages);
             let (series, position, reply) =
-                script.choose(place.input, place.turn).ok_or_else(|| {
+                script.choose(&place.input, place.turn).ok_or_else(|| {
                     ProviderError::new(
                         Category::BadRequest,
                         format!(
@@ -171,7 +173,7 @@ impl Provider for Scripted {
 /// Where a conversation stands.
 struct Place<'a> {
     /// The last user message.
-    input: &'a str,
+    input: Cow<'a, str>,
     /// The turn to be answered: 1 after a user message.
     turn: usize,
     /// The results of the turn before, if it had calls.
@@ -181,7 +183,7 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     fn of(messages: &'a [Message]) -> Self {
         let mut place = Self {
-            input: "",
+            input: Cow::Borrowed(""),
             turn: 1,
             results: &[],
         };
@@ -189,7 +191,7 @@ impl<'a> Place<'a> {
             match message {
                 Message::User { content } => {
                     place = Self {
-                        input: content,
+                        input: content.plain(),
                         turn: 1,
                         results: &[],
                     };
@@ -207,7 +209,7 @@ impl<'a> Place<'a> {
 
 fn speak(reply: &Reply, place: &Place<'_>) -> Result<AssistantMessage, Unfilled> {
     let quotes = Quotes {
-        input: place.input,
+        input: &place.input,
         results: place.results,
     };
     let content = match &reply.text {
@@ -271,7 +273,7 @@ fn fingerprint(request: &ChatRequest<'_>, series: usize, position: usize) -> u64
     (request.model, request.system, series, position).hash(&mut hasher);
     for message in request.messages {
         match message {
-            Message::User { content } => content.hash(&mut hasher),
+            Message::User { content } => content.plain().hash(&mut hasher),
             Message::Assistant(said) => {
                 said.content.hash(&mut hasher);
                 for call in &said.tool_calls {
@@ -295,7 +297,10 @@ fn estimate(bytes: usize) -> u64 {
 
 fn estimate_prompt(request: &ChatRequest<'_>) -> u64 {
     let messages = request.messages.iter().map(|message| match message {
-        Message::User { content } => estimate(content.len()),
+        Message::User { content } => {
+            let attached = content.attachments().map(estimated_tokens);
+            estimate(content.text_bytes()) + attached.sum::<usize>() as u64
+        }
         Message::Assistant(said) => estimate_message(said),
         Message::Tool { tool_results } => tool_results
             .iter()
@@ -388,6 +393,7 @@ mod tests {
                 model,
                 system: "",
                 messages,
+                blobs: None,
                 tools: &[],
                 params: &Params::default(),
                 stream: true,
@@ -402,17 +408,13 @@ mod tests {
     }
 
     fn user(content: &str) -> Message {
-        Message::User {
-            content: content.to_owned(),
-        }
+        Message::user(content)
     }
 
     fn results(contents: &[&str]) -> Message {
-        let tool_results = contents.iter().map(|content| ToolResult {
-            call_id: String::new(),
-            content: (*content).to_owned(),
-            is_error: false,
-        });
+        let tool_results = contents
+            .iter()
+            .map(|content| ToolResult::text("", *content, false));
         Message::Tool {
             tool_results: tool_results.collect(),
         }

@@ -308,11 +308,7 @@ async fn what_a_server_adds_to_openais_wire_is_sent_back_to_it() {
         let service = Replay::of([first, Answer::recorded("openai", "07_tool_result")]);
         let served = served(config(Wire::Openai, &service.base()));
         let reply = hello(&served, stream).await.0.expect("a reply");
-        let results = vec![ToolResult {
-            call_id: "c".to_owned(),
-            content: "2".to_owned(),
-            is_error: false,
-        }];
+        let results = vec![ToolResult::text("c", "2", false)];
         let messages = [
             Message::Assistant(reply.message),
             Message::Tool {

@@ -32,11 +32,7 @@ fn tool(name: &str) -> ToolSpec {
 }
 
 fn result(call: &ToolCall, content: &str, is_error: bool) -> ToolResult {
-    ToolResult {
-        call_id: call.id.clone(),
-        content: content.to_owned(),
-        is_error,
-    }
+    ToolResult::text(&call.id, content, is_error)
 }
 
 /// A first reply that thinks, speaks, and asks for three tools, one of which has half its arguments and a mad name.
@@ -245,13 +241,12 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
         response_format: ResponseFormat::Text,
     };
     let tools = [tool("add"), tool("call_agent")];
-    let hello = Message::User {
-        content: "hello".to_owned(),
-    };
+    let hello = Message::user("hello");
     let question = |messages| ChatRequest {
         model: "model",
         system: "Be good.",
         messages,
+        blobs: None,
         tools: &tools,
         params: &params,
         stream,
@@ -403,6 +398,7 @@ async fn thoughts_go_back_to_the_model_that_had_them_only() {
             model,
             system: "",
             messages: &messages,
+            blobs: None,
             tools: &[],
             params: &params,
             stream: true,
@@ -441,9 +437,8 @@ async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_response
         let request = ChatRequest {
             model,
             system: "",
-            messages: &[Message::User {
-                content: "hello".to_owned(),
-            }],
+            messages: &[Message::user("hello")],
+            blobs: None,
             tools: &[],
             params: &params,
             stream: false,
@@ -533,9 +528,7 @@ fn foreign() -> Vec<Message> {
     };
     let results = vec![result(&call, "2", false)];
     vec![
-        Message::User {
-            content: "hello".to_owned(),
-        },
+        Message::user("hello"),
         Message::Assistant(AssistantMessage {
             content: String::new(),
             tool_calls: vec![call],
@@ -565,6 +558,7 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
             model: "model",
             system: "",
             messages: &messages,
+            blobs: None,
             tools: &[tool("add")],
             params: &params,
             stream: true,
@@ -724,6 +718,7 @@ async fn a_waiting_request_is_small() {
             model: "model",
             system: "",
             messages: &messages,
+            blobs: None,
             tools: &[],
             params: &params,
             stream: true,

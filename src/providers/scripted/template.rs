@@ -130,11 +130,7 @@ mod tests {
     fn fill(text: &str, results: &[&str]) -> Result<String, Unfilled> {
         let results: Vec<_> = results
             .iter()
-            .map(|content| ToolResult {
-                call_id: String::new(),
-                content: (*content).to_owned(),
-                is_error: false,
-            })
+            .map(|content| ToolResult::text("", *content, false))
             .collect();
         Template::parse(text).expect("a template").fill(Quotes {
             input: "{{results}}",

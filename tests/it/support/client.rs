@@ -93,9 +93,7 @@ pub async fn ask(
 
 /// Says hello, streamed or not.
 pub async fn hello(served: &Served, stream: bool) -> (Result<Reply, ProviderError>, String) {
-    let messages = [Message::User {
-        content: "hello".to_owned(),
-    }];
+    let messages = [Message::user("hello")];
     say(served, &messages, stream).await
 }
 
@@ -109,6 +107,7 @@ pub async fn say(
         model: "model",
         system: "",
         messages,
+        blobs: None,
         tools: &[],
         params: &Params::default(),
         stream,

@@ -8,6 +8,7 @@ pub mod events;
 pub mod gate;
 pub mod hanging;
 pub mod hostile;
+pub mod picture;
 pub mod provider;
 pub mod receiver;
 pub mod replay;

@@ -1,0 +1,169 @@
+//! Pictures and files of a request as every wire needs them: the bytes as Base64, or a text that says why the model is not
+//! shown them. Knows no wire.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use base64::display::Base64Display;
+use base64::engine::general_purpose::{GeneralPurpose, STANDARD};
+use serde::{Serialize, Serializer};
+
+use crate::config::models::ModelFacts;
+use crate::domain::attachment::{Attachment, MediaType};
+use crate::domain::content::Part;
+use crate::domain::message::{Message, ToolResult};
+use crate::providers::ChatRequest;
+
+/// A part of a message as it is sent.
+#[derive(Clone, Debug)]
+pub enum Piece<'a> {
+    /// A text, never blank.
+    Text(Cow<'a, str>),
+    /// A picture.
+    Image(Data<'a>),
+    /// A PDF file.
+    File {
+        /// Its name.
+        name: &'a str,
+        /// Its bytes.
+        data: Data<'a>,
+    },
+}
+
+/// Bytes that are sent as Base64, which is written straight into the request.
+#[derive(Clone, Copy)]
+pub struct Data<'a> {
+    /// What they are.
+    pub media_type: MediaType,
+    bytes: &'a [u8],
+}
+
+impl fmt::Debug for Data<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} bytes", self.media_type, self.bytes.len())
+    }
+}
+
+impl<'a> Data<'a> {
+    /// The bytes alone.
+    pub fn base64(self) -> Base64<'a> {
+        Base64(self.bytes)
+    }
+
+    /// A `data:` URL.
+    pub fn url(self) -> DataUrl<'a> {
+        DataUrl(self)
+    }
+}
+
+/// Bytes as Base64.
+#[derive(Clone, Copy)]
+pub struct Base64<'a>(&'a [u8]);
+
+impl<'a> Base64<'a> {
+    fn display(self) -> Base64Display<'a, 'static, GeneralPurpose> {
+        Base64Display::new(self.0, &STANDARD)
+    }
+}
+
+impl Serialize for Base64<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.display())
+    }
+}
+
+/// Bytes as a `data:` URL.
+#[derive(Clone, Copy)]
+pub struct DataUrl<'a>(Data<'a>);
+
+impl Serialize for DataUrl<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Data { media_type, .. } = self.0;
+        let base64 = self.0.base64().display();
+        serializer.collect_str(&format_args!("data:{media_type};base64,{base64}"))
+    }
+}
+
+/// The parts of a user message.
+pub fn pieces<'a>(parts: &'a [Part], request: &ChatRequest<'a>) -> Vec<Piece<'a>> {
+    let pieces = parts.iter().filter_map(|part| match part {
+        Part::Text { text } if text.trim().is_empty() => None,
+        Part::Text { text } => Some(Piece::Text(Cow::Borrowed(text.as_str()))),
+        Part::Image(attachment) | Part::File(attachment) => Some(piece(attachment, request)),
+    });
+    pieces.collect()
+}
+
+/// A tool's result with its pictures and files; empty if it has none.
+pub fn result_pieces<'a>(result: &'a ToolResult, request: &ChatRequest<'a>) -> Vec<Piece<'a>> {
+    if result.attachments.is_empty() {
+        return Vec::new();
+    }
+    let text = Some(result.content.as_str()).filter(|text| !text.trim().is_empty());
+    let text = text.map(|text| Piece::Text(Cow::Borrowed(text)));
+    let attached = result.attachments.iter().map(|it| piece(it, request));
+    text.into_iter().chain(attached).collect()
+}
+
+/// The pictures and files of results, for a wire that takes only text in a result: each behind the call that it is of.
+pub fn shown_after<'a>(results: &'a [ToolResult], request: &ChatRequest<'a>) -> Vec<Piece<'a>> {
+    let mut shown = Vec::new();
+    for result in results.iter().filter(|it| !it.attachments.is_empty()) {
+        let what = format!("[What the tool call {} returned:]", result.call_id);
+        shown.push(Piece::Text(Cow::Owned(what)));
+        shown.extend(result.attachments.iter().map(|it| piece(it, request)));
+    }
+    shown
+}
+
+fn piece<'a>(attachment: &'a Attachment, request: &ChatRequest<'a>) -> Piece<'a> {
+    if let Some(why) = refused(attachment.media_type, request.facts) {
+        let what = attachment.described();
+        return left_out(format!("{what}, left out: this model takes no {why}]"));
+    }
+    let stored = request.blobs.and_then(|it| it.get(&attachment.sha256));
+    let Some(bytes) = attachment.data.as_ref().or(stored) else {
+        let what = attachment.described();
+        return left_out(format!("{what}, left out: its bytes are no longer stored]"));
+    };
+    let data = Data {
+        media_type: attachment.media_type,
+        bytes,
+    };
+    match data.media_type.is_image() {
+        true => Piece::Image(data),
+        false => Piece::File {
+            name: attachment.name.as_deref().unwrap_or("document.pdf"),
+            data,
+        },
+    }
+}
+
+/// A text that stands for a picture or a file.
+pub fn left_out<'a>(text: String) -> Piece<'a> {
+    Piece::Text(Cow::Owned(text))
+}
+
+/// What the model is known not to take; a model of which nothing is known takes everything.
+fn refused(media_type: MediaType, facts: Option<&ModelFacts>) -> Option<&'static str> {
+    let facts = facts?;
+    let (taken, what) = match media_type.is_image() {
+        true => (facts.images, "images"),
+        false => (facts.pdf, "PDF files"),
+    };
+    (taken == Some(false)).then_some(what)
+}
+
+/// What a request to this model leaves out of these messages, in words for the run's reader.
+pub fn warnings(model: &str, messages: &[Message], facts: Option<&ModelFacts>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for attachment in messages.iter().flat_map(Message::attachments) {
+        if let Some(what) = refused(attachment.media_type, facts) {
+            let warning = format!("{model} takes no {what}: a text says so in their place");
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    }
+    warnings
+}
