@@ -260,6 +260,7 @@ fn settings(config: &Config) -> Settings {
         session: Bounds {
             messages: config.limits.session_messages,
             bytes: config.limits.session_bytes,
+            attachments: config.limits.attachment_limits(),
         },
         webhook_guard: webhooks::guard(&config.webhooks),
         webhook_secret_env: config.webhooks.secret_env.clone(),
@@ -383,6 +384,7 @@ impl Daemon {
             metrics: metrics.is_none(),
             path_prefix: config.server.path_prefix.clone(),
             max_body: config.server.max_body,
+            attachments: config.limits.attachment_limits(),
             max_wait: config.server.max_wait,
             max_timeout: config.server.max_timeout,
             client_timeout: CLIENT_PATIENCE,

@@ -238,6 +238,32 @@ pub struct Limits {
     pub session_messages: usize,
     /// Most bytes of them.
     pub session_bytes: usize,
+    /// Most pictures and files of a request, and of what a session's next run goes on with.
+    pub attachments: usize,
+    /// Most bytes of one of them, as decoded.
+    pub attachment_bytes: usize,
+}
+
+impl Limits {
+    /// What bounds the pictures and files of one request.
+    pub fn attachment_limits(&self) -> AttachmentLimits {
+        AttachmentLimits {
+            count: self.attachments,
+            bytes: self.attachment_bytes,
+            total: self.conversation_bytes,
+        }
+    }
+}
+
+/// What bounds pictures and files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttachmentLimits {
+    /// How many.
+    pub count: usize,
+    /// Bytes of one.
+    pub bytes: usize,
+    /// Bytes of all together.
+    pub total: usize,
 }
 
 /// `[tools]`
@@ -247,6 +273,8 @@ pub struct Tools {
     pub roots: Vec<PathBuf>,
     /// Most bytes of a tool's result.
     pub max_result: usize,
+    /// What bounds the pictures and files of a result, as `[limits]` says.
+    pub attachments: AttachmentLimits,
     /// `[tools.url_fetch]`
     pub url_fetch: UrlFetch,
     /// `[tools.web_search]`; none where no service is configured.

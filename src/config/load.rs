@@ -12,8 +12,8 @@ use crate::config::models::{Models, Priced};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::config::web_tools;
 use crate::config::{
-    Agents, Auth, Commands, Config, Data, Durability, Kept, Limits, PerKey, Retention, Runs,
-    Server, Tools, Webhooks, auth, providers, telemetry,
+    Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Kept, Limits, PerKey,
+    Retention, Runs, Server, Tools, Webhooks, auth, providers, telemetry,
 };
 use crate::domain::agent::{ModelRef, is_agent_name};
 use crate::domain::usage::Price;
@@ -325,14 +325,19 @@ fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
     let data = top.section("data", |s| data(s, place));
     let providers = top.named("providers", |name, s| providers::read(name, s, place));
     let models = Models::new(&providers, &top.named("prices", price));
+    let limits = top.section("limits", limits);
+    let tools = Tools {
+        attachments: limits.attachment_limits(),
+        ..top.section("tools", |s| tools(s, place))
+    };
     Config {
         server: top.section("server", server),
         agents: top.section("agents", |s| agents(s, place)),
         memory_dir: data.dir.join("memory"),
         data,
         runs: top.section("runs", |s| runs(s, &auth)),
-        limits: top.section("limits", limits),
-        tools: top.section("tools", |s| tools(s, place)),
+        limits,
+        tools,
         webhooks: top.section("webhooks", webhooks),
         providers,
         models,
@@ -469,6 +474,8 @@ fn limits(s: &mut Section<'_>) -> Limits {
         conversation_bytes: s.size("conversation_bytes").unwrap_or(32 << 20),
         session_messages: s.count("session_messages", 1).unwrap_or(200),
         session_bytes: s.size("session_bytes").unwrap_or(1 << 20),
+        attachments: s.count("attachments", 0).unwrap_or(20),
+        attachment_bytes: s.size("attachment_bytes").unwrap_or(10 << 20),
     }
 }
 
@@ -478,6 +485,7 @@ fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
     Tools {
         roots: place.paths(s, "roots").unwrap_or_default(),
         max_result: s.size("max_result").unwrap_or(256 << 10),
+        attachments: AttachmentLimits::default(),
         commands: is_allowed.then_some(commands),
         url_fetch: s.section("url_fetch", web_tools::url_fetch),
         web_search: s.section("web_search", |s| {

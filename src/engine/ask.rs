@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, ResponseFormat};
+use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::service::Service;
@@ -27,7 +28,7 @@ pub struct RunAsk {
     /// The agent's name.
     pub agent: String,
     /// The input as given.
-    pub input: Option<String>,
+    pub input: Option<Content>,
     /// Appended to the user message.
     pub context: Option<String>,
     /// What was said before the run, in good order. Not together with a session.
@@ -186,8 +187,8 @@ pub struct DryRun {
     pub fallback_models: Vec<ModelRef>,
     /// The assembled prompt.
     pub system_prompt: String,
-    /// The user message.
-    pub message: String,
+    /// The user message; of its pictures and files what they are known by.
+    pub message: Content,
     /// The directory of its files and tools.
     pub workdir: PathBuf,
     /// What would be sent as parameters.

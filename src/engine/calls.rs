@@ -22,7 +22,7 @@ use crate::engine::turn;
 use crate::engine::waiting;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
-use crate::tools::{Delegate, Effect};
+use crate::tools::{Delegate, Effect, Output};
 
 /// What all calls of one reply share.
 pub struct Batch {
@@ -85,11 +85,7 @@ pub async fn perform(
         batch.live.stop.cancel();
         for (call, result) in calls.iter().zip(&mut results) {
             if !is_begun(call) || effect(call) != Some(Effect::Delegates) {
-                result.get_or_insert_with(|| ToolResult {
-                    call_id: call.id.clone(),
-                    content: String::new(),
-                    is_error: true,
-                });
+                result.get_or_insert_with(|| ToolResult::text(&call.id, "", true));
             }
         }
     }
@@ -122,14 +118,11 @@ async fn refuse(
         if results[position].is_some() {
             continue;
         }
-        let result = ToolResult {
-            call_id: call.id.clone(),
-            content: format!(
-                "Error: a reply may make at most {most} {of}, and this is one more: it was not performed. Make fewer \
-                 calls at once, and the rest in later replies."
-            ),
-            is_error: true,
-        };
+        let why = format!(
+            "Error: a reply may make at most {most} {of}, and this is one more: it was not performed. Make fewer \
+             calls at once, and the rest in later replies."
+        );
+        let result = ToolResult::text(&call.id, why, true);
         let tool = shorten(&call.name, 200);
         events.push(EventKind::ToolStarted {
             turn: batch.turn,
@@ -233,11 +226,7 @@ async fn decided(
         return performed(batch, position, call).await;
     };
     // It was not begun: it neither counts nor took any time.
-    let result = ToolResult {
-        call_id: call.id.clone(),
-        content: why,
-        is_error: true,
-    };
+    let result = ToolResult::text(&call.id, why, true);
     record(batch, position, call, &result, Duration::ZERO, Vec::new()).await?;
     Ok(result)
 }
@@ -323,11 +312,10 @@ async fn performed(
         engine.metrics.tool_performed(took);
     }
     let is_error = performed.is_err();
-    let content = performed.unwrap_or_else(|error| error);
+    let output = performed.unwrap_or_else(Output::from);
     let result = ToolResult {
-        call_id: call.id.clone(),
-        content,
-        is_error,
+        attachments: output.attachments,
+        ..ToolResult::text(&call.id, output.text, is_error)
     };
     if is_performed {
         spans::tool_ended(live, *turn, call, &result, took);

@@ -48,7 +48,7 @@ pub fn prepare(
     child.message = prompt::child_message(ask.task, ask.context);
     let run = Arc::make_mut(&mut child.run);
     run.tool_call_id = Some(ask.tool_call_id.to_owned());
-    run.input.clone_from(&child.message);
+    run.input = child.message.as_str().into();
     run.task = Some(ask.task.to_owned());
     Ok(child)
 }
@@ -68,7 +68,7 @@ pub fn prepare_ad_hoc(
     ask.task.clone_into(&mut child.message);
     let run = Arc::make_mut(&mut child.run);
     run.tool_call_id = Some(ask.tool_call_id.to_owned());
-    run.input.clone_from(&child.message);
+    run.input = child.message.as_str().into();
     run.task = Some(ask.task.to_owned());
     run.label = Some(ask.label.to_owned());
     Ok(child)

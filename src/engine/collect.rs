@@ -85,9 +85,9 @@ async fn analyse(
             )
         })
         .collect();
-    let messages = [Message::User {
-        content: said.join("\n\n"),
-    }];
+    let messages = [Message::user(said.join("
+
+"))];
     // The shape of the agent's own replies is none for an analysis, which somebody waits for.
     let params = Params {
         response_format: ResponseFormat::Text,
@@ -98,6 +98,7 @@ async fn analyse(
         model: &agent.model.model,
         system: PROMPT,
         messages: &messages,
+        blobs: None,
         tools: &[],
         params: &params,
         stream: false,

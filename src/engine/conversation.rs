@@ -1,8 +1,10 @@
 //! The deciding part of the loop: what has been said, what a reply means, when to give up. Pure: no I/O, no async.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::providers::{Reply, thinking};
 
@@ -49,7 +51,7 @@ impl Conversation {
     /// Starts with the user's message, behind what was said before.
     pub fn new(
         earlier: Vec<Message>,
-        message: String,
+        message: Content,
         max_turns: u32,
         max_calls: usize,
         loop_warn: u32,
@@ -64,6 +66,7 @@ impl Conversation {
         let own = earlier.len();
         let mut messages = earlier;
         messages.push(Message::User { content: message });
+        messages.iter_mut().for_each(Message::drop_data);
         Self {
             messages,
             own,
@@ -141,7 +144,7 @@ impl Conversation {
         self.turn = turn;
         self.is_repaired = true;
         self.messages.push(Message::Assistant(said));
-        self.messages.push(Message::User { content: told });
+        self.messages.push(Message::user(told));
     }
 
     /// The last turn that began.
@@ -149,11 +152,11 @@ impl Conversation {
         self.turn
     }
 
-    /// The user message that the run is about.
-    pub fn task(&self) -> &str {
+    /// The user message that the run is about, as text.
+    pub fn task(&self) -> Cow<'_, str> {
         match self.messages.get(self.own) {
-            Some(Message::User { content }) => content,
-            _ => "",
+            Some(Message::User { content }) => content.plain(),
+            _ => Cow::Borrowed(""),
         }
     }
 
@@ -222,9 +225,11 @@ impl Conversation {
                 ));
             }
         }
-        self.messages.push(Message::Tool {
+        let mut answered = Message::Tool {
             tool_results: results,
-        });
+        };
+        answered.drop_data();
+        self.messages.push(answered);
         verdict
     }
 
@@ -267,6 +272,8 @@ impl LoopGuard {
         }
         for result in results {
             (&result.content, result.is_error).hash(&mut hasher);
+            let attached = result.attachments.iter();
+            attached.for_each(|attachment| attachment.sha256.hash(&mut hasher));
         }
         let batch = Some(hasher.finish());
         self.repeats = if self.last == batch {
@@ -316,11 +323,7 @@ mod tests {
         };
         let results = said.tool_calls.iter();
         let results = results
-            .map(|call| ToolResult {
-                call_id: call.id.clone(),
-                content: text.to_owned(),
-                is_error: false,
-            })
+            .map(|call| ToolResult::text(&call.id, text, false))
             .collect();
         talk.answer(results)
     }
@@ -375,7 +378,7 @@ mod tests {
     fn what_was_said_before_keeps_its_ids_and_the_task_is_the_runs_own() {
         let said = asks(&["a"]).message;
         let before = Message::User {
-            content: "before".to_owned(),
+            content: "before".into(),
         };
         let earlier = vec![before, Message::Assistant(said)];
         let mut talk = Conversation::new(earlier, "now".into(), 9, 9, 0, 0);

@@ -330,7 +330,7 @@ async fn turns(
                 let how = How::Completed {
                     content: said.content.clone(),
                     structured,
-                    task: talk.task().to_owned(),
+                    task: talk.task().into_owned(),
                     remembers,
                 };
                 if let Some(at) = remembers {
@@ -390,7 +390,10 @@ async fn turns(
 
 /// Whether the conversation may be sent: it lies in memory, in the record and in every request.
 fn fits(messages: &[Message], most: usize) -> Result<(), TurnError> {
-    let bytes: usize = messages.iter().map(history::size).sum();
+    let bytes: usize = messages
+        .iter()
+        .map(|message| history::size(message) + history::attached(message))
+        .sum();
     if bytes <= most {
         return Ok(());
     }

@@ -54,13 +54,22 @@ impl Draft {
         }
     }
 
-    /// Whether the model is asked only when this stands: it may be refused, or is to be heard before any delta.
+    /// Whether the model is asked only when this stands: it may be refused, is to be heard before any delta, or has pictures
+    /// and files in it, which are read back for the request.
     pub fn comes_first(&self, live: &LiveRun) -> bool {
-        live.streams() || matches!(&self.change, Change::Open(opening) if opening.claim.is_some())
+        live.streams()
+            || self.has_attachments()
+            || matches!(&self.change, Change::Open(opening) if opening.claim.is_some())
+    }
+
+    fn has_attachments(&self) -> bool {
+        let mut steps = self.steps.iter();
+        steps.any(|step| !step.attachments().is_empty())
     }
 
     /// Writes it: waits for the commit where somebody does, else hands it over.
     pub async fn write(self, engine: &Engine, live: &LiveRun) -> Result<(), StoreError> {
+        let is_waited_for = live.streams() || self.has_attachments();
         let Self {
             change,
             steps,
@@ -69,7 +78,7 @@ impl Draft {
         } = self;
         match accepted {
             // Who streams hears of a turn before its first delta.
-            None if live.streams() => engine
+            None if is_waited_for => engine
                 .journal
                 .record(live, change, steps, events)
                 .await

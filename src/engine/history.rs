@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::AttachmentLimits;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::run::{Run, Status};
 use crate::engine::parts::Engine;
@@ -60,7 +61,7 @@ impl Recorded {
                     }
                 }
                 Step::Remembers { .. } => {}
-                Step::Said { content } => talk.messages.push(Message::User { content }),
+                Step::Said { content } => talk.messages.push(Message::user(content)),
                 Step::Result { .. } => {}
             }
         }
@@ -75,6 +76,8 @@ pub struct Bounds {
     pub messages: usize,
     /// Bytes of their texts, arguments included.
     pub bytes: usize,
+    /// Their pictures and files: as many, and half of the bytes, so that the next message has a place.
+    pub attachments: AttachmentLimits,
 }
 
 /// What a run of a session goes on with: the conversation of the last completed run of that session and agent. Read when
@@ -103,10 +106,17 @@ pub async fn earlier(engine: &Engine, run: &Run) -> Result<Vec<Message>, StoreEr
 /// message where one fits, else with a reply, and never with the results of calls that are gone.
 fn trimmed(mut messages: Vec<Message>, bounds: Bounds) -> Vec<Message> {
     let mut bytes = 0;
+    let (mut attachments, mut attached_bytes) = (0, 0);
     let mut begins = None;
     for (at, message) in messages.iter().enumerate().rev() {
         bytes += size(message);
-        if bytes > bounds.bytes || messages.len() - at > bounds.messages {
+        attachments += message.attachments().count();
+        attached_bytes += attached(message);
+        if bytes > bounds.bytes
+            || messages.len() - at > bounds.messages
+            || attachments > bounds.attachments.count
+            || attached_bytes > bounds.attachments.total / 2
+        {
             break;
         }
         match (message, begins) {
@@ -122,26 +132,28 @@ fn trimmed(mut messages: Vec<Message>, bounds: Bounds) -> Vec<Message> {
     messages.drain(..begins.unwrap_or(messages.len()));
     match messages.first_mut() {
         // One message, as some models take no two of a user's in a row.
-        Some(Message::User { content }) => *content = format!("{NOTICE}\n\n{content}"),
-        _ => messages.insert(
-            0,
-            Message::User {
-                content: NOTICE.to_owned(),
-            },
-        ),
+        Some(Message::User { content }) => content.prepend(NOTICE),
+        _ => messages.insert(0, Message::user(NOTICE)),
     }
     thinking::drop(&mut messages);
     messages
+}
+
+/// Bytes of the pictures and files of a message.
+pub fn attached(message: &Message) -> usize {
+    let bytes = message.attachments().map(|attachment| attachment.bytes);
+    usize::try_from(bytes.sum::<u64>()).unwrap_or(usize::MAX)
 }
 
 fn is_user(message: &Message) -> bool {
     matches!(message, Message::User { .. })
 }
 
-/// Bytes of a message: its text, arguments, results, and the provider's own form of it.
+/// Bytes of a message: its text, arguments, results, and the provider's own form of it. Its pictures and files count by
+/// themselves: see [`attached`].
 pub fn size(message: &Message) -> usize {
     match message {
-        Message::User { content } => content.len(),
+        Message::User { content } => content.text_bytes(),
         Message::Assistant(said) => {
             let calls = said.tool_calls.iter();
             let calls = calls.map(|call| call.name.len() + call.arguments.get().len());
@@ -157,13 +169,24 @@ pub fn size(message: &Message) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{Bounds, NOTICE, Recorded, trimmed};
+    use crate::config::AttachmentLimits;
+    use crate::domain::attachment::Attachment;
+    use crate::domain::content::Content;
     use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
     use crate::store::Step;
 
+    const BOUNDS: Bounds = Bounds {
+        messages: 100,
+        bytes: 1000,
+        attachments: AttachmentLimits {
+            count: 2,
+            bytes: 20,
+            total: 20,
+        },
+    };
+
     fn user(text: &str) -> Message {
-        Message::User {
-            content: text.to_owned(),
-        }
+        Message::user(text)
     }
 
     fn reply(text: &str) -> AssistantMessage {
@@ -181,18 +204,16 @@ mod tests {
     }
 
     fn result(id: &str) -> ToolResult {
-        ToolResult {
-            call_id: id.to_owned(),
-            content: format!("of {id}"),
-            is_error: false,
-        }
+        ToolResult::text(id, format!("of {id}"), false)
     }
 
     fn told(messages: &[Message]) -> String {
         let words: Vec<String> = messages
             .iter()
             .map(|message| match message {
-                Message::User { content } => format!("u:{}", content.replace(NOTICE, "…")),
+                Message::User { content } => {
+                    format!("u:{}", content.plain().replace(NOTICE, "…"))
+                }
                 Message::Assistant(said) => format!("a:{}", said.content),
                 Message::Tool { tool_results } => format!("t:{}", tool_results.len()),
             })
@@ -219,15 +240,7 @@ mod tests {
 
     #[test]
     fn whole_turns_go_from_the_front() {
-        let most = |messages: usize| {
-            told(&trimmed(
-                talk(),
-                Bounds {
-                    messages,
-                    bytes: 1000,
-                },
-            ))
-        };
+        let most = |messages: usize| told(&trimmed(talk(), Bounds { messages, ..BOUNDS }));
         let whole = "u:1|a:one|u:2|a:calls c1|t:1|a:calls c2|t:1|a:two";
         assert_eq!(most(8), whole);
         assert_eq!(most(7), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
@@ -246,18 +259,34 @@ mod tests {
     }
 
     #[test]
-    fn bytes_count_too_and_the_notice_is_told_once() {
-        let bounds = |bytes| Bounds {
-            messages: 100,
-            bytes,
+    fn pictures_count_by_themselves() {
+        let picture = |text: &str| {
+            let data = bytes::Bytes::from(format!("GIF89a{text}"));
+            let picture = Attachment::of(data, None).expect("a picture");
+            Message::user(Content::Parts(vec![picture.into()]))
         };
+        let said = Message::Assistant(reply("x"));
+        let left = |texts: &[&str]| {
+            let exchange = |text: &&str| [picture(text), said.clone()];
+            let messages = texts.iter().flat_map(exchange).collect();
+            let left = trimmed(messages, BOUNDS);
+            left.iter().flat_map(Message::attachments).count()
+        };
+        assert_eq!(left(&["a"]), 1);
+        assert_eq!(left(&["", "", ""]), 1, "half of the bytes");
+        assert_eq!(left(&["too large"]), 0);
+    }
+
+    #[test]
+    fn bytes_count_too_and_the_notice_is_told_once() {
+        let bounds = |bytes| Bounds { bytes, ..BOUNDS };
         assert_eq!(told(&trimmed(talk(), bounds(3))), "u:…|a:two");
         assert!(trimmed(Vec::new(), bounds(0)).is_empty());
         let mut again = trimmed(
             talk(),
             Bounds {
                 messages: 6,
-                bytes: 1000,
+                ..BOUNDS
             },
         );
         again.extend([user("3"), Message::Assistant(reply("three"))]);
@@ -273,7 +302,7 @@ mod tests {
     fn earlier_messages_come_before_the_runs_own() {
         let prompt = |system: &str| Step::Prompt {
             system: system.to_owned(),
-            message: "go".to_owned(),
+            message: "go".into(),
             earlier: talk(),
         };
         let turn = |turn, text| Step::Reply {

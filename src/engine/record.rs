@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
+use crate::domain::content::Content;
 use crate::domain::run::{Run, Status, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::live::{Deadline, LiveRun};
@@ -26,7 +27,7 @@ pub fn new(live: &LiveRun) -> Run {
         agent: live.agent.name.clone(),
         agent_version: live.agent.version.clone(),
         status: Status::Queued,
-        input: String::new(),
+        input: Content::default(),
         task: None,
         label: None,
         completion_status: None,

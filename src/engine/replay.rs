@@ -81,7 +81,7 @@ pub async fn replay(
                     return Err(Ending::of(How::Completed {
                         content,
                         structured,
-                        task: talk.task().to_owned(),
+                        task: talk.task().into_owned(),
                         remembers,
                     }));
                 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::catalog::prompt::{self, Parts, PromptError};
 use crate::domain::agent::{Agent, Budget, ModelRef, Params};
+use crate::domain::content::Content;
 use crate::domain::message::Message;
 use crate::domain::run::{RunId, Scope};
 use crate::engine::ask::{
@@ -37,15 +38,23 @@ pub struct Input {
     /// What was said before, oldest first.
     pub earlier: Vec<Message>,
     /// The user message.
-    pub message: String,
+    pub message: Content,
 }
 
-impl From<String> for Input {
+impl Input {
+    /// Drops the bytes of its pictures and files, which are in the store.
+    pub fn drop_data(&mut self) {
+        self.message.drop_data();
+        self.earlier.iter_mut().for_each(Message::drop_data);
+    }
+}
+
+impl<T: Into<Content>> From<T> for Input {
     /// A message that begins a conversation.
-    fn from(message: String) -> Self {
+    fn from(message: T) -> Self {
         Self {
             earlier: Vec::new(),
-            message,
+            message: message.into(),
         }
     }
 }
@@ -248,7 +257,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
     check_prices(engine, &ask, &agent)?;
     webhook::of(&engine.settings, &ask, &agent)?;
     let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
-    let message = prompt::root_message(ask.input.as_deref(), ask.context.as_deref());
+    let message = prompt::root_message(ask.input.as_ref(), ask.context.as_deref());
     let mut opened = None;
     if workdir::is_used(engine, &agent) {
         opened = Some(workdir::open_dir(engine, &agent, None).await?);

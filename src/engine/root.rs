@@ -72,6 +72,7 @@ impl Root {
             cancels,
             ..
         } = self;
+        let mut input = input;
         let id = run.id;
         let (slot, entry) = match place {
             Place::Slot(slot) => (
@@ -92,6 +93,7 @@ impl Root {
                     }
                     return;
                 }
+                input.drop_data();
                 let slot = turn::bounded(&live, its_slot(engine, seat.as_mut(), place)).await;
                 match slot {
                     Ok(slot) => (slot, Entry::Queued),

@@ -150,7 +150,7 @@ impl Runner {
         let place = place.map_err(StartError::Full)?;
         let input = Input {
             earlier: ask.messages,
-            message: prompt::root_message(ask.input.as_deref(), ask.context.as_deref()),
+            message: prompt::root_message(ask.input.as_ref(), ask.context.as_deref()),
         };
         let scope = Scope::root(id, agent.delegation.max_depth);
         let tree = Arc::new(Tree {
@@ -171,8 +171,10 @@ impl Runner {
         let _ = tree.budgets.take_run(&accounts);
         let definition = engine.definitions.text(&agent);
         let live = LiveRun::new(scope, agent, tree, None, accounts, definition);
+        let mut shown = ask.input.unwrap_or_default();
+        shown.drop_data();
         let run = Arc::new(Run {
-            input: ask.input.unwrap_or_default(),
+            input: shown,
             labels: ask.labels,
             session: ask.session,
             ..record::new(&live)

@@ -208,7 +208,7 @@ pub fn run_ended(live: &LiveRun, run: &Run) {
         let words = |role: &str, text: &str| json!([{"role": role, "parts": [{"type": "text", "content": cut(text)}]}]);
         span = span.with(
             key::INPUT,
-            Value::Text(words("user", &run.input).to_string()),
+            Value::Text(words("user", &run.input.plain()).to_string()),
         );
         if let Some(text) = &run.content {
             let words = words("assistant", text).to_string();
@@ -292,7 +292,7 @@ fn said(messages: &[Message]) -> String {
     for message in messages.iter().rev() {
         let message = match message {
             Message::User { content } => {
-                json!({"role": "user", "parts": [{"type": "text", "content": take(content, &mut room)}]})
+                json!({"role": "user", "parts": [{"type": "text", "content": take(&content.plain(), &mut room)}]})
             }
             Message::Assistant(said) => spoken(said, &mut room),
             Message::Tool { tool_results } => {
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn content_is_bounded_and_the_newest_stays() {
-        let user = |content: String| Message::User { content };
+        let user = |content: String| Message::user(content);
         let long = [user("old".to_owned()), user("é".repeat(MOST_CONTENT))];
         let told = said(&long);
         assert!(told.len() < MOST_CONTENT + 200);

@@ -33,7 +33,7 @@ pub async fn ask(
     let done = |content| How::Completed {
         content,
         structured: false,
-        task: talk.task().to_owned(),
+        task: talk.task().into_owned(),
         remembers: None,
     };
     let turn = talk.turn() + 1;

@@ -1,6 +1,7 @@
 //! One turn: asks the model until it has a reply, the retries are spent, or time, budget or stop end it. Knows no
 //! tools and no storage engine.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
 use secrecy::SecretString;
@@ -8,6 +9,8 @@ use tokio::time::Instant;
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Cache, ModelRef, Params};
+use crate::domain::attachment::Blobs;
+use crate::domain::content::estimated_tokens;
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
@@ -17,7 +20,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::spans::Chat;
 use crate::providers::registry::{Served, Unavailable};
-use crate::providers::{ChatRequest, Delta, ProviderError, Reply, fit, retry};
+use crate::providers::{ChatRequest, Delta, ProviderError, Reply, fit, parts, retry};
 use crate::store::{Change, StoreError};
 
 /// What is asked of the model.
@@ -221,13 +224,18 @@ async fn ask_once(
         Some(permits) => bounded(live, permits.acquire()).await?.ok(),
         None => None,
     };
+    let blobs = Box::pin(blobs(engine, question.messages)).await?;
     warnings.extend(served.provider.left_out(&model.model, &params, facts));
+    if blobs.is_some() {
+        warnings.extend(parts::warnings(&asked, question.messages, facts));
+    }
     warn(engine, live, question.turn, warnings).await?;
     let chat = Chat::begin(live);
     let request = ChatRequest {
         model: &model.model,
         system: question.system,
         messages: question.messages,
+        blobs: blobs.as_ref(),
         tools: question.tools,
         params: &params,
         facts,
@@ -279,6 +287,19 @@ async fn ask_once(
         cost: spent.cost.unwrap_or_default(),
     });
     answered?.map_err(TurnError::Provider)
+}
+
+/// The bytes of the conversation's pictures and files, which are in memory only while a request is under way; `None` if it
+/// has none.
+async fn blobs(engine: &Engine, messages: &[Message]) -> Result<Option<Blobs>, StoreError> {
+    let digests = messages.iter().flat_map(Message::attachments);
+    let digests: BTreeSet<_> = digests.map(|attachment| attachment.sha256).collect();
+    if digests.is_empty() {
+        return Ok(None);
+    }
+    let digests = digests.into_iter().collect();
+    let blobs = engine.journal.store().blobs(digests).await?;
+    Ok(Some(blobs))
 }
 
 /// Takes back what listeners have been sent of a reply that is requested anew.
@@ -344,11 +365,11 @@ pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result
     }
 }
 
-/// What a request may use: its input at four bytes a token, and the most it may answer.
+/// What a request may use: its texts at four bytes a token, its pictures and files, and the most it may answer.
 fn estimate(question: &Question<'_>, params: &Params, price: Option<&Price>) -> Amount {
     const DEFAULT_MAX_TOKENS: u32 = 4096;
-    let said = |message: &Message| match message {
-        Message::User { content } => content.len(),
+    let text = |message: &Message| match message {
+        Message::User { content } => content.text_bytes(),
         Message::Assistant(said) => {
             said.content.len()
                 + said
@@ -361,12 +382,13 @@ fn estimate(question: &Question<'_>, params: &Params, price: Option<&Price>) -> 
             tool_results.iter().map(|result| result.content.len()).sum()
         }
     };
+    let attached = question.messages.iter().flat_map(Message::attachments);
     let offered = |tool: &ToolSpec| tool.description.len() + tool.parameters.get().len();
     let bytes = question.system.len()
-        + question.messages.iter().map(said).sum::<usize>()
+        + question.messages.iter().map(text).sum::<usize>()
         + question.tools.iter().map(offered).sum::<usize>();
     let tokens = crate::domain::usage::TokenUsage {
-        input: bytes.div_ceil(4) as u64,
+        input: (bytes.div_ceil(4) + attached.map(estimated_tokens).sum::<usize>()) as u64,
         output: u64::from(params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         ..Default::default()
     };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axed::catalog::Rules;
 use axed::catalog::reload::Catalog;
 use axed::config::models::Models;
-use axed::config::{Data, Durability, MAX_REPLY, Provider, ProviderKind, Runs};
+use axed::config::{AttachmentLimits, Data, Durability, MAX_REPLY, Provider, ProviderKind, Runs};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::engine::ask::RunAsk;
@@ -397,7 +397,7 @@ impl Life {
     async fn start(&self) -> Arc<Run> {
         let ask = RunAsk {
             agent: ROOT.to_owned(),
-            input: Some("go".to_owned()),
+            input: Some("go".into()),
             ..RunAsk::default()
         };
         self.runner.start(ask).await.expect("accepted")
@@ -625,6 +625,11 @@ fn settings(place: &Path) -> Settings {
         session: Bounds {
             messages: 0,
             bytes: 0,
+            attachments: AttachmentLimits {
+                count: 0,
+                bytes: 0,
+                total: 0,
+            },
         },
         webhook_guard: Guard::new([], "webhooks.allow_hosts"),
         webhook_secret_env: None,
