@@ -76,6 +76,7 @@ fn median(mut once: impl FnMut() -> Duration) -> Duration {
 async fn grep(place: &Path, pattern: &str) -> Duration {
     let tools = config::Tools {
         max_result: 256 << 10,
+        attachments: Default::default(),
         ..config::Tools::default()
     };
     let shelf = Shelf::new(&tools, &Reserved::default(), &[]);

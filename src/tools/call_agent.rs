@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{ToolCall, ToolSpec};
-use crate::tools::{ChildAsk, Context, Effect, Tool};
+use crate::tools::{ChildAsk, Context, Effect, Output, Tool};
 
 /// The name that models call it by.
 pub const NAME: &str = "call_agent";
@@ -83,7 +83,7 @@ impl Tool for CallAgent {
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(async move {
             let arguments = Arguments::read(&call.arguments);
             let agent = arguments.agent.trim();
@@ -113,7 +113,8 @@ impl Tool for CallAgent {
                 task: &arguments.task,
                 context: passed_along,
             };
-            context.delegate.run_child(ask).await.map_err(|why| {
+            let result = context.delegate.run_child(ask).await;
+            result.map(Output::from).map_err(|why| {
                 format!(
                     "Error: sub-agent \"{agent}\" failed - {why}. You may retry or proceed without this result."
                 )

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use crate::domain::agent::AdHoc;
+use crate::domain::attachment::Attachment;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
 use crate::domain::schema::Schema;
@@ -39,14 +40,32 @@ pub trait Tool: Send + Sync {
         false
     }
 
-    /// Performs one call, whose arguments fit the schema. The text goes to the model; an error's text goes there too,
+    /// Performs one call, whose arguments fit the schema. The output goes to the model; an error's text goes there too,
     /// marked as one. Dropped where the run is stopped or overdue, and then what it began must end at once: a process is
     /// killed, a server is told. (One that delegates is not dropped: it ends when its child has.)
     fn perform<'a>(
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>>;
+    ) -> BoxFuture<'a, Result<Output, String>>;
+}
+
+/// What a tool answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Output {
+    /// The text that the model reads.
+    pub text: String,
+    /// Pictures and files beside it.
+    pub attachments: Vec<Attachment>,
+}
+
+impl From<String> for Output {
+    fn from(text: String) -> Self {
+        Self {
+            text,
+            attachments: Vec::new(),
+        }
+    }
 }
 
 /// What a call does beside its answer: whether another process may perform it again, and who ends it.

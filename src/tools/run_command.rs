@@ -21,7 +21,7 @@ use crate::domain::message::{ToolCall, ToolSpec, beginning};
 use crate::domain::schema::Schema;
 use crate::fair::turns::Turns;
 use crate::tools::run_command::supervise::Mode;
-use crate::tools::{Context, Effect, Tool};
+use crate::tools::{Context, Effect, Output, Tool};
 use crate::workdirs::reserved::{Refused, Reserved};
 
 #[cfg(target_os = "linux")]
@@ -162,7 +162,7 @@ impl Tool for RunCommand {
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(async move {
             let asked: Arguments = call.read()?;
             let workdir = context.workdir()?;
@@ -181,9 +181,10 @@ impl Tool for RunCommand {
             })?;
             let _turn = self.turns.take(context.key).await;
             let running = self.start(workdir, &asked.command)?;
-            running
+            let result = running
                 .result(Duration::from_secs(asked.timeout), self.room())
-                .await
+                .await;
+            result.map(Output::from)
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::config;
+use crate::config::{self, AttachmentLimits};
 use crate::fair::turns::Turns;
 use crate::tools::run_command::RunCommand;
 use crate::tools::{Tool, files, run_command, url_fetch, web_search};
@@ -18,6 +18,7 @@ const WEB_AT_ONCE: usize = 64;
 pub struct Shelf {
     tools: BTreeMap<&'static str, Arc<dyn Tool>>,
     max_result: usize,
+    attachments: AttachmentLimits,
     /// Whether commands are kept out of what is the daemon's own.
     confines: bool,
     /// Why there are no commands although the configuration allows them.
@@ -28,7 +29,9 @@ impl Shelf {
     /// As the configuration allows. No command reaches what is reserved; what several calls share is shared out between
     /// these keys.
     pub fn new(config: &config::Tools, reserved: &Reserved, keys: &[String]) -> Self {
-        let mut tools: BTreeMap<_, _> = files::all(config.max_result, keys).into_iter().collect();
+        let mut tools: BTreeMap<_, _> = files::all(config.max_result, config.attachments, keys)
+            .into_iter()
+            .collect();
         let turns = Arc::new(Turns::new(WEB_AT_ONCE, keys));
         tools.extend(url_fetch::tool(
             &config.url_fetch,
@@ -48,6 +51,7 @@ impl Shelf {
         Self {
             tools,
             max_result: config.max_result,
+            attachments: config.attachments,
             confines,
             no_commands,
         }
@@ -71,6 +75,11 @@ impl Shelf {
     /// A tool; none where the configuration does not offer it.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
         self.tools.get(name)
+    }
+
+    /// What bounds the pictures and files of a tool's result.
+    pub fn attachments(&self) -> AttachmentLimits {
+        self.attachments
     }
 
     /// Most bytes of a tool's result.

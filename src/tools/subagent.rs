@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::agent::{AdHoc, MAX_TURNS, Subagent as Settings, Summary};
 use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
-use crate::tools::{AdHocAsk, Context, Effect, Tool};
+use crate::tools::{AdHocAsk, Context, Effect, Output, Tool};
 
 /// The name that models call it by.
 pub const NAME: &str = "subagent";
@@ -160,7 +160,7 @@ impl Tool for Subagent {
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(async move {
             context.delegate.check_quota(&call.id).await?;
             let limit = context.scope.ad_hoc_limit(self.settings.max_depth);
@@ -179,7 +179,7 @@ impl Tool for Subagent {
                 ad_hoc: asked.ad_hoc,
             };
             let result = context.delegate.run_ad_hoc(ask).await?;
-            Ok(cut(result, self.settings.output_max_size))
+            Ok(cut(result, self.settings.output_max_size).into())
         })
     }
 }

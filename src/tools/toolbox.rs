@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
+use crate::config::AttachmentLimits;
 use crate::domain::agent::Agent;
 use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
 use crate::domain::run::Scope;
@@ -12,7 +13,7 @@ use crate::tools::call_agent::{self, CallAgent};
 use crate::tools::mcp::{Missing, Offer};
 use crate::tools::shelf::Shelf;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::{Context, Delegate, Effect, Tool, run_command};
+use crate::tools::{Context, Delegate, Effect, Output, Tool, run_command};
 use crate::validation;
 use crate::workdirs::Workdir;
 
@@ -25,6 +26,7 @@ pub struct Toolbox {
     workdir: Option<Arc<Workdir>>,
     allowed_hosts: Vec<String>,
     max_result: usize,
+    attachments: AttachmentLimits,
 }
 
 impl Toolbox {
@@ -81,6 +83,7 @@ impl Toolbox {
             workdir,
             allowed_hosts: agent.allowed_hosts.clone(),
             max_result: shelf.max_result(),
+            attachments: shelf.attachments(),
         }
     }
 
@@ -133,7 +136,7 @@ impl Toolbox {
         scope: &Scope,
         key: Option<&str>,
         delegate: &dyn Delegate,
-    ) -> Result<String, String> {
+    ) -> Result<Output, String> {
         let Some(tool) = self.tools.get(&call.name) else {
             if let Some(missing) = self.missing(&call.name) {
                 return Err(missing.why.clone());
@@ -159,7 +162,11 @@ impl Toolbox {
             None => tool.perform(call, context).await,
         };
         match performed {
-            Ok(text) => Ok(bounded(text, self.max_result)),
+            Ok(output) => Ok(Output {
+                text: bounded(output.text, self.max_result),
+                ..output
+            }
+            .within(self.attachments)),
             Err(text) => Err(bounded(text, self.max_result)),
         }
     }
@@ -181,6 +188,34 @@ async fn fitting(call: &ToolCall, schema: &Schema, key: Option<&str>) -> Result<
             call.name,
             errors.join("; ")
         )),
+    }
+}
+
+impl Output {
+    /// With as many pictures and files as may be, and a text for those that were left out.
+    fn within(mut self, limits: AttachmentLimits) -> Self {
+        let (mut count, mut total) = (0, 0_u64);
+        let AttachmentLimits {
+            count: most,
+            bytes: each,
+            total: all,
+        } = limits;
+        let text = &mut self.text;
+        self.attachments.retain(|attachment| {
+            count += 1;
+            total += attachment.bytes;
+            let why = if count > most {
+                format!("a result has at most {most}")
+            } else if attachment.bytes > each as u64 || total > all as u64 {
+                format!("it is larger than the server takes ({each} bytes)")
+            } else {
+                return true;
+            };
+            total -= attachment.bytes;
+            text.push_str(&format!("\n{}, left out: {why}]", attachment.described()));
+            false
+        });
+        self
     }
 }
 

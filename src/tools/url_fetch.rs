@@ -13,7 +13,7 @@ use crate::domain::schema::Schema;
 use crate::fair::turns::{Turn, Turns};
 use crate::tools::url_fetch::content::Kind;
 use crate::tools::url_fetch::get::{Answer, Web};
-use crate::tools::{Context, Effect, Tool};
+use crate::tools::{Context, Effect, Output, Tool};
 
 mod content;
 mod get;
@@ -78,12 +78,12 @@ impl Tool for Fetch {
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(async move {
             let asked: UrlFetch = call.read()?;
             let turn = self.turns.take(context.key).await;
             let answer = self.web.get(&asked.url, context.allowed_hosts).await?;
-            told(answer, self.most, turn).await
+            told(answer, self.most, turn).await.map(Output::from)
         })
     }
 }

@@ -19,7 +19,7 @@ use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::domain::schema::Schema;
 use crate::fair::turns::Turns;
 use crate::tools::html;
-use crate::tools::{Context, Effect, Tool};
+use crate::tools::{Context, Effect, Output, Tool};
 
 /// What models call it by.
 const NAME: &str = "web_search";
@@ -85,7 +85,7 @@ impl Tool for Search {
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(async move {
             let asked: WebSearch = call.read()?;
             let turn = self.turns.take(context.key).await;
@@ -100,7 +100,7 @@ impl Tool for Search {
             let reading = move || {
                 let _turn = turn;
                 let found = found(kind, &body)?;
-                Ok(listed(&asked.query, &found))
+                Ok(listed(&asked.query, &found).into())
             };
             let read = tokio::task::spawn_blocking(reading).await;
             read.unwrap_or_else(|_| Err("The search service's answer could not be read".to_owned()))

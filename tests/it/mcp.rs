@@ -119,8 +119,12 @@ async fn tools_are_offered_and_called_over_one_connection() {
     let pictures = result_of(&app, "s__pictures", json!({})).await;
     assert_eq!(
         pictures.0,
-        "[image: image/png, 5 bytes]\n[resource: file:///a]"
+        "[image: image/gif, 7 bytes]\n[resource: file:///a]"
     );
+    // The picture itself goes with it.
+    let last = app.provider.seen_by("a").pop().expect("a request");
+    let shown = &last.messages().last().expect("results")["content"][0]["content"][1];
+    assert_eq!(shown["source"]["data"], "R0lGODlhIQ==");
     let (big, _) = result_of(&app, "s__big", json!({})).await;
     assert!(
         big.len() < 300 << 10 && big.contains("(cut at 262144 of 2000000 bytes"),

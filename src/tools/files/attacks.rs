@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::config::AttachmentLimits;
 use crate::tools::files::ground::{Ground, Shared, Stop};
 use crate::tools::files::{change, edit, find, grep, list, read, write};
 use crate::workdirs::access::Access;
@@ -37,7 +38,7 @@ impl House {
         let ground = Ground {
             access: Access::new(workdir),
             stop: Stop::default(),
-            shared: Arc::new(Shared::new(256 << 10, &[])),
+            shared: Arc::new(Shared::new(256 << 10, AttachmentLimits::default(), &[])),
         };
         Self { home, ground }
     }
@@ -60,7 +61,7 @@ impl House {
         let ground = &self.ground;
         match tool {
             "list" => list::list(ground, of(arguments)),
-            "read" => read::read(ground, of(arguments)),
+            "read" => read::read(ground, of(arguments)).map(|output| output.text),
             "write" => write::write(ground, of(arguments)),
             "edit" => edit::edit(ground, of(arguments)),
             "find" => find::find(ground, of(arguments)),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use cap_std::fs::{Dir, File, FileTypeExt, Metadata, MetadataExt};
 
+use crate::config::AttachmentLimits;
 use crate::fair::turns::Turns;
 use crate::workdirs::access::{Access, above};
 use crate::workdirs::reserved::Refused;
@@ -39,6 +40,8 @@ pub struct Ground {
 /// What the calls of all runs share.
 pub struct Shared {
     max_result: usize,
+    /// Most bytes of a picture that is shown.
+    pub max_picture: usize,
     /// Who replaces a file holds the lock that it falls on, so that two edits of one reply do not lose one of them.
     locks: [Mutex<()>; 64],
     /// Threads that may still be started to search beside the first one of a call.
@@ -48,11 +51,12 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For results of at most so many bytes. These keys share the turns to search.
-    pub fn new(max_result: usize, keys: &[String]) -> Self {
+    /// For results of at most so many bytes, with pictures within these limits. These keys share the turns to search.
+    pub fn new(max_result: usize, limits: AttachmentLimits, keys: &[String]) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             max_result,
+            max_picture: limits.bytes,
             locks: std::array::from_fn(|_| Mutex::new(())),
             helpers: AtomicUsize::new(cores.saturating_sub(1).min(8)),
             searches: Turns::new(SEARCHES_AT_ONCE.max(cores), keys),

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
+use crate::config::AttachmentLimits;
 use crate::domain::schema::Schema;
-use crate::tools::Tool;
 use crate::tools::files::ground::Shared;
 use crate::tools::files::tool::{FileTool, Kind, Perform};
+use crate::tools::{Output, Tool};
 
 #[cfg(test)]
 mod attacks;
@@ -25,9 +26,14 @@ mod trees;
 mod walk;
 mod write;
 
-/// All of them, each by its name. No result is longer than `max_result` bytes; these keys share the turns to search.
-pub fn all(max_result: usize, keys: &[String]) -> Vec<(&'static str, Arc<dyn Tool>)> {
-    let shared = Arc::new(Shared::new(max_result, keys));
+/// All of them, each by its name. No result is longer than `max_result` bytes, and no picture larger than `limits` say;
+/// these keys share the turns to search.
+pub fn all(
+    max_result: usize,
+    limits: AttachmentLimits,
+    keys: &[String],
+) -> Vec<(&'static str, Arc<dyn Tool>)> {
+    let shared = Arc::new(Shared::new(max_result, limits, keys));
     let shared = &shared;
     let (reads, searches, changes) = (Kind::Reads, Kind::Searches, Kind::Changes);
     let tools = [
@@ -70,15 +76,16 @@ pub fn all(max_result: usize, keys: &[String]) -> Vec<(&'static str, Arc<dyn Too
 }
 
 /// None only where the arguments' schema is none, which the test below rules out.
-fn make<A>(
+fn make<A, O>(
     name: &'static str,
     about: &'static str,
     kind: Kind,
-    perform: Perform<A>,
+    perform: Perform<A, O>,
     shared: &Arc<Shared>,
 ) -> Option<(&'static str, Arc<dyn Tool>)>
 where
     A: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
+    O: Into<Output> + Send + 'static,
 {
     let schema = Schema::of::<A>().ok()?;
     let tool = FileTool {
@@ -97,10 +104,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::all;
+    use crate::config::AttachmentLimits;
 
     #[test]
     fn models_are_told_what_each_argument_means() {
-        let tools = all(1 << 18, &[]);
+        let tools = all(1 << 18, AttachmentLimits::default(), &[]);
         assert_eq!(tools.len(), 10);
         for (name, tool) in &tools {
             let spec = tool.spec();
@@ -119,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_schema_says_what_is_needed_and_what_is_taken_otherwise() {
-        let tools = all(1 << 18, &[]);
+        let tools = all(1 << 18, AttachmentLimits::default(), &[]);
         let (_, read) = tools.iter().find(|tool| tool.0 == "read_file").expect("it");
         let schema: Value = serde_json::from_str(read.spec().parameters.get()).expect("JSON");
         assert_eq!(schema["required"], json!(["path"]));

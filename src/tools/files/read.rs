@@ -6,12 +6,14 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::domain::attachment::{Attachment, MediaType};
+use crate::tools::Output;
 use crate::tools::files::ground::{Ground, is_binary, place, told};
 
 /// What models are told.
 pub const ABOUT: &str = "Read a text file of the working directory. Each line comes as \"<number>: <text>\"; the number \
                          and the colon are not part of the file. For a long file, read it in parts with offset and \
-                         limit. Binary files are refused.";
+                         limit. A picture (PNG, JPEG, WebP, GIF) is shown to you. Other binary files are refused.";
 
 /// Bytes of a line that are shown.
 const SHOWN_LINE: u64 = 8 << 10;
@@ -43,12 +45,15 @@ fn some_lines() -> u64 {
 }
 
 /// Reads it.
-pub fn read(ground: &Ground, asked: ReadFile) -> Result<String, String> {
+pub fn read(ground: &Ground, asked: ReadFile) -> Result<Output, String> {
     let path = place(&asked.path)?;
     let (file, meta) = ground.open(&path)?;
     let mut file = BufReader::with_capacity(64 << 10, ground.stop.reading(file));
     let start = file.fill_buf().map_err(|error| told(&path, &error))?;
     if is_binary(start) {
+        if MediaType::of(start).is_some_and(MediaType::is_image) {
+            return picture(ground, &path, &mut file, meta.len());
+        }
         return Err(format!(
             "{} is a binary file of {} bytes; only text can be read",
             path.display(),
@@ -56,7 +61,7 @@ pub fn read(ground: &Ground, asked: ReadFile) -> Result<String, String> {
         ));
     }
     if start.is_empty() {
-        return Ok("(the file is empty)".to_owned());
+        return Ok("(the file is empty)".to_owned().into());
     }
     let skipped = asked.offset.saturating_sub(1);
     for number in 0..skipped {
@@ -100,7 +105,31 @@ pub fn read(ground: &Ground, asked: ReadFile) -> Result<String, String> {
         ));
     }
     text.pop();
-    Ok(text)
+    Ok(text.into())
+}
+
+/// The picture itself, if it is not too large.
+fn picture(
+    ground: &Ground,
+    path: &Path,
+    file: &mut impl Read,
+    size: u64,
+) -> Result<Output, String> {
+    let most = ground.shared.max_picture;
+    let mut data = Vec::new();
+    let read = file.take(most as u64 + 1).read_to_end(&mut data);
+    read.map_err(|error| told(path, &error))?;
+    let shown = path.display();
+    let picture = (data.len() <= most).then(|| Attachment::of(data.into(), None));
+    let Some(picture) = picture.flatten() else {
+        return Err(format!(
+            "{shown} is a picture of {size} bytes, and at most {most} are shown"
+        ));
+    };
+    Ok(Output {
+        text: format!("{shown}: {}, {} bytes", picture.media_type, picture.bytes),
+        attachments: vec![picture],
+    })
 }
 
 /// The next line without its end, cut where it is long.

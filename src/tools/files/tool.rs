@@ -9,17 +9,17 @@ use serde::de::DeserializeOwned;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::schema::Schema;
 use crate::tools::files::ground::{Ground, Shared, Stop};
-use crate::tools::{Context, Effect, Tool};
+use crate::tools::{Context, Effect, Output, Tool};
 use crate::workdirs::access::Access;
 
 /// Longest that a call may read: its thread is nobody else's meanwhile.
 const MAX_READING: Duration = Duration::from_secs(30);
 
-/// What a tool does with its arguments: the text for the model, or the error's text.
-pub type Perform<A> = fn(&Ground, A) -> Result<String, String>;
+/// What a tool does with its arguments: the output for the model, or the error's text.
+pub type Perform<A, O> = fn(&Ground, A) -> Result<O, String>;
 
 /// A tool that takes these arguments.
-pub struct FileTool<A> {
+pub struct FileTool<A, O> {
     /// What models call it by.
     pub name: &'static str,
     /// What models are told about it.
@@ -29,7 +29,7 @@ pub struct FileTool<A> {
     /// The schema of `A`.
     pub schema: Schema,
     /// What it does.
-    pub perform: Perform<A>,
+    pub perform: Perform<A, O>,
     /// What all file tools share.
     pub shared: Arc<Shared>,
 }
@@ -45,7 +45,11 @@ pub enum Kind {
     Changes,
 }
 
-impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
+impl<A, O> Tool for FileTool<A, O>
+where
+    A: DeserializeOwned + Send + 'static,
+    O: Into<Output> + Send + 'static,
+{
     fn spec(&self) -> ToolSpec {
         ToolSpec::new(self.name, self.about, self.schema.raw())
     }
@@ -69,7 +73,7 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
         &'a self,
         call: &'a ToolCall,
         context: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(async move {
             let arguments: A = call.read()?;
             let turn = match self.kind {
@@ -96,7 +100,7 @@ impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
                 perform(&ground, arguments)
             };
             match tokio::task::spawn_blocking(work).await {
-                Ok(done) => done,
+                Ok(done) => done.map(O::into),
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 Err(_) => Err("the daemon is stopping".to_owned()),
             }

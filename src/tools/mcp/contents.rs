@@ -1,12 +1,18 @@
-//! What a tool of a server answered, as the text that a model reads. Pure.
+//! What a tool of a server answered, as the text that a model reads, with pictures and PDF files beside it. Pure.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
+
+use crate::domain::attachment::{Attachment, MediaType};
+use crate::domain::message::shorten;
+use crate::tools::Output;
 
 /// Stands for what a later protocol may bring.
 const UNKNOWN: &str = "[content of a kind that axed does not know]";
 
-/// The text of a result; an error where the server marks it as one.
-pub fn text(result: CallToolResult) -> Result<String, String> {
+/// The text of a result, with its pictures and files; an error, which is text alone, where the server marks it as one.
+pub fn output(result: CallToolResult) -> Result<Output, String> {
     let has_text = |block: &ContentBlock| {
         matches!(block, ContentBlock::Text(_))
             || matches!(block, ContentBlock::Resource(it) if matches!(it.resource, ResourceContents::TextResourceContents { .. }))
@@ -16,20 +22,27 @@ pub fn text(result: CallToolResult) -> Result<String, String> {
         true => None,
         false => result.structured_content.map(|value| value.to_string()),
     };
-    let blocks = result.content.into_iter().map(block);
+    let mut attachments = Vec::new();
+    let blocks = result.content.into_iter();
+    let blocks = blocks.map(|it| block(it, &mut attachments));
     let parts: Vec<String> = blocks.chain(structured).collect();
     let text = parts.join("\n");
     match result.is_error {
         Some(true) if text.is_empty() => Err("the tool failed and did not say why".to_owned()),
         Some(true) => Err(text),
-        _ => Ok(text),
+        _ => Ok(Output { text, attachments }),
     }
 }
 
-fn block(block: ContentBlock) -> String {
+/// The words of a block. What models can be shown goes with `attachments`, and is named in its place.
+fn block(block: ContentBlock, attachments: &mut Vec<Attachment>) -> String {
     match block {
         ContentBlock::Text(text) => text.text,
-        ContentBlock::Image(image) => data("image", &image.mime_type, &image.data),
+        ContentBlock::Image(image) => match attached(&image.mime_type, &image.data, None) {
+            Attached::Yes(attachment) => named(attachment, attachments),
+            Attached::Lie(why) => format!("[image: {}, left out: {why}]", image.mime_type),
+            Attached::No => data("image", &image.mime_type, &image.data),
+        },
         ContentBlock::Audio(audio) => data("audio", &audio.mime_type, &audio.data),
         ContentBlock::ResourceLink(link) => format!("[resource: {}]", link.uri),
         ContentBlock::Resource(embedded) => match embedded.resource {
@@ -41,12 +54,49 @@ fn block(block: ContentBlock) -> String {
                 ..
             } => {
                 let kind = mime_type.as_deref().unwrap_or("unknown type");
-                format!("[resource: {uri}, {kind}, {} bytes]", decoded(&blob))
+                let name = uri.rsplit('/').next().filter(|name| !name.is_empty());
+                match attached(kind, &blob, name) {
+                    Attached::Yes(attachment) => named(attachment, attachments),
+                    Attached::Lie(why) => format!("[resource: {uri}, {kind}, left out: {why}]"),
+                    Attached::No => {
+                        format!("[resource: {uri}, {kind}, {} bytes]", decoded(&blob))
+                    }
+                }
             }
             _ => UNKNOWN.to_owned(),
         },
         _ => UNKNOWN.to_owned(),
     }
+}
+
+/// Whether models can be shown something.
+enum Attached {
+    Yes(Attachment),
+    /// It is of a kind that is taken, but the bytes are not.
+    Lie(String),
+    No,
+}
+
+/// Reads data whose type the server states.
+fn attached(mime_type: &str, base64: &str, name: Option<&str>) -> Attached {
+    let Ok(stated) = mime_type.parse::<MediaType>() else {
+        return Attached::No;
+    };
+    let name = name.filter(|_| !stated.is_image());
+    let name = name.map(|name| shorten(name, 200).replace(char::is_control, "_"));
+    let Ok(data) = STANDARD.decode(base64) else {
+        return Attached::Lie("its data is not Base64".to_owned());
+    };
+    match Attachment::of(data.into(), name) {
+        Some(attachment) if attachment.media_type == stated => Attached::Yes(attachment),
+        _ => Attached::Lie("its bytes are of another kind".to_owned()),
+    }
+}
+
+fn named(attachment: Attachment, attachments: &mut Vec<Attachment>) -> String {
+    let text = format!("{}]", attachment.described());
+    attachments.push(attachment);
+    text
 }
 
 fn data(kind: &str, mime_type: &str, base64: &str) -> String {
@@ -62,23 +112,44 @@ fn decoded(base64: &str) -> usize {
 mod tests {
     use serde_json::{Value, json};
 
+    use crate::tools::Output;
+
+    fn output(result: Value) -> Result<Output, String> {
+        super::output(serde_json::from_value(result).expect("a result"))
+    }
+
     fn text(result: Value) -> Result<String, String> {
-        super::text(serde_json::from_value(result).expect("a result"))
+        output(result).map(|output| output.text)
     }
 
     #[test]
     fn what_is_no_text_is_named() {
         let result = text(json!({"content": [
             {"type": "text", "text": "hello"},
-            {"type": "image", "mimeType": "image/png", "data": "aGVsbG8="},
+            {"type": "image", "mimeType": "image/tiff", "data": "aGVsbG8="},
             {"type": "audio", "mimeType": "audio/wav", "data": "aGVsbG8h"},
             {"type": "resource_link", "uri": "file:///a", "name": "a"},
             {"type": "resource", "resource": {"uri": "file:///b", "text": "in b"}},
             {"type": "resource", "resource": {"uri": "file:///c", "blob": "aGk=", "mimeType": "a/b"}},
         ]}));
-        let expected = "hello\n[image: image/png, 5 bytes]\n[audio: audio/wav, 6 bytes]\n[resource: file:///a]\n\
+        let expected = "hello\n[image: image/tiff, 5 bytes]\n[audio: audio/wav, 6 bytes]\n[resource: file:///a]\n\
                         in b\n[resource: file:///c, a/b, 2 bytes]";
         assert_eq!(result.as_deref(), Ok(expected));
+    }
+
+    #[test]
+    fn pictures_and_pdf_files_are_passed_on_if_they_are_what_they_say() {
+        let shown = output(json!({"content": [
+            {"type": "image", "mimeType": "image/gif", "data": "R0lGODlhIQ=="},
+            {"type": "image", "mimeType": "image/png", "data": "R0lGODlhIQ=="},
+            {"type": "resource", "resource": {"uri": "file:///a/b.pdf", "blob": "JVBERi0xLjc=", "mimeType": "application/pdf"}},
+        ]}))
+        .expect("an output");
+        let expected = "[image: image/gif, 7 bytes]\n[image: image/png, left out: its bytes are of another kind]\n\
+                        [file: b.pdf, application/pdf, 8 bytes]";
+        assert_eq!(shown.text, expected);
+        assert_eq!(shown.attachments.len(), 2);
+        assert_eq!(shown.attachments[1].name.as_deref(), Some("b.pdf"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::tools::mcp::connection::Connection;
 use crate::tools::mcp::contents;
 use crate::tools::mcp::failure::Failure;
 use crate::tools::mcp::list::Described;
-use crate::tools::{Context, Effect, Tool};
+use crate::tools::{Context, Effect, Output, Tool};
 
 /// A tool with the connection that its calls take.
 pub struct McpTool {
@@ -33,7 +33,7 @@ impl McpTool {
 
     /// Calls the tool; once more where the first call was surely not performed, or may be repeated, because the server
     /// lost the session or gave no proper answer.
-    async fn call(&self, call: &ToolCall) -> Result<String, String> {
+    async fn call(&self, call: &ToolCall) -> Result<Output, String> {
         let arguments = serde_json::from_str(call.arguments.get());
         let arguments: JsonObject = arguments
             .map_err(|_| format!("The arguments of {} must be a JSON object", call.name))?;
@@ -46,7 +46,7 @@ impl McpTool {
         match answer {
             Ok(result) => {
                 self.connection.is_well();
-                contents::text(result)
+                contents::output(result)
             }
             Err(failure) => Err(format!(
                 "MCP server \"{}\" did not perform the call: {}",
@@ -86,7 +86,7 @@ impl Tool for McpTool {
         &'a self,
         call: &'a ToolCall,
         _: Context<'a>,
-    ) -> BoxFuture<'a, Result<String, String>> {
+    ) -> BoxFuture<'a, Result<Output, String>> {
         Box::pin(self.call(call))
     }
 }

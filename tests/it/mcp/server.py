@@ -50,7 +50,7 @@ def call(id, name, arguments):
             sys.stdout.write("x" * 65536)
     elif name == "pictures":
         send({"id": id, "result": {"content": [
-            {"type": "image", "mimeType": "image/png", "data": "aGVsbG8="},
+            {"type": "image", "mimeType": "image/gif", "data": "R0lGODlhIQ=="},
             {"type": "resource_link", "uri": "file:///a", "name": "a"},
         ]}})
     elif name == "grow":
