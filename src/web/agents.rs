@@ -73,13 +73,7 @@ pub async fn gc(
     let (parts, body) = request.into_parts();
     let key = whose(&state, &name, &caller, &parts.uri)?;
     let settings = &state.settings;
-    let sent = body::read(
-        &parts.headers,
-        body,
-        settings.max_body,
-        settings.client_timeout,
-    )
-    .await?;
+    let sent = body::read(&parts.headers, body, settings.bounds()).await?;
     let Gc { dry_run } = sent.json()?;
     let report = state
         .runner

@@ -48,12 +48,7 @@ pub async fn decide(
         let (parts, body) = request.into_parts();
         let settings = &state.settings;
         Query::read(&parts.uri, &[])?;
-        let sent = body::read(
-            &parts.headers,
-            body,
-            settings.max_body,
-            settings.client_timeout,
-        );
+        let sent = body::read(&parts.headers, body, settings.bounds());
         sent.await?.json()?
     };
     let verdict = answer.decision.ok_or_else(|| {

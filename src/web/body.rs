@@ -16,10 +16,16 @@ use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_path_to_error::{Path, Segment};
 
+use crate::config::AttachmentLimits;
 use crate::web::error::{Problem, did_you_mean, word};
+use crate::web::form::{self, Form};
+use crate::web::large_body::LargeBody;
 
 /// Levels of nesting that a body may have: what serde_json follows, and what schemas within it are held to.
 pub const MAX_DEPTH: usize = 128;
+
+/// The content type of forms.
+pub const FORM: &str = "multipart/form-data";
 
 /// What a client sent.
 #[derive(Debug)]
@@ -30,12 +36,15 @@ pub enum Sent {
     Json(Bytes),
     /// A `text/plain` body.
     Text(String),
+    /// A `multipart/form-data` body.
+    Form(Box<Form>),
 }
 
 impl Sent {
-    /// The body's bytes.
+    /// What tells the body from another: its bytes, or of a form the digest of what it says.
     pub fn bytes(&self) -> &[u8] {
         match self {
+            Self::Form(form) => &form.digest,
             Self::Nothing => &[],
             Self::Json(bytes) => bytes,
             Self::Text(text) => text.as_bytes(),
@@ -48,47 +57,82 @@ impl Sent {
             Self::Nothing => Ok(T::default()),
             Self::Json(bytes) => json(bytes),
             Self::Text(_) => Err(unsupported("text/plain")),
+            Self::Form(_) => Err(unsupported(FORM)),
         }
     }
 }
 
-/// Reads the whole body: at most `most` bytes, within `patience`.
-pub async fn read(
-    headers: &HeaderMap,
-    body: Body,
-    most: usize,
-    patience: Duration,
-) -> Result<Sent, Problem> {
+/// What bounds a body.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Most bytes.
+    pub most: usize,
+    /// What JSON may have beside them in pictures and files; `None` if it has none.
+    pub attachments: Option<AttachmentLimits>,
+    /// How long it may take to come.
+    pub patience: Duration,
+}
+
+/// Reads the whole body within its bounds.
+pub async fn read(headers: &HeaderMap, body: Body, bounds: Bounds) -> Result<Sent, Problem> {
+    let Bounds { most, patience, .. } = bounds;
     let announced = headers
         .get(CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > most as u64) {
-        return Err(too_large(most));
-    }
     let kind = Kind::of(headers);
-    let bytes = tokio::time::timeout(patience, collect(body, most))
+    if let (Ok(Kind::Form), Some(limits)) = (&kind, bounds.attachments) {
+        let form = form::read(headers, body, most, limits);
+        let form = tokio::time::timeout(patience, form).await;
+        let form = form.map_err(|_| too_late(patience))??;
+        return Ok(Sent::Form(Box::new(form)));
+    }
+    let attachments = match kind {
+        Ok(Kind::Form) => return Err(unsupported(FORM)),
+        Ok(Kind::Json) => bounds.attachments,
+        Ok(Kind::Text) | Err(_) => None,
+    };
+    let largest = attachments.map_or(most, |limits| LargeBody::most(most, limits));
+    if announced.is_some_and(|length| length > largest as u64) {
+        return Err(match attachments {
+            None => too_large(most),
+            Some(_) => too_large_in_all(largest),
+        });
+    }
+    let large = attachments.map(|limits| LargeBody::new(most, limits));
+    let announced = announced.and_then(|length| usize::try_from(length).ok());
+    let bytes = tokio::time::timeout(patience, collect(body, most, large, announced))
         .await
-        .map_err(|_| {
-            Problem::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "request_timeout",
-                format!(
-                    "the body did not arrive within {} s",
-                    patience.as_secs_f64()
-                ),
-            )
-        })??;
+        .map_err(|_| too_late(patience))??;
     if bytes.is_empty() {
         return Ok(Sent::Nothing);
     }
     match kind? {
         Kind::Json if bytes.trim_ascii().is_empty() => Ok(Sent::Nothing),
         Kind::Json => Ok(Sent::Json(bytes)),
+        Kind::Form => Err(unsupported(FORM)),
         Kind::Text => text(&bytes).map(|text| Sent::Text(text.to_owned())),
     }
 }
 
-async fn collect(mut body: Body, most: usize) -> Result<Bytes, Problem> {
+fn too_late(patience: Duration) -> Problem {
+    Problem::new(
+        StatusCode::REQUEST_TIMEOUT,
+        "request_timeout",
+        format!(
+            "the body did not arrive within {} s",
+            patience.as_secs_f64()
+        ),
+    )
+}
+
+/// Reads a body of at most `most` bytes, or one that `large` takes.
+async fn collect(
+    mut body: Body,
+    most: usize,
+    mut large: Option<LargeBody>,
+    announced: Option<usize>,
+) -> Result<Bytes, Problem> {
+    let mut is_large = false;
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -103,7 +147,14 @@ async fn collect(mut body: Body, most: usize) -> Result<Bytes, Problem> {
             continue;
         };
         if first.len() + all.len() + data.len() > most {
-            return Err(too_large(most));
+            let large = large.as_mut().ok_or_else(|| too_large(most))?;
+            if !std::mem::replace(&mut is_large, true) {
+                large.take(&first)?;
+                large.take(&all)?;
+                let coming = announced.unwrap_or_default();
+                all.reserve(coming.saturating_sub(all.len()));
+            }
+            large.take(&data)?;
         }
         // Nearly every body is one frame, which needs no copy.
         if first.is_empty() && all.is_empty() {
@@ -120,6 +171,7 @@ async fn collect(mut body: Body, most: usize) -> Result<Bytes, Problem> {
 enum Kind {
     Json,
     Text,
+    Form,
 }
 
 impl Kind {
@@ -143,6 +195,7 @@ impl Kind {
             "" | "application/json" => Self::Json,
             json if json.starts_with("application/") && json.ends_with("+json") => Self::Json,
             "text/plain" => Self::Text,
+            FORM => return Ok(Self::Form),
             other => return Err(unsupported(other)),
         };
         let charset = parameters
@@ -170,17 +223,29 @@ fn unsupported(what: &str) -> Problem {
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "unsupported_media_type",
         format!(
-            "{} is not read here; send application/json, or text/plain where the body is an input{hint}",
+            "{} is not read here; send application/json, or for a run text/plain with its input or multipart/form-data{hint}",
             word(what)
         ),
     )
 }
 
-fn too_large(most: usize) -> Problem {
+/// 413: what is not data of pictures and files is too much.
+pub fn too_large(most: usize) -> Problem {
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "body_too_large",
         format!("the body is larger than {most} bytes (server.max_body)"),
+    )
+}
+
+/// 413: it is too much even if all that it may be is data of pictures and files.
+pub fn too_large_in_all(most: usize) -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!(
+            "the body is larger than {most} bytes (server.max_body, and limits.conversation_bytes for pictures and files)"
+        ),
     )
 }
 
@@ -330,7 +395,7 @@ mod tests {
     use axum::http::HeaderMap;
     use serde::Deserialize;
 
-    use super::{Object, Sent, depth, json, read};
+    use super::{Bounds, Object, Sent, depth, json, read};
 
     #[derive(Debug, Default, Deserialize)]
     #[serde(deny_unknown_fields, default)]
@@ -407,6 +472,14 @@ mod tests {
         assert_eq!(depth(r#"{"a": "[[[\"[", "b": [{}]}"#), 3);
     }
 
+    fn bounds(patience: Duration) -> Bounds {
+        Bounds {
+            most: 10,
+            attachments: None,
+            patience,
+        }
+    }
+
     fn headers(kind: &str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", kind.parse().expect("a value"));
@@ -414,7 +487,7 @@ mod tests {
     }
 
     async fn sent(kind: &str, body: impl Into<Body>) -> Result<Sent, u16> {
-        read(&headers(kind), body.into(), 10, Duration::from_secs(5))
+        read(&headers(kind), body.into(), bounds(Duration::from_secs(5)))
             .await
             .map_err(|problem| problem.status().as_u16())
     }
@@ -456,7 +529,8 @@ mod tests {
     async fn a_body_that_never_comes_is_given_up() {
         let never =
             Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
-        let problem = read(&headers("text/plain"), never, 10, Duration::from_millis(1))
+        let bounds = bounds(Duration::from_millis(1));
+        let problem = read(&headers("text/plain"), never, bounds)
             .await
             .expect_err("a problem");
         assert_eq!(problem.status(), 408);

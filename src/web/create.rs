@@ -22,12 +22,15 @@ use crate::domain::usage::Cost;
 use crate::engine::ask::{Overrides, ParamsPatch, RunAsk, StartError, WebhookAsk};
 use crate::engine::journal::Listener;
 use crate::engine::provider_keys::Keys;
+use crate::engine::resolve;
 use crate::engine::sessions::OnBusy;
 use crate::store::{Claim, Claimed, StoreError};
 use crate::validation;
 use crate::web::auth::Caller;
-use crate::web::body::{self, MAX_DEPTH, Object, Sent};
+use crate::web::body::{self, FORM, MAX_DEPTH, Object, Sent};
+use crate::web::content::{AttachmentCounter, WrittenContent};
 use crate::web::error::Problem;
+use crate::web::form::Form;
 use crate::web::messages::Written;
 use crate::web::query::{AgentPath, Query};
 use crate::web::state::{AppState, Settings};
@@ -149,20 +152,18 @@ impl Posted {
         let key = idempotency::key(&parts.headers)?;
         let trace = traced(&parts.headers);
         let provider_keys = provider_keys::read(&parts.headers)?;
-        let sent = body::read(
-            &parts.headers,
-            body,
-            settings.max_body,
-            settings.client_timeout,
-        )
-        .await?;
+        let sent = body::read(&parts.headers, body, settings.bounds_with_attachments()).await?;
         let manner = match sse::wants_stream(&parts.headers) {
             true => Manner::Stream,
             false => Manner::Run { wait },
         };
         let key = key.map(|key| {
             let kind = parts.headers.get(CONTENT_TYPE);
-            let kind = kind.map_or(&b""[..], HeaderValue::as_bytes);
+            let kind = match &sent {
+                // Its boundary is another one each time.
+                Sent::Form(_) => FORM.as_bytes(),
+                _ => kind.map_or(&b""[..], HeaderValue::as_bytes),
+            };
             (key, idempotency::fingerprint(kind, sent.bytes()))
         });
         Ok(Self {
@@ -225,14 +226,23 @@ async fn ask(
             agent,
             ..RunAsk::default()
         }),
+        Sent::Form(form) => {
+            let mut create = body::json::<Create>(form.fields.as_bytes())?;
+            create.form = Some(form);
+            Box::pin(create.ask(agent, owner, settings)).await
+        }
         Sent::Text(input) => Ok(RunAsk {
             owner,
             agent,
-            input: Some(input),
+            input: Some(input.into()),
             ..RunAsk::default()
         }),
         Sent::Json(bytes) => {
-            let create = body::json::<Create>(&bytes)?;
+            let create = match bytes.len() > settings.max_body {
+                // Pictures and files take their time to be decoded.
+                true => resolve::blocking(move || body::json::<Create>(&bytes)).await?,
+                false => body::json::<Create>(&bytes)?,
+            };
             Box::pin(create.ask(agent, owner, settings)).await
         }
     }
@@ -244,7 +254,7 @@ async fn ask(
 #[serde(deny_unknown_fields, default)]
 pub struct Create {
     /// The user message.
-    input: Option<String>,
+    input: Option<WrittenContent>,
     /// Appended to it after a blank line.
     context: Option<String>,
     /// `provider/model`, instead of the file's.
@@ -273,6 +283,9 @@ pub struct Create {
     on_busy: Option<Busy>,
     /// What was said before, oldest first; not beside `session`.
     messages: Option<Vec<Object<Written>>>,
+    /// The form that the other fields come from, with its own input.
+    #[serde(skip)]
+    form: Option<Box<Form>>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
@@ -380,15 +393,23 @@ impl Create {
             ));
         }
         params.response_format = format.or(params.response_format);
+        let (input, mut counter) = match (self.form, self.input) {
+            (Some(form), _) => (form.input, form.counter),
+            (None, input) => {
+                let mut counter = AttachmentCounter::new(settings.attachments);
+                let input = input.map(|input| input.read("/input", &mut counter));
+                (input.transpose()?, counter)
+            }
+        };
         Ok(RunAsk {
             owner,
             claim: None,
             trace: None,
             provider_keys: Keys::new(),
             agent,
-            input: self.input,
+            input,
             context: self.context,
-            messages: messages::read(self.messages.unwrap_or_default())?,
+            messages: messages::read(self.messages.unwrap_or_default(), &mut counter)?,
             session,
             on_busy: self.on_busy.map(OnBusy::from).unwrap_or_default(),
             overrides: Overrides {
@@ -584,6 +605,11 @@ mod tests {
             metrics: true,
             path_prefix: String::new(),
             max_body: 4 << 20,
+            attachments: crate::config::AttachmentLimits {
+                count: 1,
+                bytes: 9,
+                total: 9,
+            },
             max_wait: Duration::from_secs(300),
             max_timeout: Duration::from_secs(86_400),
             client_timeout: Duration::from_secs(30),
@@ -616,7 +642,7 @@ mod tests {
             "session": null,
         }))
         .expect("a wish");
-        assert_eq!(ask.input.as_deref(), Some("hello"));
+        assert_eq!(ask.input, Some("hello".into()));
         assert_eq!(ask.overrides.timeout, Some(Duration::from_secs(5)));
         assert_eq!(ask.overrides.params.temperature, Some(0.0));
         assert_eq!(ask.overrides.budget.max_cost, Some(Cost::from_usd(0.5)));

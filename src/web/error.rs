@@ -105,6 +105,13 @@ impl Problem {
         problem
     }
 
+    /// 413: the pictures and files of a body are too many or too large.
+    pub fn attachments_too_large(pointer: &str, detail: String) -> Self {
+        let mut problem = Self::field("attachments_too_large", pointer, detail);
+        problem.0.status = StatusCode::PAYLOAD_TOO_LARGE;
+        problem
+    }
+
     /// 400: a query parameter or a header is wrong.
     pub fn parameter(name: &str, detail: impl std::fmt::Display) -> Self {
         Self::new(

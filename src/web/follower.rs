@@ -326,6 +326,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::{COMMENT, Follower, HEARTBEAT, Phase, RETRY, Scope};
+    use crate::domain::attachment::{Blobs, Digest};
     use crate::domain::event::StoredEvent;
     use crate::domain::run::{Depth, Run, RunId, Status, now};
     use crate::domain::usage::{TreeUsage, Usage};
@@ -366,6 +367,10 @@ mod tests {
 
         fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
             Box::pin(async move { Ok(vec![run(id)]) })
+        }
+
+        fn blobs(&self, _: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
+            unreachable!("events hold no bytes")
         }
 
         fn on_gap(&self, _: Gap) {
@@ -481,7 +486,7 @@ mod tests {
             agent: "a".to_owned(),
             agent_version: String::new(),
             status: Status::Running,
-            input: String::new(),
+            input: String::new().into(),
             task: None,
             label: None,
             completion_status: None,

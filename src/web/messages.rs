@@ -7,8 +7,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::domain::content::{Content, Part};
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
 use crate::web::body::{self, MAX_DEPTH, Object};
+use crate::web::content::{AttachmentCounter, WrittenContent};
 use crate::web::error::{Problem, word};
 
 /// One message as it is written; `GET /runs/{id}/messages` shows them in the same form.
@@ -17,7 +19,7 @@ use crate::web::error::{Problem, word};
 #[serde(deny_unknown_fields)]
 pub struct Written {
     role: Role,
-    content: Option<String>,
+    content: Option<WrittenContent>,
     tool_calls: Option<Vec<Object<Call>>>,
     tool_results: Option<Vec<Object<Answered>>>,
 }
@@ -45,16 +47,20 @@ struct Call {
 #[serde(deny_unknown_fields)]
 struct Answered {
     call_id: String,
-    content: String,
+    content: WrittenContent,
     #[serde(default)]
     is_error: bool,
 }
 
 /// The messages, in good order: a user's first, results right behind the calls that they answer, no two replies in a row.
 /// Results are put in the order of their calls.
-pub fn read(written: Vec<Object<Written>>) -> Result<Vec<Message>, Problem> {
+pub fn read(
+    written: Vec<Object<Written>>,
+    counter: &mut AttachmentCounter,
+) -> Result<Vec<Message>, Problem> {
     let mut messages: Vec<Message> = Vec::with_capacity(written.len());
     for (at, Object(message)) in written.into_iter().enumerate() {
+        let message = message.checked(&format!("/messages/{at}"), counter)?;
         let message = message
             .read(messages.last())
             .map_err(|why| wrong(at, why))?;
@@ -76,7 +82,59 @@ fn wrong(at: usize, why: String) -> Problem {
     Problem::field("invalid_messages", format!("/messages/{at}"), why)
 }
 
+/// A message whose contents are checked.
+struct Checked {
+    role: Role,
+    content: Option<Content>,
+    tool_calls: Option<Vec<Object<Call>>>,
+    tool_results: Option<Vec<ToolResult>>,
+}
+
 impl Written {
+    /// Checks its contents; `pointer` is where it stands in the body.
+    fn checked(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Checked, Problem> {
+        let place = format!("{pointer}/content");
+        let content = self.content.map(|content| content.read(&place, counter));
+        let results = self.tool_results.map(|results| {
+            let results = results.into_iter().enumerate();
+            let results = results.map(|(at, Object(result))| {
+                let place = format!("{pointer}/tool_results/{at}/content");
+                result.read(&place, counter)
+            });
+            results.collect::<Result<_, _>>()
+        });
+        Ok(Checked {
+            role: self.role,
+            content: content.transpose()?,
+            tool_calls: self.tool_calls,
+            tool_results: results.transpose()?,
+        })
+    }
+}
+
+impl Answered {
+    /// The result: its texts, and its pictures and files beside them.
+    fn read(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<ToolResult, Problem> {
+        let result = |content| ToolResult::text(&self.call_id, content, self.is_error);
+        let parts = match self.content.read(pointer, counter)? {
+            Content::Text(text) => return Ok(result(text)),
+            Content::Parts(parts) => parts,
+        };
+        let (mut texts, mut attachments) = (Vec::new(), Vec::new());
+        for part in parts {
+            match part {
+                Part::Text { text } => texts.push(text),
+                Part::Image(attachment) | Part::File(attachment) => attachments.push(attachment),
+            }
+        }
+        Ok(ToolResult {
+            attachments,
+            ..result(texts.join("\n"))
+        })
+    }
+}
+
+impl Checked {
     /// The message, where it may follow `last`.
     fn read(self, last: Option<&Message>) -> Result<Message, String> {
         let has = |is: bool, name| if is { Some(name) } else { None };
@@ -98,16 +156,17 @@ impl Written {
         }
         let content = self.content.unwrap_or_default();
         match self.role {
-            Role::User if content.trim().is_empty() => Err("needs a content".to_owned()),
+            Role::User if content.is_blank() => Err("needs a content".to_owned()),
             Role::User => Ok(Message::User { content }),
             Role::Assistant => match last {
                 None => Err("the first message is a user's".to_owned()),
                 Some(Message::Assistant(_)) => {
                     Err("follows another reply; there is a user's message between two".to_owned())
                 }
-                Some(Message::User { .. } | Message::Tool { .. }) => {
-                    reply(content, self.tool_calls.unwrap_or_default())
-                }
+                Some(Message::User { .. } | Message::Tool { .. }) => match content {
+                    Content::Text(text) => reply(text, self.tool_calls.unwrap_or_default()),
+                    Content::Parts(_) => Err("the content of a reply is a text".to_owned()),
+                },
             },
             Role::Tool => answers(unanswered(last), self.tool_results.unwrap_or_default()),
         }
@@ -166,7 +225,7 @@ fn reply(content: String, calls: Vec<Object<Call>>) -> Result<Message, String> {
 }
 
 /// One result for each of the calls.
-fn answers(calls: &[ToolCall], results: Vec<Object<Answered>>) -> Result<Message, String> {
+fn answers(calls: &[ToolCall], results: Vec<ToolResult>) -> Result<Message, String> {
     if calls.is_empty() {
         return Err("does not follow a reply with tool calls".to_owned());
     }
@@ -176,26 +235,17 @@ fn answers(calls: &[ToolCall], results: Vec<Object<Answered>>) -> Result<Message
         .enumerate()
         .map(|(place, call)| (call.id.as_str(), place))
         .collect();
-    for Object(Answered {
-        call_id,
-        content,
-        is_error,
-    }) in results
-    {
-        let Some(place) = places.get(call_id.as_str()) else {
+    for result in results {
+        let call_id = word(&result.call_id);
+        let Some(place) = places.get(result.call_id.as_str()) else {
             return Err(format!(
-                "answers {}, which the reply before it does not call",
-                word(&call_id)
+                "answers {call_id}, which the reply before it does not call"
             ));
         };
         if found[*place].is_some() {
-            return Err(format!("has two results for the call {}", word(&call_id)));
+            return Err(format!("has two results for the call {call_id}"));
         }
-        found[*place] = Some(ToolResult {
-            call_id,
-            content,
-            is_error,
-        });
+        found[*place] = Some(result);
     }
     if let Some((call, _)) = calls.iter().zip(&found).find(|(_, found)| found.is_none()) {
         return Err(format!("has no result for the call {}", word(&call.id)));

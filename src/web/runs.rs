@@ -228,13 +228,7 @@ pub async fn cancel(
         let settings = &state.settings;
         let query = Query::read(&parts.uri, &["wait"])?;
         let limit = wait::asked(&query, &parts.headers, settings.max_wait)?;
-        let sent = body::read(
-            &parts.headers,
-            body,
-            settings.max_body,
-            settings.client_timeout,
-        )
-        .await?;
+        let sent = body::read(&parts.headers, body, settings.bounds()).await?;
         (reason(sent.json::<Cancel>()?.reason)?, limit)
     };
     let run = state

@@ -6,8 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Key;
+use crate::config::{AttachmentLimits, Key};
 use crate::engine::runner::Runner;
+use crate::web::body::Bounds;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Clone)]
@@ -35,6 +36,8 @@ pub struct Settings {
     pub path_prefix: String,
     /// Most bytes of a request body.
     pub max_body: usize,
+    /// What bounds the pictures and files in it.
+    pub attachments: AttachmentLimits,
     /// Most that `?wait` may ask for.
     pub max_wait: Duration,
     /// Most that a request may set as its run's `timeout`.
@@ -43,4 +46,23 @@ pub struct Settings {
     pub client_timeout: Duration,
     /// Most labels of a run.
     pub max_labels: usize,
+}
+
+impl Settings {
+    /// What bounds a body.
+    pub fn bounds(&self) -> Bounds {
+        Bounds {
+            most: self.max_body,
+            attachments: None,
+            patience: self.client_timeout,
+        }
+    }
+
+    /// What bounds a body that may have pictures and files in it.
+    pub fn bounds_with_attachments(&self) -> Bounds {
+        Bounds {
+            attachments: Some(self.attachments),
+            ..self.bounds()
+        }
+    }
 }

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
+use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::domain::run::{Failure, Run, RunId, Status};
 use crate::domain::structured;
@@ -29,7 +30,7 @@ pub struct RunView<'a> {
     /// The parent's tool call that started it.
     tool_call_id: Option<&'a str>,
     /// As given; a child's whole message.
-    input: &'a str,
+    input: &'a Content,
     /// The final text, once completed.
     content: Option<&'a str>,
     /// The last text of a run that did not complete.
@@ -331,7 +332,7 @@ pub struct Conversation<'a> {
 #[serde(tag = "role", rename_all = "lowercase")]
 enum MessageView<'a> {
     User {
-        content: &'a str,
+        content: &'a Content,
     },
     Assistant {
         content: &'a str,
@@ -422,7 +423,7 @@ mod tests {
             agent: "planner".to_owned(),
             agent_version: "sha256:00".to_owned(),
             status: Status::Completed,
-            input: "go".to_owned(),
+            input: "go".into(),
             task: call.map(|call| format!("task of {call}")),
             label: None,
             completion_status: None,
@@ -477,16 +478,12 @@ mod tests {
         let result = |position, call: &str| Step::Result {
             turn: 1,
             position,
-            result: ToolResult {
-                call_id: call.to_owned(),
-                content: format!("result of {call}"),
-                is_error: false,
-            },
+            result: ToolResult::text(call, format!("result of {call}"), false),
         };
         vec![
             Step::Prompt {
                 system: "be brief".to_owned(),
-                message: "go".to_owned(),
+                message: "go".into(),
                 earlier: Vec::new(),
             },
             Step::Reply {

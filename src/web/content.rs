@@ -1,0 +1,278 @@
+//! What a user message says as a client writes it: a text, or parts. Pictures and files are decoded as they are read,
+//! checked by their bytes, and held to their bounds. Knows no route.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer};
+use serde::{Deserialize, Deserializer};
+
+use crate::config::AttachmentLimits;
+use crate::domain::attachment::{Attachment, FILES, IMAGES, MediaType};
+use crate::domain::content::{Content, Part};
+use crate::web::body::Object;
+use crate::web::error::{Problem, word};
+
+/// Most characters of a file's name.
+const MAX_NAME: usize = 255;
+
+/// A text or a list of parts.
+#[derive(Debug, JsonSchema)]
+#[schemars(rename = "WrittenContent", untagged)]
+pub enum WrittenContent {
+    /// A text.
+    Text(String),
+    /// Texts, pictures and files in their order.
+    Parts(Vec<Object<WrittenPart>>),
+}
+
+impl From<String> for WrittenContent {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+/// A part: `text` has a `text`; `image` and `file` have a `media_type` and their `data`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "WrittenPart")]
+#[serde(deny_unknown_fields)]
+pub struct WrittenPart {
+    r#type: PartKind,
+    text: Option<String>,
+    /// `image/png`, `image/jpeg`, `image/webp` or `image/gif` of an image; `application/pdf` of a file.
+    media_type: Option<String>,
+    /// The bytes in Base64.
+    data: Option<Decoded>,
+    /// A file's name.
+    name: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(rename = "WrittenPartType")]
+#[serde(rename_all = "lowercase")]
+enum PartKind {
+    Text,
+    Image,
+    File,
+}
+
+/// Bytes that were written in Base64.
+#[derive(JsonSchema)]
+#[schemars(with = "String")]
+struct Decoded(Bytes);
+
+impl fmt::Debug for Decoded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl<'de> Deserialize<'de> for Decoded {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Base64;
+
+        impl Visitor<'_> for Base64 {
+            type Value = Decoded;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text in Base64")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Decoded, E> {
+                let config = GeneralPurposeConfig::new()
+                    .with_decode_padding_mode(DecodePaddingMode::Indifferent);
+                let engine = GeneralPurpose::new(&alphabet::STANDARD, config);
+                let decoded = engine.decode(text).map_err(|_| {
+                    E::custom("is not Base64 (the standard alphabet, without line breaks)")
+                })?;
+                Ok(Decoded(Bytes::from(decoded)))
+            }
+        }
+
+        deserializer.deserialize_str(Base64)
+    }
+}
+
+impl<'de> Deserialize<'de> for WrittenContent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrParts;
+
+        impl<'de> Visitor<'de> for TextOrParts {
+            type Value = WrittenContent;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a list of parts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<WrittenContent, E> {
+                Ok(WrittenContent::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<WrittenContent, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(WrittenContent::Parts)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrParts)
+    }
+}
+
+/// Counts the pictures and files of one request.
+#[derive(Debug)]
+pub struct AttachmentCounter {
+    limits: AttachmentLimits,
+    count: usize,
+    bytes: usize,
+}
+
+impl AttachmentCounter {
+    /// None yet.
+    pub fn new(limits: AttachmentLimits) -> Self {
+        Self {
+            limits,
+            count: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Counts one more, or refuses it.
+    pub fn add(&mut self, bytes: usize, pointer: &str) -> Result<(), Problem> {
+        let AttachmentLimits {
+            count,
+            bytes: each,
+            total,
+        } = self.limits;
+        self.count += 1;
+        self.bytes += bytes;
+        let why = if self.count > count {
+            format!("a request has at most {count} pictures and files (limits.attachments)")
+        } else if bytes > each {
+            format!("has {bytes} bytes, and at most {each} are taken (limits.attachment_bytes)")
+        } else if self.bytes > total {
+            let of = "of pictures and files in all (limits.conversation_bytes)";
+            format!("a request has at most {total} bytes {of}")
+        } else {
+            return Ok(());
+        };
+        Err(Problem::attachments_too_large(pointer, why))
+    }
+}
+
+impl WrittenContent {
+    /// The content, checked. `pointer` is where it stands in the body.
+    pub fn read(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Content, Problem> {
+        let parts = match self {
+            Self::Text(text) => return Ok(Content::Text(text)),
+            Self::Parts(parts) => parts,
+        };
+        if parts.is_empty() {
+            return Err(invalid(pointer, "needs at least one part"));
+        }
+        let parts = parts
+            .into_iter()
+            .enumerate()
+            .map(|(at, Object(part))| part.read(&format!("{pointer}/{at}"), counter));
+        parts.collect::<Result<_, _>>().map(Content::Parts)
+    }
+}
+
+impl WrittenPart {
+    fn read(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Part, Problem> {
+        let at = |field: &str| format!("{pointer}/{field}");
+        if self.r#type == PartKind::Text {
+            let extra = [
+                ("media_type", self.media_type.is_some()),
+                ("data", self.data.is_some()),
+                ("name", self.name.is_some()),
+            ];
+            if let Some((extra, _)) = extra.into_iter().find(|(_, is)| *is) {
+                return Err(invalid(&at(extra), "is not for a part of type text"));
+            }
+            let text = self.text.ok_or_else(|| invalid(&at("text"), REQUIRED))?;
+            return Ok(Part::Text { text });
+        }
+        if self.text.is_some() {
+            return Err(invalid(&at("text"), "is only for a part of type text"));
+        }
+        let wants_image = self.r#type == PartKind::Image;
+        if wants_image && self.name.is_some() {
+            return Err(invalid(&at("name"), "is only for a part of type file"));
+        }
+        let name = self
+            .name
+            .map(|name| check_name(name, &at("name")))
+            .transpose()?;
+        let stated = self
+            .media_type
+            .ok_or_else(|| invalid(&at("media_type"), REQUIRED))?;
+        let stated = check_type(&stated, wants_image, &at("media_type"))?;
+        let Decoded(data) = self.data.ok_or_else(|| invalid(&at("data"), REQUIRED))?;
+        counter.add(data.len(), &at("data"))?;
+        attachment(data, name, Some(stated), &at("media_type")).map(Part::from)
+    }
+}
+
+const REQUIRED: &str = "is required";
+
+/// The media type, if a part of that type takes it.
+fn check_type(stated: &str, wants_image: bool, pointer: &str) -> Result<MediaType, Problem> {
+    let taken = stated.parse::<MediaType>();
+    let taken = taken.ok().filter(|taken| taken.is_image() == wants_image);
+    taken.ok_or_else(|| {
+        let (kind, list) = if wants_image {
+            ("image", IMAGES)
+        } else {
+            ("file", FILES)
+        };
+        let stated = word(stated);
+        invalid(
+            pointer,
+            format!("{stated} is not taken; a part of type {kind} is {list}"),
+        )
+    })
+}
+
+/// A file's name, which is shown to people and sent to services.
+pub fn check_name(name: String, pointer: &str) -> Result<String, Problem> {
+    let is_fine = !name.trim().is_empty()
+        && name.chars().nth(MAX_NAME).is_none()
+        && !name.chars().any(char::is_control);
+    match is_fine {
+        true => Ok(name),
+        false => Err(invalid(
+            pointer,
+            format!("must be 1 to {MAX_NAME} characters, none of them a control character"),
+        )),
+    }
+}
+
+/// A picture or file whose bytes are what they are said to be.
+pub fn attachment(
+    data: Bytes,
+    name: Option<String>,
+    stated: Option<MediaType>,
+    pointer: &str,
+) -> Result<Attachment, Problem> {
+    let Some(attachment) = Attachment::of(data, name) else {
+        let why = format!("the bytes are of no kind that is taken: {IMAGES}, {FILES}");
+        return Err(invalid(pointer, why));
+    };
+    match stated.filter(|stated| *stated != attachment.media_type) {
+        None => Ok(attachment),
+        Some(stated) => {
+            let is = attachment.media_type;
+            Err(invalid(
+                pointer,
+                format!("says {stated}, but the bytes are {is}"),
+            ))
+        }
+    }
+}
+
+fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
+    Problem::field("invalid_field", pointer, detail)
+}
