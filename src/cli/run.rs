@@ -1,10 +1,14 @@
 //! `axed run`: one run, in process or on a daemon, and its final text on stdout.
 
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::cli::client::{Client, RunView};
@@ -16,6 +20,7 @@ use crate::cli::signals::Signals;
 use crate::cli::{Sources, local, output, quiet_config};
 use crate::config::Config;
 use crate::config::load::Flags;
+use crate::domain::attachment::{FILES, IMAGES, MediaType};
 use crate::domain::run::Status;
 use crate::domain::terminal_text;
 
@@ -34,6 +39,9 @@ pub struct Args {
     /// Text that is appended to the input as its context
     #[arg(long, value_name = "TEXT")]
     context: Option<String>,
+    /// A picture (PNG, JPEG, WebP, GIF) or a PDF file that is shown with the input; may be given several times
+    #[arg(long = "file", value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Ask this model instead of the agent's own
     #[arg(long, value_name = "PROVIDER/MODEL")]
     model: Option<String>,
@@ -209,7 +217,12 @@ fn body(args: &Args) -> anyhow::Result<Value> {
             body.insert(key.to_owned(), value);
         }
     };
-    set("input", input(args)?.map(Value::from));
+    let input = input(args)?;
+    let input = match args.files.is_empty() {
+        true => input.map(Value::from),
+        false => Some(with_files(input, &args.files)?),
+    };
+    set("input", input);
     set("context", args.context.clone().map(Value::from));
     set("model", args.model.clone().map(Value::from));
     set("timeout", args.timeout.map(Value::from));
@@ -247,6 +260,38 @@ fn input(args: &Args) -> anyhow::Result<Option<String>> {
     let text = String::from_utf8(bytes)
         .map_err(|error| Invalid(format!("the input on stdin is not UTF-8: {error}")))?;
     Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// The input as parts: its text, then the files.
+fn with_files(text: Option<String>, files: &[PathBuf]) -> anyhow::Result<Value> {
+    let text = text.map(|text| json!({"type": "text", "text": text}));
+    let files = files.iter().map(|file| part(file));
+    let parts: anyhow::Result<Vec<Value>> = text.map(Ok).into_iter().chain(files).collect();
+    Ok(parts?.into())
+}
+
+fn part(file: &Path) -> anyhow::Result<Value> {
+    let mut bytes = Vec::new();
+    File::open(file)
+        .and_then(|opened| opened.take(MAX_STDIN as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| Invalid(format!("could not read {}: {error}", file.display())))?;
+    let is_large = bytes.len() > MAX_STDIN;
+    let kind = MediaType::of(&bytes).filter(|_| !is_large);
+    let Some(media_type) = kind else {
+        let why = match is_large {
+            true => format!("larger than {} MiB", MAX_STDIN >> 20),
+            false => format!("none of the kinds that are taken: {IMAGES}, {FILES}"),
+        };
+        return Err(Invalid(format!("{} is {why}", file.display())).into());
+    };
+    let mut part = json!({
+        "type": media_type.kind(), "media_type": media_type, "data": STANDARD.encode(&bytes),
+    });
+    let name = file.file_name().and_then(OsStr::to_str);
+    if let Some(name) = name.filter(|_| !media_type.is_image()) {
+        part["name"] = name.into();
+    }
+    Ok(part)
 }
 
 /// Most bytes of stdin. A daemon elsewhere refuses what is above its `server.max_body` in its own words.

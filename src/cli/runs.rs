@@ -11,6 +11,7 @@ use crate::cli::client::{Client, TreeNode};
 use crate::cli::exit::Invalid;
 use crate::cli::keys::Key;
 use crate::cli::{output, run, tree};
+use crate::domain::content::Content;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text;
 
@@ -130,7 +131,7 @@ struct RunView {
     id: RunId,
     agent: String,
     status: Status,
-    input: String,
+    input: Content,
     content: Option<String>,
     partial_content: Option<String>,
     model: String,
@@ -275,7 +276,8 @@ async fn show(args: &Show) -> anyhow::Result<()> {
     );
     line("used", &used)?;
     let said = run.content.as_ref().or(run.partial_content.as_ref());
-    for (what, text) in [("input", Some(&run.input)), ("content", said)] {
+    let (input, said) = (run.input.plain(), said.map(String::as_str));
+    for (what, text) in [("input", Some(&*input)), ("content", said)] {
         if let Some(text) = text.filter(|text| !text.is_empty()) {
             output::line(format_args!("\n{what}:\n{}", text.trim_end()))?;
         }

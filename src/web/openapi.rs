@@ -239,6 +239,20 @@ impl<'s> Operation<'s> {
         self
     }
 
+    /// A body that is a form, instead of the JSON one.
+    pub fn or_form(mut self, description: &str) -> Self {
+        if let Some(body) = &mut self.body {
+            let input = json!({"type": "array", "items": {"type": "string", "format": "binary"}});
+            body["content"]["multipart/form-data"] = json!({"schema": {
+                "type": "object",
+                "properties": {"input": input},
+                "additionalProperties": {"type": "string"},
+                "description": description,
+            }});
+        }
+        self
+    }
+
     /// An answer in JSON.
     pub fn answers<T: JsonSchema>(self, status: u16, description: &str) -> Self {
         let schema = self.schemas.shown::<T>();

@@ -321,7 +321,13 @@ pub fn metrics(told: Operation<'_>) -> Operation<'_> {
 
 /// What the two routes have that take a run's body.
 fn posted(told: Operation<'_>) -> Operation<'_> {
-    waits(told).reads::<Create>().or_text("The run's input.")
+    waits(told)
+        .reads::<Create>()
+        .or_text("The run's input.")
+        .or_form(
+            "`input` texts and files (pictures, PDF, text) in their order; the body's other fields as text, objects and \
+             lists as JSON.",
+        )
 }
 
 /// What the routes have that wait for a run's end where their caller wants it.

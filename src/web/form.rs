@@ -1,0 +1,218 @@
+//! A run's request as a form (`multipart/form-data`), as `curl -F` sends it: texts and files named `input`, and the other
+//! fields of a body as text. Knows no route.
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use axum::extract::multipart::{Field, MultipartError};
+use axum::extract::{DefaultBodyLimit, FromRequest, Multipart, Request};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use crate::config::AttachmentLimits;
+use crate::domain::attachment::MediaType;
+use crate::domain::content::{Content, Part};
+use crate::web::body::{too_large, too_large_in_all};
+use crate::web::content::{self, AttachmentCounter};
+use crate::web::error::Problem;
+
+/// What the form's boundaries and headers may take besides.
+const FORM_BYTES: usize = 1 << 20;
+/// Fields whose text is JSON; that of all others is the value itself.
+const JSON_FIELDS: [&str; 8] = [
+    "budget",
+    "labels",
+    "messages",
+    "params",
+    "response_format",
+    "stream",
+    "timeout",
+    "webhook",
+];
+
+/// A form that was read.
+#[derive(Debug)]
+pub struct Form {
+    /// The fields besides `input`, as a JSON object.
+    pub fields: String,
+    /// What the fields named `input` say.
+    pub input: Option<Content>,
+    /// What has been counted of its files.
+    pub counter: AttachmentCounter,
+    /// SHA-256 of what it says: boundaries differ each time that a form is sent.
+    pub digest: [u8; 32],
+}
+
+/// Reads a form: at most `most` bytes of text, and files within their limits.
+pub async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    most: usize,
+    limits: AttachmentLimits,
+) -> Result<Form, Problem> {
+    let largest = most.saturating_add(limits.total).saturating_add(FORM_BYTES);
+    let mut request = Request::new(body);
+    if let Some(kind) = headers.get(CONTENT_TYPE) {
+        request.headers_mut().insert(CONTENT_TYPE, kind.clone());
+    }
+    DefaultBodyLimit::max(largest).apply(&mut request);
+    let form = Multipart::from_request(request, &()).await;
+    let mut form = form.map_err(|error| malformed(&error.body_text()))?;
+    let mut reader = Reader::new(most, limits);
+    let broken = |error: MultipartError| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => too_large_in_all(largest),
+        _ => malformed(&error.body_text()),
+    };
+    while let Some(field) = form.next_field().await.map_err(broken)? {
+        reader.take(field, &broken).await?;
+    }
+    reader.form()
+}
+
+fn malformed(why: &str) -> Problem {
+    let why = format!("the form cannot be read: {why}");
+    Problem::new(StatusCode::BAD_REQUEST, "malformed_body", why)
+}
+
+struct Reader {
+    most: usize,
+    limits: AttachmentLimits,
+    text_bytes: usize,
+    names: BTreeSet<String>,
+    fields: String,
+    input: Vec<Part>,
+    counter: AttachmentCounter,
+    digest: Sha256,
+}
+
+impl Reader {
+    fn new(most: usize, limits: AttachmentLimits) -> Self {
+        Self {
+            most,
+            limits,
+            text_bytes: 0,
+            names: BTreeSet::new(),
+            fields: String::new(),
+            input: Vec::new(),
+            counter: AttachmentCounter::new(limits),
+            digest: Sha256::new(),
+        }
+    }
+
+    async fn take(
+        &mut self,
+        mut field: Field<'_>,
+        broken: &impl Fn(MultipartError) -> Problem,
+    ) -> Result<(), Problem> {
+        let name = field.name().unwrap_or_default().to_owned();
+        let file_name = field.file_name().map(str::to_owned);
+        let kind = field.content_type().unwrap_or_default().to_owned();
+        let is_input = name == "input";
+        if file_name.is_some() && !is_input {
+            let why = "is no file: only fields named input may be files";
+            return Err(invalid(&pointer(&name), why));
+        }
+        let is_text = file_name.is_none() || kind.starts_with("text/");
+        let place = pointer(&name);
+        self.text_bytes += name.len() + kind.len() + file_name.as_ref().map_or(0, String::len);
+        let mut data = Vec::new();
+        while let Some(chunk) = field.chunk().await.map_err(broken)? {
+            data.extend_from_slice(&chunk);
+            if is_text && self.text_bytes + data.len() > self.most {
+                return Err(too_large(self.most));
+            }
+            if !is_text && data.len() > self.limits.bytes {
+                // Refuses it with the words for one that is too large.
+                self.counter.add(data.len(), &place)?;
+            }
+        }
+        for part in [
+            name.as_bytes(),
+            file_name.as_deref().unwrap_or("").as_bytes(),
+            kind.as_bytes(),
+        ] {
+            self.note(part);
+        }
+        if is_text {
+            self.note(&data);
+            self.text_bytes += data.len();
+            let text = String::from_utf8(data);
+            let text = text.map_err(|_| invalid(&place, "is not UTF-8"))?;
+            if !is_input {
+                return self.field(&name, &text);
+            }
+            self.input.push(Part::Text { text });
+            return Ok(());
+        }
+        self.counter.add(data.len(), &place)?;
+        let stated = kind.parse::<MediaType>().ok();
+        let attachment = content::attachment(Bytes::from(data), None, stated, &place)?;
+        self.note(&attachment.sha256.0);
+        let file_name = file_name.filter(|name| !name.is_empty());
+        let name = file_name.filter(|_| !attachment.media_type.is_image());
+        let name = name.map(|name| content::check_name(name, &place));
+        let mut attachment = attachment;
+        attachment.name = name.transpose()?;
+        self.input.push(attachment.into());
+        Ok(())
+    }
+
+    /// Takes another field of the body.
+    fn field(&mut self, name: &str, text: &str) -> Result<(), Problem> {
+        if !self.names.insert(name.to_owned()) {
+            return Err(invalid(&pointer(name), "is given twice"));
+        }
+        let value = match JSON_FIELDS.contains(&name) {
+            true => match serde_json::from_str::<&RawValue>(text) {
+                Ok(json) => json.get().to_owned(),
+                Err(error) => {
+                    let why = format!("is not JSON, which a form has in this field: {error}");
+                    return Err(invalid(&pointer(name), why));
+                }
+            },
+            false => quoted(text),
+        };
+        let comma = if self.fields.is_empty() { "" } else { "," };
+        self.fields
+            .push_str(&format!("{comma}{}:{value}", quoted(name)));
+        Ok(())
+    }
+
+    /// Adds to the digest; lengths keep one field's end from being taken for the next one's start.
+    fn note(&mut self, bytes: &[u8]) {
+        self.digest.update((bytes.len() as u64).to_le_bytes());
+        self.digest.update(bytes);
+    }
+
+    fn form(mut self) -> Result<Form, Problem> {
+        let input = match self.input.len() {
+            0 => None,
+            1 => match self.input.remove(0) {
+                Part::Text { text } => Some(Content::Text(text)),
+                part => Some(Content::Parts(vec![part])),
+            },
+            _ => Some(Content::Parts(self.input)),
+        };
+        Ok(Form {
+            fields: format!("{{{}}}", self.fields),
+            input,
+            counter: self.counter,
+            digest: self.digest.finalize().into(),
+        })
+    }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn pointer(name: &str) -> String {
+    format!("/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
+fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
+    Problem::field("invalid_field", pointer, detail)
+}
