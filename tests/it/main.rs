@@ -3,6 +3,7 @@
 mod admission;
 mod approvals;
 mod architecture;
+mod attachments;
 mod auth;
 mod bad_input;
 mod bad_replies;
@@ -41,6 +42,7 @@ mod nginx;
 mod openapi;
 mod overload;
 mod partial;
+mod parts_on_wires;
 mod presets;
 mod provider_keys;
 mod recordings;

@@ -1,0 +1,604 @@
+//! Pictures and files that come with a request: what the model is sent, what the record keeps, and what is refused.
+
+use std::fs;
+
+use reqwest::Method;
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use crate::support::app::{Got, TestApp, send};
+use crate::support::daemon::axed;
+use crate::support::gate::Gate;
+use crate::support::picture::{PDF, PNG, base64, other_picture, picture};
+use crate::support::provider::answer::{calls, fails, says};
+use crate::support::provider::seen::Seen;
+use crate::support::receiver::Receiver;
+use crate::support::soon;
+
+/// A question about a picture.
+fn about(data: &[u8], question: &str) -> Value {
+    json!({"input": [{"type": "text", "text": question}, picture(data)]})
+}
+
+async fn solo() -> TestApp {
+    TestApp::with().agent("solo", "").spawn().await
+}
+
+/// The pictures and files of a request on Anthropic's wire, as Base64.
+fn shown(seen: &Seen) -> Vec<String> {
+    let contents = seen.messages().iter().map(|message| &message["content"]);
+    let blocks = contents.filter_map(Value::as_array).flatten();
+    let data = blocks.filter_map(|block| block["source"]["data"].as_str());
+    data.map(str::to_owned).collect()
+}
+
+/// How many rows a table of the daemon's database has.
+fn rows(app: &TestApp, table: &str) -> u32 {
+    let file = app.path("data/axed.db");
+    let database = Connection::open(file).expect("the database");
+    let count = format!("SELECT count(*) FROM {table}");
+    database
+        .query_row(&count, [], |row| row.get(0))
+        .expect("a count")
+}
+
+#[tokio::test]
+async fn a_picture_reaches_the_model_and_nothing_else_holds_its_bytes() {
+    let receiver = Receiver::start().await;
+    let app = TestApp::with()
+        .agent("solo", "")
+        .config("[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"")
+        .environment("HOOK_SECRET", "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0")
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("a grey pixel")]);
+    let mut body = about(PNG, "What is this?");
+    let file = json!({"type": "file", "name": "a.pdf", "media_type": "application/pdf", "data": base64(PDF)});
+    body["input"].as_array_mut().expect("parts").push(file);
+    body["context"] = json!("Be brief.");
+    body["webhook"] = json!({"url": receiver.url("/hook"), "events": ["run.completed"]});
+
+    let run = app.run_with("solo", body.clone()).await;
+
+    assert_eq!(run.output(), "a grey pixel");
+    let seen = app.provider.asked("solo", 1).await;
+    assert_eq!(shown(&seen), [base64(PNG), base64(PDF)]);
+    assert_eq!(seen.user(), ["What is this?Context:\nBe brief."]);
+    let record = app.get(&format!("/runs/{}", run.id())).await;
+    let parts = &record.json()["input"];
+    assert_eq!(parts[0], json!({"type": "text", "text": "What is this?"}));
+    assert_eq!(
+        (
+            &parts[1]["type"],
+            &parts[1]["media_type"],
+            &parts[1]["bytes"]
+        ),
+        (&json!("image"), &json!("image/png"), &json!(PNG.len()))
+    );
+    assert_eq!(parts[1]["sha256"].as_str().map(str::len), Some(64));
+    assert_eq!(
+        (&parts[2]["name"], &parts[2]["bytes"]),
+        (&json!("a.pdf"), &json!(PDF.len()))
+    );
+    let messages = run.messages().await;
+    assert_eq!(messages["data"][0]["content"][1], parts[1]);
+    let delivery = receiver.got(1).await.remove(0);
+    let events = app.get(&format!("/runs/{}/events", run.id())).await;
+    let dry = app.post("/agents/solo/dry-run", &body).await;
+    assert_eq!(dry.json()["message"][1], parts[1]);
+    let list = app.get("/runs").await;
+    for text in [
+        record.text,
+        messages.to_string(),
+        delivery.json().to_string(),
+        events.text,
+        dry.text,
+        list.text,
+    ] {
+        for data in [PNG, PDF] {
+            assert!(!text.contains(&base64(data)), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_sends_its_pictures_again() {
+    let app = solo().await;
+    app.provider
+        .will("solo", [says("one"), says("two"), says("three")]);
+    let mut first = about(PNG, "What is this?");
+    first["session"] = json!("talk");
+    app.run_with("solo", first).await;
+    let mut second = about(&other_picture("b"), "And this?");
+    second["session"] = json!("talk");
+    app.run_with("solo", second).await;
+    let third = app
+        .run_with("solo", json!({"input": "Compare them.", "session": "talk"}))
+        .await;
+
+    assert_eq!(third.output(), "three");
+    let (one, two) = (
+        app.provider.asked("solo", 1).await,
+        app.provider.asked("solo", 2).await,
+    );
+    let last = app.provider.asked("solo", 3).await;
+    assert_eq!(shown(&last), [base64(PNG), base64(&other_picture("b"))]);
+    // Byte-equal, so that services read it from their cache.
+    assert_eq!(
+        last.messages()[0].to_string(),
+        one.messages()[0].to_string()
+    );
+    assert_eq!(
+        last.messages()[2].to_string(),
+        two.messages()[2].to_string()
+    );
+
+    // The last run's record has them by itself: those before it may go.
+    assert_eq!(
+        (rows(&app, "attachments"), rows(&app, "attachment_uses")),
+        (2, 5)
+    );
+    let runs = app.get("/sessions/talk").await.json();
+    let ids: Vec<&str> = runs["data"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|run| run["id"].as_str())
+        .collect();
+    for id in ids.iter().filter(|id| **id != third.id()) {
+        assert_eq!(app.delete(&format!("/runs/{id}")).await.status, 204);
+    }
+    app.provider.will("solo", [says("four")]);
+    app.run_with("solo", json!({"input": "Again.", "session": "talk"}))
+        .await;
+    assert_eq!(shown(&*app.provider.asked("solo", 4).await).len(), 2);
+}
+
+#[tokio::test]
+async fn a_killed_daemon_sends_them_from_its_record() {
+    let mut app = TestApp::with()
+        .agent("solo", "")
+        .config("[runs]\nmax_running = 1")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider
+        .always("solo", move |_| says("done").after(&gate));
+    let running = app
+        .start_with("solo", about(PNG, "What is this?"))
+        .await
+        .id()
+        .to_owned();
+    let queued = app
+        .start_with("solo", about(&other_picture("b"), "And this?"))
+        .await;
+    assert_eq!(queued.status(), "queued");
+    let queued = queued.id().to_owned();
+    app.provider.busy("solo", 1).await;
+    app.provider.always("solo", |_| says("done"));
+
+    app.crash_and_restart().await;
+
+    assert_eq!(app.find(&running).await.ended().await.output(), "done");
+    assert_eq!(app.find(&queued).await.ended().await.output(), "done");
+    let seen = app.provider.seen_by("solo");
+    let all: Vec<_> = seen.iter().map(|seen| shown(seen)).collect();
+    assert_eq!(
+        all,
+        [[base64(PNG)], [base64(PNG)], [base64(&other_picture("b"))]]
+    );
+}
+
+#[tokio::test]
+async fn bytes_are_stored_once_and_go_with_their_last_run() {
+    let app = solo().await;
+    app.provider.always("solo", |_| says("done"));
+    let first = app.run_with("solo", about(PNG, "a")).await;
+    let mut twice = about(PNG, "b");
+    twice["input"]
+        .as_array_mut()
+        .expect("parts")
+        .push(picture(PNG));
+    let second = app.run_with("solo", twice).await;
+    app.run("solo", "without any").await;
+    assert_eq!(
+        (rows(&app, "attachments"), rows(&app, "attachment_uses")),
+        (1, 2)
+    );
+
+    assert_eq!(
+        app.delete(&format!("/runs/{}", first.id())).await.status,
+        204
+    );
+    assert_eq!(
+        (rows(&app, "attachments"), rows(&app, "attachment_uses")),
+        (1, 1)
+    );
+    assert_eq!(
+        app.delete(&format!("/runs/{}", second.id())).await.status,
+        204
+    );
+    assert_eq!(
+        (rows(&app, "attachments"), rows(&app, "attachment_uses")),
+        (0, 0)
+    );
+}
+
+#[tokio::test]
+async fn what_was_said_before_may_have_pictures_too() {
+    let app = solo().await;
+    app.provider.will("solo", [says("done")]);
+    let body = json!({"input": "Go on.", "messages": [
+        {"role": "user", "content": [picture(PNG)]},
+        {"role": "assistant", "tool_calls": [{"id": "c", "name": "shoot", "arguments": {}}]},
+        {"role": "tool", "tool_results": [
+            {"call_id": "c", "content": [{"type": "text", "text": "shot"}, picture(&other_picture("b"))]},
+        ]},
+        {"role": "assistant", "content": "I see."},
+    ]});
+    let run = app.run_with("solo", body).await;
+    assert_eq!(run.output(), "done");
+    // The agent has no tools, so that its wire takes no results: they are the user's.
+    let seen = app.provider.asked("solo", 1).await;
+    assert_eq!(shown(&seen), [base64(PNG), base64(&other_picture("b"))]);
+    let messages = run.messages().await;
+    let result = &messages["data"][2]["tool_results"][0];
+    assert_eq!(result["content"], "shot");
+    assert_eq!(result["attachments"][0]["media_type"], "image/png");
+}
+
+#[tokio::test]
+async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .server("max_body = 600")
+        .config("[limits]\nattachments = 2\nattachment_bytes = 1000\nconversation_bytes = 1500")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    let large = |bytes: usize| picture(&other_picture(&"x".repeat(bytes - PNG.len())));
+    let with = |parts: Value| json!({"input": parts});
+    let gif = |media_type: &str| json!({"type": "image", "media_type": media_type, "data": base64(b"GIF89a...")});
+    let mut odd = picture(PNG);
+    odd["data"] = json!("not Base64!");
+    for (body, status, pointer, why) in [
+        (
+            with(json!([large(1001)])),
+            413,
+            "/input/0/data",
+            "limits.attachment_bytes",
+        ),
+        (
+            with(json!([large(760), large(760)])),
+            413,
+            "",
+            "limits.conversation_bytes",
+        ),
+        (
+            with(json!([large(90), large(90), large(90)])),
+            413,
+            "/input/2/data",
+            "limits.attachments",
+        ),
+        (
+            with(json!([gif("image/png")])),
+            422,
+            "/input/0/media_type",
+            "says image/png, but the bytes are image/gif",
+        ),
+        (
+            with(json!([gif("image/svg+xml")])),
+            422,
+            "/input/0/media_type",
+            "image/webp or image/gif",
+        ),
+        (
+            with(json!([gif("application/pdf")])),
+            422,
+            "/input/0/media_type",
+            "a part of type image is",
+        ),
+        (with(json!([odd])), 422, "/input/0/data", "is not Base64"),
+        (
+            with(json!([{"type": "image", "media_type": "image/png", "data": base64(b"hello")}])),
+            422,
+            "/input/0/media_type",
+            "no kind that is taken",
+        ),
+        (
+            with(json!([{"type": "image", "media_type": "image/png"}])),
+            422,
+            "/input/0/data",
+            "is required",
+        ),
+        (
+            with(json!([{"type": "file", "media_type": "text/csv", "data": ""}])),
+            422,
+            "/input/0/media_type",
+            "application/pdf",
+        ),
+        (
+            with(json!([{"type": "text", "data": ""}])),
+            422,
+            "/input/0/data",
+            "is not for a part of type text",
+        ),
+        (with(json!([])), 422, "/input", "at least one part"),
+        (
+            with(json!([{"type": "video"}])),
+            422,
+            "/input/0/type",
+            "video",
+        ),
+        (
+            with(json!([{"type": "text", "text": "a", "colour": 1}])),
+            422,
+            "/input/0/colour",
+            "unknown field",
+        ),
+        (with(json!(1)), 422, "/input", "a text or a list of parts"),
+        (
+            json!({"messages": [{"role": "user", "content": [gif("image/png")]}]}),
+            422,
+            "/messages/0/content/0/media_type",
+            "says image/png",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [picture(PNG)]}]}),
+            422,
+            "/messages/1",
+            "is a text",
+        ),
+    ] {
+        let refused = app.post("/agents/solo/runs", &body).await;
+        let problem = refused.problem(status);
+        assert_eq!(refused.json()["errors"][0]["pointer"], pointer, "{problem}");
+        assert!(problem.contains(why), "{problem}");
+    }
+    // What is not the data of pictures is held to the usual bound, however it comes.
+    let text = app
+        .post("/agents/solo/runs", &with(json!("x".repeat(601))))
+        .await;
+    assert!(text.problem(413).contains("server.max_body"));
+    let endless = |start: &str| {
+        let start = start.to_owned().into_bytes();
+        let more = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![b'x'; 1000]));
+        let start = futures_util::stream::once(async move { Ok(start) });
+        let body = futures_util::StreamExt::chain(start, more);
+        app.request(Method::POST, "/agents/solo/runs")
+            .header("content-type", "application/json")
+            .body(reqwest::Body::wrap_stream(body))
+    };
+    for start in ["{\"input\": \"", "{\"input\": [{\"data\": \""] {
+        let refused: Got = send(endless(start)).await;
+        refused.problem(413);
+    }
+    assert_eq!(app.provider.seen().len(), 0);
+    // A body above the usual bound is taken for its pictures' sake.
+    let run = app
+        .run_with(
+            "solo",
+            with(json!([{"type": "text", "text": "both"}, large(990), large(500)])),
+        )
+        .await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(shown(&*app.provider.asked("solo", 1).await).len(), 2);
+}
+
+/// A field of a form: its name with more headers, and what it says.
+type Field<'a> = (&'a str, &'a [u8]);
+
+/// Fields with the status and the words that refuse them.
+type Case<'a> = (&'a [Field<'a>], u16, &'a str);
+
+fn form(boundary: &str, fields: &[Field<'_>]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (headers, data) in fields {
+        let start =
+            format!("--{boundary}\r\ncontent-disposition: form-data; name={headers}\r\n\r\n");
+        body.extend([start.as_bytes(), data, b"\r\n"].concat());
+    }
+    body.extend(format!("--{boundary}--\r\n").as_bytes());
+    body
+}
+
+async fn post_form(app: &TestApp, boundary: &str, fields: &[Field<'_>]) -> Got {
+    let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
+    let request = request.header("idempotency-key", "form");
+    let kind = format!("multipart/form-data; boundary={boundary}");
+    send(
+        request
+            .header("content-type", kind)
+            .body(form(boundary, fields)),
+    )
+    .await
+}
+
+const PICTURE: &str = "input; filename=photo.png\r\ncontent-type: image/png";
+const NOTES: &str = "input; filename=notes.txt\r\ncontent-type: text/plain";
+const REPORT: &str = "input; filename=a.pdf\r\ncontent-type: application/octet-stream";
+
+#[tokio::test]
+async fn a_form_is_a_request_too() {
+    let app = solo().await;
+    app.provider.will("solo", [says("a grey pixel")]);
+    let fields: [Field<'_>; 7] = [
+        (PICTURE, PNG),
+        ("input", b"What is this?"),
+        (REPORT, PDF),
+        (NOTES, b"some notes"),
+        ("context", b"Be brief."),
+        ("labels", b"{\"team\": \"a\"}"),
+        ("timeout", b"60"),
+    ];
+    let first = post_form(&app, "one", &fields).await;
+    assert_eq!(
+        (first.status, first.json()["content"].as_str()),
+        (200, Some("a grey pixel"))
+    );
+    assert_eq!(first.json()["labels"]["team"], "a");
+    assert_eq!(first.json()["input"][2]["name"], "a.pdf");
+    let seen = app.provider.asked("solo", 1).await;
+    assert_eq!(shown(&seen), [base64(PNG), base64(PDF)]);
+    assert_eq!(seen.user(), ["What is this?some notesContext:\nBe brief."]);
+    // Its boundary differs each time that a form is sent; only what it says counts.
+    let again = post_form(&app, "another", &fields).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    post_form(&app, "one", &fields[..6]).await.problem(422);
+}
+
+#[tokio::test]
+async fn a_form_is_held_to_the_same_bounds() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .server("max_body = 600")
+        .config("[limits]\nattachments = 1\nattachment_bytes = 1000")
+        .spawn()
+        .await;
+    let large = other_picture(&"x".repeat(1000));
+    let long = "x".repeat(601).into_bytes();
+    let cases: [Case<'_>; 8] = [
+        (&[(PICTURE, &large)], 413, "limits.attachment_bytes"),
+        (&[(PICTURE, PNG), (PICTURE, PNG)], 413, "limits.attachments"),
+        (&[("input", &long)], 413, "server.max_body"),
+        (
+            &[(PICTURE, b"GIF89a..")],
+            422,
+            "says image/png, but the bytes are image/gif",
+        ),
+        (&[("colour", b"red")], 422, "unknown field"),
+        (&[("timeout", b"soon")], 422, "/timeout: is not JSON"),
+        (
+            &[("context", b"a"), ("context", b"b")],
+            422,
+            "/context: is given twice",
+        ),
+        (
+            &[("context; filename=a.png", PNG)],
+            422,
+            "only fields named input may be files",
+        ),
+    ];
+    for (fields, status, why) in cases {
+        let refused = post_form(&app, "b", fields).await;
+        let problem = refused.problem(status);
+        assert!(problem.contains(why), "{problem}");
+    }
+    let cut = app.request(Method::POST, "/agents/solo/runs");
+    let cut = cut.header("content-type", "multipart/form-data; boundary=b");
+    send(cut.body("--b\r\n")).await.problem(400);
+    let elsewhere = app.request(Method::POST, "/agents/solo/gc");
+    let elsewhere = elsewhere.header("content-type", "multipart/form-data; boundary=b");
+    send(elsewhere.body(form("b", &[]))).await.problem(415);
+}
+
+#[tokio::test]
+async fn a_file_goes_with_a_run_of_the_command_line() {
+    let app = solo().await;
+    app.provider.always("solo", |_| says("a grey pixel"));
+    fs::write(app.path("photo.png"), PNG).expect("a picture");
+    fs::write(app.path("notes.txt"), "some notes").expect("a text");
+    let run = async |more: &[&str]| {
+        let arguments = ["run", "solo", "What is this?", "--file", "photo.png"];
+        let mut command = axed(&app.path("."), &[&arguments[..], more].concat());
+        let output = soon("the command's end", command.output()).await;
+        output.expect("run axed")
+    };
+    for more in [&["--server", app.daemon.url.as_str()][..], &[]] {
+        let output = run(more).await;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, "a grey pixel\n", "{told}");
+    }
+    for number in 1..=2 {
+        assert_eq!(
+            shown(&*app.provider.asked("solo", number).await),
+            [base64(PNG)]
+        );
+    }
+    let refused = run(&["--file", "notes.txt"]).await;
+    assert_eq!(refused.status.code(), Some(2));
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        why.contains("notes.txt is none of the kinds that are taken"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn read_file_shows_a_picture() {
+    let app = TestApp::with()
+        .agent("solo", "workdir = \"work\"\ntools = [\"read_file\"]")
+        .config("[limits]\nattachment_bytes = 1000")
+        .file("work/a.txt", "text")
+        .spawn()
+        .await;
+    fs::write(app.path("work/photo.png"), PNG).expect("a picture");
+    let large = other_picture(&"x".repeat(1000));
+    fs::write(app.path("work/large.png"), &large).expect("a picture");
+    fs::write(app.path("work/zeros"), [0; 9]).expect("a file");
+    let read = |path: &str| ("read_file", json!({"path": path}));
+    app.provider.will(
+        "solo",
+        [
+            calls([read("photo.png"), read("large.png"), read("zeros")]),
+            says("done"),
+        ],
+    );
+    let run = app.run("solo", "Look.").await;
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.asked("solo", 2).await;
+    let results = &seen.messages()[2]["content"];
+    assert_eq!(
+        results[0]["content"][0]["text"],
+        format!("photo.png: image/png, {} bytes", PNG.len())
+    );
+    assert_eq!(results[0]["content"][1]["source"]["data"], base64(PNG));
+    assert_eq!(seen.errors(), [false, true, true]);
+    assert!(seen.results()[1].contains("at most 1000 are shown"));
+    assert!(seen.results()[2].contains("binary file"));
+    // The record holds it once, and shows what it is known by.
+    assert_eq!(rows(&app, "attachments"), 1);
+    let result = &run.messages().await["data"][2]["tool_results"][0];
+    assert_eq!(result["attachments"][0]["bytes"], PNG.len());
+}
+
+#[tokio::test]
+async fn an_idempotency_key_knows_one_picture_from_another() {
+    let app = solo().await;
+    app.provider
+        .will("solo", [says("done"), fails(500, "asked twice")]);
+    let post = |body: Value| {
+        let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
+        send(request.header("idempotency-key", "k").json(&body))
+    };
+    let first = post(about(PNG, "What is this?")).await;
+    let again = post(about(PNG, "What is this?")).await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(first.json()["id"], again.json()["id"]);
+    post(about(&other_picture("b"), "What is this?"))
+        .await
+        .problem(422);
+}
+
+#[tokio::test]
+async fn a_model_without_eyes_is_told_so_and_the_run_too() {
+    let app = TestApp::with()
+        .agent("solo", "")
+        .config("[providers.anthropic.models.solo]\nimages = false")
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("I cannot see it.")]);
+    let run = app.run_with("solo", about(PNG, "What is this?")).await;
+    let seen = app.provider.asked("solo", 1).await;
+    assert!(seen.user()[0].contains("left out: this model takes no images"));
+    let events = run.events().await;
+    let warning = events.iter().find(|event| event.kind() == "model.warning");
+    let message = warning.expect("a warning")["message"].clone();
+    assert!(
+        message
+            .as_str()
+            .is_some_and(|it| it.contains("takes no images")),
+        "{message}"
+    );
+}
