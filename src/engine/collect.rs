@@ -85,9 +85,11 @@ async fn analyse(
             )
         })
         .collect();
-    let messages = [Message::user(said.join("
+    let messages = [Message::user(said.join(
+        "
 
-"))];
+",
+    ))];
     // The shape of the agent's own replies is none for an analysis, which somebody waits for.
     let params = Params {
         response_format: ResponseFormat::Text,
