@@ -17,6 +17,7 @@ use crate::domain::agent::{
     Agent, BUILT_IN_TOOLS, Backoff, Budget, Cache, Delegation, Effort, HARD_MAX_DEPTH, MAX_TURNS,
     Memory, ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, check_extra, is_agent_name,
 };
+use crate::domain::context::{ContextSettings, Strategy};
 use crate::domain::event::NAMES;
 use crate::domain::mcp::SEPARATOR;
 use crate::domain::service::Service;
@@ -33,6 +34,8 @@ const MAX_BUDGET: u64 = i64::MAX as u64;
 const MAX_COST: f64 = 1e6;
 /// The smallest bound on an unnamed agent's result, in bytes.
 const MIN_OUTPUT: u64 = 1024;
+/// A smaller share of the window has no room for a summary.
+const MIN_COMPACT_AT: f64 = 0.1;
 /// The highest temperature that any service takes is far below.
 const MAX_TEMPERATURE: f64 = 100.0;
 
@@ -136,6 +139,7 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         max_turns: top.section("limits", |s| {
             small(s, "max_turns", 1, MAX_TURNS).unwrap_or(MAX_TURNS)
         }),
+        context: top.section("context", context),
         budget: top.section("budget", budget),
         retry: top.section("retry", retry),
         memory: top.section("memory", memory),
@@ -270,6 +274,15 @@ fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
     let schema = validation::schema_blocking(Arc::from(raw))
         .map_err(|why| format!("is no JSON Schema: {why}"))?;
     Ok(Arc::clone(schema.raw()))
+}
+
+fn context(s: &mut Section<'_>) -> ContextSettings {
+    let usual = ContextSettings::default();
+    let compact_at = s.number("compact_at", MIN_COMPACT_AT..=1.0);
+    ContextSettings {
+        compact_at: compact_at.unwrap_or(usual.compact_at),
+        strategy: s.one_of("strategy", &Strategy::ALL).unwrap_or_default(),
+    }
 }
 
 fn budget(s: &mut Section<'_>) -> Budget {
@@ -562,6 +575,14 @@ mod tests {
             (
                 "[limits]\nmax_turns = 51",
                 "limits.max_turns cannot exceed 50",
+            ),
+            (
+                "[context]\ncompact_at = 0.05",
+                "context.compact_at must be at least 0.1",
+            ),
+            (
+                "[context]\nstrategy = \"forget\"",
+                "context.strategy must be one of: compact, drop_tool_results, fail",
             ),
             (
                 "[params]\ntemperature = -0.1",

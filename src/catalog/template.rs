@@ -99,6 +99,13 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # Questions to the model in one run, 1 to 50.
 # max_turns = 50
 
+# What becomes of a conversation that outgrows the model's context window, where that is known (`axed models`).
+[context]
+# The share of the window that a request may fill.
+# compact_at = 0.8
+# compact: the model sums up the oldest turns; drop_tool_results: the oldest results are left out; fail: the run fails.
+# strategy = "compact"
+
 # For the run and all runs below it together; 0 means no limit.
 [budget]
 # max_tokens = 0

@@ -73,6 +73,10 @@ pub fn to_toml(agent: &Agent) -> String {
     file.table("limits");
     file.key("max_turns", agent.max_turns);
 
+    file.table("context");
+    file.key("compact_at", float(agent.context.compact_at));
+    file.key("strategy", text(agent.context.strategy.as_str()));
+
     file.table("budget");
     file.key("max_tokens", agent.budget.max_tokens.unwrap_or(0));
     let cost = agent.budget.max_cost.map_or(0.0, |cost| cost.usd());

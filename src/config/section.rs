@@ -192,6 +192,8 @@ impl Section<'_> {
             return Some(number);
         } else if number < 0.0 {
             "must be non-negative".to_owned()
+        } else if number < *range.start() {
+            format!("must be at least {}", range.start())
         } else {
             format!("cannot exceed {}", range.end())
         };

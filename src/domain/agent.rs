@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::domain::context::ContextSettings;
 use crate::domain::mcp::McpServer;
 use crate::domain::service::Service;
 use crate::domain::usage::Cost;
@@ -91,6 +92,9 @@ pub struct Agent {
     pub given_keys: Vec<String>,
     /// Turns of one run, 1 to [`MAX_TURNS`].
     pub max_turns: u32,
+    /// What becomes of a conversation that outgrows the model's window.
+    #[serde(default)]
+    pub context: ContextSettings,
     /// Limits of its whole subtree.
     pub budget: Budget,
     /// How provider failures are retried.

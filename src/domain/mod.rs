@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod attachment;
 pub mod content;
+pub mod context;
 pub mod counted;
 pub mod event;
 pub mod glob;

@@ -16,6 +16,7 @@ use crate::config::load::is_plain_name;
 use crate::domain::agent::{
     Agent, Backoff, Cache, Effort, ModelRef, ResponseFormat, Subagent, Summary,
 };
+use crate::domain::context::ContextSettings;
 use crate::domain::mcp::{McpServer, McpTransport};
 use crate::domain::service::Service;
 use crate::net;
@@ -188,6 +189,7 @@ struct Definition<'a> {
     allow_provider_keys: bool,
     params: BTreeMap<&'static str, Param<'a>>,
     limits: Limits,
+    context: ContextSettings,
     budget: Budget,
     retry: Retry,
     memory: Memory<'a>,
@@ -364,6 +366,7 @@ impl<'a> Definition<'a> {
             limits: Limits {
                 max_turns: agent.max_turns,
             },
+            context: agent.context,
             budget: Budget {
                 max_tokens: agent.budget.max_tokens.unwrap_or(0),
                 max_cost_usd: agent.budget.max_cost.map_or(0.0, |cost| cost.usd()),
@@ -459,6 +462,7 @@ mod tests {
                 ..Params::default()
             },
             max_turns: 50,
+            context: crate::domain::context::ContextSettings::default(),
             budget: crate::domain::agent::Budget::default(),
             retry: crate::domain::agent::Retry::default(),
             memory: crate::domain::agent::Memory::default(),

@@ -1,0 +1,92 @@
+//! `[context]` of an agent, and what the record keeps of a conversation that was made shorter.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What becomes of a conversation that outgrows its model's context window.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AgentContext")]
+pub struct ContextSettings {
+    /// The share of the window that a request may fill, from which the tokens kept for the reply are taken off first.
+    pub compact_at: f64,
+    /// What is done about a request that would be larger.
+    pub strategy: Strategy,
+}
+
+impl Default for ContextSettings {
+    fn default() -> Self {
+        Self {
+            compact_at: 0.8,
+            strategy: Strategy::default(),
+        }
+    }
+}
+
+/// What is done about a request that would fill too much of the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ContextStrategy")]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// The model sums up the oldest turns.
+    #[default]
+    Compact,
+    /// The oldest tool results are replaced by a short notice.
+    DropToolResults,
+    /// The run fails.
+    Fail,
+}
+
+impl Strategy {
+    /// All by name.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("compact", Self::Compact),
+        ("drop_tool_results", Self::DropToolResults),
+        ("fail", Self::Fail),
+    ];
+
+    /// Its name in files.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
+
+/// What requests leave out of a conversation, all in all. Messages are counted from 0 over everything that is recorded
+/// of it, with what came before the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compaction {
+    /// The summary stands for the messages before this one; 0 means that there is none.
+    pub before: usize,
+    /// The one of them that is still sent as it is: the task.
+    pub task: Option<usize>,
+    /// The summary.
+    pub summary: String,
+    /// Of the messages before this one, tool results are sent as a short notice.
+    pub results_before: usize,
+}
+
+impl Compaction {
+    /// The same once the first so many messages are gone.
+    pub fn without(self, gone: usize) -> Self {
+        let before = self.before.saturating_sub(gone);
+        let task = self.task.and_then(|task| task.checked_sub(gone));
+        Self {
+            before,
+            task: task.filter(|task| *task < before),
+            results_before: self.results_before.saturating_sub(gone),
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Strategy;
+
+    #[test]
+    fn a_strategy_is_named_as_in_files() {
+        for (name, strategy) in Strategy::ALL {
+            assert_eq!(strategy.as_str(), name);
+            assert_eq!(serde_json::to_value(strategy).expect("JSON"), name);
+        }
+    }
+}
