@@ -1,0 +1,108 @@
+//! How large a request is: bytes counted, and tokens estimated at four bytes each. Pure.
+
+use crate::domain::message::{Message, ToolSpec};
+
+/// Bytes that services are taken to read as one token.
+const BYTES_PER_TOKEN: usize = 4;
+/// What surrounds a message, a call or a result on every wire: a role, an id, a type.
+const FRAME: usize = 16;
+
+/// The tokens of so many bytes.
+pub fn tokens(bytes: usize) -> u64 {
+    bytes.div_ceil(BYTES_PER_TOKEN) as u64
+}
+
+/// The bytes of so many tokens.
+pub fn bytes(tokens: u64) -> usize {
+    usize::try_from(tokens)
+        .unwrap_or(usize::MAX)
+        .saturating_mul(BYTES_PER_TOKEN)
+}
+
+/// The bytes of what every request of a run begins with.
+pub fn preamble(system: &str, tools: &[ToolSpec]) -> usize {
+    let of_tool = |tool: &ToolSpec| {
+        FRAME + tool.name.len() + tool.description.len() + tool.parameters.get().len()
+    };
+    system.len() + tools.iter().map(of_tool).sum::<usize>()
+}
+
+/// The bytes of messages.
+pub fn messages(messages: &[Message]) -> usize {
+    messages.iter().map(message).sum()
+}
+
+/// The bytes of a message.
+pub fn message(message: &Message) -> usize {
+    let content = match message {
+        Message::User { content } => content.len(),
+        Message::Assistant(reply) => {
+            let calls = reply.tool_calls.iter();
+            let calls = calls
+                .map(|call| FRAME + call.id.len() + call.name.len() + call.arguments.get().len());
+            let own = reply.content.len() + calls.sum::<usize>();
+            // Sent instead of the text and the calls by the wire that it is of.
+            let echo = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
+            own.max(echo)
+        }
+        Message::Tool { tool_results } => {
+            let results = tool_results.iter();
+            let results = results.map(|it| FRAME + it.call_id.len() + it.content.len());
+            results.sum()
+        }
+    };
+    FRAME + content
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes, message, messages, preamble, tokens};
+    use crate::domain::message::{
+        AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec, no_arguments,
+    };
+
+    #[test]
+    fn tokens_are_rounded_up() {
+        assert_eq!([0, 1, 4, 5].map(tokens), [0, 1, 1, 2]);
+        assert_eq!(bytes(2), 8);
+        assert_eq!(bytes(u64::MAX), usize::MAX);
+    }
+
+    #[test]
+    fn everything_that_is_sent_counts() {
+        let user = Message::User {
+            content: "12345".to_owned(),
+        };
+        assert_eq!(message(&user), 21);
+        let call = ToolCall {
+            id: "id".to_owned(),
+            provider_id: String::new(),
+            name: "read".to_owned(),
+            arguments: no_arguments(),
+        };
+        let mut reply = AssistantMessage {
+            content: "text".to_owned(),
+            tool_calls: vec![call],
+            echo: None,
+        };
+        assert_eq!(message(&Message::Assistant(reply.clone())), 44);
+        let body = serde_json::value::to_raw_value(&"x".repeat(98)).expect("JSON");
+        reply.echo = Some(Echo {
+            wire: "anthropic".to_owned(),
+            body: body.into(),
+        });
+        let reply = Message::Assistant(reply);
+        assert_eq!(message(&reply), 116);
+        let result = Message::Tool {
+            tool_results: vec![ToolResult {
+                call_id: "id".to_owned(),
+                content: "found".to_owned(),
+                is_error: false,
+            }],
+        };
+        assert_eq!(message(&result), 39);
+        assert_eq!(messages(&[user, reply, result]), 176);
+        let tool = ToolSpec::new("read", "Reads", &no_arguments());
+        assert_eq!(preamble("Be brief", &[tool]), 35);
+    }
+}
