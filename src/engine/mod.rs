@@ -35,6 +35,7 @@ pub mod retention;
 pub mod root;
 pub mod root_slot;
 pub mod runner;
+pub mod sent_messages;
 pub mod sessions;
 pub mod spans;
 pub mod summary;
