@@ -5,15 +5,19 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::domain::content::Content;
+use crate::domain::context::Compaction;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::domain::usage::TokenUsage;
+use crate::engine::request_size;
+use crate::engine::sent_messages::SentMessages;
 use crate::providers::{Reply, thinking};
 
 /// One run's conversation with its model.
 #[derive(Debug)]
 pub struct Conversation {
-    messages: Vec<Message>,
-    /// Where the run's own message stands, behind what was said before the run.
-    own: usize,
+    sent: SentMessages,
+    /// What the service reported of the last request: its tokens with those of its reply, and the messages they are of.
+    reported: Option<(u64, usize)>,
     turn: u32,
     max_turns: u32,
     /// Calls that are kept of one reply, and one more, whose result says that there were others.
@@ -63,13 +67,9 @@ impl Conversation {
                 call_ids.extend(said.tool_calls.iter().map(|call| call.id.clone()));
             }
         }
-        let own = earlier.len();
-        let mut messages = earlier;
-        messages.push(Message::User { content: message });
-        messages.iter_mut().for_each(Message::drop_data);
         Self {
-            messages,
-            own,
+            sent: SentMessages::new(earlier, message),
+            reported: None,
             turn: 0,
             max_turns,
             max_calls,
@@ -89,33 +89,33 @@ impl Conversation {
     /// what the model was sent: messages were left out, shortened or summed up. Replies that follow later keep theirs.
     pub fn drop_thinking(&mut self, first: usize) {
         self.changes += 1;
-        let first = first.min(self.messages.len());
-        thinking::drop(&mut self.messages[first..]);
+        thinking::drop(self.sent.since(first));
     }
 
     /// Drops all thinking from the first reply on that did not follow this prefix (see [`crate::providers::echo::prefix`]):
     /// another run's with another prompt or other tools, or this run's, if a restart found other tools. `prefix` is
     /// called only if there is any thinking.
     pub fn drop_foreign_thinking(&mut self, prefix: impl FnOnce() -> u64) {
-        let mut echoes = self
-            .messages
-            .iter()
-            .enumerate()
-            .filter_map(|(at, message)| {
-                let Message::Assistant(reply) = message else {
-                    return None;
-                };
-                Some((at, reply.echo.as_ref()?.prefix))
-            });
+        let messages = self.messages().iter().enumerate();
+        let mut echoes = messages.filter_map(|(at, message)| {
+            let Message::Assistant(reply) = message else {
+                return None;
+            };
+            Some((at, reply.echo.as_ref()?.prefix))
+        });
         let Some(begins) = echoes.next() else { return };
         let prefix = prefix();
         let is_foreign = |(at, of): &(usize, u64)| {
-            let changes = if *at < self.own { 0 } else { self.changes };
+            let changes = if *at < self.sent.own() {
+                0
+            } else {
+                self.changes
+            };
             of.wrapping_sub(prefix) > u64::from(changes)
         };
         let first = std::iter::once(begins).chain(echoes).find(is_foreign);
         if let Some((first, _)) = first {
-            thinking::drop(&mut self.messages[first..]);
+            thinking::drop(self.sent.since(first));
         }
     }
 
@@ -131,7 +131,7 @@ impl Conversation {
         self.turn = turn;
         self.call_ids
             .extend(message.tool_calls.iter().map(|call| call.id.clone()));
-        self.messages.push(Message::Assistant(message));
+        self.sent.push(Message::Assistant(message));
     }
 
     /// Whether a final text that does not fit may be asked for again: once, and only while a turn is left.
@@ -143,8 +143,8 @@ impl Conversation {
     pub fn say_more(&mut self, turn: u32, said: AssistantMessage, told: String) {
         self.turn = turn;
         self.is_repaired = true;
-        self.messages.push(Message::Assistant(said));
-        self.messages.push(Message::user(told));
+        self.sent.push(Message::Assistant(said));
+        self.sent.push(Message::user(told));
     }
 
     /// The last turn that began.
@@ -154,20 +154,52 @@ impl Conversation {
 
     /// The user message that the run is about, as text.
     pub fn task(&self) -> Cow<'_, str> {
-        match self.messages.get(self.own) {
-            Some(Message::User { content }) => content.plain(),
-            _ => Cow::Borrowed(""),
-        }
+        self.sent.task()
     }
 
     /// What to send, oldest first.
     pub fn messages(&self) -> &[Message] {
-        &self.messages
+        self.sent.all()
+    }
+
+    /// The same with what it leaves out.
+    pub fn sent(&self) -> &SentMessages {
+        &self.sent
+    }
+
+    /// Leaves out what this says, which is what is left out already and more.
+    pub fn compact(&mut self, compaction: Compaction) {
+        let changed = self.sent.apply(compaction);
+        self.drop_thinking(changed);
+        // What was reported is of another request.
+        self.reported = None;
+    }
+
+    /// Takes in what the service reported of the last reply that is there.
+    pub fn report(&mut self, tokens: &TokenUsage) {
+        let is_reply = |message: &Message| matches!(message, Message::Assistant(_));
+        let last = self.messages().iter().rposition(is_reply);
+        self.reported = last.and_then(|at| match &self.messages()[at] {
+            Message::Assistant(reply) => Some((kept(tokens, reply), at + 1)),
+            _ => None,
+        });
+    }
+
+    /// The tokens of the next request, which begins with so many bytes of system prompt and tools: an estimate, or what
+    /// was reported of the last one and its reply with an estimate of what is new, whichever is more.
+    pub fn size(&self, preamble: usize) -> u64 {
+        let messages = self.messages();
+        let estimate = request_size::tokens(preamble + request_size::messages(messages));
+        let reported = self.reported.map_or(0, |(tokens, of)| {
+            let new = messages.get(of..).unwrap_or_default();
+            tokens.saturating_add(request_size::tokens(request_size::messages(new)))
+        });
+        estimate.max(reported)
     }
 
     /// How many results the next request brings to the model.
     pub fn results_pending(&self) -> usize {
-        match self.messages.last() {
+        match self.messages().last() {
             Some(Message::Tool { tool_results }) => tool_results.len(),
             _ => 0,
         }
@@ -182,6 +214,10 @@ impl Conversation {
     /// Takes a reply in. `offered` says whether the request offered any tool: without one, calls mean nothing.
     pub fn hear(&mut self, reply: Reply, offered: bool) -> Heard {
         let mut message = reply.message;
+        // The reply is the next message, whoever adds it.
+        let of = self.messages().len() + 1;
+        let usage = reply.usage;
+        self.reported = usage.map(|tokens| (kept(&tokens, &message), of));
         if !offered || message.tool_calls.is_empty() {
             if !message.tool_calls.is_empty() {
                 // The provider's own form still has the calls, which nobody will answer.
@@ -204,13 +240,13 @@ impl Conversation {
         if self.turn >= self.max_turns {
             return Heard::OutOfTurns(message);
         }
-        self.messages.push(Message::Assistant(message.clone()));
+        self.sent.push(Message::Assistant(message.clone()));
         Heard::Calls(message)
     }
 
     /// Takes the results of the last calls in, in the calls' order, and adds a hint where the run goes in circles.
     pub fn answer(&mut self, mut results: Vec<ToolResult>) -> Repeats {
-        let calls = match self.messages.last() {
+        let calls = match self.sent.all().last() {
             Some(Message::Assistant(said)) => said.tool_calls.as_slice(),
             _ => &[],
         };
@@ -229,7 +265,7 @@ impl Conversation {
             tool_results: results,
         };
         answered.drop_data();
-        self.messages.push(answered);
+        self.sent.push(answered);
         verdict
     }
 
@@ -253,6 +289,15 @@ impl Conversation {
         }
         call.id = id;
     }
+}
+
+/// The tokens of a request and its reply that are part of the next request: thoughts only if they are sent back.
+fn kept(tokens: &TokenUsage, reply: &AssistantMessage) -> u64 {
+    let forgotten = match reply.echo {
+        Some(_) => 0,
+        None => tokens.reasoning,
+    };
+    tokens.total().saturating_sub(forgotten)
 }
 
 /// Compares whole batches (names, arguments, raw results) of successive turns.

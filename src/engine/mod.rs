@@ -39,6 +39,7 @@ pub mod sent_messages;
 pub mod sessions;
 pub mod spans;
 pub mod summary;
+pub mod summary_request;
 pub mod suspension;
 pub mod take_up;
 pub mod turn;

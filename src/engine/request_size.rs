@@ -1,6 +1,8 @@
 //! How large a request is: bytes counted, and tokens estimated at four bytes each. Pure.
 
-use crate::domain::message::{Message, ToolSpec};
+use crate::domain::attachment::Attachment;
+use crate::domain::content::estimated_tokens;
+use crate::domain::message::{Message, ToolResult, ToolSpec};
 
 /// Bytes that services are taken to read as one token.
 const BYTES_PER_TOKEN: usize = 4;
@@ -35,7 +37,7 @@ pub fn messages(messages: &[Message]) -> usize {
 /// The bytes of a message.
 pub fn message(message: &Message) -> usize {
     let content = match message {
-        Message::User { content } => content.len(),
+        Message::User { content } => content.text_bytes() + attached(content.attachments()),
         Message::Assistant(reply) => {
             let calls = reply.tool_calls.iter();
             let calls = calls
@@ -47,11 +49,21 @@ pub fn message(message: &Message) -> usize {
         }
         Message::Tool { tool_results } => {
             let results = tool_results.iter();
-            let results = results.map(|it| FRAME + it.call_id.len() + it.content.len());
+            let results = results.map(|it| FRAME + it.call_id.len() + result(it));
             results.sum()
         }
     };
     FRAME + content
+}
+
+/// The bytes of what a tool returned.
+pub fn result(result: &ToolResult) -> usize {
+    result.content.len() + attached(result.attachments.iter())
+}
+
+/// As many bytes as stand for the tokens of pictures and files.
+fn attached<'a>(attachments: impl Iterator<Item = &'a Attachment>) -> usize {
+    attachments.map(estimated_tokens).sum::<usize>() * BYTES_PER_TOKEN
 }
 
 #[cfg(test)]
@@ -70,9 +82,7 @@ mod tests {
 
     #[test]
     fn everything_that_is_sent_counts() {
-        let user = Message::User {
-            content: "12345".to_owned(),
-        };
+        let user = Message::user("12345");
         assert_eq!(message(&user), 21);
         let call = ToolCall {
             id: "id".to_owned(),
@@ -94,11 +104,7 @@ mod tests {
         let reply = Message::Assistant(reply);
         assert_eq!(message(&reply), 116);
         let result = Message::Tool {
-            tool_results: vec![ToolResult {
-                call_id: "id".to_owned(),
-                content: "found".to_owned(),
-                is_error: false,
-            }],
+            tool_results: vec![ToolResult::text("id", "found", false)],
         };
         assert_eq!(message(&result), 39);
         assert_eq!(messages(&[user, reply, result]), 176);

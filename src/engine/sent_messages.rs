@@ -1,5 +1,8 @@
 //! A conversation as requests send it: everything that is recorded, or a summary of its oldest part with the rest. Pure.
 
+use std::borrow::Cow;
+
+use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::engine::request_size;
@@ -17,10 +20,11 @@ pub struct SentMessages {
 
 impl SentMessages {
     /// The run's own message behind what came before the run.
-    pub fn new(earlier: Vec<Message>, message: String) -> Self {
+    pub fn new(earlier: Vec<Message>, message: Content) -> Self {
         let own = earlier.len();
         let mut messages = earlier;
         messages.push(Message::User { content: message });
+        messages.iter_mut().for_each(Message::drop_data);
         Self {
             messages,
             own,
@@ -34,16 +38,27 @@ impl SentMessages {
         &self.messages
     }
 
+    /// Those from this index on.
+    pub fn since(&mut self, first: usize) -> &mut [Message] {
+        let first = first.min(self.messages.len());
+        &mut self.messages[first..]
+    }
+
+    /// The index of the run's own message.
+    pub fn own(&self) -> usize {
+        self.own
+    }
+
     /// Adds a message.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
     }
 
-    /// The run's own message.
-    pub fn task(&self) -> &str {
+    /// The run's own message, as text.
+    pub fn task(&self) -> Cow<'_, str> {
         match self.messages.get(self.own) {
-            Some(Message::User { content }) => content,
-            _ => "",
+            Some(Message::User { content }) => content.plain(),
+            _ => Cow::Borrowed(""),
         }
     }
 
@@ -52,9 +67,11 @@ impl SentMessages {
         &self.compaction
     }
 
-    /// Leaves out what this says, which is what is left out already and more.
-    pub fn apply(&mut self, compaction: Compaction) {
-        if compaction.before > self.compaction.before {
+    /// Leaves out what this says, which is what is left out already and more. Returns the index of the first message
+    /// that may have changed.
+    pub fn apply(&mut self, compaction: Compaction) -> usize {
+        let is_summed_up = compaction.before > self.compaction.before;
+        if is_summed_up {
             self.replace_oldest(&compaction);
         }
         let from = self.compaction.results_before.max(compaction.before);
@@ -63,6 +80,7 @@ impl SentMessages {
         for at in self.index(from)..end.min(self.messages.len()) {
             self.drop_results_of(at);
         }
+        if is_summed_up { 0 } else { self.index(from) }
     }
 
     fn replace_oldest(&mut self, compaction: &Compaction) {
@@ -72,12 +90,10 @@ impl SentMessages {
             true => 0,
             false => self.index(task).min(cut),
         });
-        let summary = Message::User {
-            content: format!(
-                "[The older messages of this conversation were replaced by this summary of them.]\n\n{}",
-                compaction.summary
-            ),
-        };
+        let summary = Message::user(format!(
+            "[The older messages of this conversation were replaced by this summary of them.]\n\n{}",
+            compaction.summary
+        ));
         let mut messages = Vec::with_capacity(self.messages.len() - cut + 2);
         messages.extend(task.and_then(|at| self.messages.get(at).cloned()));
         messages.push(summary);
@@ -97,6 +113,7 @@ impl SentMessages {
             for result in tool_results {
                 if let Some(notice) = shorter(before.last(), result) {
                     result.content = notice;
+                    result.attachments = Vec::new();
                 }
             }
         }
@@ -147,7 +164,7 @@ impl SentMessages {
             let before = self.messages[..at].last();
             for result in tool_results {
                 if let Some(notice) = shorter(before, result) {
-                    saved += result.content.len() - notice.len();
+                    saved += request_size::result(result) - notice.len();
                     dropped += 1;
                     end = Some(at + 1);
                 }
@@ -198,7 +215,7 @@ fn shorter(reply: Option<&Message>, result: &ToolResult) -> Option<String> {
         "[This result of {tool} ({} bytes) was dropped to keep the conversation short.]",
         result.content.len()
     );
-    (notice.len() < result.content.len()).then_some(notice)
+    (notice.len() < request_size::result(result)).then_some(notice)
 }
 
 #[cfg(test)]
@@ -208,9 +225,7 @@ mod tests {
     use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
 
     fn user(text: &str) -> Message {
-        Message::User {
-            content: text.to_owned(),
-        }
+        Message::user(text)
     }
 
     fn turn(id: &str, bytes: usize) -> [Message; 2] {
@@ -225,11 +240,7 @@ mod tests {
             tool_calls: vec![call],
             echo: None,
         };
-        let result = ToolResult {
-            call_id: id.to_owned(),
-            content: id.repeat(bytes),
-            is_error: false,
-        };
+        let result = ToolResult::text(id, id.repeat(bytes), false);
         let results = Message::Tool {
             tool_results: vec![result],
         };
@@ -237,7 +248,7 @@ mod tests {
     }
 
     fn of(turns: &[&str]) -> SentMessages {
-        let mut sent = SentMessages::new(Vec::new(), "task".to_owned());
+        let mut sent = SentMessages::new(Vec::new(), "task".into());
         for id in turns {
             turn(id, 400).into_iter().for_each(|it| sent.push(it));
         }
@@ -247,10 +258,10 @@ mod tests {
     /// The messages in short: the first letter of a text, a call's id, or a result's first character, `-` if dropped.
     fn short(messages: &[Message]) -> String {
         let one = |message: &Message| match message {
-            Message::User { content } if content.starts_with("[The") => {
-                format!("[{}]", content.rsplit('\n').next().unwrap_or_default())
-            }
-            Message::User { content } => content.clone(),
+            Message::User { content } => match content.plain().strip_prefix("[The") {
+                Some(summary) => format!("[{}]", summary.rsplit('\n').next().unwrap_or_default()),
+                None => content.plain().into_owned(),
+            },
             Message::Assistant(reply) => {
                 let ids = reply.tool_calls.iter().map(|call| call.id.clone());
                 ids.collect()
@@ -283,7 +294,7 @@ mod tests {
             Some("task a a b b")
         );
         assert_eq!(short(sent.all()), "task [1] c c d d");
-        assert_eq!((sent.task(), sent.replies_since(5)), ("task", 2));
+        assert_eq!((&*sent.task(), sent.replies_since(5)), ("task", 2));
         turn("e", 400).into_iter().for_each(|it| sent.push(it));
         assert_eq!(compact(&mut sent, 0, "2").as_deref(), Some("c c d d"));
         assert_eq!(short(sent.all()), "task [2] e e");
@@ -316,7 +327,7 @@ mod tests {
             [user(text), Message::Assistant(reply)]
         };
         let earlier = [earlier("1"), earlier("2")].concat();
-        let mut sent = SentMessages::new(earlier, "now".to_owned());
+        let mut sent = SentMessages::new(earlier, "now".into());
         compact(&mut sent, 0, "s").expect("a summary");
         assert_eq!(short(sent.all()), "[s] now");
         assert_eq!(sent.compaction().task, None);
@@ -324,7 +335,7 @@ mod tests {
         turn("b", 1).into_iter().for_each(|it| sent.push(it));
         compact(&mut sent, 0, "t").expect("a summary");
         assert_eq!(short(sent.all()), "now [t] b b");
-        assert_eq!((sent.compaction().task, sent.task()), (Some(4), "now"));
+        assert_eq!((sent.compaction().task, &*sent.task()), (Some(4), "now"));
     }
 
     #[test]
