@@ -153,7 +153,14 @@ fn line(event: &Value) -> Option<String> {
                 seconds(wait)
             ),
         },
-        "memory.warning" | "tools.warning" | "loop.warning" => text(event, "message"),
+        "memory.warning" | "tools.warning" | "loop.warning" | "model.warning" => {
+            text(event, "message")
+        }
+        "context.compacted" => format!(
+            "conversation made shorter: {} tokens instead of {}",
+            number(event, "tokens_after"),
+            number(event, "tokens_before")
+        ),
         "run.failed" => format!("failed: {}", text(&event["error"], "message")),
         "run.cancelled" => format!("cancelled: {}", text(event, "reason")),
         _ => return None,

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::domain::context::Strategy;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{Failure, RunId};
 use crate::domain::usage::Usage;
@@ -154,6 +155,21 @@ pub enum EventKind {
     },
     #[serde(rename = "model.warning")]
     ModelWarning { turn: u32, message: String },
+    #[serde(rename = "context.compacted")]
+    ContextCompacted {
+        turn: u32,
+        strategy: Strategy,
+        from_turn: u32,
+        to_turn: u32,
+        messages: usize,
+        results: usize,
+        tokens_before: u64,
+        tokens_after: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        model: Option<String>,
+        input_tokens: u64,
+        output_tokens: u64,
+    },
     #[serde(rename = "text.delta")]
     TextDelta { turn: u32, text: String },
     #[serde(rename = "text.withdrawn")]
@@ -216,6 +232,7 @@ impl EventKind {
             Self::ToolsWarning { .. } => "tools.warning",
             Self::LoopWarning { .. } => "loop.warning",
             Self::ModelWarning { .. } => "model.warning",
+            Self::ContextCompacted { .. } => "context.compacted",
             Self::TextDelta { .. } => "text.delta",
             Self::TextWithdrawn { .. } => "text.withdrawn",
         }
@@ -223,7 +240,7 @@ impl EventKind {
 }
 
 /// The names of all events with a number, in the order of [`EventKind`].
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "run.queued",
     "run.started",
     "run.resumed",
@@ -244,6 +261,7 @@ pub const NAMES: [&str; 20] = [
     "tools.warning",
     "loop.warning",
     "model.warning",
+    "context.compacted",
 ];
 
 /// Whether an event of this name is a run's last.
