@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::catalog::LoadError;
 use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, ResponseFormat};
 use crate::domain::content::Content;
+use crate::domain::context::ContextSettings;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::RunId;
 use crate::domain::service::Service;
@@ -199,6 +200,8 @@ pub struct DryRun {
     pub sub_agents: DrySubAgents,
     /// What bounds it.
     pub limits: DryLimits,
+    /// What becomes of a conversation that outgrows the model's window.
+    pub context: ContextSettings,
 }
 
 /// The delegation part of a dry run.

@@ -12,9 +12,11 @@ use crate::domain::run::{Failure, Run};
 use crate::domain::structured;
 use crate::engine::answers::{Asked, Hands, answer, check, failed_turn};
 use crate::engine::close::{self, Ending, How, State};
+use crate::engine::compaction::{self, RequestBounds};
 use crate::engine::conversation::{Conversation, Heard};
 use crate::engine::entry::{Draft, Entry, begin};
 use crate::engine::final_text::{self, Unrecorded};
+use crate::engine::history::Earlier;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Remains;
@@ -84,15 +86,18 @@ async fn attempt(
         Some(prompt) => (prompt, Box::new(begin(engine, live, run, entry))),
         None => {
             if run.session.is_some() {
-                input.earlier = match Box::pin(history::earlier(engine, run)).await {
-                    Ok(earlier) => earlier,
+                match Box::pin(history::earlier(engine, run)).await {
+                    Ok(Earlier {
+                        messages,
+                        compaction,
+                    }) => (input.earlier, input.compaction) = (messages, compaction),
                     Err(error) if live.is_unreadable(&error) => {
                         let draft = begin(engine, live, run, entry);
                         let failure = endings::internal(&error.to_string());
                         return Box::pin(unprompted(engine, live, draft, failure)).await;
                     }
                     Err(error) => return error.into(),
-                };
+                }
             }
             let assembled = Box::pin(resolve::assemble(
                 engine,
@@ -115,6 +120,9 @@ async fn attempt(
                 message: prompt.input.message.clone(),
                 earlier: prompt.input.earlier.clone(),
             });
+            if let Some(compaction) = prompt.input.compaction.clone() {
+                draft.steps.push(Step::Compacted { compaction });
+            }
             if let Some(message) = prompt.memory_warning.clone() {
                 draft.events.push(EventKind::MemoryWarning { message });
             }
@@ -177,6 +185,11 @@ async fn turns(
         limits.loop_warn,
         limits.loop_stop,
     );
+    let recorded = left.as_ref().and_then(|left| left.compaction.clone());
+    if let Some(compaction) = input.compaction.or(recorded) {
+        talk.compact(compaction);
+    }
+    let bounds = RequestBounds::of(engine, live, &system, toolbox.offered());
     if let Some(left) = left {
         // Told at once: what comes next may take long.
         let told = std::mem::replace(&mut draft, Box::new(Draft::of(Change::Nothing)));
@@ -198,6 +211,13 @@ async fn turns(
     loop {
         if let Err(error) = waiting::resume(engine, live).await {
             return error.into();
+        }
+        if let Some(bounds) = bounds.filter(|bounds| bounds.are_passed(&talk)) {
+            let shortened =
+                compaction::shorten(engine, live, state, &bounds, &mut talk, &mut draft);
+            if let Err(ending) = Box::pin(shortened).await {
+                return ending;
+            }
         }
         let may_go_on = check(live).and_then(|()| fits(talk.messages(), limits.conversation_bytes));
         let mut entry = draft
@@ -228,6 +248,8 @@ async fn turns(
             system: &system,
             messages: talk.messages(),
             tools: toolbox.offered(),
+            params: &live.agent.params,
+            is_turn: true,
         };
         let mut streamed = String::new();
         let asked = Box::pin(turn::take(engine, live, question, &mut streamed));

@@ -3,6 +3,7 @@
 use crate::domain::message::shorten;
 use crate::domain::run::{Failure, FailureCode};
 use crate::engine::budget::Exceeded;
+use crate::engine::context_window::Window;
 use crate::engine::live::{Deadline, LiveRun};
 use crate::engine::turn::TurnError;
 use crate::providers::registry::Unavailable;
@@ -99,6 +100,33 @@ pub fn no_answer(reply: End, text: &str) -> Option<Failure> {
         }
     };
     Some(failure(code, "agent", message, false))
+}
+
+/// A request for a summary was answered with nothing.
+pub fn no_summary() -> Failure {
+    let message = "the model gave no summary of the conversation".to_owned();
+    failure(FailureCode::ProviderServer, "server", message, true)
+}
+
+/// The next request does not fit the model's window, and nothing is left that could be taken out of it.
+pub fn too_long(tokens: u64, window: &Window, largest: &str) -> Failure {
+    config(&format!(
+        "the next request has about {tokens} tokens, and {} tokens of the model's context window of {} are for \
+         requests: nothing more can be taken out of the conversation{largest}; use a model with a larger window, lower \
+         params.max_tokens, or let tools return less at once ([tools] max_result)",
+        window.most(),
+        window.tokens
+    ))
+}
+
+/// The next request passes the bound, and the agent's file says that the run fails then.
+pub fn not_compacted(tokens: u64, window: &Window, compact_at: f64) -> Failure {
+    config(&format!(
+        "the next request has about {tokens} tokens, more than the {} that context.compact_at = {compact_at} allows of \
+         the model's context window of {}, and context.strategy is \"fail\": set it to \"compact\" or \
+         \"drop_tool_results\", or use a model with a larger window",
+        window.limit, window.tokens
+    ))
 }
 
 /// A budget is spent.

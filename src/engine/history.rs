@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::AttachmentLimits;
+use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::run::{Run, Status};
 use crate::engine::parts::Engine;
@@ -20,6 +21,8 @@ pub struct Recorded {
     pub system: Option<String>,
     /// Its messages, oldest first, with those that came before the run.
     pub messages: Vec<Message>,
+    /// What its last request left out of them.
+    pub compaction: Option<Compaction>,
 }
 
 impl Recorded {
@@ -49,6 +52,7 @@ impl Recorded {
                     // A run that had to wait stands there with its message alone, and again with its whole prompt.
                     talk.messages = earlier;
                     talk.messages.push(Message::User { content: message });
+                    talk.compaction = None;
                 }
                 Step::Reply { turn, message } => {
                     talk.messages.push(Message::Assistant(message));
@@ -62,11 +66,21 @@ impl Recorded {
                 }
                 Step::Remembers { .. } => {}
                 Step::Said { content } => talk.messages.push(Message::user(content)),
-                Step::Result { .. } => {}
+                Step::Compacted { compaction } => talk.compaction = Some(compaction),
+                Step::Result { .. } | Step::Compacting => {}
             }
         }
         talk
     }
+}
+
+/// What a run of a session goes on with.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    /// The messages.
+    pub messages: Vec<Message>,
+    /// What requests leave out of them: what the last run's left out.
+    pub compaction: Option<Compaction>,
 }
 
 /// How much of a session's conversation its next run goes on with.
@@ -82,9 +96,9 @@ pub struct Bounds {
 
 /// What a run of a session goes on with: the conversation of the last completed run of that session and agent. Read when
 /// it is the run's turn, as those before it have ended then.
-pub async fn earlier(engine: &Engine, run: &Run) -> Result<Vec<Message>, StoreError> {
+pub async fn earlier(engine: &Engine, run: &Run) -> Result<Earlier, StoreError> {
     let Some(name) = &run.session else {
-        return Ok(Vec::new());
+        return Ok(Earlier::default());
     };
     let store = engine.journal.store();
     let last = SessionQuery {
@@ -96,10 +110,28 @@ pub async fn earlier(engine: &Engine, run: &Run) -> Result<Vec<Message>, StoreEr
         limit: 1,
     };
     let Some(last) = store.session(last).await?.pop() else {
-        return Ok(Vec::new());
+        return Ok(Earlier::default());
     };
     let talk = Recorded::of(store.steps(last.id).await?);
-    Ok(trimmed(talk.messages, engine.settings.session))
+    let count = talk.messages.len();
+    let mut messages = trimmed(talk.messages, engine.settings.session);
+    let compaction = talk.compaction.map(|compaction| {
+        let gone = count.saturating_sub(messages.len());
+        if compaction.before > gone || compaction.before == 0 {
+            return compaction.without(gone);
+        }
+        // The summary needs a message that it stands for.
+        messages.insert(0, Message::user(NOTICE));
+        Compaction {
+            before: 1,
+            task: None,
+            ..compaction.without(gone.saturating_sub(1))
+        }
+    });
+    Ok(Earlier {
+        messages,
+        compaction,
+    })
 }
 
 /// The messages, or as many of the last ones as the bounds allow, with a notice before them. They begin with a user's

@@ -11,6 +11,7 @@ pub mod cancel;
 pub mod children;
 pub mod close;
 pub mod collect;
+pub mod compaction;
 pub mod context_window;
 pub mod conversation;
 pub mod definitions;

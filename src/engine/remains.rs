@@ -6,9 +6,11 @@ use std::collections::{HashMap, HashSet};
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::domain::context::Compaction;
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
+use crate::domain::usage::TokenUsage;
 use crate::engine::parts::Engine;
 use crate::engine::resolve::{Input, Prompt};
 use crate::store::{EventQuery, Step, StoreError};
@@ -37,6 +39,10 @@ pub struct Remains {
     pub calls: Begun,
     /// The time of its entry in its agent's memory, which may be written already.
     pub remembers: Option<Timestamp>,
+    /// What its first request leaves out.
+    pub compaction: Option<Compaction>,
+    /// Whether a summary was requested that is not recorded.
+    pub is_compacting: bool,
 }
 
 /// One reply, with the results of its calls as far as they came.
@@ -50,6 +56,8 @@ pub struct Replied {
     pub results: Vec<Option<ToolResult>>,
     /// What the model was told of it where it was not to be the last word.
     pub told: Option<String>,
+    /// What requests leave out from then on.
+    pub compaction: Option<Compaction>,
 }
 
 /// Tool calls that an earlier process began: they are not begun, counted or told again. Empty for a fresh run.
@@ -73,6 +81,8 @@ pub struct Begun {
     pub last_turn: u32,
     /// How often the run was resumed since its last step.
     pub resumed: u32,
+    /// What the last reply reported, unless the conversation was made shorter since.
+    pub reported: Option<TokenUsage>,
 }
 
 /// What was decided about a call that waited for a person's word.
@@ -120,9 +130,14 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
             } => {
                 remains.prompt = Some(Prompt {
                     system,
-                    input: Input { earlier, message },
+                    input: Input {
+                        earlier,
+                        message,
+                        compaction: None,
+                    },
                     memory_warning: None,
                 });
+                remains.compaction = None;
             }
             Step::Reply { turn, message } => {
                 let results = message.tool_calls.iter().map(|_| None).collect();
@@ -131,9 +146,17 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<Remains, StoreError> {
                     message,
                     results,
                     told: None,
+                    compaction: None,
                 });
+                remains.is_compacting = false;
             }
             Step::Remembers { at } => remains.remembers = Some(at),
+            Step::Compacting => remains.is_compacting = true,
+            Step::Compacted { compaction } => {
+                remains.is_compacting = false;
+                let of_reply = remains.replies.last_mut().map(|it| &mut it.compaction);
+                *of_reply.unwrap_or(&mut remains.compaction) = Some(compaction);
+            }
             Step::Said { content } => {
                 if let Some(reply) = remains.replies.last_mut() {
                     reply.told = Some(content);
@@ -204,6 +227,11 @@ impl Begun {
             "turn.completed" | "tool.completed" | "approval.decided" => self.resumed = 0,
             _ => {}
         }
+        match name {
+            "turn.completed" => self.reported = reported(data),
+            "context.compacted" => self.reported = None,
+            _ => {}
+        }
         if name == "turn.started" {
             self.last_turn =
                 serde_json::from_str::<Turn>(data).map_or(self.last_turn, |started| started.turn);
@@ -230,4 +258,22 @@ impl Begun {
             _ => {}
         }
     }
+}
+
+/// The tokens in `turn.completed`; none where the service reported none.
+fn reported(data: &str) -> Option<TokenUsage> {
+    #[derive(Deserialize)]
+    struct Completed {
+        input_tokens: u64,
+        output_tokens: u64,
+        #[serde(default)]
+        reasoning_tokens: u64,
+    }
+    let completed: Completed = serde_json::from_str(data).ok()?;
+    Some(TokenUsage {
+        input: completed.input_tokens,
+        output: completed.output_tokens,
+        reasoning: completed.reasoning_tokens,
+        ..TokenUsage::default()
+    })
 }

@@ -32,9 +32,10 @@ pub async fn replay(
         replies,
         calls: begun,
         remembers,
+        is_compacting,
         ..
     } = left;
-    if begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
+    if is_compacting || begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
         // The request that was under way is asked again; what the first one cost nobody will tell.
         live.spend(&Usage {
             unreported: 1,
@@ -49,6 +50,7 @@ pub async fn replay(
         message,
         results,
         told,
+        compaction,
     } in replies
     {
         if !message.content.is_empty() {
@@ -58,6 +60,9 @@ pub async fn replay(
             if let Some(told) = told {
                 summed_up = summary::prompt(live).map(|_| message.content.clone());
                 talk.say_more(turn, message, told);
+                if let Some(compaction) = compaction {
+                    talk.compact(compaction);
+                }
                 continue;
             }
             let content = match summed_up.take() {
@@ -122,6 +127,12 @@ pub async fn replay(
             begun: Arc::clone(&begun),
         };
         answer(engine, live, hands, asked, talk).await?;
+        if let Some(compaction) = compaction {
+            talk.compact(compaction);
+        }
+    }
+    if let Some(tokens) = &begun.reported {
+        talk.report(tokens);
     }
     Ok(summed_up)
 }

@@ -100,6 +100,7 @@ mod tests {
         reply.echo = Some(Echo {
             wire: "anthropic".to_owned(),
             body: body.into(),
+            prefix: 0,
         });
         let reply = Message::Assistant(reply);
         assert_eq!(message(&reply), 116);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::catalog::prompt::{self, Parts, PromptError};
 use crate::domain::agent::{Agent, Budget, ModelRef, Params};
 use crate::domain::content::Content;
+use crate::domain::context::Compaction;
 use crate::domain::message::Message;
 use crate::domain::run::{RunId, Scope};
 use crate::engine::ask::{
@@ -39,6 +40,8 @@ pub struct Input {
     pub earlier: Vec<Message>,
     /// The user message.
     pub message: Content,
+    /// What requests leave out of what was said before.
+    pub compaction: Option<Compaction>,
 }
 
 impl Input {
@@ -53,8 +56,8 @@ impl<T: Into<Content>> From<T> for Input {
     /// A message that begins a conversation.
     fn from(message: T) -> Self {
         Self {
-            earlier: Vec::new(),
             message: message.into(),
+            ..Self::default()
         }
     }
 }
@@ -301,6 +304,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
             max_tool_calls: agent.budget.max_tool_calls,
             max_runs: agent.budget.max_runs,
         },
+        context: agent.context,
     })
 }
 

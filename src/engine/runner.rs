@@ -151,6 +151,7 @@ impl Runner {
         let input = Input {
             earlier: ask.messages,
             message: prompt::root_message(ask.input.as_ref(), ask.context.as_deref()),
+            compaction: None,
         };
         let scope = Scope::root(id, agent.delegation.max_depth);
         let tree = Arc::new(Tree {

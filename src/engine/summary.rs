@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::domain::event::EventKind;
 use crate::engine::answers::{check, failed_turn};
 use crate::engine::close::{Ending, How, State};
+use crate::engine::compaction::{self, RequestBounds};
 use crate::engine::conversation::Conversation;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
@@ -29,13 +30,25 @@ pub async fn ask(
 ) -> Ending {
     // Without tools the request begins otherwise than those before it.
     talk.drop_thinking(0);
-    let talk = &*talk;
+    let user = talk.task().into_owned();
     let done = |content| How::Completed {
         content,
         structured: false,
-        task: talk.task().into_owned(),
+        task: user,
         remembers: None,
     };
+    let bounds = RequestBounds::of(engine, live, system, &[]);
+    if let Some(bounds) = bounds.filter(|bounds| bounds.are_passed(talk)) {
+        let mut draft = None;
+        let shortened = compaction::shorten(engine, live, state, &bounds, talk, &mut draft);
+        match Box::pin(shortened).await {
+            Ok(()) => {}
+            Err(ending) if matches!(ending.how, Ok(How::Failed(_))) => {
+                return Ending::of(done(task));
+            }
+            Err(ending) => return ending,
+        }
+    }
     let turn = talk.turn() + 1;
     let begun = EventKind::TurnStarted {
         turn,
@@ -47,6 +60,8 @@ pub async fn ask(
         system,
         messages: talk.messages(),
         tools: &[],
+        params: &live.agent.params,
+        is_turn: true,
     };
     // The task's own text is what there is without a summary, not the beginning of one.
     let mut streamed = String::new();

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Cache, ModelRef, Params};
 use crate::domain::attachment::Blobs;
-use crate::domain::content::estimated_tokens;
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
@@ -18,6 +17,7 @@ use crate::domain::usage::{Cost, Price, Usage};
 use crate::engine::budget::{Amount, Exceeded};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
+use crate::engine::request_size;
 use crate::engine::spans::Chat;
 use crate::providers::registry::{Served, Unavailable};
 use crate::providers::{ChatRequest, Delta, ProviderError, Reply, fit, parts, retry};
@@ -33,6 +33,10 @@ pub struct Question<'a> {
     pub messages: &'a [Message],
     /// The tools on offer.
     pub tools: &'a [ToolSpec],
+    /// Sampling parameters.
+    pub params: &'a Params,
+    /// Whether it is a turn of the run's conversation: what else is requested is not streamed to subscribers.
+    pub is_turn: bool,
 }
 
 /// A reply, and who gave it.
@@ -202,7 +206,7 @@ async fn ask_once(
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
     let facts = engine.settings.models.get(&model.provider, &model.model);
-    let (mut params, mut warnings) = fit::fit(&asked, &live.agent.params, facts);
+    let (mut params, mut warnings) = fit::fit(&asked, question.params, facts);
     warnings.extend(fit::fit_service(
         &asked,
         &mut params,
@@ -241,7 +245,10 @@ async fn ask_once(
         facts,
         stream: live.streams(),
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
-        cache_key: &live.agent.version,
+        cache_key: match question.is_turn {
+            true => &live.agent.version,
+            false => "",
+        },
         trace: chat.as_deref().map(|chat| &chat.place),
         key,
     };
@@ -249,6 +256,7 @@ async fn ask_once(
     let mut take_in = |delta: Delta<'_>| match delta {
         Delta::Usage(usage) => reported = Some(usage),
         Delta::Billed(service) => billed = service,
+        Delta::Text(_) if !question.is_turn => {}
         Delta::Text(text) => {
             streamed.push_str(text);
             let (turn, text) = (question.turn, text.to_owned());
@@ -365,31 +373,15 @@ pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result
     }
 }
 
-/// What a request may use: its texts at four bytes a token, its pictures and files, and the most it may answer.
+/// What a request may use: its estimated input, and the most it may answer.
 fn estimate(question: &Question<'_>, params: &Params, price: Option<&Price>) -> Amount {
     const DEFAULT_MAX_TOKENS: u32 = 4096;
-    let text = |message: &Message| match message {
-        Message::User { content } => content.text_bytes(),
-        Message::Assistant(said) => {
-            said.content.len()
-                + said
-                    .tool_calls
-                    .iter()
-                    .map(|call| call.arguments.get().len())
-                    .sum::<usize>()
-        }
-        Message::Tool { tool_results } => {
-            tool_results.iter().map(|result| result.content.len()).sum()
-        }
-    };
-    let attached = question.messages.iter().flat_map(Message::attachments);
-    let offered = |tool: &ToolSpec| tool.description.len() + tool.parameters.get().len();
-    let bytes = question.system.len()
-        + question.messages.iter().map(text).sum::<usize>()
-        + question.tools.iter().map(offered).sum::<usize>();
+    let preamble = request_size::preamble(question.system, question.tools);
+    let messages = request_size::messages(question.messages);
+    let max_tokens = params.max_tokens;
     let tokens = crate::domain::usage::TokenUsage {
-        input: (bytes.div_ceil(4) + attached.map(estimated_tokens).sum::<usize>()) as u64,
-        output: u64::from(params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+        input: request_size::tokens(preamble + messages),
+        output: u64::from(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         ..Default::default()
     };
     Amount {

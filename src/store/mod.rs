@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::domain::content::Content;
+use crate::domain::context::Compaction;
 use crate::domain::event::{Event, StoredEvent};
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, Status};
@@ -329,6 +330,13 @@ pub enum Step {
         /// The text.
         content: String,
     },
+    /// A summary of the oldest messages is requested next.
+    Compacting,
+    /// From here on requests leave out what this says.
+    Compacted {
+        /// All that they leave out.
+        compaction: Compaction,
+    },
 }
 
 impl Step {
@@ -342,7 +350,11 @@ impl Step {
                 message.attachments().chain(earlier).collect()
             }
             Self::Result { result, .. } => result.attachments.iter().collect(),
-            Self::Reply { .. } | Self::Remembers { .. } | Self::Said { .. } => Vec::new(),
+            Self::Reply { .. }
+            | Self::Remembers { .. }
+            | Self::Said { .. }
+            | Self::Compacting
+            | Self::Compacted { .. } => Vec::new(),
         }
     }
 }

@@ -311,7 +311,9 @@ pub fn calls_of(steps: &[Step]) -> Vec<String> {
             Step::Prompt { .. }
             | Step::Said { .. }
             | Step::Result { .. }
-            | Step::Remembers { .. } => None,
+            | Step::Remembers { .. }
+            | Step::Compacting
+            | Step::Compacted { .. } => None,
         })
         .flatten()
         .map(|call| call.id.clone())

@@ -449,6 +449,9 @@ impl Life {
                     Step::Said { .. } => unreachable!("nobody is asked for a shape"),
                     // A time.
                     Step::Remembers { .. } => continue,
+                    Step::Compacting | Step::Compacted { .. } => {
+                        unreachable!("no window is known")
+                    }
                 };
                 steps.push((place, serde_json::to_string(&step).expect("JSON")));
             }
