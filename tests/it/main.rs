@@ -32,6 +32,7 @@ mod hostile_wires;
 mod http_errors;
 mod idempotency;
 mod lists;
+mod long_conversations;
 mod loop_;
 mod mcp;
 mod mcp_faults;

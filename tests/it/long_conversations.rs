@@ -1,0 +1,434 @@
+//! Conversations that outgrow their model's context window: summed up, thinned out or failed, in runs and in sessions, and
+//! over the death of the daemon.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::events::{Event, count, is_whole};
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{Answer, asks, calls, fails, says};
+use crate::support::provider::seen::{Seen, Wire};
+use crate::support::run::Run;
+
+/// The window of the models here, in tokens.
+const WINDOW: usize = 8000;
+/// Lines of the book that one call reads.
+const LINES: usize = 60;
+const READER: &str = "tools = [\"read_file\"]";
+
+/// A daemon with these agents, whose models have a small window, and a long book.
+fn library(agents: &[(&str, &str)]) -> Setup {
+    let page = |line: usize| format!("Line {line} of a long book about nothing at all.\n");
+    let book: String = (1..=60 * LINES).map(page).collect();
+    let mut setup = TestApp::with().file("book.txt", &book);
+    for (name, toml) in agents {
+        setup = setup.agent(name, toml);
+        for wire in Wire::ALL {
+            let models = format!("[providers.{}.models.{name}]", wire.name());
+            setup = setup.config(&format!("{models}\ncontext_window = {WINDOW}"));
+        }
+    }
+    setup
+}
+
+/// Four bytes a token, of the whole request.
+fn tokens(seen: &Seen) -> usize {
+    seen.body.to_string().len() / 4
+}
+
+/// Whether it is a request for a summary.
+fn is_summary(seen: &Seen) -> bool {
+    seen.tools().is_empty() && seen.user().len() == 1 && seen.user()[0].contains("<conversation>")
+}
+
+fn reads(page: usize) -> Answer {
+    let arguments = json!({"path": "book.txt", "offset": page * LINES + 1, "limit": LINES});
+    calls([("read_file", arguments)])
+}
+
+/// Reads so many pages, one a turn, then says `done`. Summaries are numbered. What is too long is refused, as services do.
+fn reader(pages: usize) -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+    let (turns, summaries) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    move |seen| {
+        if tokens(seen) > WINDOW {
+            return fails(400, format!("prompt is too long: {} tokens", tokens(seen)));
+        }
+        let answer = match is_summary(seen) {
+            true => says(format!(
+                "summary {}",
+                1 + summaries.fetch_add(1, Ordering::SeqCst)
+            )),
+            false => match turns.fetch_add(1, Ordering::SeqCst) {
+                page if page < pages => reads(page),
+                _ => says("done"),
+            },
+        };
+        answer.using(tokens(seen) as u64, 20)
+    }
+}
+
+fn kind<'a>(events: &'a [Event], kind: &str) -> Vec<&'a Event> {
+    events.iter().filter(|event| event.kind() == kind).collect()
+}
+
+/// Checks that the record has so many pages, whole.
+async fn has_pages(run: &Run<'_>, pages: usize) {
+    let mut messages = Vec::new();
+    let mut after = 0;
+    loop {
+        let page = run.get(&format!("/messages?after={after}")).await.json();
+        messages.extend(page["data"].as_array().expect("data").clone());
+        match page["next_after"].as_u64() {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    assert_eq!(messages.len(), 2 * pages + 2);
+    let text = Value::from(messages).to_string();
+    for page in 0..pages {
+        let line = format!("Line {} of", (page + 1) * LINES);
+        assert!(text.contains(&line), "{line}");
+    }
+    assert!(!text.contains("summary 1"));
+}
+
+/// The conversation of a request without marks for a cache.
+fn conversation(seen: &Seen) -> Vec<String> {
+    let mut messages = seen.messages().to_vec();
+    let blocks = messages.iter_mut();
+    let blocks = blocks.filter_map(|message| message["content"].as_array_mut());
+    for block in blocks.flatten().filter_map(Value::as_object_mut) {
+        block.remove("cache_control");
+    }
+    messages.iter().map(Value::to_string).collect()
+}
+
+/// Checks that each turn's request begins as the one before it, but after each of `breaks` summaries.
+fn prefixes_stay(turns: &[&Arc<Seen>], breaks: usize) {
+    let is_broken = |pair: &&[&Arc<Seen>]| {
+        let (before, after) = (conversation(pair[0]), conversation(pair[1]));
+        !after.starts_with(&before)
+    };
+    assert_eq!(turns.windows(2).filter(is_broken).count(), breaks);
+}
+
+#[tokio::test]
+async fn a_run_far_longer_than_the_window_ends_well_on_every_wire() {
+    for wire in Wire::ALL {
+        let toml = format!(
+            "model = \"{}/reader\"\nsystem_prompt = \"Read.\"\n{READER}",
+            wire.name()
+        );
+        let app = library(&[("reader", &toml)]).spawn().await;
+        app.provider.always("reader", reader(45));
+
+        let run = app.run("reader", "Read the book").await;
+
+        assert_eq!(run.output(), "done", "{wire:?}");
+        assert_eq!(run["turns"], 46, "a summary is no turn");
+        has_pages(&run, 45).await;
+        let seen = app.provider.seen();
+        let (summaries, turns): (Vec<_>, Vec<_>) = seen.iter().partition(|seen| is_summary(seen));
+        assert!((3..20).contains(&summaries.len()), "{}", summaries.len());
+        for turn in &turns {
+            assert_eq!(turn.system(), "Read.");
+            assert_eq!(turn.user()[0], "Read the book");
+            assert_eq!(turn.tool_names(), ["read_file"]);
+        }
+        let last = turns.last().expect("turns");
+        let summary = format!("summary {}", summaries.len());
+        assert!(last.user()[1].contains(&summary), "{:?}", last.user());
+        prefixes_stay(&turns, summaries.len());
+        // The second summary is made of the first and of what came after it.
+        let second = &summaries[1].user()[0];
+        assert!(
+            second.contains("<summary>\nsummary 1\n</summary>") && second.contains("Read the book")
+        );
+
+        let events = run.events().await;
+        is_whole(&events);
+        let compacted = kind(&events, "context.compacted");
+        assert_eq!(compacted.len(), summaries.len());
+        assert_eq!(count(&events, "turn.completed"), 46);
+        let mut turn = 0;
+        for event in compacted {
+            assert_eq!(event["strategy"], "compact");
+            assert_eq!(event["from_turn"], turn + 1, "{event:?}");
+            turn = event["to_turn"].as_u64().expect("a turn");
+            assert!(event["tokens_after"].as_u64() < event["tokens_before"].as_u64());
+            assert_eq!(event["model"], "reader");
+        }
+        let ledger = app.provider.ledger();
+        assert_eq!(run.usage().0, ledger.input, "summaries are paid for");
+        assert_eq!(run["tree"]["model_calls"], ledger.replies);
+    }
+}
+
+#[tokio::test]
+async fn old_results_are_dropped_where_the_file_says_so() {
+    let toml = format!("{READER}\n[context]\nstrategy = \"drop_tool_results\"");
+    let app = library(&[("reader", &toml)]).spawn().await;
+    app.provider.always("reader", reader(30));
+
+    let run = app.run("reader", "Read the book").await;
+
+    assert_eq!(run.output(), "done");
+    has_pages(&run, 30).await;
+    let seen = app.provider.seen();
+    assert_eq!(seen.len(), 31, "nothing is requested for it");
+    let results = seen[30].results();
+    assert_eq!(results.len(), 30);
+    assert!(results[29].contains("Line 1800 of"), "the last one stays");
+    assert!(
+        results[0].contains("result of read_file") && results[0].contains("bytes) was dropped"),
+        "{}",
+        results[0]
+    );
+    let events = run.events().await;
+    let compacted = kind(&events, "context.compacted");
+    let dropped = compacted.iter().map(|event| event["results"].as_u64());
+    let dropped: u64 = dropped.map(|results| results.expect("a number")).sum();
+    let is_dropped = |text: &&String| text.contains("was dropped");
+    assert_eq!(dropped, results.iter().filter(is_dropped).count() as u64);
+    let turns: Vec<_> = seen.iter().collect();
+    prefixes_stay(&turns, compacted.len());
+    assert!(compacted.len() < 15, "{}", compacted.len());
+}
+
+#[tokio::test]
+async fn a_run_that_shall_fail_does_before_the_request() {
+    let toml = format!("{READER}\n[context]\nstrategy = \"fail\"\ncompact_at = 0.5");
+    let app = library(&[("reader", &toml)]).spawn().await;
+    app.provider.always("reader", reader(30));
+
+    let run = app.run("reader", "Read the book").await;
+
+    let (code, message) = run.failure();
+    assert_eq!(code, "config");
+    assert!(message.contains("context.compact_at = 0.5"), "{message}");
+    let seen = app.provider.seen();
+    assert!(seen.iter().all(|seen| tokens(seen) < 5000));
+    assert!(seen.len() > 3);
+}
+
+#[tokio::test]
+async fn what_cannot_be_made_smaller_fails_with_advice() {
+    let toml = format!("{READER}\n[params]\nmax_tokens = 1000");
+    let app = library(&[("reader", &toml)]).spawn().await;
+    let whole = json!({"path": "book.txt", "limit": 1000});
+    app.provider
+        .will("reader", [reads(0), calls([("read_file", whole)])]);
+    app.provider.always("reader", |_| says("a summary"));
+
+    let run = app.run("reader", "Read the book").await;
+
+    let (code, message) = run.failure();
+    assert_eq!(code, "config");
+    assert!(message.contains("window of 8000"), "{message}");
+    assert!(
+        message.contains("the tool results of one turn with"),
+        "{message}"
+    );
+    assert!(app.provider.seen().len() <= 3);
+
+    // The task alone.
+    let run = app.run("reader", &"word ".repeat(8000)).await;
+    let (_, message) = run.failure();
+    assert!(message.contains("a user message with"), "{message}");
+}
+
+#[tokio::test]
+async fn an_unknown_window_is_left_alone() {
+    let app = TestApp::with()
+        .agent("reader", READER)
+        .file("book.txt", &"A line\n".repeat(9000))
+        .spawn()
+        .await;
+    let whole = || calls([("read_file", json!({"path": "book.txt"}))]);
+    app.provider
+        .will("reader", [whole(), whole(), whole(), says("done")]);
+
+    let run = app.run("reader", "go").await;
+
+    assert_eq!(run.output(), "done");
+    assert_eq!(count(&run.events().await, "context.compacted"), 0);
+}
+
+#[tokio::test]
+async fn what_the_service_reports_counts_more_than_the_estimate() {
+    let app = library(&[("reader", READER)]).spawn().await;
+    app.provider.will(
+        "reader",
+        [
+            reads(0),
+            reads(1),
+            reads(2).using(7000, 10),
+            says("short"),
+            says("done"),
+        ],
+    );
+
+    let run = app.run("reader", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let events = run.events().await;
+    let compacted = kind(&events, "context.compacted");
+    assert_eq!(compacted.len(), 1);
+    let before = compacted[0]["tokens_before"].as_u64().expect("tokens");
+    assert!((7010..8000).contains(&before), "{before}");
+}
+
+#[tokio::test]
+async fn without_a_summary_results_are_dropped_with_a_warning() {
+    for no_summary in [
+        fails(400, "I do not sum up"),
+        says(" "),
+        says("no").refusing(),
+    ] {
+        let app = library(&[("reader", READER)]).spawn().await;
+        let (read, done) = (reader(20), no_summary.clone());
+        app.provider
+            .always("reader", move |seen| match is_summary(seen) {
+                true => done.clone(),
+                false => read(seen),
+            });
+
+        let run = app.run("reader", "go").await;
+
+        assert_eq!(run.output(), "done");
+        let events = run.events().await;
+        let warnings = kind(&events, "model.warning");
+        let dropped = kind(&events, "context.compacted");
+        assert!(!warnings.is_empty());
+        assert_eq!(warnings.len(), dropped.len());
+        let message = warnings[0]["message"].as_str().expect("a text");
+        assert!(message.contains("could not be summed up"), "{message}");
+        assert_eq!(dropped[0]["strategy"], "drop_tool_results");
+    }
+}
+
+#[tokio::test]
+async fn children_with_and_without_a_name_are_made_shorter_too() {
+    let planner = "sub_agents = [\"reader\"]\n[subagent]\nenabled = true\nsummary = \"always\"";
+    let app = library(&[("planner", planner), ("reader", READER)])
+        .spawn()
+        .await;
+    app.provider.always("reader", reader(20));
+    app.provider.will(
+        "planner",
+        [asks([("reader", "Read the book")]), says("done")],
+    );
+
+    let run = app.run("planner", "go").await;
+
+    assert_eq!(run.output(), "done");
+    let child = &run.children().await[0];
+    assert!(count(&child.events().await, "context.compacted") > 0);
+    assert_eq!(run.tree_usage().0, app.provider.ledger().input);
+
+    let app = library(&[(
+        "solo",
+        &format!("{READER}\n[subagent]\nenabled = true\ndefault_max_turns = 30"),
+    )])
+    .spawn()
+    .await;
+    let task = json!({"label": "read", "task_prompt": "Read the book"});
+    let read = reader(20);
+    let is_asked = AtomicUsize::new(0);
+    app.provider
+        .always("solo", move |seen| match seen.user()[0].as_str() {
+            "go" if is_asked.fetch_add(1, Ordering::SeqCst) == 0 => {
+                calls([("subagent", task.clone())])
+            }
+            "go" => says("all done"),
+            _ => read(seen),
+        });
+    let run = app.run("solo", "go").await;
+    assert_eq!(run.output(), "all done");
+    let child = &run.children().await[0];
+    assert_eq!(child.output(), "done");
+    assert!(count(&child.events().await, "context.compacted") > 0);
+}
+
+/// What a user writes in a long session.
+fn essay(number: usize) -> String {
+    format!("{number}: {}", "I have this to tell. ".repeat(60))
+}
+
+/// Says as much again. Summaries are numbered.
+fn talker() -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+    let summaries = AtomicUsize::new(0);
+    move |seen| {
+        if tokens(seen) > WINDOW {
+            return fails(400, "prompt is too long");
+        }
+        let task = seen.user().last().cloned().unwrap_or_default();
+        match task.contains("<conversation>") {
+            true => says(format!(
+                "gist {}",
+                1 + summaries.fetch_add(1, Ordering::SeqCst)
+            )),
+            false => says(format!("Heard: {task}")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_far_longer_than_the_window_goes_on_and_pays_once() {
+    let mut app = library(&[("talker", "")]).spawn().await;
+    app.provider.always("talker", talker());
+    let talk = |number| json!({"input": essay(number), "session": "talk"});
+    const RUNS: usize = 45;
+    for number in 1..=RUNS {
+        let run = app.run_with("talker", talk(number)).await;
+        assert!(run.output().starts_with(&format!("Heard: {number}:")));
+        if number == 30 {
+            app.crash_and_restart().await;
+        }
+    }
+
+    let seen = app.provider.seen();
+    let summaries = seen.len() - RUNS;
+    assert!((2..12).contains(&summaries), "{summaries} summaries");
+    let is_turn = |seen: &&Arc<Seen>| !seen.user()[0].contains("<conversation>");
+    let turns: Vec<_> = seen.iter().filter(is_turn).collect();
+    prefixes_stay(&turns, summaries);
+    let last = turns.last().expect("turns").user();
+    assert!(
+        last[0].contains(&format!("gist {summaries}")),
+        "{}",
+        last[0]
+    );
+    // The record has it all.
+    let session = app.get("/sessions/talk").await.json();
+    assert_eq!(session["messages"], 2 * RUNS);
+    let id = session["run"].as_str().expect("a run").to_owned();
+    let run = app.find(&id).await;
+    let text = run.messages().await["data"].to_string();
+    assert!(text.contains(&essay(1)) && text.contains(&essay(RUNS)));
+    assert!(!text.contains("gist 1"));
+}
+
+#[tokio::test]
+async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
+    let app = library(&[("talker", "")])
+        .config("[limits]\nsession_messages = 30")
+        .spawn()
+        .await;
+    app.provider.always("talker", talker());
+    for number in 1..=30 {
+        let body = json!({"input": essay(number), "session": "talk"});
+        let run = app.run_with("talker", body).await;
+        assert!(run.output().starts_with("Heard"), "{number}");
+    }
+    let seen = app.provider.seen();
+    let last = seen.last().expect("requests").user();
+    assert_eq!(
+        last.iter().filter(|text| text.contains("gist")).count(),
+        1,
+        "{last:#?}"
+    );
+}
