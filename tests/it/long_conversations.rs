@@ -432,3 +432,98 @@ async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
         "{last:#?}"
     );
 }
+
+/// Waits for so many such requests.
+async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&Seen) -> bool) {
+    for requests in 1.. {
+        app.provider.asked("reader", requests).await;
+        let seen = app.provider.seen();
+        if seen.iter().filter(|seen| is_such(seen)).count() >= count {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_killed_while_a_summary_is_made_asks_for_it_again() {
+    let mut app = library(&[("reader", READER)]).spawn().await;
+    let (read, gate) = (reader(12), Gate::shut());
+    let held = gate.clone();
+    let is_held = AtomicUsize::new(0);
+    app.provider.always("reader", move |seen| {
+        let answer = read(seen);
+        match is_summary(seen) && is_held.fetch_add(1, Ordering::SeqCst) == 0 {
+            true => answer.after(&held),
+            false => answer,
+        }
+    });
+    let id = app.start("reader", "go").await.id().to_owned();
+    requested(&app, 1, is_summary).await;
+
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    assert_eq!(run["turns"], 13);
+    has_pages(&run, 12).await;
+    let mut summaries = app.provider.seen();
+    summaries.retain(|seen| is_summary(seen));
+    assert_eq!(summaries[0].body, summaries[1].body);
+    assert_eq!(
+        run["tree"]["complete"], false,
+        "what the first cost is not known"
+    );
+    let events = run.events().await;
+    is_whole(&events);
+    assert_eq!(count(&events, "context.compacted"), summaries.len() - 1);
+    gate.open();
+}
+
+#[tokio::test]
+async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
+    for strategy in ["compact", "drop_tool_results"] {
+        let toml = format!("{READER}\n[context]\nstrategy = \"{strategy}\"");
+        let mut app = library(&[("reader", &toml)]).spawn().await;
+        let (read, gate) = (reader(14), Gate::shut());
+        let held = gate.clone();
+        let is_held = AtomicUsize::new(0);
+        let is_short = |seen: &Seen| {
+            let is_dropped = |text: &String| text.contains("was dropped");
+            seen.user().len() > 1 || seen.results().iter().any(is_dropped)
+        };
+        app.provider.always("reader", move |seen| {
+            // Two turns after the first time.
+            match is_short(seen) && is_held.fetch_add(1, Ordering::SeqCst) == 2 {
+                true => says("never").after(&held),
+                false => read(seen),
+            }
+        });
+        let id = app.start("reader", "go").await.id().to_owned();
+        requested(&app, 3, is_short).await;
+        let mut events = app.events(&app.find(&id).await).await;
+        let turn = app
+            .provider
+            .seen()
+            .iter()
+            .filter(|seen| !is_summary(seen))
+            .count();
+        events
+            .until_all(|events| count(events, "turn.started") == turn)
+            .await;
+        let before = app.provider.seen();
+
+        app.crash_and_restart().await;
+
+        let run = app.find(&id).await.ended().await;
+        assert_eq!(run.output(), "done", "{strategy}");
+        has_pages(&run, 14).await;
+        let seen = app.provider.seen();
+        let again = &seen[before.len()];
+        let first = before.last().expect("requests");
+        assert_eq!(
+            again.body, first.body,
+            "{strategy}: the same request, and no new summary"
+        );
+        is_whole(&run.events().await);
+    }
+}
