@@ -1,12 +1,15 @@
 //! Who is let in and when: limits of an agent and of a key, turns between keys, and what outlives a crash.
 
+use std::fs;
+
 use axed::config::auth::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::{Got, Setup, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, asks, hangs, says};
+use crate::support::provider::answer::{Answer, asks, calls, hangs, says};
+use crate::support::soon;
 
 /// A daemon with two keys, their own names, and an agent.
 fn of_ada_and_bob(runs: &str) -> Setup {
@@ -314,4 +317,47 @@ async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
     }
     assert_eq!(ended(&app, "bob", &runs[4]).await, "done");
     assert_eq!(asked(&app)[1], "bob");
+}
+
+#[tokio::test]
+async fn a_tenants_hanging_commands_leave_the_others_their_part() {
+    let app =
+        of_ada_and_bob("max_running = 10\n[tools]\nallow_commands = true\nallow_unconfined = true")
+            .agent("worker", "workdir = \"work\"\ntools = [\"run_command\"]")
+            .file("work/none", "")
+            .spawn()
+            .await;
+    let command = |text: &str| ("run_command", json!({"command": text}));
+    let hanging = command("touch \"on-$$\"; sleep 600");
+    app.provider.will(
+        "worker",
+        [
+            calls(vec![hanging; 80]),
+            calls([command("echo ok")]),
+            says("done"),
+        ],
+    );
+    let path = "/agents/worker/runs";
+    let of_ada = post(&app, "ada", path, &json!({})).await.json();
+    // Half of 64, and half of the other half.
+    let started = || {
+        let entries = fs::read_dir(app.path("work"))
+            .expect("a directory")
+            .flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with("on-")).count()
+    };
+    soon("48 commands at work", async {
+        while started() < 48 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+
+    let of_bob = post(&app, "bob", &format!("{path}?wait=60"), &json!({})).await;
+
+    assert_eq!(of_bob.json()["content"], "done", "{}", of_bob.text);
+    assert_eq!(started(), 48);
+    let id = of_ada["id"].as_str().expect("an id");
+    post(&app, "ada", &format!("/runs/{id}/cancel"), &json!({})).await;
 }
