@@ -23,7 +23,7 @@ const NOTICE: usize = 512;
 /// The error of a call that nobody waits for.
 const CANCELLED: &str = "stopped";
 /// Searches at work at once, or as many as there are processors. More wait for their turn, by key.
-const SEARCHES_AT_ONCE: usize = 8;
+const SEARCHES_AT_ONCE: usize = 4;
 /// A file whose first bytes have a NUL is no text.
 const LOOKED_AT: usize = 8 << 10;
 
