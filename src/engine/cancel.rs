@@ -35,19 +35,27 @@ pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), Stor
 }
 
 async fn cancel_live(engine: &Engine, live: &LiveRun, reason: &str) -> Result<(), StoreError> {
-    match live.begin_cancel(reason) {
-        CancelState::Recorded | CancelState::TooLate => return Ok(()),
-        // The store ignores the second of two.
-        CancelState::Began | CancelState::Pending => {}
-    }
-    let (change, event) = cancelling(reason);
+    let Some(reason) = begin(live, reason) else {
+        return Ok(());
+    };
+    let (change, event) = cancelling(&reason);
     let journal = &engine.journal;
     let recorded = journal.record_request(live, change, event).await;
     match recorded {
-        Ok(()) => live.cancel(reason),
+        Ok(()) => live.cancel(&reason),
         Err(_) => live.withdraw_cancel(),
     }
     recorded
+}
+
+/// The reason to record, `None` if nothing is to be recorded. Two cancels at once record the same reason, that of the
+/// first: the store ignores the second write, and either may be it.
+fn begin(live: &LiveRun, reason: &str) -> Option<String> {
+    match live.begin_cancel(reason) {
+        CancelState::Recorded | CancelState::TooLate => None,
+        CancelState::Began => Some(reason.to_owned()),
+        CancelState::Pending(first) => Some(first),
+    }
 }
 
 /// Waits for the end of a run that is ending by itself; fails where that cannot be recorded.
@@ -79,8 +87,7 @@ async fn cancel_undriven(engine: &Engine, id: RunId, reason: &str) -> Result<(),
 
 /// The runs that a new one replaces in its session, whose cancels are recorded with its acceptance.
 pub struct Cancels<'e> {
-    runs: Vec<Arc<LiveRun>>,
-    reason: String,
+    runs: Vec<(Arc<LiveRun>, String)>,
     /// None of them is taken up from its record meanwhile.
     _gate: Option<RwLockReadGuard<'e, ()>>,
 }
@@ -94,11 +101,7 @@ pub async fn those_before(
     let reason = format!("{by} takes its place in the session");
     let mut runs = Vec::new();
     if before.is_empty() {
-        return Cancels {
-            runs,
-            reason,
-            _gate: None,
-        };
+        return Cancels { runs, _gate: None };
     }
     for (_, accepted) in &before {
         accepted.cancelled().await;
@@ -107,14 +110,13 @@ pub async fn those_before(
     // The last first: none of them is to start because the one before it has ended.
     for (before, _) in before.into_iter().rev() {
         let live = engine.live.get(before);
-        runs.extend(live.filter(|live| {
-            let state = live.begin_cancel(&reason);
-            matches!(state, CancelState::Began | CancelState::Pending)
+        runs.extend(live.and_then(|live| {
+            let reason = begin(&live, &reason)?;
+            Some((live, reason))
         }));
     }
     Cancels {
         runs,
-        reason,
         _gate: Some(gate),
     }
 }
@@ -127,8 +129,8 @@ impl Cancels<'_> {
 
     /// What is to be recorded.
     pub fn writes(&self) -> Vec<Write> {
-        let write = |live: &Arc<LiveRun>| {
-            let (change, event) = cancelling(&self.reason);
+        let write = |(live, reason): &(Arc<LiveRun>, String)| {
+            let (change, event) = cancelling(reason);
             journal::entry(live, change, Vec::new(), vec![event])
         };
         self.runs.iter().map(write).collect()
@@ -136,8 +138,8 @@ impl Cancels<'_> {
 
     /// Their cancels are on the record: stops the runs.
     pub fn settle(mut self) {
-        for live in std::mem::take(&mut self.runs) {
-            live.cancel(&self.reason);
+        for (live, reason) in std::mem::take(&mut self.runs) {
+            live.cancel(&reason);
         }
     }
 }
@@ -145,7 +147,7 @@ impl Cancels<'_> {
 impl Drop for Cancels<'_> {
     /// Who is not cancelled by now will not be.
     fn drop(&mut self) {
-        for live in &self.runs {
+        for (live, _) in &self.runs {
             live.withdraw_cancel();
         }
     }

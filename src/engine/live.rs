@@ -164,12 +164,12 @@ enum Phase {
 }
 
 /// What a run makes of a request to cancel it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CancelState {
     /// It is the first such request: the record does not say so yet.
     Began,
-    /// There was one before that the record does not show yet.
-    Pending,
+    /// There was one before, for this reason, that the record does not show yet.
+    Pending(String),
     /// The record shows one.
     Recorded,
     /// The run is ending by itself.
@@ -440,7 +440,7 @@ impl LiveRun {
             Phase::Cancelling {
                 is_recorded: true, ..
             } => return CancelState::Recorded,
-            Phase::Cancelling { .. } => return CancelState::Pending,
+            Phase::Cancelling { reason, .. } => return CancelState::Pending(reason.clone()),
             Phase::Ending => return CancelState::TooLate,
         }
         *phase = Phase::Cancelling {
