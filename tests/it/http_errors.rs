@@ -31,7 +31,11 @@ async fn a_wrong_field_is_pointed_at() {
             "/params/temprature",
             "did you mean \"temperature\"?",
         ),
-        (json!({"input": 7}), "/input", "expected a string"),
+        (
+            json!({"input": 7}),
+            "/input",
+            "expected a text or a list of parts",
+        ),
         (json!({"timeout": -1}), "/timeout", "whole number"),
         (json!({"timeout": 1e12 as u64}), "/timeout", "at most"),
         (
