@@ -36,8 +36,16 @@ const READY: Duration = Duration::from_secs(10);
 /// How soon everything accepted must have ended after the last fault.
 const SETTLE: Duration = Duration::from_secs(90);
 
-const CONFIG: &str =
-    "[server]\ndefault_timeout = 600\n[tools]\nallow_commands = true\nallow_unconfined = true\n";
+/// Fewer slots than clients: some runs are queued while others, suspended, keep their slots.
+const CONFIG: &str = "\
+[server]
+default_timeout = 600
+[runs]
+max_running = 60
+[tools]
+allow_commands = true
+allow_unconfined = true
+";
 
 /// Runs the soak in a process of its own, in which the data directory is a file system of its own where this machine permits
 /// that; whether everything held.

@@ -1,7 +1,7 @@
 //! What is done to the store, and to the process, while clients work; each fault is over when its future is.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -86,11 +86,14 @@ impl Fault {
                 db.execute_batch("ROLLBACK").expect("released");
             }
             Self::Full(time) => {
-                let stat = rustix::fs::statvfs(&victim.data).expect("its size");
-                let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
-                victim.resize(&used.to_string());
+                // The daemon may have written more since its size was read: then it is no size for the file system.
+                let is_full = (0..100).any(|_| victim.resize(&victim.used().to_string()));
+                assert!(is_full, "the file system could not be made smaller");
                 tokio::time::sleep(time).await;
-                victim.resize(ROOM);
+                assert!(
+                    victim.resize(ROOM),
+                    "the file system could not be made larger"
+                );
             }
             Self::WriteErrors(time) => {
                 victim.limit_files(Some(SMALL));
@@ -111,13 +114,20 @@ impl Fault {
 }
 
 impl Victim {
-    fn resize(&self, size: &str) {
+    /// Bytes of its file system.
+    fn used(&self) -> u64 {
+        let stat = rustix::fs::statvfs(&self.data).expect("its size");
+        (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+    }
+
+    /// Whether its file system could be made as large as this.
+    fn resize(&self, size: &str) -> bool {
         let resized = Command::new("mount")
             .args(["-o", &format!("remount,size={size}")])
             .arg(&self.data)
+            .stderr(Stdio::null())
             .status();
-        let is_resized = resized.is_ok_and(|status| status.success());
-        assert!(is_resized, "the file system could not be made {size} large");
+        resized.is_ok_and(|status| status.success())
     }
 
     fn limit_files(&self, bytes: Option<u64>) {
