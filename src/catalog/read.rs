@@ -15,7 +15,8 @@ use crate::config::load::{expand_home, home, variable};
 use crate::config::section::{self, MAX_COUNT, Section};
 use crate::domain::agent::{
     Agent, BUILT_IN_TOOLS, Backoff, Budget, Cache, Delegation, Effort, HARD_MAX_DEPTH, MAX_TURNS,
-    Memory, ModelRef, Params, ResponseFormat, Retry, Subagent, Summary, check_extra, is_agent_name,
+    Memory, ModelRef, Params, ReasoningSummary, ResponseFormat, Retry, Subagent, Summary,
+    check_extra, is_agent_name,
 };
 use crate::domain::context::{ContextSettings, Strategy};
 use crate::domain::event::NAMES;
@@ -129,6 +130,7 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         delegation: top.section("sub_agents_config", delegation),
         params: Params {
             effort: top.one_of("effort", &Effort::ALL),
+            reasoning_summary: top.one_of("reasoning_summary", &ReasoningSummary::ALL),
             cache: top.one_of("cache", &Cache::ALL).unwrap_or_default(),
             service: top.one_of("service", &Service::ALL),
             ..top.section("params", params)
@@ -218,6 +220,7 @@ fn params(s: &mut Section<'_>) -> Params {
         stop: s.texts("stop").unwrap_or_default(),
         response_format: s.section("response_format", response_format),
         effort: None,
+        reasoning_summary: None,
         cache: Cache::default(),
         service: None,
         extra: s.checked_json("extra", check_extra).unwrap_or_default(),

@@ -53,6 +53,9 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # How much the model thinks before it answers: none, minimal, low, medium, high, xhigh or max; unset leaves it to the
 # service. A level that the model does not know becomes its nearest (`axed models` prints them).
 # effort = "medium"
+# A summary of what it thinks, for listeners to a stream (the event reasoning.delta): auto, concise or detailed; unset asks
+# for none. OpenAI's Responses API and Anthropic's have it.
+# reasoning_summary = "auto"
 # How long the service keeps the prompt for the run's next turns, where it is asked for that (Anthropic): 5m, 1h or off.
 # cache = "5m"
 # How soon the service has to answer, where it sells that (OpenAI): default, or flex, which is slower and cheaper.

@@ -31,6 +31,8 @@ pub fn to_toml(agent: &Agent) -> String {
     file.key("approve", texts(&agent.approve));
     file.key("approve_timeout", whole_seconds(agent.approve_timeout));
     file.maybe("effort", agent.params.effort.map(|it| text(it.as_str())));
+    let summary = agent.params.reasoning_summary;
+    file.maybe("reasoning_summary", summary.map(|it| text(it.as_str())));
     let cache = Cache::ALL.iter().find(|(_, it)| *it == agent.params.cache);
     file.maybe("cache", cache.map(|(name, _)| text(name)));
     file.maybe("service", agent.params.service.map(|it| text(it.as_str())));

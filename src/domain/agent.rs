@@ -226,6 +226,9 @@ pub struct Params {
     /// How much the model is to think; `None` leaves it to the service.
     #[serde(default)]
     pub effort: Option<Effort>,
+    /// How long a summary of its thinking is asked for; `None` asks for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_summary: Option<ReasoningSummary>,
     /// Merged into the body of each request; see [`check_extra`].
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub extra: Map<String, Value>,
@@ -235,6 +238,30 @@ pub struct Params {
     /// How soon the service has to answer; unset leaves it to the service.
     #[serde(default)]
     pub service: Option<Service>,
+}
+
+/// How long a summary of its thinking a model is asked for, in OpenAI's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the service's own words")]
+pub enum ReasoningSummary {
+    Auto,
+    Concise,
+    Detailed,
+}
+
+impl ReasoningSummary {
+    /// All by name.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("auto", Self::Auto),
+        ("concise", Self::Concise),
+        ("detailed", Self::Detailed),
+    ];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
 }
 
 /// How long a service is asked to keep a prompt. Services that cache by themselves are asked nothing.

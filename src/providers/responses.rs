@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::config::models::ModelFacts;
-use crate::domain::agent::{Effort, Params, ResponseFormat};
+use crate::domain::agent::{Effort, Params, ReasoningSummary, ResponseFormat};
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::echo::Origin;
@@ -167,7 +167,10 @@ struct Body<'a> {
 
 #[derive(Serialize)]
 struct Reasoning {
-    effort: Effort,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effort: Option<Effort>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    summary: Option<ReasoningSummary>,
 }
 
 #[derive(Serialize)]
@@ -280,6 +283,10 @@ struct OutputText<'a> {
 impl<'a> Body<'a> {
     fn of(request: &ChatRequest<'a>, service: &Responses) -> Self {
         let params = request.params;
+        let may_reason = may_reason(request.model, request.facts);
+        let summary = params
+            .reasoning_summary
+            .filter(|_| may_reason && params.effort != Some(Effort::None));
         let version = request.cache_key;
         let key = version
             .rsplit_once(':')
@@ -292,7 +299,10 @@ impl<'a> Body<'a> {
             temperature: params.temperature,
             top_p: params.top_p,
             max_output_tokens: params.max_tokens,
-            reasoning: params.effort.map(|effort| Reasoning { effort }),
+            reasoning: (params.effort.is_some() || summary.is_some()).then_some(Reasoning {
+                effort: params.effort,
+                summary,
+            }),
             text: match &params.response_format {
                 ResponseFormat::Text => None,
                 ResponseFormat::JsonObject => Some(Shape::JsonObject),
@@ -304,7 +314,7 @@ impl<'a> Body<'a> {
             }
             .map(|format| TextConfig { format }),
             service_tier: tier(params),
-            include: match may_reason(request.model, request.facts) {
+            include: match may_reason {
                 true => &["reasoning.encrypted_content"],
                 false => &[],
             },

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::catalog::{Entry, LoadError};
 use crate::config::load::is_plain_name;
 use crate::domain::agent::{
-    Agent, Backoff, Cache, Effort, ModelRef, ResponseFormat, Subagent, Summary,
+    Agent, Backoff, Cache, Effort, ModelRef, ReasoningSummary, ResponseFormat, Subagent, Summary,
 };
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::{McpServer, McpTransport};
@@ -183,6 +183,7 @@ struct Definition<'a> {
     approve_timeout: u64,
     sub_agents_config: Delegation,
     effort: Option<Effort>,
+    reasoning_summary: Option<ReasoningSummary>,
     cache: Cache,
     service: Option<Service>,
     allow_extra: &'a [String],
@@ -358,6 +359,7 @@ impl<'a> Definition<'a> {
                 max_concurrent: delegation.max_concurrent.unwrap_or(0),
             },
             effort: agent.params.effort,
+            reasoning_summary: agent.params.reasoning_summary,
             cache: agent.params.cache,
             service: agent.params.service,
             allow_extra: &agent.allow_extra,

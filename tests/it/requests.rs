@@ -230,6 +230,7 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
         max_tokens: Some(77),
         top_p: Some(0.5),
         effort: None,
+        reasoning_summary: None,
         extra: Default::default(),
         cache: Default::default(),
         service: None,
