@@ -170,6 +170,10 @@ pub enum EventKind {
         input_tokens: u64,
         output_tokens: u64,
     },
+    #[serde(rename = "reasoning.started")]
+    ReasoningStarted { turn: u32 },
+    #[serde(rename = "reasoning.delta")]
+    ReasoningDelta { turn: u32, text: String },
     #[serde(rename = "text.delta")]
     TextDelta { turn: u32, text: String },
     #[serde(rename = "text.withdrawn")]
@@ -233,6 +237,8 @@ impl EventKind {
             Self::LoopWarning { .. } => "loop.warning",
             Self::ModelWarning { .. } => "model.warning",
             Self::ContextCompacted { .. } => "context.compacted",
+            Self::ReasoningStarted { .. } => "reasoning.started",
+            Self::ReasoningDelta { .. } => "reasoning.delta",
             Self::TextDelta { .. } => "text.delta",
             Self::TextWithdrawn { .. } => "text.withdrawn",
         }
@@ -307,7 +313,9 @@ mod tests {
             .iter()
             .map(|kind| &kind["properties"]["type"]["const"]);
         let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
-        let numbered = names.into_iter().filter(|name| !name.starts_with("text."));
+        let numbered = names
+            .into_iter()
+            .filter(|name| !name.starts_with("text.") && !name.starts_with("reasoning."));
         assert_eq!(numbered.collect::<Vec<_>>(), NAMES);
     }
 }

@@ -22,7 +22,7 @@ use crate::engine::parts::Engine;
 use crate::engine::remains::Remains;
 use crate::engine::resolve::{self, Input, Prompt};
 use crate::engine::sessions::Held;
-use crate::engine::turn::{self, Answer, Question, TurnError};
+use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
 use crate::engine::{budget, endings, history, replay, summary, waiting, workdir};
 use crate::providers::echo;
 use crate::store::{Change, Progress, Step, StoreError};
@@ -251,7 +251,7 @@ async fn turns(
             params: &live.agent.params,
             is_turn: true,
         };
-        let mut streamed = String::new();
+        let mut streamed = Streamed::default();
         let asked = Box::pin(turn::take(engine, live, question, &mut streamed));
         let answered = match comes_first {
             true => first(written, asked).await,
@@ -260,8 +260,8 @@ async fn turns(
         let Answer { mut reply, asked } = match answered {
             Ok(answer) => answer,
             Err(error) => {
-                if !streamed.is_empty() {
-                    state.partial = Some(streamed);
+                if !streamed.text.is_empty() {
+                    state.partial = Some(streamed.text);
                 }
                 return failed_turn(live, error);
             }

@@ -21,7 +21,7 @@ const BELL_LENGTH: usize = 256;
 pub enum Notice {
     /// A committed event.
     Stored(Arc<StoredEvent>),
-    /// News without a number (`text.delta`, `text.withdrawn`): its run, its name and its JSON.
+    /// News without a number (`text.delta`, `reasoning.delta`, …): its run, its name and its JSON.
     Whisper {
         /// The run it is about.
         run_id: RunId,

@@ -9,7 +9,7 @@ use crate::engine::compaction::{self, RequestBounds};
 use crate::engine::conversation::Conversation;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
-use crate::engine::turn::{self, Answer, Question, TurnError};
+use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
 use crate::providers::End;
 use crate::store::{Change, Step};
 
@@ -64,7 +64,7 @@ pub async fn ask(
         is_turn: true,
     };
     // The task's own text is what there is without a summary, not the beginning of one.
-    let mut streamed = String::new();
+    let mut streamed = Streamed::default();
     let answered = async {
         check(live)?;
         let journal = &engine.journal;

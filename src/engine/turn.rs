@@ -39,6 +39,14 @@ pub struct Question<'a> {
     pub is_turn: bool,
 }
 
+/// What listeners have been sent of a reply and that has not been withdrawn.
+#[derive(Debug, Default)]
+pub struct Streamed {
+    /// Its text: what there is of a reply that is broken off.
+    pub text: String,
+    has_reasoning: bool,
+}
+
 /// A reply, and who gave it.
 pub struct Answer {
     /// The reply.
@@ -70,13 +78,12 @@ impl From<StoreError> for TurnError {
     }
 }
 
-/// Takes one turn. Usage of the reply is booked for the run and its ancestors. `streamed` is the text that listeners have
-/// been sent and that has not been withdrawn: what there is of a reply that is broken off.
+/// Takes one turn. Usage of the reply is booked for the run and its ancestors.
 pub async fn take(
     engine: &Engine,
     live: &LiveRun,
     question: Question<'_>,
-    streamed: &mut String,
+    streamed: &mut Streamed,
 ) -> Result<Answer, TurnError> {
     let (agent, clock) = (&live.agent, Instant::now());
     let mut failed = None;
@@ -145,7 +152,7 @@ async fn ask(
     question: &Question<'_>,
     model: &ModelRef,
     target: Target<'_>,
-    streamed: &mut String,
+    streamed: &mut Streamed,
 ) -> Result<Answer, TurnError> {
     let served = target.served;
     let policy = &live.agent.retry;
@@ -202,7 +209,7 @@ async fn ask_once(
     question: &Question<'_>,
     model: &ModelRef,
     Target { served, key }: Target<'_>,
-    streamed: &mut String,
+    streamed: &mut Streamed,
 ) -> Result<Reply, TurnError> {
     let asked = model.to_string();
     let facts = engine.settings.models.get(&model.provider, &model.model);
@@ -253,16 +260,34 @@ async fn ask_once(
         key,
     };
     let (mut reported, mut billed) = (None, params.service.unwrap_or_default());
-    let mut take_in = |delta: Delta<'_>| match delta {
-        Delta::Usage(usage) => reported = Some(usage),
-        Delta::Billed(service) => billed = service,
-        Delta::Text(_) if !question.is_turn => {}
-        Delta::Text(text) => {
-            streamed.push_str(text);
-            let (turn, text) = (question.turn, text.to_owned());
-            let event = EventKind::TextDelta { turn, text };
-            engine.journal.whisper(live, event);
-        }
+    let turn = question.turn;
+    let mut take_in = |delta: Delta<'_>| {
+        let event = match delta {
+            Delta::Usage(usage) => {
+                reported = Some(usage);
+                return;
+            }
+            Delta::Billed(service) => {
+                billed = service;
+                return;
+            }
+            _ if !question.is_turn => return,
+            Delta::Text(text) => {
+                streamed.text.push_str(text);
+                let text = text.to_owned();
+                EventKind::TextDelta { turn, text }
+            }
+            Delta::Reasoning(text) => {
+                streamed.has_reasoning = true;
+                let text = text.to_owned();
+                EventKind::ReasoningDelta { turn, text }
+            }
+            Delta::ReasoningStarted => {
+                streamed.has_reasoning = true;
+                EventKind::ReasoningStarted { turn }
+            }
+        };
+        engine.journal.whisper(live, event);
     };
     let answered = bounded(live, served.complete(request, &mut take_in)).await;
     if let Some(chat) = chat {
@@ -315,11 +340,11 @@ fn withdraw(
     engine: &Engine,
     live: &LiveRun,
     turn: u32,
-    streamed: &mut String,
+    streamed: &mut Streamed,
     error: &ProviderError,
 ) {
-    if !streamed.is_empty() {
-        streamed.clear();
+    if streamed.has_reasoning || !streamed.text.is_empty() {
+        *streamed = Streamed::default();
         let reason = error.to_string();
         let event = EventKind::TextWithdrawn { turn, reason };
         engine.journal.whisper(live, event);

@@ -169,7 +169,11 @@ struct OutputConfig<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Thinking {
-    Adaptive,
+    Adaptive {
+        /// Without it current models give their thinking as a signature alone.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        display: Option<&'static str>,
+    },
     Disabled,
 }
 
@@ -358,12 +362,14 @@ fn max_tokens(request: &ChatRequest<'_>) -> u32 {
     longest.map_or(UNKNOWN_MAX_TOKENS, |longest| longest.min(MAX_TOKENS))
 }
 
-/// What effort makes of thinking; nothing is sent where none is asked for.
+/// What effort and the wish for a summary make of thinking; `None` if the agent sets neither.
 fn thinking(request: &ChatRequest<'_>) -> Option<Thinking> {
     let is_adaptive = request.facts.and_then(|facts| facts.adaptive_thinking);
-    match request.params.effort? {
-        Effort::None => Some(Thinking::Disabled),
-        _ => (is_adaptive != Some(false)).then_some(Thinking::Adaptive),
+    let display = request.params.reasoning_summary.map(|_| "summarized");
+    match request.params.effort {
+        Some(Effort::None) => Some(Thinking::Disabled),
+        None if display.is_none() => None,
+        _ => (is_adaptive != Some(false)).then_some(Thinking::Adaptive { display }),
     }
 }
 
@@ -561,6 +567,14 @@ struct UsageIn {
     cache_read_input_tokens: Count,
     #[serde(default)]
     cache_creation_input_tokens: Count,
+    #[serde(default)]
+    output_tokens_details: Lenient<OutputDetails>,
+}
+
+#[derive(Deserialize)]
+struct OutputDetails {
+    #[serde(default)]
+    thinking_tokens: Count,
 }
 
 #[derive(Deserialize)]
@@ -568,6 +582,7 @@ struct BlockIn<'a> {
     #[serde(rename = "type", default)]
     kind: String,
     text: Option<String>,
+    thinking: Option<String>,
     id: Option<String>,
     name: Option<String>,
     #[serde(borrow)]
@@ -788,7 +803,16 @@ impl Heard {
                 name: block.name.unwrap_or_default(),
                 arguments: calls::arguments_from_json(block.input),
             }),
-            _ => Kind::Other,
+            kind => {
+                match block.thinking.filter(|text| !text.is_empty()) {
+                    Some(text) => deltas(Delta::Reasoning(&text)),
+                    None if matches!(kind, "thinking" | "redacted_thinking") => {
+                        deltas(Delta::ReasoningStarted);
+                    }
+                    None => {}
+                }
+                Kind::Other
+            }
         };
         self.blocks.push(Block {
             index,
@@ -818,10 +842,10 @@ impl Heard {
             &mut block.added.json,
             delta.partial_json.unwrap_or_default(),
         );
-        wire::append(
-            &mut block.added.thinking,
-            delta.thinking.unwrap_or_default(),
-        );
+        if let Some(thinking) = delta.thinking.filter(|text| !text.is_empty()) {
+            deltas(Delta::Reasoning(&thinking));
+            wire::append(&mut block.added.thinking, thinking);
+        }
         wire::append(
             &mut block.added.signature,
             delta.signature.unwrap_or_default(),
@@ -846,6 +870,9 @@ impl Heard {
         usage.output = usage.output.max(output);
         usage.cache_read = usage.cache_read.max(cache_read);
         usage.cache_write = usage.cache_write.max(cache_write);
+        if let Some(details) = &reported.output_tokens_details.0 {
+            usage.reasoning = usage.reasoning.max(details.thinking_tokens.known());
+        }
         if let Some(usage) = self.usage() {
             deltas(Delta::Usage(usage));
         }

@@ -60,6 +60,10 @@ pub enum Delta<'a> {
     Text(&'a str),
     /// The tier that the service says it answered on.
     Billed(Service),
+    /// The model began to think, and the service may give no text of it.
+    ReasoningStarted,
+    /// More of its thinking, or of a summary.
+    Reasoning(&'a str),
     /// The tokens reported so far, which later ones replace: what is known if the rest of the reply never comes.
     Usage(TokenUsage),
 }

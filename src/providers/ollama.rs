@@ -442,7 +442,10 @@ impl Heard {
                 deltas(Delta::Text(&content));
                 wire::append(&mut self.text, content);
             }
-            wire::append(&mut self.thinking, said.thinking.unwrap_or_default());
+            if let Some(thinking) = said.thinking.filter(|text| !text.is_empty()) {
+                deltas(Delta::Reasoning(&thinking));
+                wire::append(&mut self.thinking, thinking);
+            }
             for call in said.tool_calls.into_iter().flatten() {
                 calls::check_count(self.calls.len() + 1)?;
                 let (name, arguments) = match call.function {

@@ -718,18 +718,19 @@ impl Heard {
         };
         self.has_choices = true;
         self.stop_reason = choice.finish_reason.or(self.stop_reason.take());
-        let Some(said) = choice.message.or(choice.delta) else {
+        let Some(mut said) = choice.message.or(choice.delta) else {
             return Ok(());
         };
         // A refusal has a field of its own.
-        let refusal = said.refusal.unwrap_or_default();
+        let refusal = said.refusal.take().unwrap_or_default();
         self.has_refused |= !refusal.is_empty();
-        for text in [said.content.0, refusal] {
+        for text in [std::mem::take(&mut said.content.0), refusal] {
             if !text.is_empty() {
                 deltas(Delta::Text(&text));
                 wire::append(&mut self.text, text);
             }
         }
+        self.reasoning(&said, deltas);
         wire::append(
             &mut self.reasoning_content,
             said.reasoning_content.unwrap_or_default(),
@@ -742,6 +743,23 @@ impl Heard {
             self.call(call, is_whole)?;
         }
         Ok(())
+    }
+
+    /// Passes thinking on. Some servers send one text in two fields.
+    fn reasoning(&mut self, said: &Said<'_>, deltas: &mut dyn FnMut(Delta<'_>)) {
+        let fields = [&said.reasoning_content, &said.reasoning];
+        let mut texts = fields.into_iter().flatten();
+        if let Some(text) = texts.find(|text| !text.is_empty()) {
+            deltas(Delta::Reasoning(text));
+        } else if self.reasoning_details.is_empty()
+            && said
+                .reasoning_details
+                .as_ref()
+                .is_some_and(|all| !all.is_empty())
+        {
+            // Encrypted: of readable ones the text has come already.
+            deltas(Delta::ReasoningStarted);
+        }
     }
 
     /// Keeps what the service has reported so far.

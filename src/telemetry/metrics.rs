@@ -62,6 +62,7 @@ struct Tokens {
     output: Counter,
     cache_read: Counter,
     cache_write: Counter,
+    reasoning: Counter,
 }
 
 /// What others count, at the moment of a reading.
@@ -135,6 +136,7 @@ impl Metrics {
             of.output.add(tokens.output);
             of.cache_read.add(tokens.cache_read);
             of.cache_write.add(tokens.cache_write);
+            of.reasoning.add(tokens.reasoning);
         });
         if let Some(cost) = cost {
             self.cost.with(model, |of| of.add(cost.0));
@@ -211,7 +213,7 @@ impl Metrics {
         );
         page.counters(
             "axed_tokens_total",
-            "Tokens that providers reported, by model asked and kind; input includes the cached ones.",
+            "Tokens that providers reported, by model asked and kind; input includes the cached ones, output the reasoning.",
             |samples| {
                 samples.family(&self.tokens, |samples, model, of| {
                     for (kind, count) in [
@@ -219,6 +221,7 @@ impl Metrics {
                         ("output", &of.output),
                         ("cache_read", &of.cache_read),
                         ("cache_write", &of.cache_write),
+                        ("reasoning", &of.reasoning),
                     ] {
                         samples.sample(&[("model", model), ("kind", kind)], count.get());
                     }

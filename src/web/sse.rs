@@ -71,7 +71,7 @@ pub struct EventPage {
     next_after: Option<u64>,
 }
 
-/// An event as it was committed. In streams `text.delta` and `text.withdrawn` have no `seq`.
+/// An event as it was committed. In streams `text.…` and `reasoning.…` have no `seq`.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is read")]
 #[schemars(rename = "Event")]

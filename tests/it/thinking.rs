@@ -1,10 +1,13 @@
-//! A model's thinking goes back to it alone, and only while nothing before it has changed.
+//! A model's thinking goes back to it alone, and only while nothing before it has changed; listeners see it as it comes.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
+use crate::support::events::{Event, Events};
 use crate::support::provider::answer::{Answer, calls, fails, raw, says};
 use crate::support::provider::seen::{Seen, Wire};
+use crate::support::soon;
 
 /// A body of the session `talk`.
 fn talk(input: &str) -> Value {
@@ -257,4 +260,194 @@ async fn what_a_service_refuses_calls_without_stays_beside_them() {
     let other = said(app.provider.asked("other", 1).await);
     assert_eq!(other["reasoning_content"], " ");
     assert_eq!(other["tool_calls"][0]["extra_content"], Value::Null);
+}
+
+/// Runs `solo` with a stream, and returns what the stream brought.
+async fn streamed(app: &TestApp) -> Vec<Event> {
+    let request = app.request(Method::POST, "/agents/solo/runs");
+    let request = request.header("accept", "text/event-stream");
+    let response = soon("the stream's head", request.send()).await;
+    Events::new(response.expect("a head")).rest().await
+}
+
+fn text_of(events: &[Event], kind: &str) -> String {
+    let of = events.iter().filter(|event| event.kind() == kind);
+    of.filter_map(|event| event["text"].as_str()).collect()
+}
+
+fn kinds_without_repeats(events: &[Event]) -> Vec<&str> {
+    let mut kinds: Vec<_> = events.iter().map(Event::kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+#[tokio::test]
+async fn a_listener_sees_what_the_model_thinks_before_what_it_says() {
+    for wire in Wire::ALL {
+        let app = TestApp::with().agent("solo", &solo(wire, "")).spawn().await;
+        app.provider.will(
+            "solo",
+            [
+                thinks("first thought of two"),
+                says("the answer").thinking("second thought"),
+            ],
+        );
+
+        let events = streamed(&app).await;
+
+        let thought = text_of(&events, "reasoning.delta");
+        assert_eq!(thought, "first thought of twosecond thought", "{wire:?}");
+        assert_eq!(text_of(&events, "text.delta"), "the answer");
+        let mut kinds = kinds_without_repeats(&events);
+        kinds.retain(|kind| *kind != "reasoning.started");
+        let turn = |kinds: &[&str], with: &[&str]| kinds.windows(with.len()).any(|it| it == with);
+        let first = ["turn.started", "reasoning.delta", "turn.completed"];
+        assert!(turn(&kinds, &first), "{wire:?}: {kinds:?}");
+        let second = [
+            "turn.started",
+            "reasoning.delta",
+            "text.delta",
+            "turn.completed",
+        ];
+        assert!(turn(&kinds, &second), "{wire:?}: {kinds:?}");
+        let mut live = events
+            .iter()
+            .filter(|event| event.kind().starts_with("reasoning."));
+        assert!(live.clone().all(|event| event.seq() == 0), "{wire:?}");
+        assert_eq!(live.next_back().expect("a thought")["turn"], 2);
+        let run = app.find(events[0]["run_id"].as_str().expect("an id")).await;
+        assert_eq!(run.output(), "the answer");
+        let stored = run.events().await;
+        assert!(
+            !stored
+                .iter()
+                .any(|event| event.kind().starts_with("reasoning."))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_listener_is_told_of_thinking_that_nobody_can_read() {
+    for wire in [Wire::Anthropic, Wire::Openai, Wire::Responses] {
+        let app = TestApp::with().agent("solo", &solo(wire, "")).spawn().await;
+        app.provider
+            .will("solo", [says("the answer").thinking_in_secret()]);
+
+        let events = streamed(&app).await;
+
+        assert_eq!(
+            kinds_without_repeats(&events),
+            [
+                "run.queued",
+                "run.started",
+                "turn.started",
+                "reasoning.started",
+                "text.delta",
+                "turn.completed",
+                "run.completed",
+            ],
+            "{wire:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn thinking_of_a_request_that_is_sent_again_is_withdrawn() {
+    let app = TestApp::with()
+        .agent("solo", "[retry]\ninitial_delay_ms = 0")
+        .spawn()
+        .await;
+    let cut = says("never").thinking("one two three four").cut();
+    app.provider
+        .will("solo", [cut, says("the answer").thinking("again")]);
+
+    let events = streamed(&app).await;
+
+    let kinds = kinds_without_repeats(&events);
+    let withdrawn = kinds.iter().position(|kind| *kind == "text.withdrawn");
+    let withdrawn = withdrawn.unwrap_or_else(|| panic!("{kinds:?}"));
+    assert!(kinds[..withdrawn].contains(&"reasoning.delta"), "{kinds:?}");
+    assert!(kinds[withdrawn..].contains(&"reasoning.delta"), "{kinds:?}");
+    assert_eq!(text_of(&events, "text.delta"), "the answer");
+}
+
+#[tokio::test]
+async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
+    for (wire, asked) in [
+        (
+            Wire::Responses,
+            json!({"reasoning": {"summary": "concise"}}),
+        ),
+        (
+            Wire::Responses,
+            json!({"reasoning": {"effort": "high", "summary": "concise"}}),
+        ),
+        (
+            Wire::Anthropic,
+            json!({"thinking": {"type": "adaptive", "display": "summarized"}}),
+        ),
+    ] {
+        let effort = match asked["reasoning"]["effort"].as_str() {
+            Some(effort) => format!("effort = \"{effort}\"\n"),
+            None => String::new(),
+        };
+        let app = TestApp::with()
+            .agent(
+                "solo",
+                &format!("model = \"{}/solo\"\n{effort}", wire.name()),
+            )
+            .agent(
+                "asks",
+                &format!(
+                    "model = \"{}/asks\"\n{effort}reasoning_summary = \"concise\"",
+                    wire.name()
+                ),
+            )
+            .spawn()
+            .await;
+        for agent in ["solo", "asks"] {
+            app.provider.will(agent, [says("done")]);
+            assert_eq!(app.run(agent, "go").await.output(), "done");
+        }
+        let (field, value) = asked
+            .as_object()
+            .and_then(|it| it.iter().next())
+            .expect("a field");
+        assert_eq!(&app.provider.asked("asks", 1).await.body[field], value);
+        let plain = &app.provider.asked("solo", 1).await.body[field];
+        assert_eq!(
+            (&plain["summary"], &plain["display"]),
+            (&Value::Null, &Value::Null)
+        );
+    }
+    let app = TestApp::with()
+        .agent("solo", "reasoning_summary = \"long\"")
+        .spawn()
+        .await;
+    let refused = app.post("/agents/solo/runs", &json!({})).await.problem(422);
+    assert!(
+        refused.contains("must be one of: auto, concise, detailed"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn tokens_that_anthropics_models_think_with_are_counted() {
+    let app = TestApp::with().agent("solo", "").spawn().await;
+    let body = json!({
+        "id": "m", "type": "message", "role": "assistant", "model": "solo", "stop_reason": "end_turn",
+        "stop_sequence": null, "content": [{"type": "text", "text": "done"}],
+        "usage": {"input_tokens": 3, "output_tokens": 9, "output_tokens_details": {"thinking_tokens": 7}},
+    });
+    app.provider
+        .will("solo", [raw(200, "application/json", body.to_string())]);
+
+    let run = app.run("solo", "go").await;
+
+    let events = run.events().await;
+    let turn = events.iter().find(|event| event.kind() == "turn.completed");
+    assert_eq!(turn.expect("a turn")["reasoning_tokens"], 7);
+    let metrics = app.get("/metrics").await.text;
+    let sample = "axed_tokens_total{model=\"anthropic/solo\",kind=\"reasoning\"} 7";
+    assert!(metrics.contains(sample), "{metrics}");
 }

@@ -46,6 +46,7 @@ struct Event<'a> {
     output_index: Option<u64>,
     #[serde(borrow)]
     item_id: Option<Cow<'a, str>>,
+    summary_index: Option<u64>,
     #[serde(borrow)]
     delta: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -69,6 +70,8 @@ struct ItemIn<'a> {
     arguments: Option<&'a RawValue>,
     #[serde(borrow)]
     content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    summary: Option<&'a RawValue>,
     phase: Option<IgnoredAny>,
     namespace: Option<IgnoredAny>,
     caller: Option<IgnoredAny>,
@@ -136,6 +139,8 @@ enum Kind {
         /// The arguments as they came in pieces.
         pieces: String,
     },
+    /// Whether any of its text was passed on.
+    Reasoning(bool),
     Other,
 }
 
@@ -246,6 +251,17 @@ impl Heard {
                 }
                 self.tell(delta, deltas);
             }
+            "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
+                if let Some(delta) = event.delta {
+                    let delta: String = wire::read(delta.get())?;
+                    let item = self.find(&event, || Kind::Reasoning(false))?;
+                    reason(item, &delta, deltas);
+                }
+            }
+            // The parts of a summary are paragraphs.
+            "response.reasoning_summary_part.added" if event.summary_index > Some(0) => {
+                deltas(Delta::Reasoning("\n\n"));
+            }
             "response.function_call_arguments.delta" => {
                 if let Some(delta) = event.delta {
                     let delta: String = wire::read(delta.get())?;
@@ -273,7 +289,7 @@ impl Heard {
                     _ => Ok(true),
                 };
             }
-            // Summaries of thoughts, the ends of parts, and what may come.
+            // The ends of parts, and what may come.
             _ => {}
         }
         Ok(false)
@@ -325,8 +341,12 @@ impl Heard {
         let kind = match read.kind.as_ref() {
             "message" => Kind::Message(0),
             "function_call" => Kind::call(),
+            "reasoning" => Kind::Reasoning(false),
             _ => Kind::Other,
         };
+        if let (Kind::Reasoning(_), false) = (&kind, is_done) {
+            deltas(Delta::ReasoningStarted);
+        }
         let item = match is_done {
             true => at(&mut self.items, index, &id, kind)?,
             false => begun(&mut self.items, index, &id, kind)?,
@@ -346,6 +366,13 @@ impl Heard {
         }
         if is_done {
             item.whole = Some(raw.to_owned());
+            if let Kind::Reasoning(false) = item.kind {
+                let parts = read.summary.or(read.content);
+                let parts = parts.and_then(|parts| serde_json::from_str(parts.get()).ok());
+                let parts: Vec<PartIn> = parts.unwrap_or_default();
+                let texts: Vec<_> = parts.into_iter().filter_map(|part| part.text).collect();
+                reason(item, &texts.join("\n\n"), deltas);
+            }
         }
         let Some(content) = read.content.filter(|_| is_message && is_done) else {
             return Ok(());
@@ -405,7 +432,7 @@ impl Heard {
     /// All items as the service sent them, but for what it would not take back; none where one of them never came whole.
     fn echo(&self, origin: Origin<'_>) -> Option<Echo> {
         // Thoughts must stand before what they led to: the service refuses those that led to nothing.
-        let is_end = |item: &Item| !matches!(item.kind, Kind::Other);
+        let is_end = |item: &Item| !matches!(item.kind, Kind::Reasoning(_) | Kind::Other);
         let length = self.items.iter().rposition(is_end)? + 1;
         let items: Option<Vec<_>> = self.items[..length].iter().map(Item::taken_back).collect();
         origin.echo(&items?)
@@ -469,6 +496,16 @@ fn with(item: &RawValue, texts: &[(&'static str, &str)]) -> Option<Box<RawValue>
         fields.insert(Cow::Borrowed(*field), to_raw_value(text).ok()?);
     }
     to_raw_value(&fields).ok()
+}
+
+/// Passes on what a model thinks.
+fn reason(item: &mut Item, text: &str, deltas: &mut dyn FnMut(Delta<'_>)) {
+    if let Kind::Reasoning(is_told) = &mut item.kind
+        && !text.is_empty()
+    {
+        *is_told = true;
+        deltas(Delta::Reasoning(text));
+    }
 }
 
 /// The item of this place or id, begun as `kind` where it is new. Some servers give no places.
