@@ -275,6 +275,8 @@ pub struct Tools {
     pub max_result: usize,
     /// What bounds the pictures and files of a result, as `[limits]` says.
     pub attachments: AttachmentLimits,
+    /// With more tools of MCP servers than this an agent finds them by searching; 0 offers all.
+    pub deferred_above: usize,
     /// `[tools.url_fetch]`
     pub url_fetch: UrlFetch,
     /// `[tools.web_search]`; none where no service is configured.

@@ -486,6 +486,7 @@ fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
         roots: place.paths(s, "roots").unwrap_or_default(),
         max_result: s.size("max_result").unwrap_or(256 << 10),
         attachments: AttachmentLimits::default(),
+        deferred_above: s.count("deferred_above", 0).unwrap_or(40),
         commands: is_allowed.then_some(commands),
         url_fetch: s.section("url_fetch", web_tools::url_fetch),
         web_search: s.section("web_search", |s| {

@@ -54,6 +54,11 @@ pub async fn answer(
         results,
         begun,
     } = asked;
+    let toolbox = &hands.toolbox;
+    let calls: Vec<_> = calls
+        .into_iter()
+        .map(|call| toolbox.resolve(call))
+        .collect();
     let is_new = results.iter().any(Option::is_none);
     let is_old = begun.last_turn >= turn;
     let ended: Vec<RunId> = calls

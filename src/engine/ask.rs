@@ -196,6 +196,8 @@ pub struct DryRun {
     pub params: Params,
     /// The tools on offer.
     pub tools: Vec<ToolSpec>,
+    /// The names of more tools, which its model finds with `tool_search`.
+    pub deferred_tools: Vec<String>,
     /// Whom it may call, and how.
     pub sub_agents: DrySubAgents,
     /// What bounds it.

@@ -18,7 +18,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::request_size;
 use crate::engine::summary_request::SummaryRequest;
-use crate::engine::turn::{self, Answer, Question, TurnError};
+use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
 use crate::store::{Change, Step};
 
 /// What the requests of one run are held to.
@@ -204,7 +204,7 @@ async fn summary(
             params: &params,
             is_turn: false,
         };
-        let mut streamed = String::new();
+        let mut streamed = Streamed::default();
         let taken = Box::pin(turn::take(engine, live, question, &mut streamed)).await;
         let Answer { reply, asked } = match taken {
             Ok(answer) => answer,

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
 
-use crate::domain::event::{CalledTool, EventKind};
+use crate::domain::event::EventKind;
 use crate::domain::message::Message;
 use crate::domain::run::{Failure, Run};
 use crate::domain::structured;
@@ -289,7 +289,11 @@ async fn turns(
             cache_read_tokens: tokens.cache_read,
             cache_write_tokens: tokens.cache_write,
             reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
-            tool_calls: said.tool_calls.iter().map(CalledTool::from).collect(),
+            tool_calls: said
+                .tool_calls
+                .iter()
+                .map(|call| toolbox.called(call))
+                .collect(),
         };
         if let Some(failure) = endings::no_answer(end, &said.content) {
             let message = said.clone();

@@ -290,6 +290,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
         workdir,
         params: agent.params.clone(),
         tools: toolbox.offered().to_vec(),
+        deferred_tools: toolbox.deferred().to_vec(),
         sub_agents: DrySubAgents {
             names: agent.sub_agents.clone(),
             max_depth: scope.max_depth,

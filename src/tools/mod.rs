@@ -12,6 +12,7 @@ use crate::domain::schema::Schema;
 use crate::workdirs::Workdir;
 
 pub mod call_agent;
+pub mod deferred;
 pub mod files;
 pub mod html;
 pub mod mcp;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::config::{self, AttachmentLimits};
 use crate::fair::turns::Turns;
+use crate::tools::deferred::Deferral;
 use crate::tools::run_command::RunCommand;
 use crate::tools::{Tool, files, run_command, url_fetch, web_search};
 use crate::workdirs::reserved::Reserved;
@@ -19,6 +20,7 @@ pub struct Shelf {
     tools: BTreeMap<&'static str, Arc<dyn Tool>>,
     max_result: usize,
     attachments: AttachmentLimits,
+    deferral: Option<Arc<Deferral>>,
     /// Whether commands are kept out of what is the daemon's own.
     confines: bool,
     /// Why there are no commands although the configuration allows them.
@@ -52,6 +54,7 @@ impl Shelf {
             tools,
             max_result: config.max_result,
             attachments: config.attachments,
+            deferral: Deferral::new(config.deferred_above),
             confines,
             no_commands,
         }
@@ -80,6 +83,11 @@ impl Shelf {
     /// What bounds the pictures and files of a tool's result.
     pub fn attachments(&self) -> AttachmentLimits {
         self.attachments
+    }
+
+    /// What becomes of tools that are too many to offer; `None` offers all.
+    pub fn deferral(&self) -> Option<&Arc<Deferral>> {
+        self.deferral.as_ref()
     }
 
     /// Most bytes of a tool's result.

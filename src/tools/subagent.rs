@@ -23,12 +23,28 @@ pub struct Subagent {
     settings: Settings,
     /// The tools that its caller has, which the child may be given.
     tools: Vec<String>,
+    /// More of them, which its caller finds by searching.
+    deferred: Vec<String>,
 }
 
 impl Subagent {
-    /// For an agent with these settings and tools.
-    pub fn new(settings: Settings, tools: Vec<String>) -> Self {
-        Self { settings, tools }
+    /// For an agent with these settings and tools, and more tools that its model finds by searching.
+    pub fn new(settings: Settings, tools: Vec<String>, deferred: Vec<String>) -> Self {
+        Self {
+            settings,
+            tools,
+            deferred,
+        }
+    }
+
+    /// The tools that its model may allow, as its description has them.
+    fn listed(&self) -> String {
+        let mut listed = self.tools.join(", ");
+        if !self.deferred.is_empty() {
+            let more = if listed.is_empty() { "" } else { ", and " };
+            listed.push_str(&format!("{more}those that tool_search finds"));
+        }
+        listed
     }
 
     /// The call as an ask.
@@ -93,7 +109,7 @@ impl Subagent {
             if tool == NAME {
                 return Err("Subagent cannot have 'subagent' in allowed_tools".to_owned());
             }
-            if !self.tools.contains(tool) {
+            if !self.tools.contains(tool) && !self.deferred.contains(tool) {
                 return Err(format!(
                     "Unknown tool in allowed_tools: {}",
                     shorten(tool, 200)
@@ -134,7 +150,7 @@ impl Tool for Subagent {
                 "allowed_tools": {
                     "type": "array",
                     "items": { "type": "string" },
-                    "description": format!("The only tools that the sub-agent has; left out, it has all of yours. There are: {}", self.tools.join(", ")),
+                    "description": format!("The only tools that the sub-agent has; left out, it has all of yours. There are: {}", self.listed()),
                 },
                 "max_turns": {
                     "type": "integer",
@@ -216,7 +232,7 @@ mod tests {
     use crate::domain::agent::{Subagent as Settings, Summary};
 
     fn read(arguments: &Value) -> Result<super::Asked, String> {
-        let tool = Subagent::new(Settings::default(), vec!["grep".to_owned()]);
+        let tool = Subagent::new(Settings::default(), vec!["grep".to_owned()], Vec::new());
         tool.read(&serde_json::value::to_raw_value(arguments).expect("JSON"))
     }
 
@@ -276,7 +292,7 @@ mod tests {
             summary: Summary::Always,
             ..Settings::default()
         };
-        let tool = Subagent::new(settings, Vec::new());
+        let tool = Subagent::new(settings, Vec::new(), Vec::new());
         let arguments = serde_json::value::to_raw_value(&json!({"label": "a", "task_prompt": "x"}));
         let asked = tool.read(&arguments.expect("JSON")).expect("an ask");
         assert_eq!(

@@ -6,10 +6,13 @@ use indexmap::IndexMap;
 
 use crate::config::AttachmentLimits;
 use crate::domain::agent::Agent;
+use crate::domain::event::CalledTool;
+use crate::domain::mcp::SEPARATOR;
 use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
 use crate::domain::run::Scope;
 use crate::domain::schema::Schema;
 use crate::tools::call_agent::{self, CallAgent};
+use crate::tools::deferred;
 use crate::tools::mcp::{Missing, Offer};
 use crate::tools::shelf::Shelf;
 use crate::tools::subagent::{self, Subagent};
@@ -20,6 +23,8 @@ use crate::workdirs::Workdir;
 /// The tools of one run.
 pub struct Toolbox {
     offered: Vec<ToolSpec>,
+    /// The names of those that are found and called instead of offered.
+    deferred: Vec<String>,
     tools: IndexMap<String, Arc<dyn Tool>>,
     /// MCP servers whose tools nobody knows.
     missing: Vec<Missing>,
@@ -49,8 +54,17 @@ impl Toolbox {
         // A command would reach the daemon's own files there. Who calls it all the same gets an answer that says so.
         let has_own = workdir.as_deref().and_then(Workdir::exposed).is_some();
         let is_withheld = |name: &str| has_own && name == run_command::NAME && shelf.is_confined();
+        // The list of an unnamed agent's caller decides alone.
+        let allowed = agent.ad_hoc.as_ref();
+        let allowed = allowed.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref());
+        let is_allowed = |name: &String| allowed.is_none_or(|allowed| allowed.contains(name));
+        let mut from_servers = offer.tools;
+        from_servers.retain(|(name, _)| is_allowed(name));
         // No name of theirs is one of ours: each has the separator of server and tool in it.
-        tools.extend(offer.tools);
+        tools.extend(from_servers.iter().cloned());
+        let deferral = shelf.deferral();
+        let deferral = deferral.and_then(|deferral| deferral.of(from_servers));
+        let is_deferred = |name: &str| deferral.is_some() && name.contains(SEPARATOR);
         let names = &agent.sub_agents;
         if !names.is_empty() {
             let described = names.iter().map(|name| (name.clone(), about(name)));
@@ -59,25 +73,31 @@ impl Toolbox {
         }
         if let Some(settings) = &agent.subagent {
             let names = tools.keys().filter(|name| !is_withheld(name));
-            let names = names.cloned().collect();
-            let tool = Subagent::new(settings.clone(), names);
+            let (deferred, names) = names.cloned().partition(|name| is_deferred(name));
+            let tool = Subagent::new(settings.clone(), names, deferred);
             tools.insert(subagent::NAME.to_owned(), Arc::new(tool));
         }
-        // The list of an unnamed agent's caller decides alone.
-        let allowed = agent.ad_hoc.as_ref();
-        if let Some(allowed) = allowed.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref()) {
-            tools.retain(|name, _| allowed.contains(name));
-        }
+        tools.retain(|name, _| is_allowed(name));
+        let deferred: Vec<String> = match &deferral {
+            Some(_) => tools
+                .keys()
+                .filter(|name| is_deferred(name))
+                .cloned()
+                .collect(),
+            None => Vec::new(),
+        };
+        tools.extend(deferral.into_iter().flatten());
         // At its limit an agent is not offered what delegates, but keeps the answer to a call of it.
         let limit = agent.subagent.as_ref().map_or(0, |it| it.max_depth);
         let is_offered = |name: &str| match name {
             call_agent::NAME => scope.may_delegate(),
             subagent::NAME => scope.depth.0 < scope.ad_hoc_limit(limit),
-            _ => !is_withheld(name),
+            _ => !is_withheld(name) && (deferred.is_empty() || !name.contains(SEPARATOR)),
         };
         let offered = tools.iter().filter(|(name, _)| is_offered(name));
         Self {
             offered: offered.map(|(_, tool)| tool.spec()).collect(),
+            deferred,
             tools,
             missing: offer.missing,
             workdir,
@@ -90,6 +110,36 @@ impl Toolbox {
     /// What the model is told of.
     pub fn offered(&self) -> &[ToolSpec] {
         &self.offered
+    }
+
+    /// The names of the tools that `tool_search` finds.
+    pub fn deferred(&self) -> &[String] {
+        &self.deferred
+    }
+
+    /// The call that is performed: of `tool_call` that of the tool that it names, under that one's own name; any other, and
+    /// one that names no tool of a server, is itself. Also if nothing is deferred: a restart may have found fewer tools.
+    pub fn resolve(&self, call: ToolCall) -> ToolCall {
+        let is_known = |name: &str| {
+            (name.contains(SEPARATOR) && self.tools.contains_key(name))
+                || self.missing(name).is_some()
+        };
+        match deferred::inner(&call) {
+            Some((name, arguments)) if is_known(&name) => ToolCall {
+                name,
+                arguments,
+                ..call
+            },
+            _ => call,
+        }
+    }
+
+    /// The call as events show it.
+    pub fn called(&self, call: &ToolCall) -> CalledTool {
+        match call.name == deferred::CALL {
+            true => CalledTool::from(&self.resolve(call.clone())),
+            false => CalledTool::from(call),
+        }
     }
 
     /// What a call of that name does beside its answer; none where there is no such tool.
