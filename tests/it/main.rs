@@ -18,6 +18,7 @@ mod clocks;
 mod config;
 mod connections;
 mod damage;
+mod deferred_tools;
 mod delegation;
 mod depth;
 mod drain;
