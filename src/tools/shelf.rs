@@ -7,6 +7,7 @@ use crate::config::{self, AttachmentLimits};
 use crate::fair::turns::Turns;
 use crate::tools::deferred::Deferral;
 use crate::tools::run_command::RunCommand;
+use crate::tools::url_fetch::Downloads;
 use crate::tools::{Tool, files, run_command, url_fetch, web_search};
 use crate::workdirs::reserved::Reserved;
 
@@ -21,6 +22,7 @@ pub struct Shelf {
     max_result: usize,
     attachments: AttachmentLimits,
     deferral: Option<Arc<Deferral>>,
+    downloads: Option<Downloads>,
     /// Whether commands are kept out of what is the daemon's own.
     confines: bool,
     /// Why there are no commands although the configuration allows them.
@@ -35,6 +37,11 @@ impl Shelf {
             .into_iter()
             .collect();
         let turns = Arc::new(Turns::new(WEB_AT_ONCE, keys));
+        let downloads = Downloads::new(
+            &config.url_fetch,
+            config.attachments.bytes,
+            Arc::clone(&turns),
+        );
         tools.extend(url_fetch::tool(
             &config.url_fetch,
             config.max_result,
@@ -55,6 +62,7 @@ impl Shelf {
             max_result: config.max_result,
             attachments: config.attachments,
             deferral: Deferral::new(config.deferred_above),
+            downloads: Some(downloads),
             confines,
             no_commands,
         }
@@ -78,6 +86,15 @@ impl Shelf {
     /// A tool; none where the configuration does not offer it.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
         self.tools.get(name)
+    }
+
+    /// What fetches the pictures and files that requests name by URL.
+    ///
+    /// # Errors
+    /// An empty shelf fetches nothing.
+    pub fn downloads(&self) -> Result<&Downloads, String> {
+        let downloads = self.downloads.as_ref();
+        downloads.ok_or_else(|| "nothing can be fetched here".to_owned())
     }
 
     /// What bounds the pictures and files of a tool's result.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -33,6 +34,30 @@ const ROOM_FOR_NOTICES: usize = 4096;
 struct UrlFetch {
     /// The whole address, such as `https://example.com/page`.
     url: String,
+}
+
+/// Fetches the pictures and files that requests name by URL: by https, within the guard, few at a time.
+pub struct Downloads {
+    web: Web,
+    turns: Arc<Turns>,
+    most: usize,
+}
+
+impl Downloads {
+    /// Of at most `most` bytes each; each waits for one of these turns.
+    pub fn new(config: &config::UrlFetch, most: usize, turns: Arc<Turns>) -> Self {
+        let web = Web::by_https(config);
+        Self { web, turns, most }
+    }
+
+    /// The bytes at an address, for a run that was accepted with the key of this name.
+    ///
+    /// # Errors
+    /// Why there are none, in words for the run's reader.
+    pub async fn get(&self, url: &str, key: Option<&str>) -> Result<Bytes, String> {
+        let _turn = self.turns.take(key).await;
+        self.web.download(url, self.most).await.map(Bytes::from)
+    }
 }
 
 struct Fetch {

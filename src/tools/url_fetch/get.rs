@@ -47,9 +47,18 @@ pub struct Web {
 impl Web {
     /// As the configuration allows.
     pub fn new(config: &config::UrlFetch) -> Self {
+        Self::with(config, Guard::with_http)
+    }
+
+    /// As the configuration allows, but by https only where it names no host.
+    pub fn by_https(config: &config::UrlFetch) -> Self {
+        Self::with(config, |guard| guard)
+    }
+
+    fn with(config: &config::UrlFetch, change: impl FnOnce(Guard) -> Guard) -> Self {
         let hosts = config.allow_hosts.iter().cloned();
         Self {
-            guard: Arc::new(Guard::new(hosts, LIST).with_http()),
+            guard: Arc::new(change(Guard::new(hosts, LIST))),
             timeout: config.timeout,
             client: OnceLock::new(),
         }
@@ -58,7 +67,42 @@ impl Web {
     /// Asks for `address` and follows where it is sent. `hosts` are those of the agent; none means every public one.
     pub async fn get(&self, address: &str, hosts: &[String]) -> Result<Answer, String> {
         let url = net::parse(address).map_err(|why| format!("The url {why}"))?;
-        match tokio::time::timeout(self.timeout, self.follow(url, hosts)).await {
+        let read = async {
+            let (url, is_redirected, response) = self.follow(url, hosts).await?;
+            answer(url, is_redirected, response).await
+        };
+        self.in_time(read).await
+    }
+
+    /// The bytes at `address`, at most so many.
+    pub async fn download(&self, address: &str, most: usize) -> Result<Vec<u8>, String> {
+        let url = net::parse(address).map_err(|why| format!("the url {why}"))?;
+        let read = async {
+            let (url, _, mut response) = self.follow(url, &[]).await?;
+            let status = response.status();
+            if !status.is_success() {
+                return Err(format!("the answer is {status}"));
+            }
+            let mut bytes = Vec::new();
+            while let Some(chunk) = response
+                .chunk()
+                .await
+                .map_err(|error| unreached(&url, &error))?
+            {
+                if bytes.len() + chunk.len() > most {
+                    return Err(format!(
+                        "it is larger than {most} bytes (limits.attachment_bytes)"
+                    ));
+                }
+                bytes.extend_from_slice(&chunk);
+            }
+            Ok(bytes)
+        };
+        self.in_time(read).await
+    }
+
+    async fn in_time<T>(&self, read: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        match tokio::time::timeout(self.timeout, read).await {
             Ok(answer) => answer,
             Err(_) => Err(format!(
                 "No whole answer came within {} seconds",
@@ -67,7 +111,12 @@ impl Web {
         }
     }
 
-    async fn follow(&self, mut url: Url, hosts: &[String]) -> Result<Answer, String> {
+    /// The first answer that is no redirect, with its address and whether that is another one.
+    async fn follow(
+        &self,
+        mut url: Url,
+        hosts: &[String],
+    ) -> Result<(Url, bool, Response), String> {
         let client = self.client.get_or_init(|| self.connector());
         let client = client.as_ref().map_err(Clone::clone)?;
         for hop in 0..=MOST_HOPS {
@@ -84,7 +133,7 @@ impl Web {
             let response = sending.await.map_err(|error| unreached(&url, &error))?;
             match target(&url, &response)? {
                 Some(next) => url = next,
-                None => return answer(url, hop > 0, response).await,
+                None => return Ok((url, hop > 0, response)),
             }
         }
         Err(format!("It redirects more than {MOST_HOPS} times"))
