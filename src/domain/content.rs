@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{SeqAccess, Visitor, value::SeqAccessDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::domain::attachment::Attachment;
+use crate::domain::attachment::{Attachment, MediaType};
 
 /// Estimated tokens of a picture: services count its size in pixels, and this is a large one.
 const IMAGE_TOKENS: usize = 1600;
@@ -41,6 +41,24 @@ pub enum Part {
     Image(Attachment),
     /// A file that is no picture.
     File(Attachment),
+    /// A picture or a file that has not been fetched yet.
+    Link(Link),
+}
+
+/// Where a picture or a file is fetched from before the run's first turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "MessageLink")]
+pub struct Link {
+    /// Its address; without its query, which may hold a secret, where it is shown.
+    pub url: String,
+    /// Whether it is a picture.
+    pub is_image: bool,
+    /// What the request says that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<MediaType>,
+    /// A file's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 impl From<Attachment> for Part {
@@ -56,14 +74,14 @@ impl Part {
     /// The picture or file that it is.
     pub fn attachment(&self) -> Option<&Attachment> {
         match self {
-            Self::Text { .. } => None,
+            Self::Text { .. } | Self::Link(_) => None,
             Self::Image(attachment) | Self::File(attachment) => Some(attachment),
         }
     }
 
     fn attachment_mut(&mut self) -> Option<&mut Attachment> {
         match self {
-            Self::Text { .. } => None,
+            Self::Text { .. } | Self::Link(_) => None,
             Self::Image(attachment) | Self::File(attachment) => Some(attachment),
         }
     }
@@ -75,6 +93,7 @@ impl Part {
             Self::Image(attachment) | Self::File(attachment) => {
                 Cow::Owned(format!("{}]", attachment.described()))
             }
+            Self::Link(link) => Cow::Owned(format!("[{}]", without_query(&link.url))),
         }
     }
 }
@@ -123,7 +142,7 @@ impl Content {
             Self::Text(text) => text.trim().is_empty(),
             Self::Parts(parts) => parts.iter().all(|part| match part {
                 Part::Text { text } => text.trim().is_empty(),
-                Part::Image(_) | Part::File(_) => false,
+                Part::Image(_) | Part::File(_) | Part::Link(_) => false,
             }),
         }
     }
@@ -140,6 +159,28 @@ impl Content {
     pub fn attachments(&self) -> impl Iterator<Item = &Attachment> {
         let parts = self.parts().unwrap_or_default();
         parts.iter().filter_map(Part::attachment)
+    }
+
+    /// What is still to be fetched.
+    pub fn links(&self) -> impl Iterator<Item = &Link> {
+        let parts = self.parts().unwrap_or_default();
+        parts.iter().filter_map(|part| match part {
+            Part::Link(link) => Some(link),
+            Part::Text { .. } | Part::Image(_) | Part::File(_) => None,
+        })
+    }
+
+    /// As it is shown to whoever reads the run: no bytes, and no address with its query.
+    pub fn into_shown(mut self) -> Self {
+        self.drop_data();
+        if let Self::Parts(parts) = &mut self {
+            for part in parts {
+                if let Part::Link(link) = part {
+                    link.url = without_query(&link.url).to_owned();
+                }
+            }
+        }
+        self
     }
 
     /// Puts a text before it.
@@ -179,8 +220,13 @@ impl Part {
         match self {
             Self::Text { text } => text.len(),
             Self::Image(_) | Self::File(_) => 0,
+            Self::Link(link) => link.url.len(),
         }
     }
+}
+
+fn without_query(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or_default()
 }
 
 /// About how many tokens a picture or a file is: its Base64 text is none of the prompt.

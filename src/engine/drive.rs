@@ -23,7 +23,7 @@ use crate::engine::remains::Remains;
 use crate::engine::resolve::{self, Input, Prompt};
 use crate::engine::sessions::Held;
 use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
-use crate::engine::{budget, endings, history, replay, summary, waiting, workdir};
+use crate::engine::{budget, endings, history, links, replay, summary, waiting, workdir};
 use crate::providers::echo;
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
@@ -115,14 +115,7 @@ async fn attempt(
                     return Box::pin(unprompted(engine, live, *draft, failure)).await;
                 }
             };
-            draft.steps.push(Step::Prompt {
-                system: prompt.system.clone(),
-                message: prompt.input.message.clone(),
-                earlier: prompt.input.earlier.clone(),
-            });
-            if let Some(compaction) = prompt.input.compaction.clone() {
-                draft.steps.push(Step::Compacted { compaction });
-            }
+            draft.steps.extend(prompt_steps(&prompt));
             if let Some(message) = prompt.memory_warning.clone() {
                 draft.events.push(EventKind::MemoryWarning { message });
             }
@@ -148,6 +141,13 @@ async fn turns(
     mut draft: Box<Draft>,
     left: Option<Box<Remains>>,
 ) -> Ending {
+    let mut prompt = prompt;
+    if links::has_links(&prompt.input) {
+        let told = std::mem::replace(&mut draft, Box::new(Draft::of(Change::Nothing)));
+        if let Err(ending) = Box::pin(fetch_links(engine, live, *told, &mut prompt)).await {
+            return ending;
+        }
+    }
     let limits = &engine.settings;
     let max_turns = live.agent.max_turns;
     let mut offer = Offer::default();
@@ -412,6 +412,44 @@ async fn turns(
             return ending;
         }
     }
+}
+
+/// Fetches what the prompt names by URL, once the run's entry stands, and records the prompt with it: another process does
+/// not fetch it again.
+async fn fetch_links(
+    engine: &Arc<Engine>,
+    live: &LiveRun,
+    told: Draft,
+    prompt: &mut Prompt,
+) -> Result<(), Ending> {
+    told.write(engine, live).await?;
+    let key = live.tree.owner.as_deref();
+    let fetched = turn::bounded(live, links::fetch(engine, key, &mut prompt.input)).await;
+    let fetched = fetched.map_err(|error| failed_turn(live, error))?;
+    fetched.map_err(|why| Ending::failed(endings::config(&why)))?;
+    let steps = prompt_steps(prompt).collect();
+    let recorded = engine
+        .journal
+        .record(live, Change::Nothing, steps, Vec::new());
+    recorded.await?;
+    prompt.input.drop_data();
+    Ok(())
+}
+
+fn prompt_steps(prompt: &Prompt) -> impl Iterator<Item = Step> {
+    let Input {
+        earlier,
+        message,
+        compaction,
+    } = prompt.input.clone();
+    let system = prompt.system.clone();
+    let step = Step::Prompt {
+        system,
+        message,
+        earlier,
+    };
+    let compacted = compaction.map(|compaction| Step::Compacted { compaction });
+    std::iter::once(step).chain(compacted)
 }
 
 /// Whether the conversation may be sent: it lies in memory, in the record and in every request.

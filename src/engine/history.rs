@@ -52,6 +52,11 @@ impl Recorded {
                     // A run that had to wait stands there with its message alone, and again with its whole prompt.
                     talk.messages = earlier;
                     talk.messages.push(Message::User { content: message });
+                    for said in &mut talk.messages {
+                        if let Message::User { content } = said {
+                            *content = std::mem::take(content).into_shown();
+                        }
+                    }
                     talk.compaction = None;
                 }
                 Step::Reply { turn, message } => {

@@ -21,6 +21,7 @@ pub mod entry;
 pub mod final_text;
 pub mod history;
 pub mod journal;
+pub mod links;
 pub mod live;
 pub mod memory;
 pub mod parts;

@@ -286,7 +286,7 @@ pub async fn dry_run(engine: &Arc<Engine>, ask: RunAsk) -> Result<DryRun, StartE
         model: agent.model.clone(),
         fallback_models: agent.fallback_models.clone(),
         system_prompt: prompt.system,
-        message: prompt.input.message,
+        message: prompt.input.message.into_shown(),
         workdir,
         params: agent.params.clone(),
         tools: toolbox.offered().to_vec(),

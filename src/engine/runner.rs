@@ -172,10 +172,8 @@ impl Runner {
         let _ = tree.budgets.take_run(&accounts);
         let definition = engine.definitions.text(&agent);
         let live = LiveRun::new(scope, agent, tree, None, accounts, definition);
-        let mut shown = ask.input.unwrap_or_default();
-        shown.drop_data();
         let run = Arc::new(Run {
-            input: shown,
+            input: ask.input.unwrap_or_default().into_shown(),
             labels: ask.labels,
             session: ask.session,
             ..record::new(&live)

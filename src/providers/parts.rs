@@ -90,6 +90,8 @@ pub fn pieces<'a>(parts: &'a [Part], request: &ChatRequest<'a>) -> Vec<Piece<'a>
         Part::Text { text } if text.trim().is_empty() => None,
         Part::Text { text } => Some(Piece::Text(Cow::Borrowed(text.as_str()))),
         Part::Image(attachment) | Part::File(attachment) => Some(piece(attachment, request)),
+        // None is left when a model is asked.
+        Part::Link(_) => Some(left_out(part.plain().into_owned())),
     });
     pieces.collect()
 }

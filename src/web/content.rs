@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::config::AttachmentLimits;
 use crate::domain::attachment::{Attachment, FILES, IMAGES, MediaType};
-use crate::domain::content::{Content, Part};
+use crate::domain::content::{Content, Link, Part};
+use crate::net;
 use crate::web::body::Object;
 use crate::web::error::{Problem, word};
 
@@ -47,6 +48,8 @@ pub struct WrittenPart {
     media_type: Option<String>,
     /// The bytes in Base64.
     data: Option<Decoded>,
+    /// Where they are fetched from before the first turn, by https; instead of `data`.
+    url: Option<String>,
     /// A file's name.
     name: Option<String>,
 }
@@ -187,6 +190,7 @@ impl WrittenPart {
             let extra = [
                 ("media_type", self.media_type.is_some()),
                 ("data", self.data.is_some()),
+                ("url", self.url.is_some()),
                 ("name", self.name.is_some()),
             ];
             if let Some((extra, _)) = extra.into_iter().find(|(_, is)| *is) {
@@ -206,11 +210,29 @@ impl WrittenPart {
             .name
             .map(|name| check_name(name, &at("name")))
             .transpose()?;
-        let stated = self
-            .media_type
-            .ok_or_else(|| invalid(&at("media_type"), REQUIRED))?;
-        let stated = check_type(&stated, wants_image, &at("media_type"))?;
-        let Decoded(data) = self.data.ok_or_else(|| invalid(&at("data"), REQUIRED))?;
+        let stated = self.media_type.as_deref();
+        let stated = stated.map(|it| check_type(it, wants_image, &at("media_type")));
+        let stated = stated.transpose()?;
+        if let Some(url) = self.url {
+            if self.data.is_some() {
+                return Err(invalid(
+                    &at("url"),
+                    "is given beside data; send one of them",
+                ));
+            }
+            net::parse(&url).map_err(|why| invalid(&at("url"), why))?;
+            counter.add(0, &at("url"))?;
+            return Ok(Part::Link(Link {
+                url,
+                is_image: wants_image,
+                media_type: stated,
+                name,
+            }));
+        }
+        let stated = stated.ok_or_else(|| invalid(&at("media_type"), REQUIRED))?;
+        let Decoded(data) = self
+            .data
+            .ok_or_else(|| invalid(&at("data"), "or url is required"))?;
         counter.add(data.len(), &at("data"))?;
         attachment(data, name, Some(stated), &at("media_type")).map(Part::from)
     }

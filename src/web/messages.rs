@@ -121,8 +121,13 @@ impl Answered {
             Content::Parts(parts) => parts,
         };
         let (mut texts, mut attachments) = (Vec::new(), Vec::new());
-        for part in parts {
+        for (at, part) in parts.into_iter().enumerate() {
             match part {
+                Part::Link(_) => {
+                    let place = format!("{pointer}/{at}/url");
+                    let why = "is only for a user's message; send data";
+                    return Err(Problem::field("invalid_field", place, why));
+                }
                 Part::Text { text } => texts.push(text),
                 Part::Image(attachment) | Part::File(attachment) => attachments.push(attachment),
             }

@@ -14,6 +14,7 @@ use crate::support::provider::answer::{calls, fails, says};
 use crate::support::provider::seen::Seen;
 use crate::support::receiver::Receiver;
 use crate::support::soon;
+use crate::tools_web::Web;
 
 /// A question about a picture.
 fn about(data: &[u8], question: &str) -> Value {
@@ -309,7 +310,7 @@ async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
             with(json!([{"type": "image", "media_type": "image/png"}])),
             422,
             "/input/0/data",
-            "is required",
+            "url is required",
         ),
         (
             with(json!([{"type": "file", "media_type": "text/csv", "data": ""}])),
@@ -561,6 +562,117 @@ async fn read_file_shows_a_picture() {
     assert_eq!(rows(&app, "attachments"), 1);
     let result = &run.messages().await["data"][2]["tool_results"][0];
     assert_eq!(result["attachments"][0]["bytes"], PNG.len());
+}
+
+#[tokio::test]
+async fn a_picture_may_be_named_by_its_url() {
+    let web = Web::start().await;
+    let mut app = TestApp::with()
+        .agent("solo", "")
+        .config(
+            "[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\n[limits]\nattachment_bytes = 1000",
+        )
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider
+        .always("solo", move |_| says("done").after(&gate));
+    let link = |path: &str| json!({"input": [{"type": "image", "url": web.url(path)}]});
+    let run = app.start_with("solo", link("/picture?secret=hush")).await;
+    let shown_url = web.url("/picture");
+    assert_eq!(
+        run.now().await.messages().await["data"][0]["content"]
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
+    let record = app.get(&format!("/runs/{}", run.id())).await;
+    assert_eq!(record.json()["input"][0]["url"], shown_url);
+    assert!(!record.text.contains("hush"));
+    let id = run.id().to_owned();
+    app.provider.busy("solo", 1).await;
+    app.provider.always("solo", |_| says("done"));
+
+    // What was fetched is in the record: nobody fetches it again.
+    app.crash_and_restart().await;
+
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.output(), "done");
+    for number in 1..=2 {
+        assert_eq!(
+            shown(&*app.provider.asked("solo", number).await),
+            [base64(PNG)]
+        );
+    }
+    assert_eq!(web.seen().len(), 1);
+    assert_eq!(
+        run.messages().await["data"][0]["content"][0]["bytes"],
+        PNG.len()
+    );
+    assert!(!run.messages().await.to_string().contains("hush"));
+
+    for (path, why) in [
+        ("/missing?secret=hush", "the answer is 404"),
+        ("/image?secret=hush", "it is larger than 1000 bytes"),
+        ("/page?secret=hush", "it is of no kind that is taken"),
+    ] {
+        let failed = app.run_with("solo", link(path)).await;
+        let (code, message) = failed.failure();
+        assert_eq!(code, "config", "{message}");
+        assert!(
+            message.contains(why) && !message.contains("hush"),
+            "{message}"
+        );
+        assert!(
+            message.contains(&web.url(path.split('?').next().unwrap_or_default())),
+            "{message}"
+        );
+    }
+    let file = json!({"input": [{"type": "file", "url": web.url("/picture")}]});
+    let failed = app.run_with("solo", file).await;
+    assert!(
+        failed.failure().1.contains("it is image/png"),
+        "{:?}",
+        failed.failure()
+    );
+}
+
+#[tokio::test]
+async fn a_url_is_held_to_the_guard() {
+    let web = Web::start().await;
+    let app = solo().await;
+    let named = |url: &str| json!({"input": [{"type": "image", "url": url}]});
+    let port = web.url("/picture");
+    for url in [
+        port.as_str(),
+        "https://127.0.0.1/a.png",
+        "https://169.254.169.254/a.png",
+        "http://example.com/a.png",
+    ] {
+        let failed = app.run_with("solo", named(url)).await;
+        assert_eq!(failed.failure().0, "config", "{url}");
+    }
+    assert_eq!((web.seen().len(), app.provider.seen().len()), (0, 0));
+    for (part, pointer) in [
+        (
+            json!({"type": "image", "url": "file:///etc/passwd"}),
+            "/input/0/url",
+        ),
+        (
+            json!({"type": "image", "url": "https://user:word@example.com/"}),
+            "/input/0/url",
+        ),
+        (
+            json!({"type": "image", "url": "https://example.com/", "data": base64(PNG)}),
+            "/input/0/url",
+        ),
+    ] {
+        let refused = app
+            .post("/agents/solo/runs", &json!({"input": [part]}))
+            .await;
+        refused.problem(422);
+        assert_eq!(refused.json()["errors"][0]["pointer"], pointer);
+    }
 }
 
 #[tokio::test]

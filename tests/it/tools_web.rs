@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp, send};
 use crate::support::hanging::Hanging;
+use crate::support::picture::PNG;
 use crate::support::provider::answer::{calls, hangs, says};
 use crate::support::receiver::Receiver;
 
@@ -29,14 +30,15 @@ const PAGE: &str = "<html><head><title>Home</title><script>no()</script></head><
 type Seen = Arc<Mutex<Vec<(Uri, HeaderMap)>>>;
 
 /// A web server with a page for each hazard. Goes away with the story.
-struct Web {
+pub struct Web {
     address: SocketAddr,
     seen: Seen,
     _server: JoinSet<()>,
 }
 
 impl Web {
-    async fn start() -> Self {
+    /// On a free port.
+    pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let seen = Seen::default();
@@ -50,12 +52,13 @@ impl Web {
         }
     }
 
-    fn url(&self, path: &str) -> String {
+    /// The address of a page.
+    pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
     /// What was asked for, and how.
-    fn seen(&self) -> Vec<(Uri, HeaderMap)> {
+    pub fn seen(&self) -> Vec<(Uri, HeaderMap)> {
         self.seen.lock().expect("a lock").clone()
     }
 }
@@ -69,6 +72,7 @@ async fn answer(State(seen): State<Seen>, uri: Uri, headers: HeaderMap) -> Respo
         "/latin" => typed("text/plain; charset=iso-8859-1", Bytes::from_static(b"caf\xe9").into()),
         "/json" => typed("application/json", "{\"a\":  1}".into()),
         "/image" => typed("image/png", vec![0u8; 1234].into()),
+        "/picture" => typed("image/png", PNG.into()),
         "/nul" => typed("text/plain", vec![0u8; 10].into()),
         "/missing" => (StatusCode::NOT_FOUND, [("content-type", "text/html")], "<p>No such <b>page</b>").into_response(),
         "/picture-of-an-error" => (StatusCode::BAD_GATEWAY, [("content-type", "image/png")], "x").into_response(),
