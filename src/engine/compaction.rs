@@ -121,10 +121,10 @@ async fn sum_up(
     }
     let messages = oldest.len();
     let journal = &engine.journal;
+    // In the record before the request is paid for: a process that goes on here knows that there was one.
     let marks = vec![Step::Compacting];
-    journal
-        .note(live, Change::Nothing, marks, Vec::new())
-        .await?;
+    let marked = journal.record(live, Change::Nothing, marks, Vec::new());
+    marked.await?;
     let summary = match summary(engine, live, &window, talk, &compaction, oldest).await {
         Ok(summary) => summary,
         Err(NoSummary::Ended(ending)) => return Err(ending),
