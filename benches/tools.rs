@@ -140,4 +140,8 @@ impl Delegate for Nobody {
     fn run_ad_hoc<'a>(&'a self, _: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async { Err("nobody".to_owned()) })
     }
+
+    fn recall<'a>(&'a self, _: &'a str, _: usize) -> BoxFuture<'a, Result<String, String>> {
+        unreachable!("no tool here recalls")
+    }
 }

@@ -285,6 +285,7 @@ fn context(s: &mut Section<'_>) -> ContextSettings {
     ContextSettings {
         compact_at: compact_at.unwrap_or(usual.compact_at),
         strategy: s.one_of("strategy", &Strategy::ALL).unwrap_or_default(),
+        recall: s.flag("recall").unwrap_or(usual.recall),
     }
 }
 
@@ -395,6 +396,7 @@ fn check_approved(agent: &Agent, tool: &str) -> Result<(), LoadError> {
     let is_there = match tool {
         "call_agent" => !agent.sub_agents.is_empty(),
         "subagent" => agent.subagent.is_some(),
+        "recall" => agent.context.recall,
         _ => match tool.split_once(SEPARATOR) {
             Some((of, name)) => {
                 let mut servers = agent.mcp_servers.iter();

@@ -108,6 +108,8 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # compact_at = 0.8
 # compact: the model sums up the oldest turns; drop_tool_results: the oldest results are left out; fail: the run fails.
 # strategy = "compact"
+# Offers the tool recall, which searches everything that was recorded of the conversation.
+# recall = false
 
 # For the run and all runs below it together; 0 means no limit.
 [budget]

@@ -78,6 +78,7 @@ pub fn to_toml(agent: &Agent) -> String {
     file.table("context");
     file.key("compact_at", float(agent.context.compact_at));
     file.key("strategy", text(agent.context.strategy.as_str()));
+    file.key("recall", agent.context.recall);
 
     file.table("budget");
     file.key("max_tokens", agent.budget.max_tokens.unwrap_or(0));

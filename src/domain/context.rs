@@ -11,6 +11,9 @@ pub struct ContextSettings {
     pub compact_at: f64,
     /// What is done about a request that would be larger.
     pub strategy: Strategy,
+    /// Whether the tool `recall` is offered, which searches what was recorded.
+    #[serde(default)]
+    pub recall: bool,
 }
 
 impl Default for ContextSettings {
@@ -18,6 +21,7 @@ impl Default for ContextSettings {
         Self {
             compact_at: 0.8,
             strategy: Strategy::default(),
+            recall: false,
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::engine::remains::{self, Begun};
 use crate::engine::resolve::Input;
 use crate::engine::sessions::Held;
 use crate::engine::waiting::{self, Call};
-use crate::engine::{ad_hoc, close, endings, recovery};
+use crate::engine::{ad_hoc, close, endings, recall, recovery};
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocAsk, ChildAsk, Delegate};
 
@@ -103,6 +103,13 @@ impl Delegate for Caller {
             let outcome = ad_hoc::result(&ended);
             self.tell_returned(call, &ended, &outcome).await?;
             outcome
+        })
+    }
+
+    fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            let found = recall::search(&self.engine, self.live.scope.run, query, limit).await;
+            found.map_err(|error| format!("the record could not be read: {error}"))
         })
     }
 }

@@ -27,6 +27,7 @@ pub mod memory;
 pub mod parts;
 pub mod provider_keys;
 pub mod quotas;
+pub mod recall;
 pub mod record;
 pub mod recovery;
 pub mod remains;

@@ -16,6 +16,7 @@ pub mod deferred;
 pub mod files;
 pub mod html;
 pub mod mcp;
+pub mod recall;
 pub mod run_command;
 pub mod shelf;
 pub mod subagent;
@@ -117,6 +118,9 @@ pub trait Delegate: Send + Sync {
     /// Runs a child without a name to its end and returns its result, or why it has none. A result of one whose turns
     /// ran out says so.
     fn run_ad_hoc<'a>(&'a self, ask: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>>;
+
+    /// Searches what is recorded of the run's conversation and its session: at most so many passages, as text.
+    fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>>;
 }
 
 /// A wish for a child run.

@@ -16,7 +16,7 @@ use crate::tools::deferred;
 use crate::tools::mcp::{Missing, Offer};
 use crate::tools::shelf::Shelf;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::{Context, Delegate, Effect, Output, Tool, run_command};
+use crate::tools::{Context, Delegate, Effect, Output, Tool, recall, run_command};
 use crate::validation;
 use crate::workdirs::Workdir;
 
@@ -65,6 +65,9 @@ impl Toolbox {
         let deferral = shelf.deferral();
         let deferral = deferral.and_then(|deferral| deferral.of(from_servers));
         let is_deferred = |name: &str| deferral.is_some() && name.contains(SEPARATOR);
+        if agent.context.recall {
+            tools.insert(recall::NAME.to_owned(), recall::tool());
+        }
         let names = &agent.sub_agents;
         if !names.is_empty() {
             let described = names.iter().map(|name| (name.clone(), about(name)));
