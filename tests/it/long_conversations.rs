@@ -527,3 +527,82 @@ async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
         is_whole(&run.events().await);
     }
 }
+
+#[tokio::test]
+async fn what_is_no_longer_sent_can_be_recalled() {
+    let toml = format!("{READER}\n[context]\nrecall = true");
+    let app = library(&[("reader", &toml)]).spawn().await;
+    let (read, asked) = (reader(12), AtomicUsize::new(0));
+    app.provider.always("reader", move |seen| {
+        let is_done = !is_summary(seen) && asked.fetch_add(1, Ordering::SeqCst) == 12;
+        match is_done {
+            true => calls([("recall", json!({"query": "line 17 BOOK", "limit": 2}))]),
+            false => read(seen),
+        }
+    });
+
+    let run = app.run("reader", "Read the book").await;
+
+    assert_eq!(run.output(), "done");
+    let seen = app.provider.seen();
+    let turns: Vec<_> = seen.iter().filter(|seen| !is_summary(seen)).collect();
+    for turn in &turns {
+        assert_eq!(turn.tool_names(), ["read_file", "recall"]);
+    }
+    let last = turns.last().expect("turns");
+    let results = last.results();
+    assert!(!results[0].contains("Line 17 of"), "it was summed up");
+    let recalled = results.last().expect("results");
+    assert!(
+        recalled.contains("turn 1, the result of read_file"),
+        "{recalled}"
+    );
+    assert!(recalled.contains("Line 17 of a long book"), "{recalled}");
+    assert!(recalled.len() < 2000, "{recalled}");
+
+    // Without words of its own, and past its bounds.
+    for (arguments, answer) in [
+        (json!({"query": "unheard-of"}), "Nothing was found"),
+        (json!({"query": ""}), "do not fit its schema"),
+        (
+            json!({"query": "line", "limit": 21}),
+            "do not fit its schema",
+        ),
+    ] {
+        app.provider
+            .will("reader", [calls([("recall", arguments)]), says("done")]);
+        app.run("reader", "again").await;
+        let seen = app.provider.seen();
+        let results = seen.last().expect("requests").results();
+        assert!(results[0].contains(answer), "{results:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_in_earlier_runs_of_a_session_can_be_recalled_by_its_owner_only() {
+    let app = library(&[("talker", "[context]\nrecall = true")])
+        .config("[limits]\nsession_messages = 2")
+        .spawn()
+        .await;
+    app.provider.always("talker", |_| says("noted"));
+    let talk = |input: &str, session: &str| json!({"input": input, "session": session});
+    app.run_with("talker", talk("The password is swordfish", "talk"))
+        .await;
+    for _ in 0..3 {
+        app.run_with("talker", talk("and now?", "talk")).await;
+    }
+    for (session, answer) in [
+        (
+            "talk",
+            "turn 0, a user's message:\nThe password is swordfish",
+        ),
+        ("other", "Nothing was found"),
+    ] {
+        let recall = calls([("recall", json!({"query": "swordfish"}))]);
+        app.provider.will("talker", [recall, says("done")]);
+        app.run_with("talker", talk("which was it?", session)).await;
+        let seen = app.provider.seen();
+        let results = seen.last().expect("requests").results();
+        assert!(results[0].contains(answer), "{results:?}");
+    }
+}
