@@ -378,6 +378,8 @@ pub struct Provider {
     pub api: Option<OpenAiApi>,
     /// Most bytes of one reply.
     pub max_reply: usize,
+    /// The longest pause between two looks at a batch.
+    pub batch_poll: Duration,
     /// The tiers that it sells beside the usual one.
     pub services: Vec<Service>,
     /// Scripted: files or directories of scripts.
@@ -442,6 +444,9 @@ pub enum LogFormat {
     /// For a machine, one JSON object a line.
     Json,
 }
+
+/// The default of the longest pause between two looks at a batch.
+pub const BATCH_POLL: Duration = Duration::from_secs(60);
 
 /// The default bound on one provider reply, in bytes.
 pub const MAX_REPLY: usize = 32 << 20;

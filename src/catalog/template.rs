@@ -58,7 +58,8 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 # reasoning_summary = "auto"
 # How long the service keeps the prompt for the run's next turns, where it is asked for that (Anthropic): 5m, 1h or off.
 # cache = "5m"
-# How soon the service has to answer, where it sells that (OpenAI): default, or flex, which is slower and cheaper.
+# How soon the service has to answer, where it sells that: default, flex (slower and cheaper; OpenAI) or batch (within a
+# day, at half the price; OpenAI and Anthropic).
 # service = "default"
 # The keys of [params.extra] that a request may set.
 # allow_extra = ["service_tier"]

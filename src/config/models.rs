@@ -86,6 +86,7 @@ impl ModelFacts {
         match service {
             Service::Default => true,
             Service::Flex => self.flex.is_some() || self.checked.is_none(),
+            Service::Batch => self.batch.is_some() || self.checked.is_none(),
         }
     }
 
@@ -95,6 +96,7 @@ impl ModelFacts {
         let share = match service {
             Service::Default => return Some(price),
             Service::Flex => self.flex,
+            Service::Batch => self.batch,
         };
         Some(price.times(share.unwrap_or(USUAL_SHARE)))
     }

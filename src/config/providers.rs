@@ -1,6 +1,7 @@
 //! The `[providers.<name>]` sections, with the keys and addresses that the environment holds for them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Uri};
 use secrecy::SecretString;
@@ -10,7 +11,7 @@ use crate::config::load::{MAX_PRICE, Place, is_plain_name, set, variable_name};
 use crate::config::models::{Override, Sampling};
 use crate::config::presets::{PRESETS, Preset, preset};
 use crate::config::section::{MAX_COUNT, Section};
-use crate::config::{MAX_REPLY, OpenAiApi, Provider, ProviderKind};
+use crate::config::{BATCH_POLL, MAX_REPLY, OpenAiApi, Provider, ProviderKind};
 use crate::domain::agent::{Effort, check_extra};
 use crate::domain::service::Service;
 
@@ -83,24 +84,35 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
         api,
         max_reply: s.size("max_reply").unwrap_or(MAX_REPLY),
         scripts: scripts(s, kind, place),
+        batch_poll: s
+            .number("batch_poll", 0.01..=3600.0)
+            .map_or(BATCH_POLL, Duration::from_secs_f64),
         services: services(name, s, kind, written_base.as_deref()),
         models: s.named("models", |_, s| model(s)),
     }
 }
 
-/// The tiers that a service sells: those that are configured, else those of OpenAI's own service, and of what stands in its
-/// place.
+/// The tiers that a service sells: those that are configured, else those of OpenAI's and Anthropic's own services, and of
+/// what is configured in their place.
 fn services(
     name: &str,
     s: &mut Section<'_>,
     kind: ProviderKind,
     base_url: Option<&str>,
 ) -> Vec<Service> {
-    let is_openai = kind == ProviderKind::Openai
-        && preset(name).is_none()
-        && (name == "openai" || base_url.is_none_or(|base| base.contains("://api.openai.com")));
-    let usual = match is_openai {
-        true => vec![Service::Flex],
+    let (own, host, all) = match kind {
+        ProviderKind::Anthropic => ("anthropic", "://api.anthropic.com", &[Service::Batch][..]),
+        ProviderKind::Openai => (
+            "openai",
+            "://api.openai.com",
+            &[Service::Flex, Service::Batch][..],
+        ),
+        ProviderKind::Ollama | ProviderKind::Scripted => ("", "", &[][..]),
+    };
+    let is_own =
+        preset(name).is_none() && (name == own || base_url.is_none_or(|base| base.contains(host)));
+    let usual = match is_own {
+        true => all.to_vec(),
         false => Vec::new(),
     };
     let Some(node) = s.peek("services") else {
@@ -116,8 +128,10 @@ fn services(
         let why = format!("has {unknown:?}, which is none of: {}", known.join(", "));
         s.rule(&node, "services", &why);
     }
-    if kind != ProviderKind::Openai && !names.is_empty() {
-        refuse_for_kind(s, &node, "services", ProviderKind::Openai);
+    let is_spoken = |name: &String| named(name).is_none_or(|(_, service)| all.contains(service));
+    if let Some(other) = names.iter().find(|name| !is_spoken(name)) {
+        let why = format!("has {other:?}, which this kind of provider has not");
+        s.rule(&node, "services", &why);
     }
     names
         .iter()

@@ -12,11 +12,17 @@ pub enum Service {
     Default,
     /// At once or not at all: slower, cheaper, and refused (429) when the service is busy.
     Flex,
+    /// Within a day, in a batch.
+    Batch,
 }
 
 impl Service {
     /// All by name.
-    pub const ALL: [(&'static str, Self); 2] = [("default", Self::Default), ("flex", Self::Flex)];
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("default", Self::Default),
+        ("flex", Self::Flex),
+        ("batch", Self::Batch),
+    ];
 
     /// Its name.
     pub fn as_str(self) -> &'static str {

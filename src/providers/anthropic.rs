@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use indexmap::IndexMap;
 use serde::de::IgnoredAny;
@@ -14,6 +15,7 @@ use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
+use crate::providers::batches::{BatchItem, Batches, Form, whole_item};
 use crate::providers::counts::{self, Count, Lenient};
 use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
@@ -21,7 +23,7 @@ use crate::providers::parts::{self, Base64, Data, Piece};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
+    Batched, Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
 };
 
@@ -38,6 +40,7 @@ pub struct Anthropic {
     wire: Wire,
     /// Marks the echoes of this service.
     mark: String,
+    batches: Batches,
 }
 
 impl Anthropic {
@@ -47,7 +50,12 @@ impl Anthropic {
         let wire = Wire::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
         let version = config.version.as_deref().unwrap_or(VERSION);
         let wire = wire.with_header("anthropic-version", version)?;
-        Ok(Self { wire, mark })
+        let batches = Batches::new(&wire, &base, Form::Anthropic, config.batch_poll);
+        Ok(Self {
+            wire,
+            mark,
+            batches,
+        })
     }
 
     /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
@@ -73,6 +81,10 @@ impl Anthropic {
 }
 
 impl Provider for Anthropic {
+    fn batched(&self) -> Option<&dyn Batched> {
+        Some(self)
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
@@ -85,6 +97,31 @@ impl Provider for Anthropic {
             let answered = self.wire.send(body?, trace, key).await?;
             self.hear(answered, model, stream, deltas).await
         })
+    }
+}
+
+impl Batched for Anthropic {
+    fn batches(&self) -> &Batches {
+        &self.batches
+    }
+
+    fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
+        let body = Body::of(request, self.origin(request.model));
+        let body = request_body::write(&body, request)?;
+        let path = "/v1/messages";
+        Ok(BatchItem { path, body })
+    }
+
+    fn hear_item<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        status: u16,
+        body: Bytes,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let answered = whole_item(status, body);
+        let model = request.model;
+        Box::pin(async move { self.hear(answered?, model, false, deltas).await })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use secrecy::{ExposeSecret, SecretString};
 
@@ -12,8 +13,10 @@ use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::TokenUsage;
+use crate::providers::batches::{BatchItem, Batches};
 
 pub mod anthropic;
+pub mod batches;
 pub mod calls;
 pub mod counts;
 pub mod echo;
@@ -42,6 +45,11 @@ pub trait Provider: Send + Sync + 'static {
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
 
+    /// Its batches; `None` if it speaks no wire that has them.
+    fn batched(&self) -> Option<&dyn Batched> {
+        None
+    }
+
     /// What a request to this model leaves out of these parameters and why, in words for the run's reader.
     fn left_out(
         &self,
@@ -51,6 +59,27 @@ pub trait Provider: Send + Sync + 'static {
     ) -> Option<String> {
         None
     }
+}
+
+/// A provider that sells batches.
+pub trait Batched: Send + Sync {
+    /// Where they are made and looked at.
+    fn batches(&self) -> &Batches;
+
+    /// The request as a batch takes it.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON.
+    fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError>;
+
+    /// The reply in the answer that a batch has for the request.
+    fn hear_item<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        status: u16,
+        body: Bytes,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
 }
 
 /// What comes before a reply is whole.

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,7 @@ use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::TokenUsage;
+use crate::providers::batches::{BatchItem, Batches, Form, whole_item};
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::echo::Origin;
 use crate::providers::lines::Format;
@@ -22,7 +24,7 @@ use crate::providers::parts::{self, DataUrl, Piece};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
+    Batched, Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
 };
 
@@ -37,6 +39,7 @@ pub struct OpenAi {
     /// Marks the echoes of this service.
     mark: String,
     max_tokens: MaxTokens,
+    batches: Batches,
 }
 
 /// The field that bounds a reply. OpenAI deprecated the one and others never learned the other.
@@ -77,10 +80,12 @@ impl OpenAi {
             None => MaxTokens::Old,
         };
         let wire = Wire::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
+        let batches = Batches::new(&wire, &base, Form::Openai, config.batch_poll);
         Ok(Self {
             wire,
             mark,
             max_tokens,
+            batches,
         })
     }
 
@@ -112,6 +117,10 @@ impl OpenAi {
 }
 
 impl Provider for OpenAi {
+    fn batched(&self) -> Option<&dyn Batched> {
+        Some(self)
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
@@ -124,6 +133,30 @@ impl Provider for OpenAi {
             let answered = self.wire.send(body?, trace, key).await?;
             self.hear(answered, model, stream, deltas).await
         })
+    }
+}
+
+impl Batched for OpenAi {
+    fn batches(&self) -> &Batches {
+        &self.batches
+    }
+
+    fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
+        let body = request_body::write(&Body::of(request, self), request)?;
+        let path = "/v1/chat/completions";
+        Ok(BatchItem { path, body })
+    }
+
+    fn hear_item<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        status: u16,
+        body: Bytes,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let answered = whole_item(status, body);
+        let model = request.model;
+        Box::pin(async move { self.hear(answered?, model, false, deltas).await })
     }
 }
 
@@ -374,7 +407,7 @@ impl<'a> Body<'a> {
 /// OpenAI's word for the tier that is asked for; `None` leaves it to the service.
 pub fn tier(params: &Params) -> Option<&'static str> {
     match params.service? {
-        Service::Default => None,
+        Service::Default | Service::Batch => None,
         Service::Flex => Some("flex"),
     }
 }

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -11,12 +12,15 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::{Effort, Params, ReasoningSummary, ResponseFormat};
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
+use crate::providers::batches::{BatchItem, Batches, whole_item};
 use crate::providers::echo::Origin;
 use crate::providers::openai::{OpenAi, is_closed, tier};
 use crate::providers::parts::{self, DataUrl, Piece};
 use crate::providers::reply_builder::read_reply;
 use crate::providers::wire::{Answered, Base, Wire};
-use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body};
+use crate::providers::{
+    Batched, ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body,
+};
 
 mod reply;
 
@@ -40,6 +44,11 @@ fn wants_responses(model: &str, facts: Option<&ModelFacts>) -> bool {
         // Newer than the table, or of another service.
         Some(_) | None => is_current(model),
     }
+}
+
+/// Whether a request wants what only the chat API has.
+fn is_for_chat(request: &ChatRequest<'_>) -> bool {
+    !request.params.stop.is_empty() && !wants_responses(request.model, request.facts)
 }
 
 fn is_current(model: &str) -> bool {
@@ -108,12 +117,16 @@ impl Responses {
 }
 
 impl Provider for Responses {
+    fn batched(&self) -> Option<&dyn Batched> {
+        Some(self)
+    }
+
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        if !request.params.stop.is_empty() && !wants_responses(request.model, request.facts) {
+        if is_for_chat(&request) {
             return self.chat.complete(request, deltas);
         }
         let body = request_body::write(&Body::of(&request, self), &request);
@@ -132,6 +145,36 @@ impl Provider for Responses {
                  it from the agent, or set api = \"chat\" for the provider"
             )
         })
+    }
+}
+
+impl Batched for Responses {
+    fn batches(&self) -> &Batches {
+        self.chat.batches()
+    }
+
+    fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
+        if is_for_chat(request) {
+            return self.chat.item(request);
+        }
+        let body = request_body::write(&Body::of(request, self), request)?;
+        let path = "/v1/responses";
+        Ok(BatchItem { path, body })
+    }
+
+    fn hear_item<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        status: u16,
+        body: Bytes,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        if is_for_chat(&request) {
+            return self.chat.hear_item(request, status, body, deltas);
+        }
+        let answered = whole_item(status, body);
+        let model = request.model;
+        Box::pin(async move { self.hear(answered?, model, false, deltas).await })
     }
 }
 

@@ -173,6 +173,41 @@ impl Answered {
     }
 }
 
+/// A request beside those for replies: to make or to look at something at the service.
+pub struct Call<'a> {
+    /// GET or POST.
+    pub method: Method,
+    /// Below the base, with a slash at its beginning.
+    pub path: &'a str,
+    /// What follows the path.
+    pub query: Option<&'a str>,
+    /// The type of the body, where it is not JSON.
+    pub content_type: Option<String>,
+    /// Empty for none.
+    pub body: Vec<u8>,
+}
+
+impl<'a> Call<'a> {
+    /// Reads what is at `path`.
+    pub fn get(path: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            ..Self::post(path, Vec::new())
+        }
+    }
+
+    /// Posts JSON, or nothing.
+    pub fn post(path: &'a str, body: Vec<u8>) -> Self {
+        Self {
+            method: Method::POST,
+            path,
+            query: None,
+            content_type: None,
+            body,
+        }
+    }
+}
+
 /// What the body of a reply is made of.
 #[derive(Clone, Copy, Debug)]
 pub enum Part<'a> {
@@ -273,6 +308,39 @@ impl Wire {
             Ok(response) => Ok(Answered(response)),
             Err(why) => Err(self.cleaned(self.unreached(&why))),
         }
+    }
+
+    /// Calls the service below `base`, and reads its answer whole.
+    ///
+    /// # Errors
+    /// The service refused, the connection broke, or the answer is too long.
+    pub async fn call(
+        &self,
+        base: &Base,
+        call: Call<'_>,
+        key: Option<&SecretString>,
+    ) -> Result<Bytes, ProviderError> {
+        let Base { mut url } = base.join(call.path);
+        if let Some(query) = call.query {
+            url.set_query(Some(query));
+        }
+        let mut request = Request::new(call.method, url);
+        *request.headers_mut() = self.headers_with(key)?;
+        let kind = call.content_type.map(HeaderValue::try_from);
+        match (kind, call.body.is_empty()) {
+            (Some(Ok(kind)), _) => drop(request.headers_mut().insert(CONTENT_TYPE, kind)),
+            (_, true) => drop(request.headers_mut().remove(CONTENT_TYPE)),
+            (Some(Err(_)) | None, false) => {}
+        }
+        if !call.body.is_empty() {
+            *request.body_mut() = Some(call.body.into());
+        }
+        let answered = match self.client.execute(request).await {
+            Ok(mut response) if response.status().is_success() => self.whole(&mut response).await,
+            Ok(response) => Err(Box::pin(self.refusal(response)).await),
+            Err(why) => Err(self.unreached(&why)),
+        };
+        answered.map_err(|error| self.cleaned(error))
     }
 
     fn headers_with(&self, key: Option<&SecretString>) -> Result<HeaderMap, ProviderError> {

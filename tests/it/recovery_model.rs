@@ -603,6 +603,7 @@ fn served_at(url: String) -> Provider {
         max_tokens_field: None,
         api: None,
         max_reply: MAX_REPLY,
+        batch_poll: axed::config::BATCH_POLL,
         services: Vec::new(),
         scripts: Vec::new(),
         is_preset: false,

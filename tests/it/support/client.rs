@@ -48,6 +48,7 @@ pub fn config(wire: Wire, base: &str) -> ProviderConfig {
         max_tokens_field: None,
         api: (wire == Wire::Responses).then_some(OpenAiApi::Responses),
         max_reply: MAX_REPLY,
+        batch_poll: axed::config::BATCH_POLL,
         services: Vec::new(),
         scripts: Vec::new(),
         is_preset: false,

@@ -93,6 +93,7 @@ impl Services {
             max_tokens_field: None,
             api: None,
             max_reply: MAX_REPLY,
+            batch_poll: axed::config::BATCH_POLL,
             services: Vec::new(),
             scripts: Vec::new(),
             is_preset: false,
