@@ -161,6 +161,7 @@ fn line(event: &Value) -> Option<String> {
             number(event, "tokens_after"),
             number(event, "tokens_before")
         ),
+        "batch.submitted" => format!("waits for batch {}", text(event, "batch_id")),
         "run.failed" => format!("failed: {}", text(&event["error"], "message")),
         "run.cancelled" => format!("cancelled: {}", text(event, "reason")),
         _ => return None,

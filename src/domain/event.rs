@@ -143,6 +143,12 @@ pub enum EventKind {
         wait_ms: u64,
         reason: String,
     },
+    #[serde(rename = "batch.submitted")]
+    BatchSubmitted {
+        turn: u32,
+        model: String,
+        batch_id: String,
+    },
     #[serde(rename = "memory.warning")]
     MemoryWarning { message: String },
     #[serde(rename = "tools.warning")]
@@ -232,6 +238,7 @@ impl EventKind {
             Self::ApprovalRequested { .. } => "approval.requested",
             Self::ApprovalDecided { .. } => "approval.decided",
             Self::RetryScheduled { .. } => "retry.scheduled",
+            Self::BatchSubmitted { .. } => "batch.submitted",
             Self::MemoryWarning { .. } => "memory.warning",
             Self::ToolsWarning { .. } => "tools.warning",
             Self::LoopWarning { .. } => "loop.warning",
@@ -263,6 +270,7 @@ pub const NAMES: [&str; 21] = [
     "approval.requested",
     "approval.decided",
     "retry.scheduled",
+    "batch.submitted",
     "memory.warning",
     "tools.warning",
     "loop.warning",

@@ -387,6 +387,20 @@ pub struct Run {
     pub waited_ms: u64,
     /// Number of its last event; for a root, of its tree's.
     pub last_event: u64,
+    /// What it waits for, as long as it is `waiting`.
+    pub waiting_for: Option<WaitingFor>,
+}
+
+/// What a run waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum WaitingFor {
+    /// A person's decision on one of its calls.
+    Approval,
+    /// A batch of its provider.
+    Batch,
+    /// Its children, all of which wait.
+    Children,
 }
 
 impl Run {

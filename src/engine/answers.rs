@@ -16,7 +16,7 @@ use crate::engine::endings;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Begun;
-use crate::engine::turn::TurnError;
+use crate::engine::turn_error::TurnError;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 
@@ -157,6 +157,7 @@ pub fn failed_turn(live: &LiveRun, error: TurnError) -> Ending {
         TurnError::Overdue => How::Failed(endings::overdue(live.deadline())),
         TurnError::Budget(exceeded) => How::Failed(endings::budget(&exceeded)),
         TurnError::Provider(error) => How::Failed(endings::provider(&error)),
+        TurnError::BatchExpired => How::Failed(endings::batch_expired()),
         TurnError::Unavailable(unavailable) => How::Failed(endings::unavailable(&unavailable)),
     })
 }

@@ -17,7 +17,7 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::record;
 use crate::engine::remains::{self, Begun, Decided};
-use crate::engine::turn::TurnError;
+use crate::engine::turn_error::TurnError;
 use crate::engine::waiting::{self, Call};
 use crate::store::{Change, StoreError};
 

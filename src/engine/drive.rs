@@ -17,13 +17,15 @@ use crate::engine::conversation::{Conversation, Heard};
 use crate::engine::entry::{Draft, Entry, begin};
 use crate::engine::final_text::{self, Unrecorded};
 use crate::engine::history::Earlier;
+use crate::engine::left_batch::LeftBatch;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::Remains;
 use crate::engine::resolve::{self, Input, Prompt};
 use crate::engine::sessions::Held;
-use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
-use crate::engine::{budget, endings, history, links, replay, summary, waiting, workdir};
+use crate::engine::turn::{self, Answer, Question, Streamed};
+use crate::engine::turn_error::TurnError;
+use crate::engine::{batch, budget, endings, history, links, replay, summary, waiting, workdir};
 use crate::providers::echo;
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::Offer;
@@ -56,6 +58,9 @@ pub async fn drive(
         Ok(ending) => ending,
         Err(_) => Ending::failed(endings::internal("panicked")),
     };
+    if !live.is_suspended() {
+        batch::give_up(engine, live).await;
+    }
     let closed = Box::pin(close::close(engine, live, run, state, ending)).await;
     held.release(live, closed.is_ok());
     close::leave(engine, live, closed)
@@ -80,6 +85,9 @@ async fn attempt(
         Entry::Resumed(remains) => Some(std::mem::take(remains)),
         Entry::Queued | Entry::New { .. } => None,
     };
+    if let Some(left) = &left {
+        live.left_batch.set(left.left_batch());
+    }
     let recorded = left.as_mut().and_then(|left| left.prompt.take());
     let (prompt, draft) = match recorded {
         // A recorded prompt stays as it was, whatever the files say now.
@@ -209,7 +217,10 @@ async fn turns(
     talk.drop_foreign_thinking(|| *prefix);
     let mut draft = Some(draft);
     loop {
-        if let Err(error) = waiting::resume(engine, live).await {
+        // One that waits for its batch still needs no slot.
+        if !matches!(live.left_batch.get(), LeftBatch::Known(_))
+            && let Err(error) = waiting::resume(engine, live).await
+        {
             return error.into();
         }
         if let Some(bounds) = bounds.filter(|bounds| bounds.are_passed(&talk)) {

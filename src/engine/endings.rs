@@ -5,7 +5,7 @@ use crate::domain::run::{Failure, FailureCode};
 use crate::engine::budget::Exceeded;
 use crate::engine::context_window::Window;
 use crate::engine::live::{Deadline, LiveRun};
-use crate::engine::turn::TurnError;
+use crate::engine::turn_error::TurnError;
 use crate::providers::registry::Unavailable;
 use crate::providers::{Category, End, ProviderError};
 
@@ -55,6 +55,12 @@ pub fn overdue(deadline: Option<Deadline>) -> Failure {
         format!("timeout after {seconds}s"),
         true,
     )
+}
+
+/// A batch was not done in time.
+pub fn batch_expired() -> Failure {
+    let message = "timeout: the batch with the request was not done within 24 hours";
+    failure(FailureCode::Timeout, "timeout", message.to_owned(), true)
 }
 
 /// The turns ran out.

@@ -17,6 +17,7 @@ use crate::domain::run::{Run, RunId, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::Webhook;
 use crate::engine::budget::{Accounts, Budgets, Exceeded, Refused};
+use crate::engine::left_batch::LeftCell;
 use crate::engine::provider_keys::ProviderKeys;
 use crate::engine::quotas::Quotas;
 use crate::engine::root_slot::RootSlot;
@@ -45,6 +46,8 @@ pub struct LiveRun {
     pub workdir: RunWorkdir,
     /// Heard by everything that waits for this run's sake; cancelled with the parent's.
     pub stop: CancellationToken,
+    /// The batch that an earlier process left, until its turn is taken.
+    pub left_batch: LeftCell,
     name: Arc<str>,
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
@@ -139,8 +142,12 @@ pub struct Clock {
     pub is_told: bool,
     /// Calls that do something.
     pub at_work: usize,
-    /// Calls that wait for a person's word, or for a child all of whose calls do.
+    /// Calls that wait for a person's word, or for a child all of whose calls do; and a turn that waits for its batch.
     pub asking: usize,
+    /// Of those, the ones that wait for a person's word.
+    pub approvals: usize,
+    /// Whether a turn waits for its batch.
+    pub in_batch: bool,
 }
 
 impl Clock {
@@ -264,6 +271,7 @@ impl LiveRun {
             phase: Mutex::new(Phase::Open),
             meter: Mutex::new(Meter { own, tree: below }),
             refused: OnceLock::new(),
+            left_batch: LeftCell::default(),
             warned: Mutex::default(),
             ended: watch::Sender::new(Ended::NotYet),
         })

@@ -50,6 +50,7 @@ pub fn new(live: &LiveRun) -> Run {
         started_at: None,
         finished_at: None,
         waited_ms: 0,
+        waiting_for: None,
         last_event: 0,
     }
 }

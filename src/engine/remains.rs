@@ -11,6 +11,7 @@ use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::TokenUsage;
+use crate::engine::left_batch::{LeftBatch, Submitted};
 use crate::engine::parts::Engine;
 use crate::engine::resolve::{Input, Prompt};
 use crate::store::{EventQuery, Step, StoreError};
@@ -79,6 +80,8 @@ pub struct Begun {
     pub completed: HashSet<String>,
     /// The last turn whose `turn.started` is in the log; 0 for none.
     pub last_turn: u32,
+    /// The last batch that a turn's request was handed over in.
+    pub batch: Option<Submitted>,
     /// How often the run was resumed since its last step.
     pub resumed: u32,
     /// What the last reply reported, unless the conversation was made shorter since.
@@ -113,6 +116,20 @@ impl Decided {
             decision: self.decision,
             reason: self.reason.clone(),
             by: self.by.clone(),
+        }
+    }
+}
+
+impl Remains {
+    /// What is left of a turn that began and has no reply.
+    pub fn left_batch(&self) -> LeftBatch {
+        let (last, replied) = (self.calls.last_turn, self.replies.last());
+        if last <= replied.map_or(0, |reply| reply.turn) {
+            return LeftBatch::Nothing;
+        }
+        match &self.calls.batch {
+            Some(batch) if batch.turn == last => LeftBatch::Known(batch.clone()),
+            Some(_) | None => LeftBatch::Unknown { turn: last },
         }
     }
 }
@@ -230,6 +247,7 @@ impl Begun {
         match name {
             "turn.completed" => self.reported = reported(data),
             "context.compacted" => self.reported = None,
+            "batch.submitted" => self.batch = serde_json::from_str(data).ok(),
             _ => {}
         }
         if name == "turn.started" {

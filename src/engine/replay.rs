@@ -10,6 +10,7 @@ use crate::engine::close::{Ending, How, State};
 use crate::engine::conversation::Conversation;
 use crate::engine::entry::Draft;
 use crate::engine::final_text::{self, MAX_RESUMED_CHECKS};
+use crate::engine::left_batch::LeftBatch;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::remains::{Remains, Replied};
@@ -35,7 +36,9 @@ pub async fn replay(
         is_compacting,
         ..
     } = left;
-    if is_compacting || begun.last_turn > replies.last().map_or(0, |reply| reply.turn) {
+    let is_known = matches!(live.left_batch.get(), LeftBatch::Known(_));
+    let is_lost = !is_known && begun.last_turn > replies.last().map_or(0, |reply| reply.turn);
+    if is_compacting || is_lost {
         // The request that was under way is asked again; what the first one cost nobody will tell.
         live.spend(&Usage {
             unreported: 1,

@@ -17,7 +17,8 @@ use crate::domain::run::{Run, RunId, Status};
 use crate::domain::trace::{SpanId, TraceContext, TraceId};
 use crate::domain::usage::TokenUsage;
 use crate::engine::live::LiveRun;
-use crate::engine::turn::{Question, TurnError};
+use crate::engine::turn::Question;
+use crate::engine::turn_error::TurnError;
 use crate::providers::{ProviderError, Reply};
 use crate::telemetry::traces::{Kind, Span, Traces, Value, key};
 

@@ -9,7 +9,8 @@ use crate::engine::compaction::{self, RequestBounds};
 use crate::engine::conversation::Conversation;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
-use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
+use crate::engine::turn::{self, Answer, Question, Streamed};
+use crate::engine::turn_error::TurnError;
 use crate::providers::End;
 use crate::store::{Change, Step};
 

@@ -1,7 +1,6 @@
 //! One turn: asks the model until it has a reply, the retries are spent, or time, budget or stop end it. Knows no
 //! tools and no storage engine.
 
-use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
 use secrecy::SecretString;
@@ -9,17 +8,20 @@ use tokio::time::Instant;
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Cache, ModelRef, Params};
-use crate::domain::attachment::Blobs;
+use crate::domain::content::estimated_tokens;
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, Usage};
-use crate::engine::budget::{Amount, Exceeded};
+use crate::engine::budget::Amount;
+use crate::engine::left_batch::LeftBatch;
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::request_size;
 use crate::engine::spans::Chat;
-use crate::providers::registry::{Served, Unavailable};
+use crate::engine::turn_error::TurnError;
+use crate::engine::{batch, blobs, waiting};
+use crate::providers::registry::Served;
 use crate::providers::{ChatRequest, Delta, ProviderError, Reply, fit, parts, retry};
 use crate::store::{Change, StoreError};
 
@@ -55,29 +57,6 @@ pub struct Answer {
     pub asked: ModelRef,
 }
 
-/// Why there is no reply.
-#[derive(Debug)]
-pub enum TurnError {
-    /// Somebody cancelled.
-    Stopped,
-    /// The run's deadline passed.
-    Overdue,
-    /// A budget is spent.
-    Budget(Exceeded),
-    /// The provider (and every fallback) failed.
-    Provider(ProviderError),
-    /// The provider is not there.
-    Unavailable(Unavailable),
-    /// The record could not be written.
-    Store(StoreError),
-}
-
-impl From<StoreError> for TurnError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
 /// Takes one turn. Usage of the reply is booked for the run and its ancestors.
 pub async fn take(
     engine: &Engine,
@@ -87,7 +66,13 @@ pub async fn take(
 ) -> Result<Answer, TurnError> {
     let (agent, clock) = (&live.agent, Instant::now());
     let mut failed = None;
-    for model in std::iter::once(&agent.model).chain(&agent.fallback_models) {
+    let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
+    // A batch of an earlier process is of a model that was come to.
+    let at = match live.left_batch.get() {
+        LeftBatch::Known(left) => models().position(|model| model.to_string() == left.model),
+        LeftBatch::Nothing | LeftBatch::Unknown { .. } => None,
+    };
+    for model in models().skip(at.unwrap_or(0)) {
         let target = match target(engine, live, model) {
             Ok(target) => target,
             Err(error) if failed.is_none() => return Err(error),
@@ -230,14 +215,14 @@ async fn ask_once(
     let reservation = bounded(live, live.tree.budgets.reserve(&live.accounts, wanted))
         .await?
         .map_err(TurnError::Budget)?;
-    // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
-    let _permit = match &served.permits {
-        Some(permits) => bounded(live, permits.acquire()).await?.ok(),
-        None => None,
+    let is_batch = params.service == Some(Service::Batch);
+    // A batch takes its own when it is made, and lets go of them.
+    let blobs = match is_batch {
+        true => None,
+        false => Box::pin(blobs::load(engine, question.messages)).await?,
     };
-    let blobs = Box::pin(blobs(engine, question.messages)).await?;
     warnings.extend(served.provider.left_out(&model.model, &params, facts));
-    if blobs.is_some() {
+    if blobs.is_some() || is_batch {
         warnings.extend(parts::warnings(&asked, question.messages, facts));
     }
     warn(engine, live, question.turn, warnings).await?;
@@ -250,7 +235,7 @@ async fn ask_once(
         tools: question.tools,
         params: &params,
         facts,
-        stream: live.streams(),
+        stream: live.streams() && !is_batch,
         multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
         cache_key: match question.is_turn {
             true => &live.agent.version,
@@ -267,6 +252,8 @@ async fn ask_once(
                 reported = Some(usage);
                 return;
             }
+            // What a reply in a batch says is another matter.
+            Delta::Billed(_) if is_batch => return,
             Delta::Billed(service) => {
                 billed = service;
                 return;
@@ -289,7 +276,18 @@ async fn ask_once(
         };
         engine.journal.whisper(live, event);
     };
-    let answered = bounded(live, served.complete(request, &mut take_in)).await;
+    let answered = match is_batch {
+        true => {
+            let ask = batch::Ask {
+                turn: question.turn,
+                model: &asked,
+                served,
+                request,
+            };
+            Box::pin(batch::complete(engine, live, ask, &mut take_in)).await
+        }
+        false => at_once(engine, live, served, request, &mut take_in).await,
+    };
     if let Some(chat) = chat {
         chat.end(live, question, model, &answered);
     }
@@ -322,17 +320,25 @@ async fn ask_once(
     answered?.map_err(TurnError::Provider)
 }
 
-/// The bytes of the conversation's pictures and files, which are in memory only while a request is under way; `None` if it
-/// has none.
-async fn blobs(engine: &Engine, messages: &[Message]) -> Result<Option<Blobs>, StoreError> {
-    let digests = messages.iter().flat_map(Message::attachments);
-    let digests: BTreeSet<_> = digests.map(|attachment| attachment.sha256).collect();
-    if digests.is_empty() {
-        return Ok(None);
+/// Asks for a reply at once.
+async fn at_once(
+    engine: &Engine,
+    live: &LiveRun,
+    served: &Served,
+    request: ChatRequest<'_>,
+    take_in: &mut (dyn FnMut(Delta<'_>) + Send),
+) -> Result<Result<Reply, ProviderError>, TurnError> {
+    if live.left_batch.get() != LeftBatch::Nothing {
+        // The configuration has changed, so that no batch is gone on with.
+        batch::give_up(engine, live).await;
+        waiting::resume(engine, live).await?;
     }
-    let digests = digests.into_iter().collect();
-    let blobs = engine.journal.store().blobs(digests).await?;
-    Ok(Some(blobs))
+    // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
+    let _permit = match &served.permits {
+        Some(permits) => bounded(live, permits.acquire()).await?.ok(),
+        None => None,
+    };
+    bounded(live, served.complete(request, take_in)).await
 }
 
 /// Takes back what listeners have been sent of a reply that is requested anew.

@@ -7,11 +7,11 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
-use crate::domain::run::now;
+use crate::domain::run::{WaitingFor, now};
 use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::record;
-use crate::engine::turn::TurnError;
+use crate::engine::turn_error::TurnError;
 use crate::store::{Change, StoreError};
 
 /// What a call of a run does.
@@ -21,6 +21,8 @@ pub enum Call {
     Asks,
     /// It waits for its turn among its siblings.
     Queues,
+    /// No call, but a turn: it waits for its batch.
+    Batch,
 }
 
 /// A call that was at work waits from now on. The event is committed before this returns, and whoever reads it finds the
@@ -34,9 +36,17 @@ pub async fn rest(
     let _turn = live.tree.slot.turn.lock().await;
     {
         let mut clock = live.clock();
-        clock.at_work = clock.at_work.saturating_sub(1);
-        if let Call::Asks = call {
-            clock.asking += 1;
+        match call {
+            Call::Asks => {
+                clock.at_work = clock.at_work.saturating_sub(1);
+                clock.asking += 1;
+                clock.approvals += 1;
+            }
+            Call::Queues => clock.at_work = clock.at_work.saturating_sub(1),
+            Call::Batch => {
+                clock.asking += 1;
+                clock.in_batch = true;
+            }
         }
     }
     settle(engine, live, false).await?;
@@ -61,9 +71,17 @@ pub async fn go(engine: &Engine, live: &LiveRun, call: Call) -> Result<(), Store
         }
         {
             let mut clock = live.clock();
-            clock.at_work += 1;
-            if let Call::Asks = call {
-                clock.asking = clock.asking.saturating_sub(1);
+            match call {
+                Call::Asks => {
+                    clock.at_work += 1;
+                    clock.asking = clock.asking.saturating_sub(1);
+                    clock.approvals = clock.approvals.saturating_sub(1);
+                }
+                Call::Queues => clock.at_work += 1,
+                Call::Batch => {
+                    clock.asking = clock.asking.saturating_sub(1);
+                    clock.in_batch = false;
+                }
             }
         }
         return settle(engine, live, true).await;
@@ -222,7 +240,12 @@ fn turn_over(run: &LiveRun, goes: bool) -> (Option<bool>, Option<Change>) {
     let change = match (stands, clock.is_told) {
         (true, false) => {
             clock.is_told = true;
-            Some(Change::Waiting { since: now() })
+            let on = match (clock.in_batch, clock.approvals) {
+                (true, _) => WaitingFor::Batch,
+                (false, 0) => WaitingFor::Children,
+                (false, _) => WaitingFor::Approval,
+            };
+            Some(Change::Waiting { since: now(), on })
         }
         (false, true) if goes => {
             clock.is_told = false;

@@ -12,7 +12,7 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::event::{Event, StoredEvent};
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
-use crate::domain::run::{Outcome, Run, RunId, Status};
+use crate::domain::run::{Outcome, Run, RunId, Status, WaitingFor};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::store::outbox::{Delivery, Due, DueQuery, NewDelivery, Tried};
@@ -239,6 +239,8 @@ pub enum Change {
     Waiting {
         /// When its time began to stand still.
         since: Timestamp,
+        /// For what.
+        on: WaitingFor,
     },
     /// It waits no longer.
     Going {

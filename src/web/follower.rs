@@ -506,6 +506,7 @@ mod tests {
             started_at: None,
             finished_at: None,
             waited_ms: 0,
+            waiting_for: None,
             last_event: 0,
         }
     }

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolCall, ToolResult};
-use crate::domain::run::{Failure, Run, RunId, Status};
+use crate::domain::run::{Failure, Run, RunId, Status, WaitingFor};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::history::{self, Recorded};
@@ -48,6 +48,8 @@ pub struct RunView<'a> {
     duration_ms: u64,
     /// The run with all its descendants, also while it runs.
     tree: TreeView,
+    /// Of one that is `waiting`: for what.
+    waiting_for: Option<WaitingFor>,
     /// Null unless failed.
     error: Option<&'a Failure>,
     cancel_reason: Option<&'a str>,
@@ -77,6 +79,7 @@ impl<'a> RunView<'a> {
             agent: &run.agent,
             agent_version: &run.agent_version,
             status: run.status,
+            waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
             parent_id: run.parent_id,
             root_id: run.root_id,
             depth: run.depth.0,
@@ -445,6 +448,7 @@ mod tests {
             started_at: Some(at(1)),
             finished_at: Some(at(3)),
             waited_ms: 0,
+            waiting_for: None,
             last_event: 17,
         }
     }

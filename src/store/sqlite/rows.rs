@@ -40,7 +40,7 @@ macro_rules! run_columns {
              r.cost, r.unreported, \
              r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, \
              r.tree_cache_write_tokens, r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, \
-             r.owner, r.structured, r.session, r.waited, r.waiting_since"
+             r.owner, r.structured, r.session, r.waited, r.waiting_since, r.waiting_for"
         )
     };
 }
@@ -69,13 +69,13 @@ const OWNER: usize = 42;
 const STRUCTURED: usize = 43;
 /// Where its session stands.
 const SESSION: usize = 44;
-/// Where the time that it waited stands; since when it waits follows, the last of them.
+/// Where the time that it waited stands; since when it waits, and for what, follow, the last of them.
 const WAITED: usize = 45;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
 pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since, \
      r.workdir_device, r.workdir_inode";
-const CONTINUATION: usize = WAITED + 2;
+const CONTINUATION: usize = WAITED + 3;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
 pub type Hash = [u8; 32];
@@ -129,6 +129,7 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         finished_at: time(row, 23)?,
         waited_ms: waited(row)?,
         last_event: unsigned(row.get(24)?),
+        waiting_for: json(row, WAITED + 2)?,
     })
 }
 

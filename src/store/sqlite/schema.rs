@@ -22,6 +22,7 @@ const MIGRATIONS: &[&str] = &[
     WORKDIRS,
     OWNERS,
     ATTACHMENTS,
+    WAITING_FOR,
 ];
 
 /// Written into the file's header, so that another program's database is not taken for ours: `axed`.
@@ -182,6 +183,8 @@ UPDATE definitions SET used_until = unixepoch() * 1000 + 60000;
 CREATE INDEX definitions_used ON definitions (used_until);
 ";
 
+/// What a run waits for, as JSON; of one that began to wait before, nobody knows.
+const WAITING_FOR: &str = "ALTER TABLE runs ADD COLUMN waiting_for TEXT;";
 /// Since when a run waits for a person's word.
 const WAITING: &str = "ALTER TABLE runs ADD COLUMN waiting_since INTEGER;";
 // The session that a root run goes on with. The index holds only runs of sessions, and answers from itself which one a

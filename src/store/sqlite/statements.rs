@@ -144,13 +144,13 @@ impl<'c> Statements<'c> {
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             waiting: sql(
-                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = ?3, \
+                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = ?3, waiting_for = ?4, \
                  status = CASE status WHEN 'running' THEN 'waiting' ELSE status END \
                  WHERE id = ?1 AND finished_at IS NULL",
             )?,
             going: sql(
                 // Its deadline moves by the time that it stood still.
-                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = NULL, \
+                "UPDATE runs SET last_event = max(last_event, ?2), waiting_since = NULL, waiting_for = NULL, \
                  waited = coalesce(waited, 0) + max(0, ?3 - coalesce(deadline_at, ?3)), deadline_at = ?3, \
                  deadline_seconds = ?4, status = CASE status WHEN 'waiting' THEN 'running' ELSE status END \
                  WHERE id = ?1 AND finished_at IS NULL",

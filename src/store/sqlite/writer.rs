@@ -595,10 +595,10 @@ impl<'c> Writer<'c> {
                 deadline.0.as_millisecond(),
                 rows::signed(deadline.1),
             ])?,
-            Change::Waiting { since } => {
-                self.sql
-                    .waiting
-                    .execute(params![id, last, since.as_millisecond()])?
+            Change::Waiting { since, on } => {
+                let on = serde_json::to_string(on).ok();
+                let since = since.as_millisecond();
+                self.sql.waiting.execute(params![id, last, since, on])?
             }
             Change::Going { deadline } => self.sql.going.execute(params![
                 id,

@@ -1,0 +1,21 @@
+//! The bytes of a conversation's pictures and files. Knows no provider.
+
+use std::collections::BTreeSet;
+
+use crate::domain::attachment::Blobs;
+use crate::domain::message::Message;
+use crate::engine::parts::Engine;
+use crate::store::StoreError;
+
+/// The bytes of these messages' pictures and files, which are in memory only while a request is under way; `None` if there
+/// are none.
+pub async fn load(engine: &Engine, messages: &[Message]) -> Result<Option<Blobs>, StoreError> {
+    let digests = messages.iter().flat_map(Message::attachments);
+    let digests: BTreeSet<_> = digests.map(|attachment| attachment.sha256).collect();
+    if digests.is_empty() {
+        return Ok(None);
+    }
+    let digests = digests.into_iter().collect();
+    let blobs = engine.journal.store().blobs(digests).await?;
+    Ok(Some(blobs))
+}
