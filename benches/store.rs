@@ -139,6 +139,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         started_at: None,
         finished_at: None,
         waited_ms: 0,
+        waiting_for: None,
         last_event: 0,
     };
     let queued = event(EventKind::RunQueued {

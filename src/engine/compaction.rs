@@ -18,7 +18,8 @@ use crate::engine::live::LiveRun;
 use crate::engine::parts::Engine;
 use crate::engine::request_size;
 use crate::engine::summary_request::SummaryRequest;
-use crate::engine::turn::{self, Answer, Question, Streamed, TurnError};
+use crate::engine::turn::{self, Answer, Question, Streamed};
+use crate::engine::turn_error::TurnError;
 use crate::store::{Change, Step};
 
 /// What the requests of one run are held to.

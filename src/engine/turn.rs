@@ -8,7 +8,6 @@ use tokio::time::Instant;
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::{Cache, ModelRef, Params};
-use crate::domain::content::estimated_tokens;
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
@@ -205,6 +204,11 @@ async fn ask_once(
         facts,
         &served.services,
     ));
+    if !question.is_turn && params.service == Some(Service::Batch) {
+        // What only shortens the conversation is not waited for.
+        params.to_mut().service = None;
+    }
+    let is_batch = params.service == Some(Service::Batch);
     let wanted = match live.accounts.is_empty() {
         true => Amount::default(),
         false => {
@@ -215,7 +219,6 @@ async fn ask_once(
     let reservation = bounded(live, live.tree.budgets.reserve(&live.accounts, wanted))
         .await?
         .map_err(TurnError::Budget)?;
-    let is_batch = params.service == Some(Service::Batch);
     // A batch takes its own when it is made, and lets go of them.
     let blobs = match is_batch {
         true => None,
@@ -286,7 +289,17 @@ async fn ask_once(
             };
             Box::pin(batch::complete(engine, live, ask, &mut take_in)).await
         }
-        false => at_once(engine, live, served, request, &mut take_in).await,
+        false => {
+            at_once(
+                engine,
+                live,
+                question.is_turn,
+                served,
+                request,
+                &mut take_in,
+            )
+            .await
+        }
     };
     if let Some(chat) = chat {
         chat.end(live, question, model, &answered);
@@ -324,13 +337,16 @@ async fn ask_once(
 async fn at_once(
     engine: &Engine,
     live: &LiveRun,
+    is_turn: bool,
     served: &Served,
     request: ChatRequest<'_>,
     take_in: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<Result<Reply, ProviderError>, TurnError> {
     if live.left_batch.get() != LeftBatch::Nothing {
-        // The configuration has changed, so that no batch is gone on with.
-        batch::give_up(engine, live).await;
+        if is_turn {
+            // The configuration has changed, so that no batch is gone on with.
+            batch::give_up(engine, live).await;
+        }
         waiting::resume(engine, live).await?;
     }
     // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.

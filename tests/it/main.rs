@@ -7,6 +7,7 @@ mod attachments;
 mod auth;
 mod bad_input;
 mod bad_replies;
+mod batches;
 mod budget;
 mod caching;
 mod cancel;

@@ -396,3 +396,30 @@ async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
     );
     is_nowhere(&app, &run, &[OWN]).await;
 }
+
+#[tokio::test]
+async fn a_batch_is_made_with_the_key_and_given_up_without_it() {
+    let mut app = TestApp::with()
+        .config(
+            "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nservices = [\"batch\"]\nbatch_poll = 0.02",
+        )
+        .agent("own", &format!("model = \"bare/own\"\nservice = \"batch\"\n{ALLOWED}"))
+        .spawn()
+        .await;
+    app.provider
+        .always("own", |_| says("never").after(&Gate::shut()));
+    let id = start(&app, "own", &[&bare(OWN)]).await.id().to_owned();
+    let path = format!("/runs/{id}");
+    app.get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    assert_eq!(app.provider.asked("own", 1).await.key(), Some(OWN));
+    app.crash_and_restart().await;
+    let run = app.find(&id).await.ended().await;
+    assert_eq!(run.failure().0, "provider_auth");
+    assert_eq!(
+        run["tree"]["complete"], false,
+        "nobody knows what the batch cost"
+    );
+    assert_eq!(app.provider.seen_by("own").len(), 1);
+    is_nowhere(&app, &run, &[OWN]).await;
+}

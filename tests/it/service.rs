@@ -185,19 +185,16 @@ async fn an_unknown_tier_is_refused() {
     let app = TestApp::with().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let refused = app
-        .post(
-            "/agents/solo/runs",
-            &json!({"params": {"service": "batch"}}),
-        )
+        .post("/agents/solo/runs", &json!({"params": {"service": "slow"}}))
         .await;
     assert!(refused.problem(422).contains("default"), "{}", refused.text);
-    app.write_agent("solo", "service = \"batch\"");
+    app.write_agent("solo", "service = \"slow\"");
     let shown = app
         .get_until("/agents/solo", |got| got.json()["valid"] == false)
         .await;
     let why = shown.json()["error"].to_string();
     assert!(
-        why.contains("service") && why.contains("default, flex"),
+        why.contains("service") && why.contains("default, flex, batch"),
         "{why}"
     );
 }

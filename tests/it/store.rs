@@ -117,6 +117,7 @@ pub fn record(scope: &Scope, agent: &str) -> Run {
         started_at: None,
         finished_at: None,
         waited_ms: 0,
+        waiting_for: None,
         last_event: 0,
     }
 }
@@ -1082,7 +1083,10 @@ async fn a_continuation_reads_back(opened: &Opened) {
 
     // While it waits its time stands still; afterwards it has a new deadline.
     let since = deadline(0);
-    let waiting = Change::Waiting { since };
+    let waiting = Change::Waiting {
+        since,
+        on: axed::domain::run::WaitingFor::Approval,
+    };
     store.write(write(&root, waiting, 1)).await.expect("waits");
     let found = store.unfinished().await.expect("unfinished");
     assert_eq!(found[0].run.status, Status::Waiting);

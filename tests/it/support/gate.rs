@@ -19,6 +19,11 @@ impl Gate {
         self.0.send_replace(true);
     }
 
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// Comes back when the gate is open.
     pub async fn passed(&self) {
         // The sender lives in `self`, so waiting cannot fail.

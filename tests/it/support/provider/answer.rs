@@ -38,6 +38,8 @@ pub struct Answer {
     pub model: Option<String>,
     /// The tier it says it was answered on; the one that was asked for where a story does not care.
     pub tier: Option<&'static str>,
+    /// The service has no time for it, where it is asked for in a batch.
+    pub expires: bool,
     /// Sent beside the usual headers.
     pub headers: Vec<(&'static str, String)>,
     /// Nothing is sent before this opens.
@@ -155,6 +157,7 @@ impl Answer {
             stop_reason: None,
             model: None,
             tier: None,
+            expires: false,
             headers: Vec::new(),
             before: None,
             middle: None,
@@ -229,6 +232,12 @@ impl Answer {
     /// Says that it was answered on this tier.
     pub fn on_tier(mut self, tier: &'static str) -> Self {
         self.tier = Some(tier);
+        self
+    }
+
+    /// Is not answered in time, in a batch.
+    pub fn expiring(mut self) -> Self {
+        self.expires = true;
         self
     }
 

@@ -2,6 +2,7 @@
 //! it was asked and what it charged for, and notices when the other side hangs up.
 
 pub mod answer;
+pub mod batches;
 pub mod seen;
 pub mod wires;
 
@@ -26,6 +27,7 @@ use tokio::task::JoinSet;
 
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{Answer, Content, Ending, Tokens, fails};
+use crate::support::provider::batches::Shelf;
 use crate::support::provider::seen::{Seen, Wire};
 use crate::support::provider::wires::Written;
 use crate::support::soon;
@@ -34,6 +36,8 @@ use crate::support::soon;
 pub struct FakeProvider {
     /// Where it listens.
     pub address: SocketAddr,
+    /// Its batches.
+    pub batches: Shelf,
     book: Book,
     _server: JoinSet<()>,
 }
@@ -43,17 +47,19 @@ impl FakeProvider {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let book = Book::default();
+        let (book, batches) = (Book::default(), Shelf::default());
         let routes = Router::new()
             .route("/v1/messages", post(anthropic))
             .route("/v1/chat/completions", post(openai))
             .route("/v1/responses", post(responses))
             .route("/api/chat", post(ollama))
-            .with_state(book.clone());
+            .with_state(book.clone())
+            .merge(batches.routes(book.clone()));
         let mut server = JoinSet::new();
         server.spawn(async move { axum::serve(listener, routes).await.expect("serve") });
         Self {
             address,
+            batches,
             book,
             _server: server,
         }
@@ -107,6 +113,24 @@ impl FakeProvider {
         };
         self.until(&format!("request {count} for {model}"), nth)
             .await
+    }
+
+    /// How often a batch was looked at.
+    pub fn looks(&self) -> usize {
+        self.book.read(|pages| pages.looks)
+    }
+
+    /// Waits until batches were looked at so often.
+    pub async fn looked(&self, count: usize) {
+        let enough = |pages: &Pages| (pages.looks >= count).then_some(());
+        self.until(&format!("{count} looks at batches"), enough)
+            .await;
+    }
+
+    /// Waits until so many batches were made.
+    pub async fn made(&self, count: usize) {
+        let enough = |pages: &Pages| (pages.batches >= count).then_some(());
+        self.until(&format!("{count} batches"), enough).await;
     }
 
     /// Waits until there have been `count` requests, whatever the model.
@@ -172,6 +196,8 @@ struct Pages {
     ledger: Ledger,
     busy: HashMap<String, Busy>,
     hung_up: usize,
+    batches: usize,
+    looks: usize,
 }
 
 impl Pages {
@@ -220,6 +246,15 @@ impl Book {
         );
         self.changed.send_modify(|version| *version += 1);
         result
+    }
+
+    /// Enters a request of a batch, which is not being answered at once.
+    fn enter_batch(&self, wire: Wire, headers: HeaderMap, body: &[u8]) -> (Arc<Seen>, Answer) {
+        let (seen, answer) = self.enter(wire, headers, body);
+        self.write(|pages| {
+            pages.busy.entry(seen.model().to_owned()).or_default().now -= 1;
+        });
+        (seen, answer)
     }
 
     /// Enters a request and finds its answer.

@@ -1,0 +1,276 @@
+//! `service = "batch"`: each turn is answered by a batch of the provider, which the run waits for with its time standing
+//! still, over restarts too.
+
+use serde_json::{Value, json};
+
+use crate::support::app::{Setup, TestApp};
+use crate::support::events::count;
+use crate::support::gate::Gate;
+use crate::support::provider::answer::{Answer, asks, calls, fails, hangs, says};
+use crate::support::run::Run;
+
+const CONFIG: &str = r#"
+[providers.claude]
+kind = "anthropic"
+api_key = "key-of-claude"
+base_url = "{provider}"
+services = ["batch"]
+batch_poll = 0.02
+max_concurrent = 1
+[providers.gpt]
+kind = "openai"
+api_key = "key-of-gpt"
+base_url = "{provider}"
+services = ["batch"]
+batch_poll = 0.02
+max_concurrent = 1
+[providers.new]
+kind = "openai"
+api = "responses"
+api_key = "key-of-new"
+base_url = "{provider}"
+services = ["batch"]
+batch_poll = 0.02
+max_concurrent = 1
+[prices."claude/m"]
+input = 1
+output = 2
+[prices."gpt/m"]
+input = 1
+output = 2
+[prices."new/m"]
+input = 1
+output = 2
+batch = 0.25
+"#;
+
+/// The providers, with what is left of the price in their batches.
+const WIRES: [(&str, f64); 3] = [("claude", 0.5), ("gpt", 0.5), ("new", 0.25)];
+
+fn setup() -> Setup {
+    WIRES.iter().fold(TestApp::with().config(CONFIG), |setup, (name, _)| {
+        let agent = format!("model = \"{name}/m\"\nservice = \"batch\"\ntools = [\"grep\"]\n[retry]\ninitial_delay_ms = 1");
+        setup.agent(name, &agent)
+    })
+}
+
+fn priced(answer: Answer) -> Answer {
+    answer.using(100, 50)
+}
+
+async fn waits<'a>(app: &'a TestApp, run: &Run<'_>) -> Run<'a> {
+    let path = format!("/runs/{}", run.id());
+    let got = app
+        .get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    assert_eq!(
+        got.json()["waiting_for"],
+        json!({"reason": "batch"}),
+        "{}",
+        got.text
+    );
+    Run::new(app, got.json())
+}
+
+#[tokio::test]
+async fn two_turns_with_a_tool_are_two_batches_at_their_price() {
+    for (agent, share) in WIRES {
+        let app = setup().spawn().await;
+        app.provider.will(
+            "m",
+            [
+                priced(calls([("grep", json!({"pattern": "x"}))])),
+                // What a reply says of its tier is not what a batch costs.
+                priced(says("done")).on_tier("default"),
+            ],
+        );
+        let run = app
+            .run_with(agent, json!({"input": "go", "stream": true}))
+            .await;
+        assert_eq!(run.output(), "done");
+        assert_eq!(run["waiting_for"], Value::Null);
+        assert_eq!(
+            run["tree"]["cost_usd"]
+                .as_f64()
+                .map(|usd| (usd * 1e6).round()),
+            Some(400.0 * share)
+        );
+        assert_eq!(
+            (run.usage(), &run["tree"]["complete"]),
+            ((200, 100, 1), &json!(true))
+        );
+        let seen = app.provider.seen();
+        assert_eq!(seen.len(), 2);
+        assert!(
+            seen.iter()
+                .all(|seen| !seen.streams() && seen.key() == Some(&format!("key-of-{agent}")))
+        );
+        assert_eq!(seen[1].results().len(), 1, "{:?}", seen[1]);
+        assert_eq!(app.provider.batches.made().0.len(), 2);
+        let events = run.events().await;
+        assert_eq!(count(&events, "batch.submitted"), 2);
+        assert_eq!(count(&events, "model.warning"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_run_in_a_batch_waits_without_time_slot_or_permit() {
+    let app = setup()
+        .config("[runs]\nmax_running = 1")
+        .agent("parent", "sub_agents = [\"claude\"]")
+        .agent("slow", "")
+        .spawn()
+        .await;
+    let gate = Gate::shut();
+    app.provider.will(
+        "m",
+        [says("first").after(&gate), says("second").after(&gate)],
+    );
+    app.provider.will("slow", [hangs()]);
+    app.provider
+        .will("parent", [asks([("claude", "x")]), says("all done")]);
+    let first = app
+        .start_with("claude", json!({"input": "go", "timeout": 1}))
+        .await;
+    waits(&app, &first).await;
+    // A slot is free for another one, whose child is in a batch of the same provider.
+    let parent = app.start("parent", "go").await;
+    let path = format!("/runs/{}", parent.id());
+    let got = app
+        .get_until(&path, |got| got.json()["status"] == "waiting")
+        .await;
+    assert_eq!(got.json()["waiting_for"], json!({"reason": "children"}));
+    assert_eq!(app.provider.batches.made().0.len(), 2);
+    // Longer than its timeout.
+    let slow = app.start_with("slow", json!({"timeout": 1})).await;
+    assert_eq!(slow.ended().await.failure().0, "timeout");
+    gate.open();
+    assert_eq!(first.ended().await.output(), "first");
+    assert_eq!(parent.ended().await.output(), "all done");
+}
+
+#[tokio::test]
+async fn a_batch_is_gone_on_with_after_a_restart() {
+    for (agent, share) in WIRES {
+        for is_crash in [true, false] {
+            let mut app = setup().spawn().await;
+            let gate = Gate::shut();
+            app.provider.will("m", [priced(says("done")).after(&gate)]);
+            let id = app.start(agent, "go").await.id().to_owned();
+            waits(&app, &app.find(&id).await).await;
+            match is_crash {
+                true => app.crash_and_restart().await,
+                false => app.restart().await,
+            }
+            // The next process looks at the same batch.
+            let looks = app.provider.looks();
+            app.provider.looked(looks + 1).await;
+            waits(&app, &app.find(&id).await).await;
+            gate.open();
+            let run = app.find(&id).await.ended().await;
+            assert_eq!(run.output(), "done");
+            assert_eq!(app.provider.seen().len(), 1, "paid once");
+            assert_eq!(run["tree"]["complete"], true);
+            assert_eq!(
+                run["tree"]["cost_usd"]
+                    .as_f64()
+                    .map(|usd| (usd * 1e6).round()),
+                Some(200.0 * share)
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_did_not_come_to_the_record_is_found_where_the_service_tells() {
+    for (agent, batches) in [("gpt", 1), ("new", 1), ("claude", 2)] {
+        let mut app = setup().spawn().await;
+        let answering = Gate::shut();
+        // The service has the batch, and its answer is on the way.
+        app.provider
+            .will("m", [says("first").pausing(&answering), says("second")]);
+        let id = app.start(agent, "go").await.id().to_owned();
+        app.provider.made(1).await;
+        app.crash_and_restart().await;
+        let run = app.find(&id).await.ended().await;
+        assert_eq!(app.provider.batches.made().0.len(), batches, "{agent}");
+        assert_eq!(run.output(), if batches == 1 { "first" } else { "second" });
+        // Nobody can be sure that nothing else was paid for.
+        assert_eq!(run["tree"]["complete"], false);
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_run_takes_its_batch_back() {
+    for (agent, _) in WIRES {
+        let mut app = setup().spawn().await;
+        app.provider
+            .always("m", |_| says("never").after(&Gate::shut()));
+        let run = app.start(agent, "go").await;
+        waits(&app, &run).await;
+        let run = run.cancel("no more").await;
+        assert_eq!(run.status(), "cancelled");
+        assert_eq!(run["tree"]["complete"], false);
+        let (made, cancelled) = app.provider.batches.made();
+        assert_eq!((made.len(), &cancelled), (1, &made));
+        // Also if that was on the record only when the next process came.
+        let id = app.start(agent, "go").await.id().to_owned();
+        waits(&app, &app.find(&id).await).await;
+        app.crash_and_restart().await;
+        assert_eq!(
+            app.find(&id).await.cancel("no more").await.status(),
+            "cancelled"
+        );
+        assert_eq!(app.provider.batches.made().1.len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn errors_of_items_are_those_of_requests() {
+    for (agent, _) in WIRES {
+        let app = setup().spawn().await;
+        app.provider
+            .will("m", [fails(429, "too many"), says("done")]);
+        let run = app.run(agent, "go").await;
+        assert_eq!(run.output(), "done");
+        assert_eq!(app.provider.batches.made().0.len(), 2);
+        assert_eq!(count(&run.events().await, "retry.scheduled"), 1);
+        app.provider.will("m", [fails(400, "no such thing")]);
+        let run = app.run(agent, "go").await;
+        let (code, message) = run.failure();
+        assert_eq!(code, "provider_bad_request");
+        assert!(message.contains("no such thing"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_service_had_no_time_for_is_a_timeout() {
+    for (agent, _) in WIRES {
+        let app = setup().spawn().await;
+        app.provider.will("m", [says("late").expiring()]);
+        let run = app.run(agent, "go").await;
+        assert_eq!(run.failure().0, "timeout");
+        assert_eq!(app.provider.batches.made().0.len(), 1, "not tried again");
+    }
+}
+
+#[tokio::test]
+async fn where_no_batches_are_sold_a_warning_says_so() {
+    let app = TestApp::with()
+        .agent("llama", "model = \"ollama/m\"\nservice = \"batch\"")
+        .spawn()
+        .await;
+    app.provider.will("m", [says("done")]);
+    let run = app.run("llama", "go").await;
+    assert_eq!(run.output(), "done");
+    let events = run.events().await;
+    let warning = events
+        .iter()
+        .find(|it| it.kind() == "model.warning")
+        .expect("a warning");
+    assert_eq!(
+        warning["message"],
+        "ollama/m is not sold with service \"batch\": sent with the usual one"
+    );
+    assert!(app.provider.batches.made().0.is_empty());
+}

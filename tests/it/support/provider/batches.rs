@@ -1,0 +1,299 @@
+//! The fake provider's batches, on OpenAI's wires and on Anthropic's: each request of a batch is answered from the script of
+//! its model, and the batch is done once its answer's gate is open.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+
+use crate::support::provider::answer::Answer;
+use crate::support::provider::seen::{Seen, Wire};
+use crate::support::provider::{Book, wires};
+
+/// All batches and files.
+#[derive(Clone, Default)]
+pub struct Shelf(Arc<Mutex<Contents>>);
+
+#[derive(Default)]
+struct Contents {
+    files: HashMap<String, String>,
+    batches: Vec<Batch>,
+}
+
+struct Batch {
+    id: String,
+    is_openai: bool,
+    item: String,
+    metadata: Value,
+    seen: Arc<Seen>,
+    answer: Answer,
+    is_cancelled: bool,
+}
+
+impl Batch {
+    fn is_done(&self) -> bool {
+        self.is_cancelled
+            || self
+                .answer
+                .before
+                .as_ref()
+                .is_none_or(|gate| gate.is_open())
+    }
+
+    fn view(&self) -> Value {
+        match self.is_openai {
+            true => {
+                let status = match (self.is_cancelled, self.is_done(), self.answer.expires) {
+                    (true, ..) => "cancelled",
+                    (_, true, true) => "expired",
+                    (_, true, false) => "completed",
+                    (_, false, _) => "in_progress",
+                };
+                let has_reply = status == "completed";
+                json!({
+                    "id": self.id, "object": "batch", "status": status, "metadata": self.metadata,
+                    "output_file_id": has_reply.then(|| format!("file-out-{}", self.id)),
+                    "error_file_id": (status == "expired").then(|| format!("file-err-{}", self.id)),
+                })
+            }
+            false => json!({
+                "id": self.id, "type": "message_batch",
+                "processing_status": if self.is_done() { "ended" } else { "in_progress" },
+            }),
+        }
+    }
+
+    /// The line of its results.
+    fn line(&self) -> String {
+        let written = wires::write(&self.seen, &self.answer);
+        let body = written.pieces.concat();
+        let body: Value = serde_json::from_slice(&body).expect("a reply in JSON");
+        let line = match self.is_openai {
+            true if self.answer.expires => json!({
+                "id": "r", "custom_id": self.item, "response": null,
+                "error": {"code": "batch_expired", "message": "out of time"},
+            }),
+            true => json!({
+                "id": "r", "custom_id": self.item, "error": null,
+                "response": {"status_code": written.status, "request_id": "q", "body": body},
+            }),
+            false if self.is_cancelled => {
+                json!({"custom_id": self.item, "result": {"type": "canceled"}})
+            }
+            false if self.answer.expires => {
+                json!({"custom_id": self.item, "result": {"type": "expired"}})
+            }
+            false if written.status == 200 => json!({
+                "custom_id": self.item, "result": {"type": "succeeded", "message": body},
+            }),
+            false => json!({"custom_id": self.item, "result": {"type": "errored", "error": body}}),
+        };
+        // Results are in no order, and others may stand before this one.
+        format!(
+            "{}\n{line}\n",
+            json!({"custom_id": "another", "result": {"type": "canceled"}})
+        )
+    }
+}
+
+impl Shelf {
+    fn with<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The ids of the batches that were made, and of those that were cancelled.
+    pub fn made(&self) -> (Vec<String>, Vec<String>) {
+        self.with(|it| {
+            let ids = |of: &dyn Fn(&&Batch) -> bool| {
+                it.batches
+                    .iter()
+                    .filter(of)
+                    .map(|batch| batch.id.clone())
+                    .collect()
+            };
+            (ids(&|_| true), ids(&|batch| batch.is_cancelled))
+        })
+    }
+
+    /// The routes.
+    pub(super) fn routes(&self, book: Book) -> Router {
+        Router::new()
+            .route("/v1/files", post(upload))
+            .route("/v1/files/{id}/content", get(content))
+            .route("/v1/batches", post(create_openai).get(list))
+            .route("/v1/batches/{id}", get(look))
+            .route("/v1/batches/{id}/cancel", post(cancel))
+            .route("/v1/messages/batches", post(create_anthropic))
+            .route("/v1/messages/batches/{id}", get(look))
+            .route("/v1/messages/batches/{id}/results", get(results))
+            .route("/v1/messages/batches/{id}/cancel", post(cancel))
+            .with_state((self.clone(), book))
+    }
+}
+
+type Both = State<(Shelf, Book)>;
+
+async fn upload(State((shelf, _)): Both, headers: HeaderMap, body: Bytes) -> Response {
+    let kind = headers["content-type"].to_str().expect("a type");
+    let boundary = kind
+        .strip_prefix("multipart/form-data; boundary=")
+        .expect("a form");
+    let body = String::from_utf8(body.to_vec()).expect("text");
+    let parts: Vec<&str> = body.split(&format!("--{boundary}")).collect();
+    assert!(
+        parts.last().is_some_and(|end| end.starts_with("--")),
+        "the form has no end"
+    );
+    let part = |name: &str| {
+        let wanted = format!("name=\"{name}\"");
+        let part = parts
+            .iter()
+            .find(|part| part.contains(&wanted))
+            .expect("a field");
+        part.split_once("\r\n\r\n")
+            .expect("a value")
+            .1
+            .trim_end_matches("\r\n")
+            .to_owned()
+    };
+    assert_eq!(part("purpose"), "batch");
+    let id = shelf.with(|it| {
+        let id = format!("file-{}", it.files.len());
+        it.files.insert(id.clone(), part("file"));
+        id
+    });
+    axum::Json(json!({"id": id, "object": "file", "purpose": "batch"})).into_response()
+}
+
+async fn create_openai(State((shelf, book)): Both, headers: HeaderMap, body: Bytes) -> Response {
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(body["completion_window"], "24h");
+    let file = body["input_file_id"].as_str().expect("a file");
+    let lines = shelf.with(|it| it.files[file].clone());
+    let line: Value = serde_json::from_str(lines.trim()).expect("a line");
+    assert_eq!(
+        (&line["url"], &line["method"]),
+        (&body["endpoint"], &json!("POST"))
+    );
+    let wire = match line["url"].as_str() {
+        Some("/v1/responses") => Wire::Responses,
+        Some("/v1/chat/completions") => Wire::Openai,
+        other => panic!("no endpoint of batches: {other:?}"),
+    };
+    let name = line["custom_id"].as_str().expect("a name").to_owned();
+    made(
+        &shelf,
+        &book,
+        wire,
+        headers,
+        name,
+        &line["body"],
+        body["metadata"].clone(),
+    )
+    .await
+}
+
+async fn create_anthropic(State((shelf, book)): Both, headers: HeaderMap, body: Bytes) -> Response {
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    let request = &body["requests"][0];
+    let name = request["custom_id"].as_str().expect("a name").to_owned();
+    assert!(
+        name.len() <= 64
+            && name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)),
+        "{name}"
+    );
+    made(
+        &shelf,
+        &book,
+        Wire::Anthropic,
+        headers,
+        name,
+        &request["params"],
+        Value::Null,
+    )
+    .await
+}
+
+async fn made(
+    shelf: &Shelf,
+    book: &Book,
+    wire: Wire,
+    headers: HeaderMap,
+    item: String,
+    request: &Value,
+    metadata: Value,
+) -> Response {
+    let (seen, answer) = book.enter_batch(wire, headers, request.to_string().as_bytes());
+    let middle = answer.middle.clone();
+    let view = shelf.with(|it| {
+        let batch = Batch {
+            id: format!("batch_{}", it.batches.len()),
+            is_openai: wire != Wire::Anthropic,
+            item,
+            metadata,
+            seen,
+            answer,
+            is_cancelled: false,
+        };
+        let view = batch.view();
+        it.batches.push(batch);
+        view
+    });
+    book.write(|pages| pages.batches += 1);
+    if let Some(gate) = middle {
+        gate.passed().await;
+    }
+    axum::Json(view).into_response()
+}
+
+async fn list(State((shelf, _)): Both) -> Response {
+    let data: Vec<Value> = shelf.with(|it| {
+        it.batches
+            .iter()
+            .rev()
+            .filter(|it| it.is_openai)
+            .map(Batch::view)
+            .collect()
+    });
+    axum::Json(json!({"object": "list", "data": data, "has_more": false})).into_response()
+}
+
+fn find<T>(shelf: &Shelf, id: &str, found: impl FnOnce(&mut Batch) -> T) -> Result<T, StatusCode> {
+    shelf.with(|it| {
+        let batch = it.batches.iter_mut().find(|batch| batch.id == id);
+        batch.map(found).ok_or(StatusCode::NOT_FOUND)
+    })
+}
+
+async fn look(State((shelf, book)): Both, Path(id): Path<String>) -> Response {
+    let view = find(&shelf, &id, |batch| axum::Json(batch.view()));
+    book.write(|pages| pages.looks += 1);
+    view.into_response()
+}
+
+async fn results(State((shelf, _)): Both, Path(id): Path<String>) -> Response {
+    find(&shelf, &id, |batch| batch.line()).into_response()
+}
+
+async fn content(State((shelf, _)): Both, Path(id): Path<String>) -> Response {
+    let id = id
+        .trim_start_matches("file-out-")
+        .trim_start_matches("file-err-");
+    find(&shelf, id, |batch| batch.line()).into_response()
+}
+
+async fn cancel(State((shelf, _)): Both, Path(id): Path<String>) -> Response {
+    let view = find(&shelf, &id, |batch| {
+        batch.is_cancelled = true;
+        axum::Json(batch.view())
+    });
+    view.into_response()
+}
