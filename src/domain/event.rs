@@ -253,7 +253,7 @@ impl EventKind {
 }
 
 /// The names of all events with a number, in the order of [`EventKind`].
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 22] = [
     "run.queued",
     "run.started",
     "run.resumed",
