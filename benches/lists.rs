@@ -167,6 +167,7 @@ fn run(id: RunId, n: u64) -> Run {
         started_at: None,
         finished_at: None,
         waited_ms: 0,
+        waiting_for: None,
         last_event: 0,
     }
 }
