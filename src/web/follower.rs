@@ -29,7 +29,7 @@ const COMMENT: &str = ":\n\n";
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// From one try to read a store that fails to the next.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
-/// Events that are read at once.
+/// [`Follower::page`] of a stream.
 pub const PAGE: usize = 200;
 
 /// Which runs of the tree a stream shows.
@@ -82,6 +82,8 @@ pub struct Follower {
     /// Whether the store could not be read the last time.
     is_failing: bool,
     quiet_until: Instant,
+    /// Events that are read at once.
+    page: usize,
     /// For the log.
     agent: String,
     depth: u8,
@@ -105,6 +107,7 @@ impl Follower {
             retry_due: true,
             is_failing: false,
             quiet_until: Instant::now() + HEARTBEAT,
+            page: PAGE,
             agent: run.agent.clone(),
             depth: run.depth.0,
             _counted: state.runner.metrics().sse_client(),
@@ -188,20 +191,21 @@ impl Follower {
                 of: self.of,
                 only: matches!(self.scope, Scope::Only),
                 after: self.cursor,
-                limit: PAGE,
+                limit: self.page,
             })
             .await?;
         self.is_failing = false;
-        if events.is_empty() {
+        let mut chunk = String::new();
+        for event in &events {
+            self.send(event, &mut chunk);
+        }
+        // What was committed after a page that is not full is announced: reading again would overtake live deltas.
+        if events.len() < self.page && self.phase == Phase::Reading {
             self.phase = if self.ended || self.listener.is_none() {
                 Phase::Over
             } else {
                 Phase::Following
             };
-        }
-        let mut chunk = String::new();
-        for event in &events {
-            self.send(event, &mut chunk);
         }
         Ok(chunk)
     }
@@ -360,7 +364,7 @@ mod tests {
                             query.of == query.root || self.below.contains(&event.run_id)
                         }
                 };
-                let page = events.iter().filter(shown).take(3);
+                let page = events.iter().filter(shown).take(query.limit);
                 Ok(page.map(|event| StoredEvent::clone(event)).collect())
             })
         }
@@ -573,6 +577,7 @@ mod tests {
             retry_due: true,
             is_failing: false,
             quiet_until: Instant::now() + HEARTBEAT,
+            page: 3,
             agent: asked.agent,
             depth: 0,
             _counted: Arc::<Metrics>::default().sse_client(),

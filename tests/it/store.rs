@@ -1710,7 +1710,7 @@ async fn a_file_from_before_webhooks_is_brought_up() {
     opened.store.close().await;
     sql(
         dir,
-        "DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
+        "ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; ALTER TABLE runs DROP COLUMN workdir_device; ALTER TABLE runs DROP COLUMN workdir_inode; ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN waiting_since; DROP INDEX runs_session; ALTER TABLE runs DROP COLUMN session; DROP TABLE deliveries; ALTER TABLE runs DROP COLUMN webhook; ALTER TABLE runs DROP COLUMN structured; \
          DROP INDEX definitions_used; ALTER TABLE definitions DROP COLUMN used_until; \
          ALTER TABLE definitions DROP COLUMN only_run; PRAGMA user_version = 1",
     );
@@ -1738,7 +1738,7 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
     sql(
         dir,
         "UPDATE runs SET webhook = json_extract(webhook, '$[0]'); \
-         DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
+         ALTER TABLE runs DROP COLUMN waiting_for; DROP TABLE attachments; DROP TABLE attachment_uses; DROP TABLE clock; DROP TABLE deletions; \
          ALTER TABLE runs DROP COLUMN waited; ALTER TABLE runs DROP COLUMN workdir_device; \
           ALTER TABLE runs DROP COLUMN workdir_inode; DROP INDEX deliveries_due; \
           ALTER TABLE deliveries DROP COLUMN owner; CREATE INDEX deliveries_due ON deliveries (host); \
