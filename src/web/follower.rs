@@ -29,7 +29,7 @@ const COMMENT: &str = ":\n\n";
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// From one try to read a store that fails to the next.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
-/// [`Follower::page`] of a stream.
+/// How many events a stream reads from the store at once.
 pub const PAGE: usize = 200;
 
 /// Which runs of the tree a stream shows.
