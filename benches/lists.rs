@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axed::config::{Data, Durability, Retention};
-use axed::domain::run::{Depth, Outcome, Run, RunId, Status, now};
+use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TreeUsage, Usage};
 use axed::store::open::open;
 use axed::store::{
@@ -137,38 +137,13 @@ fn run(id: RunId, n: u64) -> Run {
         ("kind".to_owned(), "nightly".to_owned()),
     ];
     Run {
-        id,
-        root_id: id,
-        parent_id: None,
         owner: Some(format!("key{}", n % 7)),
         session: Some(format!("s{}", n % 5000)),
-        depth: Depth(0),
-        tool_call_id: None,
-        agent: format!("agent-{}", n % 10),
         agent_version: "sha256:0".to_owned(),
-        status: Status::Queued,
         input: "Summarise the attached report in three sentences.".into(),
-        task: None,
-        label: None,
-        completion_status: None,
         labels: labels.into_iter().collect(),
-        content: None,
-        structured: false,
-        partial_content: None,
         model: "model-large".to_owned(),
-        stop_reason: None,
-        turns: 0,
-        usage: Usage::default(),
-        tree: TreeUsage::default(),
-        error: None,
-        cancel_reason: None,
-        attempt: 1,
-        created_at: now(),
-        started_at: None,
-        finished_at: None,
-        waited_ms: 0,
-        waiting_for: None,
-        last_event: 0,
+        ..Run::queued(&Scope::root(id, None), format!("agent-{}", n % 10))
     }
 }
 

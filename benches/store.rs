@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axed::config::{Data, Durability};
 use axed::domain::event::{Event, EventKind};
 use axed::domain::message::AssistantMessage;
-use axed::domain::run::{Depth, Outcome, Run, RunId, Status, now};
+use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TokenUsage, TreeUsage, Usage};
 use axed::store::open::open;
 use axed::store::{
@@ -109,38 +109,10 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     };
     let version = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     let open = Run {
-        id,
-        root_id: id,
-        parent_id: None,
-        owner: None,
-        session: None,
-        depth: Depth(0),
-        tool_call_id: None,
-        agent: agent.to_string(),
         agent_version: version.to_owned(),
-        status: Status::Queued,
         input: "Summarise the attached report in three sentences.".into(),
-        task: None,
-        label: None,
-        completion_status: None,
-        labels: Default::default(),
-        content: None,
-        structured: false,
-        partial_content: None,
         model: "model-large".to_owned(),
-        stop_reason: None,
-        turns: 0,
-        usage: Usage::default(),
-        tree: TreeUsage::default(),
-        error: None,
-        cancel_reason: None,
-        attempt: 1,
-        created_at: now(),
-        started_at: None,
-        finished_at: None,
-        waited_ms: 0,
-        waiting_for: None,
-        last_event: 0,
+        ..Run::queued(&Scope::root(id, None), agent.to_string())
     };
     let queued = event(EventKind::RunQueued {
         parent_id: None,

@@ -404,6 +404,44 @@ pub enum WaitingFor {
 }
 
 impl Run {
+    /// A run of that agent, accepted now, with nothing else known of it.
+    pub fn queued(scope: &Scope, agent: String) -> Self {
+        Self {
+            id: scope.run,
+            root_id: scope.root,
+            parent_id: scope.parent,
+            owner: None,
+            session: None,
+            depth: scope.depth,
+            tool_call_id: None,
+            agent,
+            agent_version: String::new(),
+            status: Status::Queued,
+            input: Content::default(),
+            task: None,
+            label: None,
+            completion_status: None,
+            labels: BTreeMap::new(),
+            content: None,
+            structured: false,
+            partial_content: None,
+            model: String::new(),
+            stop_reason: None,
+            turns: 0,
+            usage: Usage::default(),
+            tree: TreeUsage::default(),
+            error: None,
+            cancel_reason: None,
+            attempt: 1,
+            created_at: now(),
+            started_at: None,
+            finished_at: None,
+            waited_ms: 0,
+            waiting_for: None,
+            last_event: 0,
+        }
+    }
+
     /// Bytes of the texts that callers and models chose: what makes a run large.
     pub fn text_bytes(&self) -> usize {
         let texts = [&self.content, &self.partial_content, &self.task];

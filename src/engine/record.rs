@@ -1,57 +1,27 @@
 //! A fresh run's record, and what goes with it for another process. Pure.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use crate::domain::content::Content;
-use crate::domain::run::{Run, Status, now};
+use crate::domain::run::{Run, now};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::engine::live::{Deadline, LiveRun};
 use crate::store::Continuation;
 
 /// The record of a run that has just been accepted; what only a root or only a child has is left empty.
 pub fn new(live: &LiveRun) -> Run {
-    let scope = &live.scope;
     Run {
-        id: scope.run,
-        root_id: scope.root,
-        parent_id: scope.parent,
         owner: live.tree.owner.clone(),
-        session: None,
-        depth: scope.depth,
-        tool_call_id: None,
-        agent: live.agent.name.clone(),
         agent_version: live.agent.version.clone(),
-        status: Status::Queued,
-        input: Content::default(),
-        task: None,
-        label: None,
-        completion_status: None,
-        labels: BTreeMap::new(),
-        content: None,
-        structured: false,
-        partial_content: None,
         model: live.agent.model.model.clone(),
-        stop_reason: None,
-        turns: 0,
-        usage: Usage::default(),
         tree: TreeUsage {
             runs: 1,
             usage: Usage::default(),
         },
-        error: None,
-        cancel_reason: None,
-        attempt: 1,
-        created_at: now(),
-        started_at: None,
-        finished_at: None,
-        waited_ms: 0,
-        waiting_for: None,
-        last_event: 0,
+        ..Run::queued(&live.scope, live.agent.name.clone())
     }
 }
 

@@ -332,8 +332,7 @@ mod tests {
     use super::{COMMENT, Follower, HEARTBEAT, Phase, RETRY, Scope};
     use crate::domain::attachment::{Blobs, Digest};
     use crate::domain::event::StoredEvent;
-    use crate::domain::run::{Depth, Run, RunId, Status, now};
-    use crate::domain::usage::{TreeUsage, Usage};
+    use crate::domain::run::{self, Run, RunId, Status};
     use crate::domain::webhook::DeliveryId;
     use crate::engine::journal::Notice;
     use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
@@ -480,38 +479,8 @@ mod tests {
 
     fn run(id: RunId) -> Run {
         Run {
-            id,
-            root_id: id,
-            parent_id: None,
-            owner: None,
-            session: None,
-            depth: Depth(0),
-            tool_call_id: None,
-            agent: "a".to_owned(),
-            agent_version: String::new(),
             status: Status::Running,
-            input: String::new().into(),
-            task: None,
-            label: None,
-            completion_status: None,
-            labels: Default::default(),
-            content: None,
-            structured: false,
-            partial_content: None,
-            model: String::new(),
-            stop_reason: None,
-            turns: 0,
-            usage: Usage::default(),
-            tree: TreeUsage::default(),
-            error: None,
-            cancel_reason: None,
-            attempt: 1,
-            created_at: now(),
-            started_at: None,
-            finished_at: None,
-            waited_ms: 0,
-            waiting_for: None,
-            last_event: 0,
+            ..Run::queued(&run::Scope::root(id, None), "a".to_owned())
         }
     }
 

@@ -404,8 +404,7 @@ mod tests {
 
     use super::{ChildView, Conversation, RunView, Summary, calls_of};
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
-    use crate::domain::run::{Depth, Run, RunId, Status};
-    use crate::domain::usage::{TreeUsage, Usage};
+    use crate::domain::run::{Depth, Run, RunId, Scope, Status};
     use crate::engine::history::Recorded;
     use crate::store::{PAGE_BYTES, Step};
 
@@ -418,38 +417,24 @@ mod tests {
     fn run(n: u8, parent: Option<u8>, call: Option<&str>) -> Run {
         let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).expect("a time");
         Run {
-            id: id(n),
             root_id: id(1),
             parent_id: parent.map(id),
-            owner: None,
-            session: None,
             depth: Depth(u8::from(parent.is_some())),
             tool_call_id: call.map(str::to_owned),
-            agent: "planner".to_owned(),
             agent_version: "sha256:00".to_owned(),
             status: Status::Completed,
             input: "go".into(),
             task: call.map(|call| format!("task of {call}")),
-            label: None,
-            completion_status: None,
             labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
             content: Some("done".to_owned()),
-            structured: false,
-            partial_content: None,
             model: "m".to_owned(),
             stop_reason: Some("end_turn".to_owned()),
             turns: 2,
-            usage: Usage::default(),
-            tree: TreeUsage::default(),
-            error: None,
-            cancel_reason: None,
-            attempt: 1,
             created_at: at(0),
             started_at: Some(at(1)),
             finished_at: Some(at(3)),
-            waited_ms: 0,
-            waiting_for: None,
             last_event: 17,
+            ..Run::queued(&Scope::root(id(n), None), "planner".to_owned())
         }
     }
 

@@ -87,38 +87,10 @@ fn webhook() -> Arc<Webhook> {
 
 pub fn record(scope: &Scope, agent: &str) -> Run {
     Run {
-        id: scope.run,
-        root_id: scope.root,
-        parent_id: scope.parent,
-        owner: None,
-        session: None,
-        depth: scope.depth,
-        tool_call_id: None,
-        agent: agent.to_owned(),
         agent_version: "sha256:00".to_owned(),
-        status: Status::Queued,
         input: "the input".into(),
-        task: None,
-        label: None,
-        completion_status: None,
-        labels: BTreeMap::new(),
-        content: None,
-        structured: false,
-        partial_content: None,
         model: "asked".to_owned(),
-        stop_reason: None,
-        turns: 0,
-        usage: Usage::default(),
-        tree: TreeUsage::default(),
-        error: None,
-        cancel_reason: None,
-        attempt: 1,
-        created_at: now(),
-        started_at: None,
-        finished_at: None,
-        waited_ms: 0,
-        waiting_for: None,
-        last_event: 0,
+        ..Run::queued(scope, agent.to_owned())
     }
 }
 
