@@ -15,13 +15,14 @@ use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
-use crate::providers::batches::{BatchItem, Batches, Form, whole_item};
+use crate::providers::batches::{BatchItem, Batches, Form};
 use crate::providers::counts::{self, Count, Lenient};
 use crate::providers::echo::Origin;
+use crate::providers::endpoint::Endpoint;
 use crate::providers::lines::Format;
 use crate::providers::parts::{self, Base64, Data, Piece};
-use crate::providers::reply_builder::{ReplyBuilder, read_reply};
-use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
+use crate::providers::reply_builder::ReplyBuilder;
+use crate::providers::wire::{Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Batched, Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
@@ -37,9 +38,7 @@ const UNKNOWN_MAX_TOKENS: u32 = 8192;
 
 /// A client of one service that speaks Anthropic's Messages API.
 pub struct Anthropic {
-    wire: Wire,
-    /// Marks the echoes of this service.
-    mark: String,
+    endpoint: Endpoint<Heard>,
     batches: Batches,
 }
 
@@ -52,31 +51,14 @@ impl Anthropic {
         let wire = wire.with_header("anthropic-version", version)?;
         let batches = Batches::new(&wire, &base, Form::Anthropic, config.batch_poll);
         Ok(Self {
-            wire,
-            mark,
+            endpoint: Endpoint::new(wire, mark),
             batches,
         })
     }
 
-    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
-    /// for.
-    ///
-    /// # Errors
-    /// See [`read_reply`].
-    pub fn hear<'a>(
-        &'a self,
-        answered: Answered,
-        model: &'a str,
-        stream: bool,
-        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
-        let origin = self.origin(model);
-        read_reply::<Heard>(&self.wire, answered, origin, stream, deltas)
-    }
-
-    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
-        let service = &self.mark;
-        Origin { service, model }
+    /// What it sends to and reads from.
+    pub fn endpoint(&self) -> &Endpoint<Heard> {
+        &self.endpoint
     }
 }
 
@@ -90,13 +72,8 @@ impl Provider for Anthropic {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = request_body::write(&Body::of(&request, self.origin(request.model)), &request);
-        let (model, stream, trace) = (request.model, request.stream, request.trace);
-        let key = request.key;
-        Box::pin(async move {
-            let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, model, stream, deltas).await
-        })
+        let body = Body::of(&request, self.endpoint.origin(request.model));
+        self.endpoint.complete(&body, &request, deltas)
     }
 }
 
@@ -106,7 +83,7 @@ impl Batched for Anthropic {
     }
 
     fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
-        let body = Body::of(request, self.origin(request.model));
+        let body = Body::of(request, self.endpoint.origin(request.model));
         let body = request_body::write(&body, request)?;
         let path = "/v1/messages";
         Ok(BatchItem { path, body })
@@ -119,9 +96,7 @@ impl Batched for Anthropic {
         body: Bytes,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let answered = whole_item(status, body);
-        let model = request.model;
-        Box::pin(async move { self.hear(answered?, model, false, deltas).await })
+        (self.endpoint).read_item(request.model, status, body, deltas)
     }
 }
 
@@ -657,7 +632,7 @@ struct Added {
 
 /// A reply as far as it has come.
 #[derive(Default)]
-struct Heard {
+pub struct Heard {
     blocks: Vec<Block>,
     /// The counts as reported, without the sum that ours is.
     usage: Option<TokenUsage>,

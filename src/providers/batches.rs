@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use crate::providers::wire::{self, Answered, Base, Call, Wire};
+use crate::providers::wire::{self, Base, Call, Wire};
 use crate::providers::{Category, ProviderError, refusal};
 
 /// How long OpenAI keeps the files of a batch, in seconds: longer than any batch takes.
@@ -308,17 +308,6 @@ impl Batches {
         let call = Call::post(&path, Vec::new());
         self.wire.call(&self.base, call, key).await.map(drop)
     }
-}
-
-/// An answer that came in a batch, read as one of the network's.
-///
-/// # Errors
-/// A status that HTTP does not have.
-pub fn whole_item(status: u16, body: Bytes) -> Result<Answered, ProviderError> {
-    Answered::whole(status, "application/json", [body]).map_err(|why| {
-        let message = format!("the batch answered with a status that there is not: {why}");
-        ProviderError::new(Category::Server, message)
-    })
 }
 
 fn of_anthropic(lines: &str, name: &str) -> Result<Look, ProviderError> {

@@ -20,6 +20,7 @@ pub mod batches;
 pub mod calls;
 pub mod counts;
 pub mod echo;
+pub mod endpoint;
 pub mod fit;
 pub mod lines;
 pub mod ollama;

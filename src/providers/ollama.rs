@@ -14,22 +14,20 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
 use crate::providers::counts::{Count, Counts, Lenient};
 use crate::providers::echo::Origin;
+use crate::providers::endpoint::Endpoint;
 use crate::providers::lines::Format;
 use crate::providers::parts::{self, Base64, Piece};
-use crate::providers::reply_builder::{ReplyBuilder, read_reply};
-use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
+use crate::providers::reply_builder::ReplyBuilder;
+use crate::providers::wire::{Base, KeyHeader, Part, Wire};
 use crate::providers::{
-    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
-    request_body, wire,
+    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal, wire,
 };
 
 const BASE: &str = "http://localhost:11434";
 
 /// A client of one Ollama server.
 pub struct Ollama {
-    wire: Wire,
-    /// Marks the echoes of this service.
-    mark: String,
+    endpoint: Endpoint<Heard>,
 }
 
 impl Ollama {
@@ -39,28 +37,13 @@ impl Ollama {
         let refused = format!("connection refused: is Ollama running? (expected at {base})");
         let wire = Wire::new(config, &base, "/api/chat", KeyHeader::Bearer)?;
         let wire = wire.when_refused(refused);
-        Ok(Self { wire, mark })
+        let endpoint = Endpoint::new(wire, mark);
+        Ok(Self { endpoint })
     }
 
-    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
-    /// for.
-    ///
-    /// # Errors
-    /// See [`read_reply`].
-    pub fn hear<'a>(
-        &'a self,
-        answered: Answered,
-        model: &'a str,
-        stream: bool,
-        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
-        let origin = self.origin(model);
-        read_reply::<Heard>(&self.wire, answered, origin, stream, deltas)
-    }
-
-    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
-        let service = &self.mark;
-        Origin { service, model }
+    /// What it sends to and reads from.
+    pub fn endpoint(&self) -> &Endpoint<Heard> {
+        &self.endpoint
     }
 }
 
@@ -70,13 +53,8 @@ impl Provider for Ollama {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = request_body::write(&Body::of(&request, self.origin(request.model)), &request);
-        let (model, stream, trace) = (request.model, request.stream, request.trace);
-        let key = request.key;
-        Box::pin(async move {
-            let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, model, stream, deltas).await
-        })
+        let body = Body::of(&request, self.endpoint.origin(request.model));
+        self.endpoint.complete(&body, &request, deltas)
     }
 }
 
@@ -360,7 +338,7 @@ struct Unread {
 
 /// A reply as far as it has come.
 #[derive(Default)]
-struct Heard {
+pub struct Heard {
     text: String,
     thinking: String,
     calls: Vec<ToolCall>,

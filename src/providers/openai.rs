@@ -16,13 +16,14 @@ use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::TokenUsage;
-use crate::providers::batches::{BatchItem, Batches, Form, whole_item};
+use crate::providers::batches::{BatchItem, Batches, Form};
 use crate::providers::counts::{self, Count, Counts, Details, Lenient};
 use crate::providers::echo::Origin;
+use crate::providers::endpoint::Endpoint;
 use crate::providers::lines::Format;
 use crate::providers::parts::{self, DataUrl, Piece};
-use crate::providers::reply_builder::{ReplyBuilder, read_reply};
-use crate::providers::wire::{Answered, Base, KeyHeader, Part, Wire};
+use crate::providers::reply_builder::ReplyBuilder;
+use crate::providers::wire::{Base, KeyHeader, Part, Wire};
 use crate::providers::{
     Batched, Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
     request_body, wire,
@@ -35,9 +36,7 @@ const HOST: &str = "api.openai.com";
 
 /// A client of one service that speaks OpenAI's chat API.
 pub struct OpenAi {
-    wire: Wire,
-    /// Marks the echoes of this service.
-    mark: String,
+    endpoint: Endpoint<Heard>,
     max_tokens: MaxTokens,
     batches: Batches,
 }
@@ -82,37 +81,15 @@ impl OpenAi {
         let wire = Wire::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = Batches::new(&wire, &base, Form::Openai, config.batch_poll);
         Ok(Self {
-            wire,
-            mark,
+            endpoint: Endpoint::new(wire, mark),
             max_tokens,
             batches,
         })
     }
 
-    /// What it posts with.
-    pub fn wire(&self) -> &Wire {
-        &self.wire
-    }
-
-    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
-    /// for.
-    ///
-    /// # Errors
-    /// See [`read_reply`].
-    pub fn hear<'a>(
-        &'a self,
-        answered: Answered,
-        model: &'a str,
-        stream: bool,
-        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
-        let origin = self.origin(model);
-        read_reply::<Heard>(&self.wire, answered, origin, stream, deltas)
-    }
-
-    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
-        let service = &self.mark;
-        Origin { service, model }
+    /// What it sends to and reads from.
+    pub fn endpoint(&self) -> &Endpoint<Heard> {
+        &self.endpoint
     }
 }
 
@@ -126,13 +103,8 @@ impl Provider for OpenAi {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = request_body::write(&Body::of(&request, self), &request);
-        let (model, stream, trace) = (request.model, request.stream, request.trace);
-        let key = request.key;
-        Box::pin(async move {
-            let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, model, stream, deltas).await
-        })
+        let body = Body::of(&request, self);
+        self.endpoint.complete(&body, &request, deltas)
     }
 }
 
@@ -154,9 +126,7 @@ impl Batched for OpenAi {
         body: Bytes,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let answered = whole_item(status, body);
-        let model = request.model;
-        Box::pin(async move { self.hear(answered?, model, false, deltas).await })
+        (self.endpoint).read_item(request.model, status, body, deltas)
     }
 }
 
@@ -376,7 +346,7 @@ impl<'a> Body<'a> {
         };
         Self {
             model: request.model,
-            messages: turns(request, service.origin(request.model)),
+            messages: turns(request, service.endpoint.origin(request.model)),
             tools: request.tools.iter().map(Tool::from).collect(),
             temperature: params.temperature,
             top_p: params.top_p,
@@ -635,7 +605,7 @@ impl<'de> Deserialize<'de> for Text {
 
 /// A reply as far as it has come.
 #[derive(Default)]
-struct Heard {
+pub struct Heard {
     text: String,
     reasoning_content: String,
     reasoning: String,

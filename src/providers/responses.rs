@@ -12,12 +12,12 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::{Effort, Params, ReasoningSummary, ResponseFormat};
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
-use crate::providers::batches::{BatchItem, Batches, whole_item};
-use crate::providers::echo::Origin;
+use crate::providers::batches::{BatchItem, Batches};
+use crate::providers::endpoint::Endpoint;
 use crate::providers::openai::{OpenAi, is_closed, tier};
 use crate::providers::parts::{self, DataUrl, Piece};
-use crate::providers::reply_builder::read_reply;
-use crate::providers::wire::{Answered, Base, Wire};
+use crate::providers::responses::reply::Heard;
+use crate::providers::wire::Base;
 use crate::providers::{
     Batched, ChatRequest, Delta, Provider, ProviderError, Reply, calls, request_body,
 };
@@ -29,9 +29,7 @@ const MAX_CACHE_KEY: usize = 64;
 
 /// A client of one service that speaks OpenAI's Responses API.
 pub struct Responses {
-    wire: Wire,
-    /// Marks the echoes of this service.
-    mark: String,
+    endpoint: Endpoint<Heard>,
     /// The same service's chat API, for what this one lacks.
     chat: OpenAi,
 }
@@ -87,32 +85,16 @@ fn is_chat(model: &str) -> bool {
 impl Responses {
     /// A client of the service at `base`, which `chat` speaks to as well.
     pub fn new(mark: String, base: &Base, chat: OpenAi) -> Self {
+        let wire = chat.endpoint().wire().elsewhere(base, "/responses");
         Self {
-            wire: chat.wire().elsewhere(base, "/responses"),
-            mark,
+            endpoint: Endpoint::new(wire, mark),
             chat,
         }
     }
 
-    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
-    /// for.
-    ///
-    /// # Errors
-    /// See [`read_reply`].
-    pub fn hear<'a>(
-        &'a self,
-        answered: Answered,
-        model: &'a str,
-        stream: bool,
-        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
-    ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
-        let origin = self.origin(model);
-        read_reply::<reply::Heard>(&self.wire, answered, origin, stream, deltas)
-    }
-
-    fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
-        let service = &self.mark;
-        Origin { service, model }
+    /// What it sends to and reads from.
+    pub fn endpoint(&self) -> &Endpoint<Heard> {
+        &self.endpoint
     }
 }
 
@@ -129,13 +111,8 @@ impl Provider for Responses {
         if is_for_chat(&request) {
             return self.chat.complete(request, deltas);
         }
-        let body = request_body::write(&Body::of(&request, self), &request);
-        let (model, stream, trace) = (request.model, request.stream, request.trace);
-        let key = request.key;
-        Box::pin(async move {
-            let answered = self.wire.send(body?, trace, key).await?;
-            self.hear(answered, model, stream, deltas).await
-        })
+        let body = Body::of(&request, self);
+        self.endpoint.complete(&body, &request, deltas)
     }
 
     fn left_out(&self, model: &str, params: &Params, facts: Option<&ModelFacts>) -> Option<String> {
@@ -172,9 +149,7 @@ impl Batched for Responses {
         if is_for_chat(&request) {
             return self.chat.hear_item(request, status, body, deltas);
         }
-        let answered = whole_item(status, body);
-        let model = request.model;
-        Box::pin(async move { self.hear(answered?, model, false, deltas).await })
+        (self.endpoint).read_item(request.model, status, body, deltas)
     }
 }
 
@@ -383,7 +358,7 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
 fn input<'a>(request: &ChatRequest<'a>, service: &Responses) -> Vec<Item<'a>> {
     let mut items = Vec::with_capacity(request.messages.len());
     let mut called: &[ToolCall] = &[];
-    let origin = service.origin(request.model);
+    let origin = service.endpoint.origin(request.model);
     for message in request.messages {
         match message {
             Message::User { content } => items.push(Item::Written(Written::Message {

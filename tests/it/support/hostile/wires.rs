@@ -149,10 +149,30 @@ impl Services {
             let answered = Answered::whole(sent.status, sent.kind, chunks).expect("a head");
             let (model, stream) = ("model", sent.stream);
             match wire {
-                Wire::Anthropic => self.anthropic.hear(answered, model, stream, deltas).await,
-                Wire::OpenAi => self.openai.hear(answered, model, stream, deltas).await,
-                Wire::Responses => self.responses.hear(answered, model, stream, deltas).await,
-                Wire::Ollama => self.ollama.hear(answered, model, stream, deltas).await,
+                Wire::Anthropic => {
+                    self.anthropic
+                        .endpoint()
+                        .read(answered, model, stream, deltas)
+                        .await
+                }
+                Wire::OpenAi => {
+                    self.openai
+                        .endpoint()
+                        .read(answered, model, stream, deltas)
+                        .await
+                }
+                Wire::Responses => {
+                    self.responses
+                        .endpoint()
+                        .read(answered, model, stream, deltas)
+                        .await
+                }
+                Wire::Ollama => {
+                    self.ollama
+                        .endpoint()
+                        .read(answered, model, stream, deltas)
+                        .await
+                }
             }
         });
         (reply, told)
