@@ -26,7 +26,7 @@ fi
 
 bodies=$(mktemp -d)
 trap 'rm -rf "$bodies"' EXIT
-AXED_KEEP_BODIES=$bodies cargo test --quiet --test it -- requests:: parts_on_wires:: >"$bodies/log" 2>&1 || {
+AXED_KEEP_BODIES=$bodies cargo test --quiet --test it -- providers::requests:: providers::content_parts:: >"$bodies/log" 2>&1 || {
     cat "$bodies/log"
     exit 1
 }
@@ -53,7 +53,7 @@ done
 
 # The replies of the stories' own provider on the newest wire, against the same types.
 mkdir "$bodies/replies"
-AXED_KEEP_REPLIES=$bodies/replies cargo test --quiet --test it wires::the_steps >"$bodies/log" 2>&1 || {
+AXED_KEEP_REPLIES=$bodies/replies cargo test --quiet --test it providers::wires::the_steps >"$bodies/log" 2>&1 || {
     cat "$bodies/log"
     exit 1
 }

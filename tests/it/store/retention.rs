@@ -11,7 +11,7 @@ use axed::store::{Change, NewestEnded, RunStore};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::store::{
+use crate::store::shared::{
     Opened, claim, completing, count, fresh, in_an_hour, record, root, sqlite, sqlite_in, write,
 };
 use crate::support::app::TestApp;

@@ -14,7 +14,7 @@ use crate::support::provider::answer::{calls, fails, says};
 use crate::support::provider::seen::Seen;
 use crate::support::receiver::Receiver;
 use crate::support::soon;
-use crate::tools_web::Web;
+use crate::tools::web::Web;
 
 /// A question about a picture.
 fn about(data: &[u8], question: &str) -> Value {

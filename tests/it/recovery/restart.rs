@@ -1,4 +1,4 @@
-//! A daemon that ends, and the one that comes after it. What it leaves unfinished is in `drain` and `recovery`.
+//! A daemon that ends, and the one that comes after it. What it leaves unfinished is in `drain` and `after_kill`.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! What the API says to those who ask wrongly, beyond what `start` and `bad_input` tell: every refusal names the place
+//! What the API says to those who ask wrongly, beyond what `config::start` and `hostile::clients` tell: every refusal names the place
 //! and what to do instead.
 
 use reqwest::{Client, Method, Version};

@@ -12,7 +12,7 @@ use crate::support::provider::answer::{asks, calls, fails, says};
 use crate::support::soon;
 
 /// The OpenAPI Initiative's own schema of 3.1 (<https://spec.openapis.org/oas/3.1/schema/2022-10-07>, Apache-2.0).
-const OPENAPI: &str = include_str!("../openapi-3.1-schema.json");
+const OPENAPI: &str = include_str!("../../openapi-3.1-schema.json");
 /// An id that no run has.
 const NO_RUN: &str = "run_00000000-0000-7000-8000-000000000000";
 

@@ -1,0 +1,4 @@
+//! The admission queue and its limits.
+
+mod limits;
+mod overload;

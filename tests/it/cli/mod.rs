@@ -1,0 +1,4 @@
+//! The commands.
+
+mod commands;
+mod runs;

@@ -1,0 +1,6 @@
+//! Configuration and agent files.
+
+mod agent_files;
+mod reload;
+mod server;
+mod start;

@@ -1,0 +1,7 @@
+//! Agents that call other agents.
+
+mod ad_hoc;
+mod call_agent;
+mod cancel_tree;
+mod depth;
+mod tree_limits;

@@ -1,0 +1,10 @@
+//! The HTTP API: keys, errors, events, streams.
+
+mod auth;
+mod connections;
+mod errors;
+mod events;
+mod idempotency;
+mod nginx;
+mod openapi;
+mod streams;

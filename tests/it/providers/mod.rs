@@ -1,0 +1,18 @@
+//! The provider wires: requests, replies, retries, caching.
+
+mod batches;
+mod caching;
+mod content_parts;
+mod echo;
+mod malformed_replies;
+mod models;
+mod presets;
+mod provider_keys;
+mod recordings;
+mod rejected_replies;
+mod requests;
+mod retries;
+mod scripted;
+mod service_tiers;
+mod thinking;
+mod wires;

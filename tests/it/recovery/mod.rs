@@ -1,0 +1,8 @@
+//! Restarts: kills, drains, clocks.
+
+mod after_kill;
+mod clocks;
+mod drain;
+mod model;
+mod random_kills;
+mod restart;

@@ -1,0 +1,5 @@
+//! The store: records, lists, retention.
+
+mod lists;
+mod retention;
+pub mod shared;

@@ -1,0 +1,5 @@
+//! Metrics, logs and traces.
+
+mod metrics;
+#[cfg(feature = "otel")]
+mod traces;
