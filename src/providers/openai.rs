@@ -202,8 +202,35 @@ enum Turn<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Content<'a> {
-    Text(&'a str),
+    Text(Cow<'a, str>),
     Parts(Vec<PartOut<'a>>),
+}
+
+impl<'a> Content<'a> {
+    fn of(pieces: Vec<Piece<'a>>) -> Self {
+        Self::Parts(pieces.into_iter().map(PartOut::from).collect())
+    }
+
+    /// This with another behind it.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Text(first), Self::Text(second)) => {
+                Self::Text(format!("{first}\n\n{second}").into())
+            }
+            (first, second) => {
+                let mut parts = first.parts();
+                parts.extend(second.parts());
+                Self::Parts(parts)
+            }
+        }
+    }
+
+    fn parts(self) -> Vec<PartOut<'a>> {
+        match self {
+            Self::Text(text) => vec![PartOut::Text { text }],
+            Self::Parts(parts) => parts,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -238,14 +265,6 @@ impl<'a> From<Piece<'a>> for PartOut<'a> {
                     file_data: data.url(),
                 },
             },
-        }
-    }
-}
-
-impl<'a> Turn<'a> {
-    fn user(pieces: Vec<Piece<'a>>) -> Self {
-        Self::User {
-            content: Content::Parts(pieces.into_iter().map(PartOut::from).collect()),
         }
     }
 }
@@ -425,12 +444,13 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
     let mut called: &[ToolCall] = &[];
     for message in request.messages {
         match message {
-            Message::User { content } => turns.push(match content {
-                MessageContent::Text(text) => Turn::User {
-                    content: Content::Text(text),
-                },
-                MessageContent::Parts(parts) => Turn::user(parts::pieces(parts, request)),
-            }),
+            Message::User { content } => {
+                let content = match content {
+                    MessageContent::Text(text) => Content::Text(text.into()),
+                    MessageContent::Parts(parts) => Content::of(parts::pieces(parts, request)),
+                };
+                push_user(&mut turns, content);
+            }
             Message::Assistant(said) => {
                 called = &said.tool_calls;
                 turns.push(assistant(said, origin));
@@ -446,12 +466,25 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
                 // A message of the role `tool` takes only text.
                 let shown = parts::shown_after(tool_results, request);
                 if !shown.is_empty() {
-                    turns.push(Turn::user(shown));
+                    push_user(&mut turns, Content::of(shown));
                 }
             }
         }
     }
     turns
+}
+
+/// Adds what a user said. A summary may stand behind the task: the templates of some models (Mistral, Gemma) refuse two
+/// messages of a user in a row.
+fn push_user<'a>(turns: &mut Vec<Turn<'a>>, content: Content<'a>) {
+    let content = match turns.pop() {
+        Some(Turn::User { content: before }) => before.and(content),
+        other => {
+            turns.extend(other);
+            content
+        }
+    };
+    turns.push(Turn::User { content });
 }
 
 fn assistant<'a>(said: &'a AssistantMessage, origin: Origin<'_>) -> Turn<'a> {

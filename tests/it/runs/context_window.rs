@@ -135,12 +135,15 @@ async fn a_run_far_longer_than_the_window_ends_well_on_every_wire() {
         assert!((3..20).contains(&summaries.len()), "{}", summaries.len());
         for turn in &turns {
             assert_eq!(turn.system(), "Read.");
-            assert_eq!(turn.user()[0], "Read the book");
+            assert!(turn.user()[0].starts_with("Read the book"));
             assert_eq!(turn.tool_names(), ["read_file"]);
         }
         let last = turns.last().expect("turns");
         let summary = format!("summary {}", summaries.len());
-        assert!(last.user()[1].contains(&summary), "{:?}", last.user());
+        // Some models' templates refuse two messages of a user in a row: on the chat wire the two are one.
+        let parted = if wire == Wire::Openai { 1 } else { 2 };
+        assert_eq!(last.user().len(), parted, "{:?}", last.user());
+        assert!(last.user()[parted - 1].contains(&summary));
         prefixes_stay(&turns, summaries.len());
         // The second summary is made of the first and of what came after it.
         let second = &summaries[1].user()[0];
