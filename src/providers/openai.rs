@@ -33,11 +33,14 @@ const BASE: &str = "https://api.openai.com/v1";
 /// What the marks of this wire's echoes begin with.
 const MARK: &str = "openai";
 const HOST: &str = "api.openai.com";
+/// Thinking that is not there. Empty text DeepSeek refuses.
+const NO_REASONING: &str = "\" \"";
 
 /// A client of one service that speaks OpenAI's chat API.
 pub struct OpenAi {
     endpoint: Endpoint<Heard>,
     max_tokens: MaxTokens,
+    wants_reasoning: bool,
     batches: Batches,
 }
 
@@ -78,11 +81,14 @@ impl OpenAi {
             None if base.host() == HOST => MaxTokens::New,
             None => MaxTokens::Old,
         };
+        // With every reply, also with those of a model that it stands in for.
+        let wants_reasoning = base.host() == "api.deepseek.com" || mark == "openai/deepseek";
         let wire = Wire::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = Batches::new(&wire, &base, Form::Openai, config.batch_poll);
         Ok(Self {
             endpoint: Endpoint::new(wire, mark),
             max_tokens,
+            wants_reasoning,
             batches,
         })
     }
@@ -329,7 +335,7 @@ impl Reasoning<'_> {
             reasoning_content: self
                 .reasoning_content
                 .filter(|_| has_calls)
-                .and_then(|_| serde_json::from_str("\" \"").ok()),
+                .and_then(|_| serde_json::from_str(NO_REASONING).ok()),
             ..Self::default()
         }
     }
@@ -363,9 +369,13 @@ impl<'a> Body<'a> {
             MaxTokens::Old => (params.max_tokens, None),
             MaxTokens::New => (None, params.max_tokens),
         };
+        let mut messages = turns(request, service.endpoint.origin(request.model));
+        if service.wants_reasoning {
+            fill_reasoning(&mut messages);
+        }
         Self {
             model: request.model,
-            messages: turns(request, service.endpoint.origin(request.model)),
+            messages,
             tools: request.tools.iter().map(Tool::from).collect(),
             temperature: params.temperature,
             top_p: params.top_p,
@@ -485,6 +495,17 @@ fn push_user<'a>(turns: &mut Vec<Turn<'a>>, content: Content<'a>) {
         }
     };
     turns.push(Turn::User { content });
+}
+
+/// Gives replies that came without thinking, such as other models', the field for it.
+fn fill_reasoning(turns: &mut [Turn<'_>]) {
+    for turn in turns {
+        if let Turn::Assistant { reasoning, .. } = turn
+            && reasoning.reasoning_content.is_none()
+        {
+            reasoning.reasoning_content = serde_json::from_str(NO_REASONING).ok();
+        }
+    }
 }
 
 fn assistant<'a>(said: &'a AssistantMessage, origin: Origin<'_>) -> Turn<'a> {

@@ -262,6 +262,38 @@ async fn what_a_service_refuses_calls_without_stays_beside_them() {
     assert_eq!(other["tool_calls"][0]["extra_content"], Value::Null);
 }
 
+#[tokio::test]
+async fn deepseek_gets_the_field_for_thinking_with_replies_of_others() {
+    let app = TestApp::with()
+        .config("[providers.deepseek]\nbase_url = \"{provider}\"\napi_key = \"k\"")
+        .agent("solo", "model = \"openai/solo\"\nfallback_models = [\"deepseek/deep\"]\ntools = [\"list_directory\"]\n[retry]\nmax_retries = 0")
+        .spawn()
+        .await;
+    app.provider.will(
+        "solo",
+        [
+            calls([("list_directory", json!({}))]),
+            fails(529, "overloaded"),
+            fails(529, "overloaded"),
+        ],
+    );
+    // Its own replies come without thinking now and then.
+    let calls_again = calls([("list_directory", json!({}))]);
+    app.provider.will("deep", [calls_again, says("done")]);
+
+    assert_eq!(app.run("solo", "go").await.output(), "done");
+
+    let seen = app.provider.asked("deep", 2).await;
+    let replies = seen
+        .messages()
+        .iter()
+        .filter(|it| it["role"] == "assistant");
+    let fields: Vec<_> = replies.map(|it| it["reasoning_content"].clone()).collect();
+    assert_eq!(fields, [" ", " "], "without it DeepSeek answers 400");
+    let seen = app.provider.asked("solo", 2).await;
+    assert_eq!(seen.messages()[1]["reasoning_content"], Value::Null);
+}
+
 /// Runs `solo` with a stream, and returns what the stream brought.
 async fn streamed(app: &TestApp) -> Vec<Event> {
     let request = app.request(Method::POST, "/agents/solo/runs");
