@@ -122,7 +122,10 @@ impl Web {
         for hop in 0..=MOST_HOPS {
             self.check(&url, hosts).map_err(|why| match hop {
                 0 => why,
-                _ => format!("It redirects to {url}, which is not followed: {why}"),
+                _ => {
+                    let shown = net::shown(url.as_str());
+                    format!("It redirects to {shown}, which is not followed: {why}")
+                }
             })?;
             let sending = client
                 .get(url.clone())
@@ -187,7 +190,8 @@ fn target(url: &Url, response: &Response) -> Result<Option<Url>, String> {
     match (url.scheme(), next.scheme()) {
         // Whoever is in between could answer anything. The model can still ask for it by itself.
         ("https", "http") => Err(format!(
-            "It redirects from https to {next}, which is not followed"
+            "It redirects from https to {}, which is not followed",
+            net::shown(next.as_str())
         )),
         _ => Ok(Some(next)),
     }

@@ -615,6 +615,10 @@ async fn a_picture_may_be_named_by_its_url() {
         ("/missing?secret=hush", "the answer is 404"),
         ("/image?secret=hush", "it is larger than 1000 bytes"),
         ("/page?secret=hush", "it is of no kind that is taken"),
+        (
+            "/to?http://10.1.2.3/x?secret=hush",
+            "It redirects to http://10.1.2.3/x, ",
+        ),
     ] {
         let failed = app.run_with("solo", link(path)).await;
         let (code, message) = failed.failure();

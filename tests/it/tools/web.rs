@@ -269,6 +269,7 @@ async fn a_redirect_leads_nowhere_that_may_not_be_asked() {
         format!("http://[::ffff:127.0.0.1]:{port}/page"),
         "http://169.254.169.254/latest/meta-data/".to_owned(),
         "http://10.0.0.1/".to_owned(),
+        "http://10.0.0.1/?key=hush".to_owned(),
         "https://me:hush@example.com/".to_owned(),
         "file:///etc/passwd".to_owned(),
         "http://".to_owned(),
