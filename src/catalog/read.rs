@@ -213,6 +213,10 @@ struct WrittenSubagent {
 }
 
 fn params(s: &mut Section<'_>) -> Params {
+    // Where a request has some of them.
+    for key in ["effort", "service", "cache", "reasoning_summary"] {
+        s.misplaced(key, "at the top of the file, above its first [table]");
+    }
     Params {
         temperature: s.number("temperature", 0.0..=MAX_TEMPERATURE),
         max_tokens: small(s, "max_tokens", 1, u32::MAX),
@@ -629,6 +633,12 @@ mod tests {
         assert_eq!(
             whole_error("name = \"x\"\n\nmodle = \"p/m\"\n"),
             "failed to parse agent config \"x\": agents/x.toml:3:1: unknown key \"modle\"; did you mean \"model\"?"
+        );
+        // As in a request.
+        assert_eq!(
+            error("[params]\neffort = \"low\""),
+            "failed to parse agent config \"x\": agents/x.toml:4:1: params.effort belongs at the top of the file, \
+             above its first [table]"
         );
         assert_eq!(
             error("[params]\nstop = \"x\"\n[memory]\nlastn = 3"),

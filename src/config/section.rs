@@ -364,13 +364,22 @@ impl Section<'_> {
     }
 
     /// The value as it stands, still to be read.
-    pub fn peek(&self, key: &str) -> Option<Node> {
+    pub fn peek(&mut self, key: &'static str) -> Option<Node> {
+        self.known.push(key);
         self.table.get(key).cloned()
     }
 
     /// A key that is known and says nothing here.
     pub fn ignore(&mut self, key: &'static str) {
         self.take(key);
+    }
+
+    /// A key that belongs elsewhere: an error that says where.
+    pub fn misplaced(&mut self, key: &'static str, place: &str) {
+        if let Some(node) = self.table.remove(key) {
+            let text = format!("{} belongs {place}", self.full(key));
+            self.fault(node.origin, text);
+        }
     }
 
     /// A key of the contract that this version cannot honour: an error, unless its value asks for nothing.
@@ -483,6 +492,7 @@ impl Section<'_> {
                 }
                 None => {
                     self.known.sort_unstable();
+                    self.known.dedup();
                     let known = self.known.join(", ");
                     text.push_str(&format!("; the keys known here are: {known}"));
                 }
@@ -638,6 +648,16 @@ mod tests {
         assert_eq!(
             problems("zzz = 1"),
             "f.toml:1:1: unknown key \"zzz\"; the keys known here are: later, limits, name"
+        );
+    }
+
+    #[test]
+    fn a_key_that_is_only_looked_for_is_known() {
+        let table = parse(b"fils = 1").expect("a table");
+        let (_, problems) = read(table, |top| top.peek("files"));
+        assert_eq!(
+            tell(&problems, "f.toml", "\n"),
+            "f.toml:1:1: unknown key \"fils\"; did you mean \"files\"?"
         );
     }
 
