@@ -28,6 +28,8 @@ impl Preset {
             Address::Variable(before, variable, after) => match set(environment, variable) {
                 Some(value) => {
                     let value = value.trim().trim_end_matches('/');
+                    // Azure's pages show both.
+                    let value = value.strip_suffix(after).unwrap_or(value);
                     Ok(format!("{before}{value}{after}"))
                 }
                 None => Err(variable),
@@ -102,4 +104,23 @@ pub const PRESETS: [Preset; 11] = [
 /// The preset of that name.
 pub fn preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Environment, preset};
+
+    #[test]
+    fn an_endpoint_may_have_its_path() {
+        let azure = preset("azure").expect("azure");
+        for path in ["", "/", "/openai/v1", "/openai/v1/"] {
+            let endpoint = format!("https://r.openai.azure.com{path}");
+            let mut environment = Environment::default();
+            environment.insert("AZURE_OPENAI_ENDPOINT".into(), endpoint.into());
+            assert_eq!(
+                azure.base_url(&environment),
+                Ok("https://r.openai.azure.com/openai/v1".to_owned())
+            );
+        }
+    }
 }

@@ -66,7 +66,8 @@ pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>
         Some(Err(variable)) => (None, Some(variable)),
         None => (None, None),
     };
-    let own_field = own.filter(|own| own.max_completion_tokens);
+    // Also at an address that is written: Azure's and Bedrock's are a customer's own.
+    let own_field = preset.filter(|preset| preset.max_completion_tokens);
     let own_field = own_field.map(|_| "max_completion_tokens".to_owned());
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
     Provider {

@@ -54,3 +54,22 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
         "{told}"
     );
 }
+
+#[tokio::test]
+async fn a_service_whose_address_is_written_keeps_its_field_for_the_longest_reply() {
+    let app = TestApp::with()
+        .config("[providers.azure]\nbase_url = \"{provider}\"\napi_key = \"k\"")
+        .agent(
+            "cloud",
+            "model = \"azure/my-deployment\"\n[params]\nmax_tokens = 50",
+        )
+        .spawn()
+        .await;
+    app.provider.will("my-deployment", [says("done")]);
+
+    assert_eq!(app.run("cloud", "go").await.output(), "done");
+
+    let asked = app.provider.asked("my-deployment", 1).await;
+    assert_eq!(asked.body["max_completion_tokens"], 50);
+    assert_eq!(asked.body["max_tokens"], json!(null));
+}
