@@ -21,7 +21,7 @@ use crate::engine::spans::Chat;
 use crate::engine::turn_error::TurnError;
 use crate::engine::{batch, blobs, waiting};
 use crate::providers::registry::Served;
-use crate::providers::{ChatRequest, Delta, ProviderError, Reply, fit, parts, retry};
+use crate::providers::{Category, ChatRequest, Delta, ProviderError, Reply, fit, parts, retry};
 use crate::store::{Change, StoreError};
 
 /// What is asked of the model.
@@ -301,6 +301,8 @@ async fn ask_once(
             .await
         }
     };
+    let explained = |error| explained(error, model, question, facts);
+    let answered = answered.map(|reply| reply.map_err(explained));
     if let Some(chat) = chat {
         chat.end(live, question, model, &answered);
     }
@@ -355,6 +357,22 @@ async fn at_once(
         None => None,
     };
     bounded(live, served.complete(request, take_in)).await
+}
+
+/// A refusal of a request with pictures or files of which it is not known whether the model takes them: with a word on it.
+fn explained(
+    error: ProviderError,
+    model: &ModelRef,
+    question: &Question<'_>,
+    facts: Option<&ModelFacts>,
+) -> ProviderError {
+    if error.category != Category::BadRequest {
+        return error;
+    }
+    match parts::in_doubt(&model.provider, &model.model, question.messages, facts) {
+        Some(advice) => error.with(&advice),
+        None => error,
+    }
 }
 
 /// Takes back what listeners have been sent of a reply that is requested anew.

@@ -182,6 +182,12 @@ impl ProviderError {
         }
     }
 
+    /// The error with advice behind it.
+    pub fn with(mut self, advice: &str) -> Self {
+        self.message = format!("{} ({advice})", self.message);
+        self
+    }
+
     /// The error without this secret, which some services repeat.
     pub fn without(mut self, secret: &SecretString) -> Self {
         let secret = secret.expose_secret().trim();

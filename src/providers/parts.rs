@@ -156,6 +156,28 @@ fn refused(media_type: MediaType, facts: Option<&ModelFacts>) -> Option<&'static
     (taken == Some(false)).then_some(what)
 }
 
+/// What a service that refused a request with these messages may have meant: pictures and files that nothing is known
+/// of; and the key that would say so.
+pub fn in_doubt(
+    provider: &str,
+    model: &str,
+    messages: &[Message],
+    facts: Option<&ModelFacts>,
+) -> Option<String> {
+    let mut attached = messages.iter().flat_map(Message::attachments);
+    let (what, key) = attached.find_map(|attachment| {
+        let is_image = attachment.media_type.is_image();
+        let (taken, what, key) = match is_image {
+            true => (facts.and_then(|it| it.images), "pictures", "images"),
+            false => (facts.and_then(|it| it.pdf), "PDF files", "pdf"),
+        };
+        taken.is_none().then_some((what, key))
+    })?;
+    Some(format!(
+        "the request has {what}; if the model takes none, set {key} = false in [providers.{provider}.models.{model:?}]"
+    ))
+}
+
 /// What a request to this model leaves out of these messages, in words for the run's reader.
 pub fn warnings(model: &str, messages: &[Message], facts: Option<&ModelFacts>) -> Vec<String> {
     let mut warnings = Vec::new();

@@ -718,3 +718,27 @@ async fn a_model_without_eyes_is_told_so_and_the_run_too() {
         "{message}"
     );
 }
+
+#[tokio::test]
+async fn a_refusal_of_a_file_says_what_would_leave_it_out() {
+    let app = TestApp::with()
+        .agent("solo", "model = \"openai/solo\"")
+        .spawn()
+        .await;
+    app.provider
+        .will("solo", [fails(400, "unsupported type"), fails(400, "no")]);
+    let file = json!({"type": "file", "name": "a.pdf", "media_type": "application/pdf", "data": base64(PDF)});
+
+    let failed = app.run_with("solo", json!({"input": [file]})).await;
+
+    assert_eq!(
+        failed.failure(),
+        (
+            "provider_bad_request",
+            "bad_request: unsupported type (the request has PDF files; if the model takes none, set pdf = false in \
+             [providers.openai.models.\"solo\"])"
+        )
+    );
+    let failed = app.run("solo", "no file").await;
+    assert_eq!(failed.failure().1, "bad_request: no");
+}
