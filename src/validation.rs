@@ -73,7 +73,7 @@ pub async fn arguments(
     let (raw, json) = (Arc::clone(schema.raw()), Arc::clone(json));
     let checked = on_thread(key, move || {
         let schema = Schema::read(raw).map_err(|why| vec![why])?;
-        schema.fit(parsed(&json))
+        schema.fit(parsed(&json)?)
     });
     checked.await.unwrap_or_else(|why| Err(vec![why]))
 }
@@ -83,7 +83,10 @@ pub fn arguments_inline(schema: &Schema, json: &RawValue) -> Option<Result<Value
     if json.get().len() > INLINE_BYTES {
         return None;
     }
-    schema.fit_inline(parsed(json)).ok()
+    match parsed(json) {
+        Ok(value) => schema.fit_inline(value).ok(),
+        Err(errors) => Some(Err(errors)),
+    }
 }
 
 /// As [`output`]; none if finding out takes a thread of its own.
@@ -113,8 +116,9 @@ pub async fn output(
     checked.unwrap_or_else(|why| Err(vec![why]))
 }
 
-fn parsed(json: &RawValue) -> Value {
-    serde_json::from_str(json.get()).unwrap_or_default()
+/// JSON as a value. There is JSON that is none: numbers that are too large, half of a surrogate pair, too many levels.
+fn parsed(json: &RawValue) -> Result<Value, Vec<String>> {
+    serde_json::from_str(json.get()).map_err(|error| vec![format!("they cannot be read: {error}")])
 }
 
 /// Runs `work`, which bounds its own time, on a thread that has the stack for it, when it is the turn of `key`. A caller that goes away does not end

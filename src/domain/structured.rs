@@ -59,7 +59,7 @@ fn value(text: &str) -> Result<Value, Vec<String>> {
     // than the one that was checked.
     serde_json::from_str::<Once>(json.get())
         .map_err(|error| vec![shorten(&error.to_string(), 300)])?;
-    serde_json::from_str(json.get()).map_err(|_| no_json())
+    serde_json::from_str(json.get()).map_err(|error| vec![shorten(&error.to_string(), 300)])
 }
 
 /// The schema that was requested, if one was.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
-use crate::support::provider::answer::{calls, says};
+use crate::support::provider::answer::{calls, raw, says};
 
 const ALL: [&str; 10] = [
     "copy_path",
@@ -219,6 +219,41 @@ async fn another_value_is_read_as_text_where_text_is_wanted() {
     );
     let written = fs::read_to_string(app.path("work/7")).expect("a file");
     assert_eq!(written, r#"{"a":[1,true]}"#);
+}
+
+#[tokio::test]
+async fn arguments_that_are_json_and_cannot_be_read_are_said_to_be() {
+    let app = TestApp::with()
+        .agent(
+            "worker",
+            "model = \"openai/worker\"\ntools = [\"write_file\"]",
+        )
+        .spawn()
+        .await;
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    let contents = ["1e400", r#""\ud800""#, &deep];
+    let call = |content| {
+        let arguments = format!(r#"{{"path": "x", "content": {content}}}"#);
+        json!({"id": content, "type": "function",
+            "function": {"name": "write_file", "arguments": arguments}})
+    };
+    let message = json!({"role": "assistant", "content": null, "tool_calls": contents.map(call)});
+    let reply = json!({"choices": [{"message": message, "finish_reason": "tool_calls"}]});
+    let reply = raw(200, "application/json", reply.to_string());
+    app.provider.will("worker", [reply, says("done")]);
+    assert_eq!(app.run("worker", "go").await.output(), "done");
+
+    let results = app.provider.asked("worker", 2).await.results();
+    let whys = [
+        "number out of range at line 1 column",
+        "unexpected end of hex escape at line 1 column",
+        "recursion limit exceeded at line 1 column",
+    ];
+    assert_eq!(results.len(), whys.len());
+    for (result, why) in results.iter().zip(whys) {
+        let beginning = "The arguments of write_file do not fit its schema: they cannot be read: ";
+        assert!(result.contains(&format!("{beginning}{why}")), "{result}");
+    }
 }
 
 #[tokio::test]
