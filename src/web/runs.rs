@@ -9,6 +9,7 @@ use axum::http::header::{CONTENT_TYPE, HeaderValue};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use jiff::fmt::temporal::Pieces;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -321,9 +322,21 @@ fn filter(query: &Query) -> Result<RunFilter, Problem> {
 
 /// An RFC 3339 time. A `+` that was not percent-encoded arrives as a space.
 fn time(text: &str) -> Option<Timestamp> {
-    text.parse()
-        .or_else(|_| text.replace(' ', "+").parse())
-        .ok()
+    bound(text).or_else(|| bound(&text.replace(' ', "+")))
+}
+
+/// A time, or the first or last one that a timestamp can be if the text names one beyond: no run is from there.
+fn bound(text: &str) -> Option<Timestamp> {
+    if let Ok(time) = text.parse() {
+        return Some(time);
+    }
+    let pieces = Pieces::parse(text).ok()?;
+    pieces.time().and(pieces.to_numeric_offset())?;
+    Some(match pieces.date().year() {
+        9999 => Timestamp::MAX,
+        -9999 => Timestamp::MIN,
+        _ => return None,
+    })
 }
 
 /// Why somebody did something, within bounds; none where that is blank.
@@ -387,6 +400,10 @@ mod tests {
             ("root=1", "root"),
             ("all=perhaps", "all"),
             ("since=yesterday", "since"),
+            ("until=9999-12-31", "until"),
+            ("until=9999-12-31T23:59:59", "until"),
+            ("until=9999-12-32T00:00:00Z", "until"),
+            ("until=10000-01-01T00:00:00Z", "until"),
             ("limit=201", "limit"),
             ("limit=-1", "limit"),
             ("cursor=%00", "cursor"),

@@ -437,6 +437,15 @@ async fn lists_are_filtered() {
     );
     assert_eq!(list("since=2999-01-01T00:00:00Z").await, [""; 0]);
     assert_eq!(list("until=2001-01-01T00:00:00Z").await, [""; 0]);
+    // Times beyond those that a timestamp can be.
+    let everything = [bad, reader, planner];
+    for end in ["23:59:59Z", "23:59:59.999+00:00", "00:00:00-23:59"] {
+        let end = format!("9999-12-31T{end}");
+        assert_eq!(list(&format!("until={end}")).await, everything, "{end}");
+        assert_eq!(list(&format!("since={end}")).await, [""; 0], "{end}");
+    }
+    assert_eq!(list("since=-009999-01-01T00:00:00Z").await, everything);
+    assert_eq!(list("until=-009999-01-01T00:00:00Z").await, [""; 0]);
     app.get("/runs?status=odd").await.problem(400);
     app.get("/runs?colour=red").await.problem(400);
 }
