@@ -278,6 +278,11 @@ impl Runner {
         run.ok_or(DecideError::NoSuchRun(id))
     }
 
+    /// Whether this process drives the run.
+    pub fn is_at_work(&self, id: RunId) -> bool {
+        self.engine.live.get(id).is_some()
+    }
+
     /// Listens to a tree; none where it is not at work in this process (then the store has all there will be).
     /// Subscribe first, then read the store, then follow.
     pub fn listen(&self, root: RunId) -> Option<Listener> {

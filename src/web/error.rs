@@ -247,8 +247,8 @@ impl From<StoreError> for Problem {
             StoreError::Damaged(_) => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "store_damaged",
-                "what the store has of this is damaged, and trying again does not help; the log has the cause, and \
-                 axed data check shows what else is damaged",
+                "what the store has of this is damaged, and trying again does not help; the log has the cause, \
+                 axed data check shows what else is damaged, and a root run that cannot be read can be deleted",
             )
             .because(error.to_string()),
             StoreError::Full => Self::new(

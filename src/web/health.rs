@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tracing::warn;
 
+use crate::store::StoreError;
 use crate::web::runs::json;
 use crate::web::state::AppState;
 
@@ -70,6 +71,9 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
             Check::failed("a write failed, and the runs that it stopped have not gone on yet")
         }
         Ok(Ok(())) => Check::passed(),
+        Ok(Err(StoreError::Full)) => {
+            Check::failed("the disk is full: runs can be read and deleted, and nothing else")
+        }
         Ok(Err(error)) => {
             warn!("The store is not ready: {error}");
             Check::failed("the store cannot be read or written; the log has the cause")

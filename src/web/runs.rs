@@ -16,7 +16,7 @@ use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::history::Recorded;
-use crate::store::{PAGE_BYTES, RunFilter};
+use crate::store::{PAGE_BYTES, RunFilter, StoreError};
 use crate::web::auth::Caller;
 use crate::web::body;
 use crate::web::error::Problem;
@@ -246,7 +246,19 @@ pub async fn delete(
     State(state): State<AppState>,
     RunPath(id): RunPath,
 ) -> Result<StatusCode, Problem> {
-    let run = found(&state, id).await?;
+    let store = state.runner.store();
+    let run = match store.run(id).await {
+        Ok(run) => run.ok_or_else(|| Problem::no_such_run(id))?,
+        // Nobody can go on with it.
+        Err(error @ StoreError::Damaged(_)) if !state.runner.is_at_work(id) => {
+            if !store.delete(id).await? {
+                return Err(error.into());
+            }
+            info!(run.id = %id, run.root = %id, "Deleted {id} with its tree, its record was damaged");
+            return Ok(StatusCode::NO_CONTENT);
+        }
+        Err(error) => return Err(error.into()),
+    };
     if run.parent_id.is_some() {
         return Err(Problem::new(
             StatusCode::CONFLICT,
@@ -261,7 +273,7 @@ pub async fn delete(
             format!("{id} is {}; cancel it first", run.status.as_str()),
         ));
     }
-    if !state.runner.store().delete(id).await? {
+    if !store.delete(id).await? {
         return Err(Problem::no_such_run(id));
     }
     info!(

@@ -140,7 +140,7 @@ pub fn claimed(db: &Connection, key: &ClaimKey) -> Found<Option<Claimed>> {
 pub fn list(db: &Connection, filter: &RunFilter) -> Found<RunPage> {
     let hits = search::search(db, filter)?;
     let last = hits.ids.last().copied();
-    let runs = page(db, hits.ids)?;
+    let runs = page(hits.ids, |id| readable(db, id))?;
     let ends_early = runs.last().map(|run| run.id).filter(|id| Some(*id) != last);
     let next = ends_early.or(hits.next);
     Ok(RunPage { runs, next })
@@ -166,15 +166,26 @@ pub fn session(db: &Connection, query: SessionQuery) -> Found<Vec<Run>> {
         select.and("r.id <", *rows::bytes(&before));
     }
     let ids = select.newest(db, query.limit)?;
-    page(db, ids)
+    page(ids, |id| run(db, id))
+}
+
+/// One run; none if its record is damaged.
+fn readable(db: &Connection, id: RunId) -> Found<Option<Run>> {
+    match run(db, id) {
+        Err(error @ StoreError::Damaged(_)) => {
+            error!(run.id = %id, error = %error, "{id} is left out of a list: {error}");
+            Ok(None)
+        }
+        found => found,
+    }
 }
 
 /// These runs, as far as a page goes.
-fn page(db: &Connection, ids: Vec<RunId>) -> Found<Vec<Run>> {
+fn page(ids: Vec<RunId>, read: impl Fn(RunId) -> Found<Option<Run>>) -> Found<Vec<Run>> {
     let mut page = Vec::with_capacity(ids.len());
     let mut bytes = 0;
     for id in ids {
-        let Some(run) = run(db, id)? else { continue };
+        let Some(run) = read(id)? else { continue };
         bytes += run.text_bytes();
         page.push(run);
         if bytes >= PAGE_BYTES {

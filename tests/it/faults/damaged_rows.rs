@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::app::TestApp;
 use crate::support::events::{count, is_whole};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, says};
+use crate::support::provider::answer::{asks, hangs, says};
 use crate::support::run::Run;
 
 fn change(app: &TestApp, sql: &str) {
@@ -207,4 +207,53 @@ async fn a_suspended_run_does_not_count_as_running() {
         .await;
     refuse_no_more(&app);
     assert_eq!(run.ended().await.output(), "planned");
+}
+
+#[tokio::test]
+async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
+    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    app.provider.will("solo", [says("done"), says("done")]);
+    app.provider.always("solo", |_| hangs());
+    let labelled = json!({"input": "go", "labels": {"a": "b"}});
+    let ended = app.run_with("solo", labelled.clone()).await.id().to_owned();
+    let good = app.run_with("solo", labelled.clone()).await.id().to_owned();
+    let unfinished = app.start_with("solo", labelled).await.id().to_owned();
+    app.provider.asked("solo", 3).await;
+    let (one, other) = (blob(&ended), blob(&unfinished));
+    change(
+        &app,
+        &format!("UPDATE runs SET labels = '{{' WHERE id IN ({one}, {other})"),
+    );
+    // The daemon that drives a run goes on with it.
+    let refused = app.delete(&format!("/runs/{unfinished}")).await;
+    refused.problem(500);
+
+    app.crash_and_restart().await;
+
+    for query in ["", "?status=completed", "?label.a=b", "?all=true&limit=1"] {
+        let mut path = format!("/runs{query}");
+        let mut found = Vec::new();
+        loop {
+            let page = app.get(&path).await.json();
+            let runs = page["data"].as_array().expect("runs");
+            found.extend(runs.iter().map(|run| run["id"].clone()));
+            match page["next_cursor"].as_str() {
+                Some(cursor) if query.is_empty() => path = format!("/runs?cursor={cursor}"),
+                Some(cursor) => path = format!("/runs{query}&cursor={cursor}"),
+                None => break,
+            }
+        }
+        assert_eq!(found, [good.as_str()], "{query}");
+    }
+    app.daemon
+        .logged(&format!("{unfinished} is left out of a list"))
+        .await;
+    for id in [&ended, &unfinished] {
+        let shown = app.get(&format!("/runs/{id}")).await;
+        shown.problem(500);
+        assert!(shown.text.contains("can be deleted"), "{}", shown.text);
+        assert_eq!(app.delete(&format!("/runs/{id}")).await.status, 204);
+        app.get(&format!("/runs/{id}")).await.problem(404);
+    }
+    assert_eq!(app.find(&good).await.output(), "done");
 }
