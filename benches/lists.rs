@@ -10,7 +10,7 @@ use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TreeUsage, Usage};
 use axed::store::open::open;
 use axed::store::{
-    Change, Closing, Continuation, Opening, Progress, RunFilter, RunStore, StoreError, Write,
+    Change, FinishedRun, NewRun, Progress, ResumeState, RunFilter, RunStore, StoreError, Write,
 };
 use jiff::Timestamp;
 
@@ -28,16 +28,16 @@ fn main() -> Result<(), StoreError> {
     }
     let count = std::env::args().find_map(|argument| argument.parse().ok());
     let count: u64 = count.unwrap_or(RUNS);
-    let runtime = tokio::runtime::Runtime::new().map_err(|e| StoreError::Engine(e.to_string()))?;
+    let runtime = tokio::runtime::Runtime::new().map_err(|e| StoreError::Backend(e.to_string()))?;
     let (full_dir, empty_dir) = (tempfile::tempdir(), tempfile::tempdir());
     let (full_dir, empty_dir) = (full_dir.expect("a directory"), empty_dir.expect("another"));
     let (full, empty) = (open_in(full_dir.path())?, open_in(empty_dir.path())?);
     let failed = runtime.block_on(async {
-        let (begun, from) = (Instant::now(), now());
+        let (start, fill_started) = (Instant::now(), now());
         fill(&full, count).await;
-        let until = now();
-        println!("filled with {count} runs in {:.0?}", begun.elapsed());
-        let middle = from + until.duration_since(from) / 2;
+        let fill_ended = now();
+        println!("filled with {count} runs in {:.0?}", start.elapsed());
+        let middle = fill_started + fill_ended.duration_since(fill_started) / 2;
         measure(&full, &empty, middle).await
     })?;
     runtime.block_on(async {
@@ -70,8 +70,8 @@ async fn fill(store: &Arc<dyn RunStore>, count: u64) {
             }
         });
     }
-    while let Some(ended) = tasks.join_next().await {
-        ended.expect("a writer ends");
+    while let Some(result) = tasks.join_next().await {
+        result.expect("a writer ends");
     }
 }
 
@@ -86,7 +86,7 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         events: Vec::new(),
         deliveries: Vec::new(),
     };
-    let continuation = Continuation {
+    let continuation = ResumeState {
         definition: "{}".into(),
         deadline: None,
         timeout: 60,
@@ -95,12 +95,14 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
         waiting_since: None,
         workdir: None,
     };
-    let opening = Opening {
+    let opening = NewRun {
         run: Arc::new(run(id, n)),
-        continuation,
+        resume_state: continuation,
         claim: None,
     };
-    store.write(write(Change::Open(Box::new(opening)))).await?;
+    store
+        .write(write(Change::Create(Box::new(opening))))
+        .await?;
     if n.is_multiple_of(10) {
         return Ok(());
     }
@@ -115,19 +117,21 @@ async fn write_run(store: &dyn RunStore, n: u64) -> Result<(), StoreError> {
             structured: false,
         }
     };
-    let closing = Closing {
+    let closing = FinishedRun {
         completion_status: None,
         outcome,
-        at: now(),
+        finished_at: now(),
         progress: Progress {
             turns: 1,
             model: "model-large".to_owned(),
             stop_reason: None,
             usage: Usage::default(),
         },
-        tree: TreeUsage::default(),
+        tree_usage: TreeUsage::default(),
     };
-    store.write(write(Change::Close(Box::new(closing)))).await?;
+    store
+        .write(write(Change::Finish(Box::new(closing))))
+        .await?;
     Ok(())
 }
 
@@ -149,7 +153,7 @@ fn run(id: RunId, n: u64) -> Run {
 
 /// The filter that has those parts whose bit is set, with values that many runs have or (`rare`) few or none.
 fn filter(bits: usize, rare: bool, middle: Timestamp) -> RunFilter {
-    let on = |bit: usize| bits & (1 << bit) != 0;
+    let is_set = |bit: usize| bits & (1 << bit) != 0;
     let text = |common: &str, few: &str| Some(if rare { few } else { common }.to_owned());
     let label = if rare {
         ("customer", "c17")
@@ -157,20 +161,20 @@ fn filter(bits: usize, rare: bool, middle: Timestamp) -> RunFilter {
         ("kind", "nightly")
     };
     RunFilter {
-        agent: on(0).then(|| text("agent-3", "agent-none")).flatten(),
-        owner: on(1).then(|| text("key3", "key6")).flatten(),
-        status: on(2).then_some(if rare {
+        agent: is_set(0).then(|| text("agent-3", "agent-none")).flatten(),
+        owner: is_set(1).then(|| text("key3", "key6")).flatten(),
+        status: is_set(2).then_some(if rare {
             Status::Cancelled
         } else {
             Status::Completed
         }),
-        all: on(3),
-        session: on(4).then(|| text("s3", "s-none")).flatten(),
-        labels: (on(5).then(|| (label.0.to_owned(), label.1.to_owned())))
+        include_children: is_set(3),
+        session: is_set(4).then(|| text("s3", "s-none")).flatten(),
+        labels: (is_set(5).then(|| (label.0.to_owned(), label.1.to_owned())))
             .into_iter()
             .collect(),
-        since: on(6).then_some(middle),
-        until: on(7).then_some(middle),
+        since: is_set(6).then_some(middle),
+        until: is_set(7).then_some(middle),
         limit: 50,
         ..RunFilter::default()
     }
@@ -186,17 +190,17 @@ async fn measure(
     for bits in 0..1 << FILTERS {
         for rare in [false, true] {
             let filter = filter(bits, rare, middle);
-            let (floor, _) = median(empty, &filter).await?;
-            let (time, found) = median(full, &filter).await?;
-            lines.push((time, floor, found, filter));
+            let (baseline, _) = median(empty, &filter).await?;
+            let (time, count) = median(full, &filter).await?;
+            lines.push((time, baseline, count, filter));
         }
     }
     lines.sort_by_key(|(time, ..)| std::cmp::Reverse(*time));
     println!("      full     empty  ratio  runs  filter");
-    for (time, floor, found, filter) in lines.iter().take(12) {
-        let ratio = time.as_secs_f64() / floor.as_secs_f64();
+    for (time, baseline, count, filter) in lines.iter().take(12) {
+        let ratio = time.as_secs_f64() / baseline.as_secs_f64();
         let names = describe(filter);
-        println!("{time:>10.2?} {floor:>9.2?} {ratio:>6.1} {found:>5}  {names}");
+        println!("{time:>10.2?} {baseline:>9.2?} {ratio:>6.1} {count:>5}  {names}");
     }
     let too_slow =
         |time: Duration, floor: Duration| time > floor * 10 && time > Duration::from_millis(10);
@@ -207,14 +211,14 @@ async fn median(
     store: &Arc<dyn RunStore>,
     filter: &RunFilter,
 ) -> Result<(Duration, usize), StoreError> {
-    let (mut times, mut found) = (Vec::with_capacity(REPEATS), 0);
+    let (mut times, mut count) = (Vec::with_capacity(REPEATS), 0);
     for _ in 0..REPEATS {
-        let begun = Instant::now();
-        found = store.list(filter.clone()).await?.runs.len();
-        times.push(begun.elapsed());
+        let start = Instant::now();
+        count = store.list(filter.clone()).await?.runs.len();
+        times.push(start.elapsed());
     }
     times.sort_unstable();
-    Ok((times[REPEATS / 2], found))
+    Ok((times[REPEATS / 2], count))
 }
 
 fn describe(filter: &RunFilter) -> String {
@@ -222,7 +226,7 @@ fn describe(filter: &RunFilter) -> String {
         filter.agent.as_ref().map(|agent| format!("agent={agent}")),
         filter.owner.as_ref().map(|owner| format!("owner={owner}")),
         filter.status.map(|status| format!("status={status:?}")),
-        filter.all.then(|| "all".to_owned()),
+        filter.include_children.then(|| "all".to_owned()),
         filter
             .session
             .as_ref()

@@ -12,29 +12,29 @@ use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TokenUsage, TreeUsage, Usage};
 use axed::store::open::open;
 use axed::store::{
-    Change, Closing, Continuation, EventQuery, Opening, Progress, RunFilter, RunStore, Step,
+    Change, EventQuery, FinishedRun, NewRun, Progress, ResumeState, RunFilter, RunStore, Step,
     StoreError, Write,
 };
 
-const SPAN: Duration = Duration::from_secs(3);
-const FULL: u64 = 100_000;
+const MEASURE_TIME: Duration = Duration::from_secs(3);
+const FULL_STORE_RUNS: u64 = 100_000;
 /// What every run of the bench runs by, about as long as a real one.
 static DEFINITION: LazyLock<Arc<str>> =
     LazyLock::new(|| format!("{{\"instructions\":\"{}\"}}", "Be careful. ".repeat(200)).into());
 
 fn main() -> Result<(), StoreError> {
-    let place = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
-    let place = place.unwrap_or_else(|| std::env::temp_dir().display().to_string());
+    let dir = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    let dir = dir.unwrap_or_else(|| std::env::temp_dir().display().to_string());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .build()
-        .map_err(|error| StoreError::Engine(error.to_string()))?;
+        .map_err(|error| StoreError::Backend(error.to_string()))?;
     for durability in [Durability::Process, Durability::Power] {
         for callers in [1, 16, 64, 256] {
-            let dir = fresh(&place);
+            let dir = temp_dir(&dir);
             let store = open_in(dir.path(), durability)?;
-            let (runs, span) = runtime.block_on(load(&store, callers, u64::MAX));
-            let rate = runs as f64 / span.as_secs_f64();
+            let (runs, elapsed) = runtime.block_on(load(&store, callers, u64::MAX));
+            let rate = runs as f64 / elapsed.as_secs_f64();
             println!(
                 "{durability:?} {callers:>4} callers {rate:>8.0} runs/s {:>8.0} writes/s",
                 rate * 3.0
@@ -42,17 +42,17 @@ fn main() -> Result<(), StoreError> {
             runtime.block_on(store.close());
         }
     }
-    let dir = fresh(&place);
+    let dir = temp_dir(&dir);
     let store = open_in(dir.path(), Durability::Process)?;
     runtime.block_on(async {
-        let (runs, span) = load(&store, 64, FULL).await;
-        println!("filled with {runs} runs in {span:?}");
+        let (runs, elapsed) = load(&store, 64, FULL_STORE_RUNS).await;
+        println!("filled with {runs} runs in {elapsed:?}");
         read(&store).await
     })
 }
 
-fn fresh(place: &str) -> tempfile::TempDir {
-    tempfile::tempdir_in(place).expect("a directory to measure in")
+fn temp_dir(parent: &str) -> tempfile::TempDir {
+    tempfile::tempdir_in(parent).expect("a directory to measure in")
 }
 
 fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunStore>, StoreError> {
@@ -65,16 +65,16 @@ fn open_in(dir: &std::path::Path, durability: Durability) -> Result<Arc<dyn RunS
 }
 
 /// Runs one after another in each of the callers, until the time or the number is reached.
-async fn load(store: &Arc<dyn RunStore>, callers: usize, most: u64) -> (u64, Duration) {
+async fn load(store: &Arc<dyn RunStore>, callers: usize, max_runs: u64) -> (u64, Duration) {
     let done = Arc::new(AtomicU64::new(0));
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for caller in 0..callers {
         let (store, done) = (Arc::clone(store), Arc::clone(&done));
         tasks.spawn(async move {
             let agent: Arc<str> = format!("agent-{}", caller % 10).into();
-            while (most < u64::MAX || begun.elapsed() < SPAN)
-                && done.fetch_add(1, Ordering::Relaxed) < most
+            while (max_runs < u64::MAX || start.elapsed() < MEASURE_TIME)
+                && done.fetch_add(1, Ordering::Relaxed) < max_runs
             {
                 single_turn(store.as_ref(), &agent)
                     .await
@@ -82,10 +82,10 @@ async fn load(store: &Arc<dyn RunStore>, callers: usize, most: u64) -> (u64, Dur
             }
         });
     }
-    while let Some(ended) = tasks.join_next().await {
-        ended.expect("a caller ends");
+    while let Some(result) = tasks.join_next().await {
+        result.expect("a caller ends");
     }
-    (done.load(Ordering::Relaxed).min(most), begun.elapsed())
+    (done.load(Ordering::Relaxed).min(max_runs), start.elapsed())
 }
 
 /// The three writes of a run of one turn, as the journal makes them.
@@ -108,7 +108,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         deliveries: Vec::new(),
     };
     let version = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-    let open = Run {
+    let run = Run {
         agent_version: version.to_owned(),
         input: "Summarise the attached report in three sentences.".into(),
         model: "model-large".to_owned(),
@@ -120,9 +120,9 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     });
     store
         .write(write(
-            Change::Open(Box::new(Opening {
-                run: Arc::new(open),
-                continuation: Continuation {
+            Change::Create(Box::new(NewRun {
+                run: Arc::new(run),
+                resume_state: ResumeState {
                     definition: Arc::clone(&DEFINITION),
                     deadline: None,
                     timeout: 60,
@@ -152,7 +152,7 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         results: 0,
     });
     store
-        .post(write(
+        .enqueue(write(
             Change::Start {
                 at: now(),
                 deadline: (now(), 60),
@@ -171,22 +171,22 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
         model_calls: 1,
         ..Usage::default()
     };
-    let closing = Closing {
+    let closing = FinishedRun {
         completion_status: None,
         outcome: Outcome::Completed {
             content: content.clone(),
             structured: false,
         },
-        at: now(),
+        finished_at: now(),
         progress: Progress {
             turns: 1,
             model: "model-large".to_owned(),
             stop_reason: Some("end_turn".to_owned()),
             usage,
         },
-        tree: TreeUsage { runs: 1, usage },
+        tree_usage: TreeUsage { runs: 1, usage },
     };
-    let heard = event(EventKind::TurnCompleted {
+    let turn_completed = event(EventKind::TurnCompleted {
         turn: 1,
         model: "model-large".to_owned(),
         stop_reason: Some("end_turn".to_owned()),
@@ -210,9 +210,9 @@ async fn single_turn(store: &dyn RunStore, agent: &Arc<str>) -> Result<u64, Stor
     };
     store
         .write(write(
-            Change::Close(Box::new(closing)),
+            Change::Finish(Box::new(closing)),
             vec![reply],
-            vec![heard, completed],
+            vec![turn_completed, completed],
         ))
         .await
 }
@@ -232,8 +232,8 @@ async fn read(store: &Arc<dyn RunStore>) -> Result<(), StoreError> {
         status: Some(Status::Failed),
         ..newest.clone()
     };
-    let last = store.list(newest.clone()).await?.runs;
-    let id = last.last().map(|run| run.id).unwrap_or_default();
+    let newest_runs = store.list(newest.clone()).await?.runs;
+    let id = newest_runs.last().map(|run| run.id).unwrap_or_default();
     for (what, filter) in [
         ("newest 50", newest),
         ("newest 50 of an agent that completed", by_agent),
@@ -241,30 +241,30 @@ async fn read(store: &Arc<dyn RunStore>) -> Result<(), StoreError> {
     ] {
         let mut times = Vec::new();
         for _ in 0..200 {
-            let begun = Instant::now();
+            let start = Instant::now();
             store.list(filter.clone()).await?;
-            times.push(begun.elapsed());
+            times.push(start.elapsed());
         }
         print(what, times);
     }
-    let (mut runs, mut logs) = (Vec::new(), Vec::new());
+    let (mut run_times, mut event_times) = (Vec::new(), Vec::new());
     for _ in 0..200 {
-        let begun = Instant::now();
+        let start = Instant::now();
         store.run(id).await?;
-        runs.push(begun.elapsed());
-        let begun = Instant::now();
+        run_times.push(start.elapsed());
+        let start = Instant::now();
         let query = EventQuery {
             root: id,
-            of: id,
-            only: false,
+            run: id,
+            exclude_descendants: false,
             after: 0,
             limit: 200,
         };
         store.events(query).await?;
-        logs.push(begun.elapsed());
+        event_times.push(start.elapsed());
     }
-    print("one run", runs);
-    print("its events", logs);
+    print("one run", run_times);
+    print("its events", event_times);
     Ok(())
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use axed::config;
 use axed::domain::message::ToolCall;
 use axed::domain::run::{RunId, Scope};
-use axed::tools::shelf::Shelf;
-use axed::tools::{AdHocAsk, ChildAsk, Context, Delegate};
+use axed::tools::registry::ToolRegistry;
+use axed::tools::{AdHocRequest, CallContext, ChildRequest, Delegate};
 use axed::workdirs::registry::Workdirs;
-use axed::workdirs::reserved::Reserved;
+use axed::workdirs::reserved::ReservedPaths;
 use futures_util::future::BoxFuture;
 use serde_json::value::to_raw_value;
 
@@ -31,16 +31,16 @@ fn main() {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return println!("measures only under `cargo bench --bench tools`");
     }
-    let mut plain = arguments
+    let mut positional = arguments
         .iter()
         .filter(|argument| !argument.starts_with('-'));
-    if plain.next().is_some_and(|part| part != "grep") {
+    if positional.next().is_some_and(|part| part != "grep") {
         return println!("there is only the part `grep`");
     }
-    let place = plain
+    let dir = positional
         .next()
         .map_or(env!("CARGO_MANIFEST_DIR"), String::as_str);
-    let place = Path::new(place);
+    let dir = Path::new(dir);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .build()
         .expect("a runtime");
@@ -53,9 +53,9 @@ fn main() {
         "pattern", "grep", "rg", "ratio"
     );
     for pattern in PATTERNS {
-        let ours = median(|| runtime.block_on(grep(place, pattern)));
+        let ours = median(|| runtime.block_on(grep(dir, pattern)));
         let theirs =
-            ripgrep(place, pattern).map(|_| median(|| ripgrep(place, pattern).unwrap_or_default()));
+            ripgrep(dir, pattern).map(|_| median(|| ripgrep(dir, pattern).unwrap_or_default()));
         let ratio = theirs.map_or(f64::NAN, |theirs| ours.as_secs_f64() / theirs.as_secs_f64());
         println!(
             "{pattern:<40} {ours:>12.2?} {:>12.2?} {ratio:>6.2}",
@@ -73,14 +73,14 @@ fn median(mut once: impl FnMut() -> Duration) -> Duration {
     times[ROUNDS / 2]
 }
 
-async fn grep(place: &Path, pattern: &str) -> Duration {
+async fn grep(dir: &Path, pattern: &str) -> Duration {
     let tools = config::Tools {
         max_result: 256 << 10,
         attachments: Default::default(),
         ..config::Tools::default()
     };
-    let shelf = Shelf::new(&tools, &Reserved::default(), &[]);
-    let tool = shelf.get("grep").expect("grep");
+    let registry = ToolRegistry::new(&tools, &ReservedPaths::default(), &[]);
+    let tool = registry.get("grep").expect("grep");
     let call = ToolCall {
         id: "call".to_owned(),
         provider_id: String::new(),
@@ -89,24 +89,24 @@ async fn grep(place: &Path, pattern: &str) -> Duration {
             .expect("JSON")
             .into(),
     };
-    let workdirs = Workdirs::new(place.to_owned(), &[], Reserved::default());
+    let workdirs = Workdirs::new(dir.to_owned(), &[], ReservedPaths::default());
     let workdir = workdirs.open(None, None).expect("a workdir");
     let scope = Scope::root(RunId::new(), None);
-    let context = Context {
+    let context = CallContext {
         key: None,
         allowed_hosts: &[],
         scope: &scope,
         workdir: Some(&workdir),
-        delegate: &Nobody,
+        delegate: &NoDelegate,
     };
-    let begun = Instant::now();
-    tool.perform(&call, context).await.expect("a result");
-    begun.elapsed()
+    let start = Instant::now();
+    tool.call(&call, context).await.expect("a result");
+    start.elapsed()
 }
 
 /// None where there is no ripgrep.
-fn ripgrep(place: &Path, pattern: &str) -> Option<Duration> {
-    let begun = Instant::now();
+fn ripgrep(dir: &Path, pattern: &str) -> Option<Duration> {
+    let start = Instant::now();
     let same_rules = [
         "-n",
         "--hidden",
@@ -121,15 +121,15 @@ fn ripgrep(place: &Path, pattern: &str) -> Option<Duration> {
         .args(same_rules)
         .arg(pattern)
         .arg(".")
-        .current_dir(place);
+        .current_dir(dir);
     command.output().ok()?;
-    Some(begun.elapsed())
+    Some(start.elapsed())
 }
 
-struct Nobody;
+struct NoDelegate;
 
-impl Delegate for Nobody {
-    fn run_child<'a>(&'a self, _: ChildAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
+impl Delegate for NoDelegate {
+    fn run_child<'a>(&'a self, _: ChildRequest<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async { Err("nobody".to_owned()) })
     }
 
@@ -137,7 +137,7 @@ impl Delegate for Nobody {
         Box::pin(async { Ok(()) })
     }
 
-    fn run_ad_hoc<'a>(&'a self, _: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>> {
+    fn run_ad_hoc<'a>(&'a self, _: AdHocRequest<'a>) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async { Err("nobody".to_owned()) })
     }
 

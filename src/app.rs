@@ -19,97 +19,103 @@ use crate::config::Config;
 use crate::config::load::{self, ConfigError};
 use crate::config::models;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
-use crate::engine::history::Bounds;
-use crate::engine::journal::{Bells, Journal};
+use crate::engine::context::{EngineDeps, Settings};
+use crate::engine::history::HistoryLimits;
+use crate::engine::journal::{EventBroadcaster, Journal};
 use crate::engine::memory::Memories;
-use crate::engine::parts::{Parts, Settings};
 use crate::engine::retention;
 use crate::engine::runner::Runner;
-use crate::providers::registry::Registry;
+use crate::providers::registry::ProviderRegistry;
 use crate::store::open;
 #[cfg(feature = "otel")]
-use crate::telemetry::otlp::Collector;
-use crate::telemetry::traces::Traces;
-use crate::tools::mcp::Servers;
+use crate::telemetry::otlp::OtlpExporter;
+use crate::telemetry::traces::SpanSender;
+use crate::tools::mcp::McpConnectionPool;
+use crate::tools::registry::ToolRegistry;
 use crate::tools::run_command;
-use crate::tools::shelf::Shelf;
 use crate::web;
 use crate::web::pending::PendingLimits;
-use crate::web::serve::Patience;
-use crate::webhooks::{self, Sender};
+use crate::web::server::Timeouts;
+use crate::webhooks::{self, WebhookSender};
 use crate::workdirs::registry::{OpenError, Workdirs};
-use crate::workdirs::reserved::{OwnPaths, Reserved};
+use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
 
 /// How long a client may take to send a request, or the next one on an open connection.
-const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long answers under way have when the door closes.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long sending the last traces may take.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The parts of a daemon without its door.
-pub struct House {
+pub struct Services {
     /// The engine's front.
     pub runner: Runner,
     /// Tells webhooks, once it is driven.
-    sender: Sender,
-    exporting: Exporting,
-    mcp: Arc<Servers>,
+    webhook_sender: WebhookSender,
+    trace_exporter: TraceExporter,
+    mcp: Arc<McpConnectionPool>,
     _watch: Option<Watch>,
     /// Owns the task of retention, which the guard stops.
-    keeping: TaskTracker,
-    keeps: DropGuard,
+    retention_tasks: TaskTracker,
+    retention_guard: DropGuard,
 }
 
 /// The task that sends traces, where it is configured, and its stop.
 #[derive(Default)]
-struct Exporting {
+struct TraceExporter {
     tasks: JoinSet<()>,
     stop: CancellationToken,
 }
 
-impl Exporting {
+impl TraceExporter {
     #[cfg(feature = "otel")]
-    fn start(config: &Config) -> Result<(Option<Traces>, Self), ConfigError> {
-        let mut exporting = Self::default();
+    fn start(config: &Config) -> Result<(Option<SpanSender>, Self), ConfigError> {
+        let mut trace_exporter = Self::default();
         let Some(settings) = &config.telemetry.otlp else {
-            return Ok((None, exporting));
+            return Ok((None, trace_exporter));
         };
-        let collector = Collector::new(settings).map_err(ConfigError)?;
-        let (traces, spans) = Traces::new(settings);
-        let stop = exporting.stop.clone();
-        exporting.tasks.spawn(collector.feed(spans, stop));
-        Ok((Some(traces), exporting))
+        let otlp_exporter = OtlpExporter::new(settings).map_err(ConfigError)?;
+        let (span_sender, span_receiver) = SpanSender::new(settings);
+        let stop = trace_exporter.stop.clone();
+        trace_exporter
+            .tasks
+            .spawn(otlp_exporter.run(span_receiver, stop));
+        Ok((Some(span_sender), trace_exporter))
     }
 
     #[cfg(not(feature = "otel"))]
-    fn start(_: &Config) -> Result<(Option<Traces>, Self), ConfigError> {
+    fn start(_: &Config) -> Result<(Option<SpanSender>, Self), ConfigError> {
         Ok((None, Self::default()))
     }
 
     /// Sends what waits, and not for long.
     async fn close(mut self) {
         self.stop.cancel();
-        let ended = tokio::time::timeout(FLUSH_PATIENCE, self.tasks.join_next()).await;
-        if ended.is_err() {
-            tracing::warn!("The last traces could not be sent within {FLUSH_PATIENCE:?}");
+        let result = tokio::time::timeout(FLUSH_TIMEOUT, self.tasks.join_next()).await;
+        if result.is_err() {
+            tracing::warn!("The last traces could not be sent within {FLUSH_TIMEOUT:?}");
         }
     }
 }
 
-impl House {
+impl Services {
     /// Builds every part and settles what an earlier process left unfinished.
     ///
     /// # Errors
     /// A provider that cannot be built, a data directory that is not writable or belongs to another process.
     pub async fn build(config: &Config) -> anyhow::Result<Self> {
-        let providers = Registry::build(&config.providers)?;
+        let providers = ProviderRegistry::build(&config.providers)?;
         let workdirs = Arc::new(workdirs(config)?);
-        let names: Vec<String> = keys(config).into_keys().collect();
-        let shelf = Shelf::new(&config.tools, workdirs.reserved(), &names);
-        let inspect = inspect_workdirs(&shelf, &workdirs);
-        let (dirs, rules) = (config.agents.dirs.clone(), Rules::of(config));
-        let catalog = Arc::new(Catalog::inspected(dirs, rules, Box::new(inspect)));
+        let key_names: Vec<String> = keys(config).into_keys().collect();
+        let tool_registry = ToolRegistry::new(&config.tools, workdirs.reserved(), &key_names);
+        let inspect_workdir = workdir_inspector(&tool_registry, &workdirs);
+        let (dirs, rules) = (config.agents.dirs.clone(), Rules::from_config(config));
+        let catalog = Arc::new(Catalog::open_with_inspector(
+            dirs,
+            rules,
+            Box::new(inspect_workdir),
+        ));
         for name in config.runs.per_agent.keys() {
             if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
                 tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
@@ -121,27 +127,27 @@ impl House {
             );
         }
         for (name, entry) in &catalog.current().entries {
-            let listed = entry.agent.iter().flat_map(|agent| &agent.tools);
-            for tool in listed.filter(|tool| shelf.get(tool).is_none()) {
+            let tool_names = entry.agent.iter().flat_map(|agent| &agent.tools);
+            for tool in tool_names.filter(|tool| tool_registry.get(tool).is_none()) {
                 tracing::warn!("Agent {name} lists {tool}, which this server does not offer");
             }
         }
-        let bells = Arc::new(Bells::default());
-        let (ringing, listening) = (Arc::clone(&bells), Arc::clone(&bells));
+        let broadcaster = Arc::new(EventBroadcaster::default());
+        let (publisher, subscribers) = (Arc::clone(&broadcaster), Arc::clone(&broadcaster));
         let store = open::open(
             &config.data,
-            Box::new(move |root, events| ringing.ring(root, events)),
-            Box::new(move |root| listening.listening(root)),
+            Box::new(move |root, events| publisher.publish(root, events)),
+            Box::new(move |root| subscribers.has_subscribers(root)),
         )?;
-        let journal = Journal::new(store, bells);
+        let journal = Journal::new(store, broadcaster);
         let memories = Memories::new(&config.memory_dir);
-        warn_of_left_memories(config, &catalog, &memories);
-        let (traces, exporting) = Exporting::start(config)?;
-        let mcp = Arc::new(Servers::new(load::environment()));
-        let runner = Runner::new(Parts {
+        warn_unused_memories(config, &catalog, &memories);
+        let (traces, trace_exporter) = TraceExporter::start(config)?;
+        let mcp = Arc::new(McpConnectionPool::new(load::process_environment()));
+        let runner = Runner::new(EngineDeps {
             catalog: Arc::clone(&catalog),
             providers,
-            shelf,
+            tool_registry,
             workdirs,
             mcp: Arc::clone(&mcp),
             journal,
@@ -157,36 +163,40 @@ impl House {
                 )?),
                 false => None,
             };
-        let sender = Sender::new(
+        let webhook_sender = WebhookSender::new(
             &config.webhooks,
-            names,
+            key_names,
             Arc::clone(runner.store()),
             Arc::clone(runner.metrics()),
         );
-        let (keeping, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (retention_tasks, retention_stop) = (TaskTracker::new(), CancellationToken::new());
         let store = Arc::clone(runner.store());
-        keeping.spawn(retention::keep(store, config.data.retention, stop.clone()));
-        keeping.close();
+        retention_tasks.spawn(retention::run(
+            store,
+            config.data.retention,
+            retention_stop.clone(),
+        ));
+        retention_tasks.close();
         Ok(Self {
             runner,
-            sender,
-            exporting,
+            webhook_sender,
+            trace_exporter,
             mcp,
             _watch: watch,
-            keeping,
-            keeps: stop.drop_guard(),
+            retention_tasks,
+            retention_guard: retention_stop.drop_guard(),
         })
     }
 
     /// Drops runs that are still at work where they stand, ends MCP servers, commits what is handed over, and closes the
     /// store.
     pub async fn close(self) {
-        drop(self.keeps);
-        self.keeping.wait().await;
-        self.runner.halt().await;
+        drop(self.retention_guard);
+        self.retention_tasks.wait().await;
+        self.runner.shut_down().await;
         self.mcp.close().await;
         self.runner.store().close().await;
-        self.exporting.close().await;
+        self.trace_exporter.close().await;
     }
 }
 
@@ -195,49 +205,53 @@ fn workdirs(config: &Config) -> anyhow::Result<Workdirs> {
     let cwd = std::env::current_dir().context("the working directory cannot be found")?;
     let scripts = config.providers.values().flat_map(|it| &it.scripts);
     let others = config.agents.dirs.iter().chain(scripts).cloned();
-    let own = OwnPaths {
+    let own = DaemonPaths {
         config_file: config.config_file.clone(),
         config_dir: config.config_dir.clone(),
         others: others.chain([config.data.dir.clone()]).collect(),
     };
-    let reserved = Reserved::new(&own, &cwd);
+    let reserved = ReservedPaths::new(&own, &cwd);
     Ok(Workdirs::new(cwd, &config.tools.roots, reserved))
 }
 
 /// The warnings about an agent whose workdir lies among the daemon's own files, or whose commands would reach them.
-fn inspect_workdirs(
-    shelf: &Shelf,
+fn workdir_inspector(
+    tool_registry: &ToolRegistry,
     workdirs: &Arc<Workdirs>,
 ) -> impl Fn(&Agent) -> Vec<String> + Send + Sync + use<> {
     let workdirs = Arc::clone(workdirs);
-    let no_commands = shelf.no_commands().map(str::to_owned);
-    let is_confined = shelf.is_confined();
+    let commands_unavailable = tool_registry.commands_disabled_reason().map(str::to_owned);
+    let is_sandboxed = tool_registry.is_sandboxed();
     let tools = BUILT_IN_TOOLS.iter().copied();
-    let using: Vec<&str> = tools.filter(|tool| shelf.uses_workdir(tool)).collect();
+    let workdir_tools: Vec<&str> = tools
+        .filter(|tool| tool_registry.uses_workdir(tool))
+        .collect();
     move |agent| {
         let mut tools = agent.tools.iter().map(String::as_str);
         let has_commands = tools.clone().any(|tool| tool == run_command::NAME);
         let mut warnings: Vec<String> = Vec::new();
-        warnings.extend(no_commands.clone().filter(|_| has_commands));
-        if agent.files.is_empty() && !tools.any(|tool| using.contains(&tool)) {
+        warnings.extend(commands_unavailable.clone().filter(|_| has_commands));
+        if agent.files.is_empty() && !tools.any(|tool| workdir_tools.contains(&tool)) {
             return warnings;
         }
-        let named = agent.workdir.as_deref();
-        let shown = named.unwrap_or(Path::new(".")).display();
-        match workdirs.open(named, None) {
+        let configured = agent.workdir.as_deref();
+        let displayed = configured.unwrap_or(Path::new(".")).display();
+        match workdirs.open(configured, None) {
             Ok(workdir) => {
-                let exposed = workdir.exposed().filter(|_| has_commands && is_confined);
-                warnings.extend(exposed.map(|own| {
+                let exposed = workdir
+                    .exposed_path()
+                    .filter(|_| has_commands && is_sandboxed);
+                warnings.extend(exposed.map(|path| {
                     format!(
-                        "run_command is not offered: the workdir {shown} contains {}, which belongs to the daemon and \
+                        "run_command is not offered: the workdir {displayed} contains {}, which belongs to the daemon and \
                          would be within reach of commands; give the agent a workdir of its own",
-                        own.display()
+                        path.display()
                     )
                 }));
             }
-            Err(why @ OpenError::Reserved) => {
+            Err(error @ OpenError::Reserved) => {
                 warnings.push(format!(
-                    "the workdir {shown} {why}; until then its runs fail"
+                    "the workdir {displayed} {error}; until then its runs fail"
                 ));
             }
             // It may come to exist; a run that starts before fails.
@@ -255,9 +269,9 @@ fn settings(config: &Config) -> Settings {
         max_timeout: config.server.max_timeout,
         loop_warn: config.limits.loop_warn,
         loop_stop: config.limits.loop_stop,
-        context_files: config.limits.context_files,
-        conversation_bytes: config.limits.conversation_bytes,
-        session: Bounds {
+        max_context_file_bytes: config.limits.context_files,
+        max_conversation_bytes: config.limits.conversation_bytes,
+        history_limits: HistoryLimits {
             messages: config.limits.session_messages,
             bytes: config.limits.session_bytes,
             attachments: config.limits.attachment_limits(),
@@ -276,13 +290,13 @@ fn keys(config: &Config) -> BTreeMap<String, Option<String>> {
 }
 
 /// Names the memories that no run reads any more since memories belong to keys.
-fn warn_of_left_memories(config: &Config, catalog: &Catalog, memories: &Memories) {
+fn warn_unused_memories(config: &Config, catalog: &Catalog, memories: &Memories) {
     if config.auth.keys.is_empty() {
         return;
     }
     let agents = catalog.current();
     for agent in agents.entries.values().filter_map(|it| it.agent.as_ref()) {
-        if let Some(path) = memories.left_behind(agent) {
+        if let Some(path) = memories.legacy_file(agent) {
             tracing::warn!(
                 agent = %agent.name,
                 "The memory {} of agent {} is kept and not used: with keys configured each key has a memory of its own. \
@@ -295,16 +309,16 @@ fn warn_of_left_memories(config: &Config, catalog: &Catalog, memories: &Memories
 }
 
 /// Whether the daemon may listen where it is told to: who has no keys serves this machine only, unless told otherwise.
-fn check_door(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError> {
-    let (wanted, keys) = (config.server.listen, config.auth.keys.len());
-    match (keys, wanted.ip().is_loopback(), insecure_no_auth) {
+fn check_listen_addresses(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError> {
+    let (listen, keys) = (config.server.listen, config.auth.keys.len());
+    match (keys, listen.ip().is_loopback(), insecure_no_auth) {
         (0, true, _) => tracing::info!("No keys are configured: listening on loopback only"),
         (0, false, true) => tracing::warn!(
-            "Listening on {wanted} without keys (--insecure-no-auth): everybody who reaches it is served"
+            "Listening on {listen} without keys (--insecure-no-auth): everybody who reaches it is served"
         ),
         (0, false, false) => {
             return Err(ConfigError(format!(
-                "server.listen {wanted} is not a loopback address, and no keys are configured: everybody who reaches \
+                "server.listen {listen} is not a loopback address, and no keys are configured: everybody who reaches \
                  the port could run agents. Configure a key (axed keys new prints one), listen on 127.0.0.1, or say \
                  --insecure-no-auth where the network is private"
             )));
@@ -314,13 +328,13 @@ fn check_door(config: &Config, insecure_no_auth: bool) -> Result<(), ConfigError
         ),
         (_, _, false) => tracing::info!("Clients need one of the {keys} configured keys"),
     }
-    let apart = config
+    let metrics_listen = config
         .server
         .metrics_listen
-        .filter(|apart| !apart.ip().is_loopback());
-    if let (0, Some(apart), false) = (keys, apart, insecure_no_auth) {
+        .filter(|address| !address.ip().is_loopback());
+    if let (0, Some(address), false) = (keys, metrics_listen, insecure_no_auth) {
         return Err(ConfigError(format!(
-            "server.metrics_listen {apart} is not a loopback address, and no keys are configured: everybody who reaches \
+            "server.metrics_listen {address} is not a loopback address, and no keys are configured: everybody who reaches \
              the port could read the metrics. Configure a key with the scope metrics, listen on 127.0.0.1, or say \
              --insecure-no-auth where the network is private"
         )));
@@ -346,9 +360,9 @@ pub struct Daemon {
     listener: TcpListener,
     /// The metrics' own listener, where one is configured.
     metrics: Option<TcpListener>,
-    house: House,
+    services: Services,
     web: web::state::Settings,
-    pending: PendingLimits,
+    pending_limits: PendingLimits,
     drain_timeout: Duration,
 }
 
@@ -360,18 +374,18 @@ impl Daemon {
     /// What [`House::build`] refuses; an address (the metrics' own too) that is not loopback while no keys exist; a port
     /// that is taken.
     pub async fn start(config: Config, insecure_no_auth: bool) -> anyhow::Result<Self> {
-        let wanted = config.server.listen;
-        check_door(&config, insecure_no_auth)?;
-        let apart = config.server.metrics_listen;
-        let house = House::build(&config).await?;
-        let listener = web::serve::listen(wanted).with_context(|| {
-            format!("cannot listen on {wanted}; choose another address with --listen")
+        let listen = config.server.listen;
+        check_listen_addresses(&config, insecure_no_auth)?;
+        let metrics_listen = config.server.metrics_listen;
+        let services = Services::build(&config).await?;
+        let listener = web::server::listen(listen).with_context(|| {
+            format!("cannot listen on {listen}; choose another address with --listen")
         })?;
         let address = listener.local_addr()?;
-        let metrics = match apart {
-            Some(wanted) => {
-                let listener = web::serve::listen(wanted).with_context(|| {
-                    format!("cannot listen on {wanted}; choose another address with server.metrics_listen")
+        let metrics = match metrics_listen {
+            Some(metrics_address) => {
+                let listener = web::server::listen(metrics_address).with_context(|| {
+                    format!("cannot listen on {listen}; choose another address with server.metrics_listen")
                 })?;
                 tracing::info!("Metrics are at http://{}/metrics", listener.local_addr()?);
                 Some(listener)
@@ -380,23 +394,23 @@ impl Daemon {
         };
         let web = web::state::Settings {
             keys: config.auth.keys.clone(),
-            loopback_port: wanted.ip().is_loopback().then_some(address.port()),
+            loopback_port: listen.ip().is_loopback().then_some(address.port()),
             metrics: metrics.is_none(),
             path_prefix: config.server.path_prefix.clone(),
             max_body: config.server.max_body,
             attachments: config.limits.attachment_limits(),
             max_wait: config.server.max_wait,
             max_timeout: config.server.max_timeout,
-            client_timeout: CLIENT_PATIENCE,
+            client_timeout: CLIENT_TIMEOUT,
             max_labels: config.limits.labels,
         };
         Ok(Self {
             address,
             listener,
             metrics,
-            house,
+            services,
             web,
-            pending: pending_limits(&config),
+            pending_limits: pending_limits(&config),
             drain_timeout: config.server.drain_timeout,
         })
     }
@@ -406,78 +420,79 @@ impl Daemon {
     pub async fn serve(
         self,
         stop: CancellationToken,
-        now: CancellationToken,
+        stop_now: CancellationToken,
     ) -> anyhow::Result<()> {
         let Self {
             listener,
             metrics,
-            house,
+            services,
             web,
-            pending,
+            pending_limits,
             drain_timeout,
             ..
         } = self;
         let closing = CancellationToken::new();
         let state = web::state::AppState {
-            runner: house.runner.clone(),
+            runner: services.runner.clone(),
             settings: Arc::new(web),
             closing: closing.clone(),
             openapi: Arc::default(),
         };
-        let draining = async {
+        let drain = async {
             stop.cancelled().await;
-            house.runner.drain();
-            let (running, queued) = house.runner.load();
+            services.runner.drain();
+            let (running, queued) = services.runner.queue_load();
             tracing::info!(
                 "Stopping: {running} runs are at work and {queued} wait; new ones are refused"
             );
             tokio::select! {
-                () = house.runner.idle() => {}
+                () = services.runner.wait_idle() => {}
                 () = tokio::time::sleep(drain_timeout) => tracing::warn!(
-                    "{} runs did not end within {drain_timeout:?}; the next start goes on with them", house.runner.load().0
+                    "{} runs did not end within {drain_timeout:?}; the next start goes on with them", services.runner.queue_load().0
                 ),
-                () = now.cancelled() => tracing::warn!("Told again to stop: not waiting for runs"),
+                () = stop_now.cancelled() => tracing::warn!("Told again to stop: not waiting for runs"),
             }
             // It listens until every run has ended: then waiting answers are written and open streams end.
             closing.cancel();
         };
-        let patience = Patience {
-            client: CLIENT_PATIENCE,
-            closing: CLOSING_PATIENCE,
+        let timeouts = Timeouts {
+            client: CLIENT_TIMEOUT,
+            shutdown: CLOSE_TIMEOUT,
         };
-        let counting = async {
+        let serve_metrics = async {
             if let Some(listener) = metrics {
                 let port = listener
                     .local_addr()
                     .ok()
-                    .filter(|at| at.ip().is_loopback());
-                let port = port.map(|at| at.port());
+                    .filter(|address| address.ip().is_loopback());
+                let port = port.map(|address| address.port());
                 let router = web::router::metrics_router(state.clone(), port);
-                web::serve::serve(listener, router, patience, pending, closing.clone()).await;
+                web::server::serve(listener, router, timeouts, pending_limits, closing.clone())
+                    .await;
             }
         };
-        let serving = web::serve::serve(
+        let serve_api = web::server::serve(
             listener,
             web::router::router(state.clone()),
-            patience,
-            pending,
+            timeouts,
+            pending_limits,
             closing.clone(),
         );
         // The last runs' ends are told too, so it stops last.
-        let told = CancellationToken::new();
-        let telling = house.sender.run(told.clone());
-        let answering = async {
-            tokio::join!(draining, serving, counting);
-            told.cancel();
+        let stop_webhooks = CancellationToken::new();
+        let deliver_webhooks = services.webhook_sender.run(stop_webhooks.clone());
+        let serve_all = async {
+            tokio::join!(drain, serve_api, serve_metrics);
+            stop_webhooks.cancel();
         };
-        tokio::join!(answering, telling);
-        house.close().await;
+        tokio::join!(serve_all, deliver_webhooks);
+        services.close().await;
         tracing::info!("Stopped");
         Ok(())
     }
 
     /// The agents, for a reload on SIGHUP.
     pub fn catalog(&self) -> &Arc<Catalog> {
-        self.house.runner.catalog()
+        self.services.runner.catalog()
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use crate::config::auth::KeyHash;
-use crate::config::models::{Models, Override};
+use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
 use crate::domain::service::Service;
 
@@ -19,7 +19,7 @@ pub mod load;
 pub mod models;
 mod presets;
 mod providers;
-pub mod section;
+pub mod table_reader;
 mod telemetry;
 mod web_tools;
 
@@ -86,12 +86,12 @@ pub struct Server {
 #[derive(Clone, Debug, Default)]
 pub struct Auth {
     /// `[auth.keys.<name>]`, in the order of their names; none asks nobody for a key.
-    pub keys: Vec<Arc<Key>>,
+    pub keys: Vec<Arc<ClientKey>>,
 }
 
 /// `[auth.keys.<name>]`: a key that clients come with. The key itself is nowhere in here.
 #[derive(Clone, Debug)]
-pub struct Key {
+pub struct ClientKey {
     /// Its name, which owns the runs that it starts.
     pub name: String,
     /// What it is known by.
@@ -143,16 +143,16 @@ pub struct Data {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     /// Of those that completed.
-    pub completed: Kept,
+    pub completed: RetentionLimit,
     /// Of those that failed.
-    pub failed: Kept,
+    pub failed: RetentionLimit,
     /// Of those that were cancelled.
-    pub cancelled: Kept,
+    pub cancelled: RetentionLimit,
 }
 
 /// What is kept of the root runs that ended in one way. Where both are set, a run goes by whichever is reached first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct RetentionLimit {
     /// For how long after its end; none for ever.
     pub age: Option<Duration>,
     /// How many, the newest; none for all.
@@ -216,7 +216,7 @@ pub struct PerKey {
 
 impl PerKey {
     /// The limit of the key of this name; none where it has none.
-    pub fn of(&self, name: &str) -> Option<usize> {
+    pub fn limit_for(&self, name: &str) -> Option<usize> {
         self.named.get(name).copied().or(self.others)
     }
 }
@@ -385,7 +385,7 @@ pub struct Provider {
     /// Scripted: files or directories of scripts.
     pub scripts: Vec<PathBuf>,
     /// What it says of single models, by their names.
-    pub models: BTreeMap<String, Override>,
+    pub models: BTreeMap<String, ModelOverride>,
 }
 
 /// The wires.
@@ -446,7 +446,7 @@ pub enum LogFormat {
 }
 
 /// The default of the longest pause between two looks at a batch.
-pub const BATCH_POLL: Duration = Duration::from_secs(60);
+pub const DEFAULT_BATCH_POLL: Duration = Duration::from_secs(60);
 
 /// The default bound on one provider reply, in bytes.
-pub const MAX_REPLY: usize = 32 << 20;
+pub const DEFAULT_MAX_REPLY: usize = 32 << 20;

@@ -7,10 +7,10 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{LogFormat, Telemetry};
 use crate::domain::terminal_text;
 
-pub mod instruments;
 pub mod metrics;
 #[cfg(feature = "otel")]
 pub mod otlp;
+pub mod prometheus;
 pub mod traces;
 
 /// What is logged where nothing is said.
@@ -19,13 +19,13 @@ const DEFAULT_FILTER: &str = "info";
 /// Starts logging to stderr. Only the first call in a process has an effect. The error says why `telemetry.log` is no
 /// filter.
 pub fn init(settings: &Telemetry) -> Result<(), String> {
-    let wanted = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::builder().parse(wanted).map_err(|error| {
-        format!("telemetry.log: \"{wanted}\" is no filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
+    let directives = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
+    let filter = EnvFilter::builder().parse(directives).map_err(|error| {
+        format!("telemetry.log: \"{directives}\" is no filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
     })?;
     // The MCP library logs whole messages, which may hold anything; what matters of it we say ourselves.
-    let filter = match (wanted.contains("rmcp"), "rmcp=off".parse()) {
-        (false, Ok(quiet)) => filter.add_directive(quiet),
+    let filter = match (directives.contains("rmcp"), "rmcp=off".parse()) {
+        (false, Ok(rmcp_off)) => filter.add_directive(rmcp_off),
         _ => filter,
     };
     let terminal = std::io::stderr().is_terminal();
@@ -38,12 +38,12 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .log_internal_errors(false);
-    let human = || FitForTerminal(terminal_text::log_line);
+    let human = || TerminalSafeStderr(terminal_text::sanitize_log_line);
     let started = match format {
         LogFormat::Json => lines
             .json()
             .flatten_event(true)
-            .with_writer(|| FitForTerminal(terminal_text::json))
+            .with_writer(|| TerminalSafeStderr(terminal_text::escape_json))
             .try_init(),
         LogFormat::Human if terminal => lines.with_writer(human).try_init(),
         LogFormat::Human => lines.with_ansi(false).with_writer(human).try_init(),
@@ -54,9 +54,9 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
 }
 
 /// Writes log lines to stderr: names and errors in them come from models and servers.
-struct FitForTerminal(fn(&str) -> String);
+struct TerminalSafeStderr(fn(&str) -> String);
 
-impl Write for FitForTerminal {
+impl Write for TerminalSafeStderr {
     /// Each event comes in one piece.
     fn write(&mut self, formatted: &[u8]) -> std::io::Result<usize> {
         let line = (self.0)(&String::from_utf8_lossy(formatted));
@@ -74,12 +74,12 @@ mod tests {
     use crate::config::Telemetry;
 
     #[test]
-    fn a_filter_is_checked_and_starting_twice_is_no_harm() {
-        let nonsense = Telemetry {
+    fn filters_are_checked_and_init_is_idempotent() {
+        let invalid = Telemetry {
             log: Some("=,=/[".to_owned()),
             ..Telemetry::default()
         };
-        let error = super::init(&nonsense).expect_err("no filter");
+        let error = super::init(&invalid).expect_err("no filter");
         assert!(error.starts_with("telemetry.log: \"=,=/[\""), "{error}");
         assert_eq!(super::init(&Telemetry::default()), Ok(()));
         assert_eq!(super::init(&Telemetry::default()), Ok(()));

@@ -11,30 +11,30 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use crate::domain::agent::ResponseFormat;
-use crate::domain::schema::{STACK, Schema};
+use crate::domain::json_schema::{STACK_BYTES, Schema};
 use crate::domain::structured;
-use crate::fair::turns::Turns;
+use crate::fair::fair_semaphore::FairSemaphore;
 
 /// Larger JSON than this is not even parsed on a thread of the runtime.
-const INLINE_BYTES: usize = 256 << 10;
+const MAX_INLINE_BYTES: usize = 256 << 10;
 
 /// Threads that check at the same time: the runtime keeps the rest of the processors. Keys take turns.
-static THREADS: LazyLock<Turns> = LazyLock::new(|| {
+static THREAD_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    Turns::new((processors / 2).clamp(1, 8), &[])
+    FairSemaphore::new((processors / 2).clamp(1, 8), &[])
 });
 
 /// The schema in this JSON, found to be one. It came with the key of this name.
 ///
 /// # Errors
 /// Why it is none.
-pub async fn schema(raw: Arc<RawValue>, key: Option<&str>) -> Result<Schema, String> {
-    let schema = Schema::read(raw)?;
+pub async fn compile_schema(raw: Arc<RawValue>, owner: Option<&str>) -> Result<Schema, String> {
+    let schema = Schema::parse(raw)?;
     let checked = match schema.compile_inline() {
         Some(checked) => checked,
         None => {
             let raw = Arc::clone(schema.raw());
-            on_thread(key, move || Schema::read(raw)?.compile()).await?
+            run_on_thread(owner, move || Schema::parse(raw)?.compile()).await?
         }
     };
     checked.map(|()| schema)
@@ -44,14 +44,14 @@ pub async fn schema(raw: Arc<RawValue>, key: Option<&str>) -> Result<Schema, Str
 ///
 /// # Errors
 /// Why it is none.
-pub fn schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
-    let schema = Schema::read(raw)?;
+pub fn compile_schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
+    let schema = Schema::parse(raw)?;
     let checked = match schema.compile_inline() {
         Some(checked) => checked,
         None => thread::scope(|scope| {
-            let spawned = builder().spawn_scoped(scope, || schema.compile());
-            let thread = spawned.map_err(|error| no_thread(&error))?;
-            thread.join().unwrap_or_else(|_| Err(broken()))
+            let spawned = thread_builder().spawn_scoped(scope, || schema.compile());
+            let thread = spawned.map_err(|error| spawn_failed(&error))?;
+            thread.join().unwrap_or_else(|_| Err(check_failed()))
         }),
     };
     checked.map(|()| schema)
@@ -62,38 +62,44 @@ pub fn schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
 ///
 /// # Errors
 /// What does not fit, a sentence each.
-pub async fn arguments(
+pub async fn check_arguments(
     schema: &Schema,
     json: &Arc<RawValue>,
-    key: Option<&str>,
+    owner: Option<&str>,
 ) -> Result<Value, Vec<String>> {
-    if let Some(checked) = arguments_inline(schema, json) {
+    if let Some(checked) = check_arguments_inline(schema, json) {
         return checked;
     }
     let (raw, json) = (Arc::clone(schema.raw()), Arc::clone(json));
-    let checked = on_thread(key, move || {
-        let schema = Schema::read(raw).map_err(|why| vec![why])?;
-        schema.fit(parsed(&json)?)
+    let checked = run_on_thread(owner, move || {
+        let schema = Schema::parse(raw).map_err(|why| vec![why])?;
+        schema.coerce(parse_json(&json)?)
     });
     checked.await.unwrap_or_else(|why| Err(vec![why]))
 }
 
 /// As [`arguments`]; none if finding out takes a thread of its own.
-pub fn arguments_inline(schema: &Schema, json: &RawValue) -> Option<Result<Value, Vec<String>>> {
-    if json.get().len() > INLINE_BYTES {
+pub fn check_arguments_inline(
+    schema: &Schema,
+    json: &RawValue,
+) -> Option<Result<Value, Vec<String>>> {
+    if json.get().len() > MAX_INLINE_BYTES {
         return None;
     }
-    match parsed(json) {
-        Ok(value) => schema.fit_inline(value).ok(),
+    match parse_json(json) {
+        Ok(value) => schema.coerce_inline(value).ok(),
         Err(errors) => Some(Err(errors)),
     }
 }
 
 /// As [`output`]; none if finding out takes a thread of its own.
-pub fn output_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, Vec<String>>> {
+pub fn check_output_inline(
+    format: &ResponseFormat,
+    text: &str,
+) -> Option<Result<bool, Vec<String>>> {
     match format {
         ResponseFormat::Text => Some(Ok(false)),
-        _ if text.len() > INLINE_BYTES => None,
+        _ if text.len() > MAX_INLINE_BYTES => None,
         _ => structured::check_inline(format, text),
     }
 }
@@ -103,21 +109,21 @@ pub fn output_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool,
 ///
 /// # Errors
 /// What does not fit, a sentence each.
-pub async fn output(
+pub async fn check_output(
     format: &ResponseFormat,
     text: &str,
-    key: Option<&str>,
+    owner: Option<&str>,
 ) -> Result<bool, Vec<String>> {
-    if let Some(checked) = output_inline(format, text) {
+    if let Some(checked) = check_output_inline(format, text) {
         return checked;
     }
     let (format, text) = (format.clone(), text.to_owned());
-    let checked = on_thread(key, move || structured::check(&format, &text)).await;
+    let checked = run_on_thread(owner, move || structured::check(&format, &text)).await;
     checked.unwrap_or_else(|why| Err(vec![why]))
 }
 
 /// JSON as a value. There is JSON that is none: numbers that are too large, half of a surrogate pair, too many levels.
-fn parsed(json: &RawValue) -> Result<Value, Vec<String>> {
+fn parse_json(json: &RawValue) -> Result<Value, Vec<String>> {
     serde_json::from_str(json.get()).map_err(|error| vec![format!("they cannot be read: {error}")])
 }
 
@@ -126,32 +132,32 @@ fn parsed(json: &RawValue) -> Result<Value, Vec<String>> {
 ///
 /// # Errors
 /// Why it could not be done, in words for whoever waits for it.
-async fn on_thread<T: Send + 'static>(
-    key: Option<&str>,
+async fn run_on_thread<T: Send + 'static>(
+    owner: Option<&str>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
-    let turn = THREADS.take(key).await;
-    let (sender, done) = oneshot::channel();
-    let spawned = builder().spawn(move || {
+    let permit = THREAD_PERMITS.acquire(owner).await;
+    let (sender, receiver) = oneshot::channel();
+    let spawned = thread_builder().spawn(move || {
         let result = catch_unwind(AssertUnwindSafe(work));
-        drop(turn);
+        drop(permit);
         // Nobody waits any more if the run was stopped.
-        let _ = sender.send(result.map_err(|_| broken()));
+        let _ = sender.send(result.map_err(|_| check_failed()));
     });
-    spawned.map_err(|error| no_thread(&error))?;
-    done.await.unwrap_or_else(|_| Err(broken()))
+    spawned.map_err(|error| spawn_failed(&error))?;
+    receiver.await.unwrap_or_else(|_| Err(check_failed()))
 }
 
-fn builder() -> thread::Builder {
+fn thread_builder() -> thread::Builder {
     thread::Builder::new()
         .name("schema".to_owned())
-        .stack_size(STACK)
+        .stack_size(STACK_BYTES)
 }
 
-fn no_thread(error: &std::io::Error) -> String {
+fn spawn_failed(error: &std::io::Error) -> String {
     format!("it cannot be checked now: no thread for it ({error})")
 }
 
-fn broken() -> String {
+fn check_failed() -> String {
     "it cannot be checked: the check broke down".to_owned()
 }

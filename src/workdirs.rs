@@ -12,10 +12,10 @@ use cap_std::fs::{Dir, Metadata, MetadataExt};
 use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 
-use crate::workdirs::reserved::{Reserved, Snapshot};
+use crate::workdirs::reserved::{ReservedPaths, ReservedSnapshot};
 
-pub mod access;
-mod descent;
+pub mod handle;
+mod path_resolver;
 pub mod registry;
 pub mod reserved;
 
@@ -36,12 +36,12 @@ pub struct FileId {
 
 impl FileId {
     /// Of an open file.
-    fn of_open(file: &File) -> io::Result<Self> {
-        file.metadata().map(|meta| Self::of_std(&meta))
+    fn from_file(file: &File) -> io::Result<Self> {
+        file.metadata().map(|meta| Self::from_std(&meta))
     }
 
     /// Of what this describes.
-    pub fn of_std(meta: &std::fs::Metadata) -> Self {
+    pub fn from_std(meta: &std::fs::Metadata) -> Self {
         Self {
             device: meta.dev(),
             inode: meta.ino(),
@@ -49,7 +49,7 @@ impl FileId {
     }
 
     /// Of what this describes.
-    pub fn of(meta: &Metadata) -> Self {
+    pub fn from_metadata(meta: &Metadata) -> Self {
         Self {
             device: meta.dev(),
             inode: meta.ino(),
@@ -62,9 +62,9 @@ impl FileId {
 pub struct Workdir {
     dir: Dir,
     id: FileId,
-    reserved: Arc<Reserved>,
+    reserved: Arc<ReservedPaths>,
     /// The daemon's own directory that a command in it would reach.
-    exposed: Option<PathBuf>,
+    exposed_path: Option<PathBuf>,
 }
 
 impl Workdir {
@@ -72,12 +72,12 @@ impl Workdir {
     ///
     /// # Errors
     /// [`reserved::Refused`], or what the system says.
-    pub fn new(dir: Dir, reserved: &Arc<Reserved>) -> io::Result<Self> {
-        let id = FileId::of(&dir.dir_metadata()?);
-        let snapshot = reserved.now();
-        refuse_inside(&dir, id, &snapshot)?;
+    pub fn new(dir: Dir, reserved: &Arc<ReservedPaths>) -> io::Result<Self> {
+        let id = FileId::from_metadata(&dir.dir_metadata()?);
+        let snapshot = reserved.snapshot();
+        reject_reserved(&dir, id, &snapshot)?;
         Ok(Self {
-            exposed: snapshot.contained(id).cloned(),
+            exposed_path: snapshot.reserved_path_within(id).cloned(),
             dir,
             id,
             reserved: Arc::clone(reserved),
@@ -90,8 +90,8 @@ impl Workdir {
     }
 
     /// The daemon's own directory that a command in it would reach; none where commands may run in it.
-    pub fn exposed(&self) -> Option<&PathBuf> {
-        self.exposed.as_ref()
+    pub fn exposed_path(&self) -> Option<&PathBuf> {
+        self.exposed_path.as_ref()
     }
 
     /// A handle for a command's working directory.
@@ -99,33 +99,33 @@ impl Workdir {
     /// # Errors
     /// [`reserved::Refused`] where it has come to contain a directory of the daemon's own, or to lie in one; or what the
     /// system says.
-    pub fn for_command(&self) -> io::Result<Dir> {
-        let snapshot = self.reserved.now();
-        if snapshot.contained(self.id).is_some() {
-            return Err(reserved::Refused::Contains.into());
+    pub fn command_dir(&self) -> io::Result<Dir> {
+        let snapshot = self.reserved.snapshot();
+        if snapshot.reserved_path_within(self.id).is_some() {
+            return Err(reserved::ReservedError::ContainsReserved.into());
         }
-        refuse_inside(&self.dir, self.id, &snapshot)?;
-        self.for_any_command()
+        reject_reserved(&self.dir, self.id, &snapshot)?;
+        self.unconfined_command_dir()
     }
 
     /// The same for a command that may do all that the daemon may.
     ///
     /// # Errors
     /// What the system says.
-    pub fn for_any_command(&self) -> io::Result<Dir> {
+    pub fn unconfined_command_dir(&self) -> io::Result<Dir> {
         self.dir.try_clone()
     }
 }
 
 /// Refuses a workdir that lies in one of the daemon's own directories. Below the configuration's directory it may lie,
 /// but not at it.
-fn refuse_inside(dir: &Dir, id: FileId, snapshot: &Snapshot) -> io::Result<()> {
-    if snapshot.is_barred(id) {
-        return Err(reserved::Refused::Own.into());
+fn reject_reserved(dir: &Dir, id: FileId, snapshot: &ReservedSnapshot) -> io::Result<()> {
+    if snapshot.is_forbidden(id) {
+        return Err(reserved::ReservedError::Reserved.into());
     }
-    for above in ancestors(dir) {
-        if snapshot.is_reserved(above?) {
-            return Err(reserved::Refused::Own.into());
+    for ancestor in ancestors(dir) {
+        if snapshot.is_reserved(ancestor?) {
+            return Err(reserved::ReservedError::Reserved.into());
         }
     }
     Ok(())
@@ -136,14 +136,14 @@ fn refuse_inside(dir: &Dir, id: FileId, snapshot: &Snapshot) -> io::Result<()> {
 fn ancestors(dir: &impl AsFd) -> impl Iterator<Item = io::Result<FileId>> {
     let open = |at: &dyn AsFd, name: &str| -> io::Result<(File, FileId)> {
         let file = File::from(openat(at.as_fd(), name, SEARCH, Mode::empty())?);
-        let id = FileId::of_open(&file)?;
+        let id = FileId::from_file(&file)?;
         Ok((file, id))
     };
     let first = open(&dir.as_fd(), ".");
     std::iter::successors(Some(first), move |last| {
         let (file, id) = last.as_ref().ok()?;
         match open(file, "..") {
-            Ok((_, above)) if above == *id => None,
+            Ok((_, parent)) if parent == *id => None,
             next => Some(next),
         }
     })

@@ -15,12 +15,12 @@ struct Provider {
 }
 
 #[derive(Deserialize)]
-struct Ask {
+struct RunRequest {
     input: String,
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct RunResponse {
     content: String,
     input_tokens: u64,
     output_tokens: u64,
@@ -95,31 +95,37 @@ pub fn serve(provider: String) {
     });
 }
 
-async fn one_call(State(provider): State<Provider>, Json(ask): Json<Ask>) -> Json<Answer> {
-    let reply = provider.ask("solo", &[user(ask.input)], &[]).await;
-    Json(answer([reply]))
+async fn one_call(
+    State(provider): State<Provider>,
+    Json(request): Json<RunRequest>,
+) -> Json<RunResponse> {
+    let reply = provider.complete("solo", &[user(request.input)], &[]).await;
+    Json(response([reply]))
 }
 
 /// One call, three at once, and one more with their results.
-async fn five_calls(State(provider): State<Provider>, Json(ask): Json<Ask>) -> Json<Answer> {
+async fn five_calls(
+    State(provider): State<Provider>,
+    Json(request): Json<RunRequest>,
+) -> Json<RunResponse> {
     let tools = [serde_json::json!({"type": "function", "function": {
         "name": "call_agent", "description": "Delegate a task to a sub-agent.",
         "parameters": {"type": "object", "properties": {
             "agent": {"type": "string"}, "task": {"type": "string"}}},
     }})];
-    let mut messages = vec![user(ask.input)];
-    let first = provider.ask("root", &messages, &tools).await;
-    let said = first.choices[0].message.clone();
-    let tasks = said.tool_calls.iter().map(|call| {
+    let mut messages = vec![user(request.input)];
+    let first = provider.complete("root", &messages, &tools).await;
+    let message = first.choices[0].message.clone();
+    let tasks = message.tool_calls.iter().map(|call| {
         let provider = provider.clone();
         async move {
             let task = [user(call.function.arguments.clone())];
-            provider.ask("leaf", &task, &[]).await
+            provider.complete("leaf", &task, &[]).await
         }
     });
     let mut replies = join_all(tasks).await;
-    messages.push(said.clone());
-    for (call, reply) in said.tool_calls.into_iter().zip(&replies) {
+    messages.push(message.clone());
+    for (call, reply) in message.tool_calls.into_iter().zip(&replies) {
         messages.push(Message {
             role: "tool".to_owned(),
             content: reply.choices[0].message.content.clone(),
@@ -128,12 +134,17 @@ async fn five_calls(State(provider): State<Provider>, Json(ask): Json<Ask>) -> J
         });
     }
     replies.push(first);
-    replies.push(provider.ask("root", &messages, &tools).await);
-    Json(answer(replies))
+    replies.push(provider.complete("root", &messages, &tools).await);
+    Json(response(replies))
 }
 
 impl Provider {
-    async fn ask(&self, model: &str, messages: &[Message], tools: &[serde_json::Value]) -> Reply {
+    async fn complete(
+        &self,
+        model: &str,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+    ) -> Reply {
         let chat = Chat {
             model,
             messages,
@@ -154,21 +165,21 @@ fn user(content: String) -> Message {
 }
 
 /// The last reply's text, and what all of them used.
-fn answer(replies: impl IntoIterator<Item = Reply>) -> Answer {
-    let mut answer = Answer {
+fn response(replies: impl IntoIterator<Item = Reply>) -> RunResponse {
+    let mut response = RunResponse {
         content: String::new(),
         input_tokens: 0,
         output_tokens: 0,
     };
     for reply in replies {
-        answer.input_tokens += reply.usage.prompt_tokens;
-        answer.output_tokens += reply.usage.completion_tokens;
+        response.input_tokens += reply.usage.prompt_tokens;
+        response.output_tokens += reply.usage.completion_tokens;
         let content = reply
             .choices
             .into_iter()
             .next()
             .and_then(|choice| choice.message.content);
-        answer.content = content.unwrap_or_default();
+        response.content = content.unwrap_or_default();
     }
-    answer
+    response
 }

@@ -11,7 +11,7 @@ const TREES: usize = 100;
 /// Trees of 1 + 9 + 90 + 900 + 9,000 runs.
 const BIG_TREES: usize = 5;
 
-const SMALL: [(&str, &str); 5] = [
+const SMALL_TREE: [(&str, &str); 5] = [
     (
         "s0",
         "model = \"bench/fan-3-s1\"\nsub_agents = [\"s1\"]\n[sub_agents_config]\nmax_depth = 4",
@@ -24,7 +24,7 @@ const SMALL: [(&str, &str); 5] = [
     ),
     ("hang", "model = \"bench/hang\""),
 ];
-const BIG: [(&str, &str); 5] = [
+const BIG_TREE: [(&str, &str); 5] = [
     (
         "b0",
         "model = \"bench/fan-9-b1\"\nsub_agents = [\"b1\"]\n[sub_agents_config]\nmax_depth = 4",
@@ -43,12 +43,12 @@ pub async fn measure(table: &mut Table) {
     table.title(&format!(
         "cancel: {TREES} trees of 121 runs, one after another"
     ));
-    let times = cancelled(&SMALL, 81, TREES).await;
+    let times = measure_cancels(&SMALL_TREE, 81, TREES).await;
     table.number(
         "milliseconds until all have ended, median",
         times[TREES / 2],
     );
-    table.most(
+    table.at_most(
         "milliseconds until all have ended, p99",
         times[TREES * 99 / 100],
         100.0,
@@ -67,11 +67,11 @@ pub async fn measure(table: &mut Table) {
     }
     table.number(
         "milliseconds a bare client takes to drop 9000 requests",
-        dropped(9000).await,
+        measure_drops(9000).await,
     );
-    let times = cancelled(&BIG, 9000, BIG_TREES).await;
+    let times = measure_cancels(&BIG_TREE, 9000, BIG_TREES).await;
     table.number("milliseconds until all have ended, best", times[0]);
-    table.most(
+    table.at_most(
         "milliseconds until all have ended, median",
         times[BIG_TREES / 2],
         2000.0,
@@ -83,36 +83,36 @@ pub async fn measure(table: &mut Table) {
 }
 
 /// Milliseconds of each cancel, sorted.
-async fn cancelled(agents: &[(&str, &str)], leaves: usize, trees: usize) -> Vec<f64> {
+async fn measure_cancels(agents: &[(&str, &str)], leaves: usize, trees: usize) -> Vec<f64> {
     let provider = Process::provider(Duration::ZERO);
     let axed = Process::axed_with(&provider, "", agents);
     let root = agents[0].0;
     let mut times = Vec::with_capacity(trees);
     for _ in 0..trees {
         let id = load::start_run(&axed.address, root).await;
-        load::until_body(&provider.address, "/busy", &leaves.to_string()).await;
+        load::wait_for_body(&provider.address, "/busy", &leaves.to_string()).await;
         // What the making of the tree has left to commit is not what is measured.
         tokio::time::sleep(Duration::from_millis(20 + leaves as u64 / 10)).await;
         let path = format!("/runs/{id}/cancel?wait=60");
         let begin = Instant::now();
-        let answer = load::post(&axed.address, &path, "{}").await;
+        let response = load::post(&axed.address, &path, "{}").await;
         times.push(begin.elapsed().as_secs_f64() * 1000.0);
-        assert!(answer.contains("\"status\":\"cancelled\""), "{answer}");
-        load::until_body(&provider.address, "/busy", "0").await;
+        assert!(response.contains("\"status\":\"cancelled\""), "{response}");
+        load::wait_for_body(&provider.address, "/busy", "0").await;
     }
     times.sort_by(f64::total_cmp);
     times
 }
 
 /// Milliseconds in which a client without anything around it hangs up so many times and the provider has noticed.
-async fn dropped(count: usize) -> f64 {
+async fn measure_drops(count: usize) -> f64 {
     let provider = Process::provider(Duration::ZERO);
     let body = r#"{"model":"hang","messages":[{"role":"user","content":"Say hello."}]}"#;
-    let ask = load::request(&provider.address, "/v1/chat/completions", body);
-    let streams = load::asked(&ask, count).await;
-    load::until_body(&provider.address, "/busy", &count.to_string()).await;
+    let request = load::request(&provider.address, "/v1/chat/completions", body);
+    let streams = load::send_without_reading(&request, count).await;
+    load::wait_for_body(&provider.address, "/busy", &count.to_string()).await;
     let begin = Instant::now();
     drop(streams);
-    load::until_body(&provider.address, "/busy", "0").await;
+    load::wait_for_body(&provider.address, "/busy", "0").await;
     begin.elapsed().as_secs_f64() * 1000.0
 }

@@ -19,7 +19,7 @@ pub struct Load {
     /// Bad answers.
     pub errors: usize,
     /// Answers in all, those of the warm-up too.
-    pub answered: usize,
+    pub responses: usize,
     /// Processor time of the server for each answer; zero where nobody measured it.
     pub cpu: Duration,
 }
@@ -44,36 +44,36 @@ pub fn request(address: &str, path: &str, body: &str) -> Vec<u8> {
 }
 
 /// Lets this many clients ask one request after another for `time`.
-pub async fn hammer(request: &[u8], clients: usize, time: Duration) -> Load {
+pub async fn measure_throughput(request: &[u8], clients: usize, time: Duration) -> Load {
     let warm_up = time / 5;
     let begin = Instant::now() + warm_up;
     let end = begin + time;
-    let asking = (0..clients).map(|_| async {
+    let client_loops = (0..clients).map(|_| async {
         let mut client = Client::connect(address_of(request)).await;
         let mut times = Vec::new();
-        let (mut errors, mut answered) = (0, 0);
+        let (mut errors, mut responses) = (0, 0);
         loop {
-            let asked = Instant::now();
-            if asked >= end {
-                return (times, errors, answered);
+            let sent_at = Instant::now();
+            if sent_at >= end {
+                return (times, errors, responses);
             }
-            let good = client.ask(request).await;
-            answered += 1;
+            let is_ok = client.send(request).await;
+            responses += 1;
             let now = Instant::now();
             if (begin..end).contains(&now) {
-                match good {
-                    true => times.push(now - asked),
+                match is_ok {
+                    true => times.push(now - sent_at),
                     false => errors += 1,
                 }
             }
         }
     });
     let mut times = Vec::new();
-    let (mut errors, mut answered) = (0, 0);
-    for (client_times, client_errors, client_answered) in join_all(asking).await {
+    let (mut errors, mut responses) = (0, 0);
+    for (client_times, client_errors, client_responses) in join_all(client_loops).await {
         times.extend(client_times);
         errors += client_errors;
-        answered += client_answered;
+        responses += client_responses;
     }
     times.sort();
     let quantile = |part: f64| {
@@ -85,47 +85,47 @@ pub async fn hammer(request: &[u8], clients: usize, time: Duration) -> Load {
         median: quantile(0.5),
         p99: quantile(0.99),
         errors,
-        answered,
+        responses,
         cpu: Duration::ZERO,
     }
 }
 
 /// Lets a crowd ask at the same moment, once everybody is connected.
-pub async fn at_once(request: &[u8], crowd: usize) -> Crowd {
+pub async fn burst(request: &[u8], crowd: usize) -> Crowd {
     let mut clients = Vec::with_capacity(crowd);
     while clients.len() < crowd {
         // No more at a time than a listener's backlog takes.
-        let wave = (crowd - clients.len()).min(100);
-        clients.extend(join_all((0..wave).map(|_| Client::connect(address_of(request)))).await);
+        let batch = (crowd - clients.len()).min(100);
+        clients.extend(join_all((0..batch).map(|_| Client::connect(address_of(request)))).await);
     }
     let begin = Instant::now();
-    let answers = clients.iter_mut().map(|client| client.ask(request));
-    let good = join_all(answers).await;
+    let requests = clients.iter_mut().map(|client| client.send(request));
+    let results = join_all(requests).await;
     Crowd {
         wall: begin.elapsed(),
-        errors: good.iter().filter(|good| !**good).count(),
+        errors: results.iter().filter(|good| !**good).count(),
     }
 }
 
 /// Sends `count` requests over this many clients, and returns how many were accepted.
-pub async fn each(request: &[u8], clients: usize, count: usize) -> usize {
-    let asking = (0..clients).map(|number| async move {
+pub async fn send_all(request: &[u8], clients: usize, count: usize) -> usize {
+    let client_loops = (0..clients).map(|number| async move {
         let mut client = Client::connect(address_of(request)).await;
-        let mut good = 0;
+        let mut accepted = 0;
         for _ in (number..count).step_by(clients) {
-            good += usize::from(client.ask(request).await);
+            accepted += usize::from(client.send(request).await);
         }
-        good
+        accepted
     });
-    join_all(asking).await.into_iter().sum()
+    join_all(client_loops).await.into_iter().sum()
 }
 
 /// Waits until no run has one of these statuses.
-pub async fn until_none(address: &str, statuses: &[&str]) {
+pub async fn wait_until_none(address: &str, statuses: &[&str]) {
     let mut client = Client::connect(address).await;
     for status in statuses {
-        let ask = get_request(address, &format!("/runs?limit=1&status={status}"));
-        while !client.answers_with(&ask, "\"data\":[]").await {
+        let http_request = get_request(address, &format!("/runs?limit=1&status={status}"));
+        while !client.response_contains(&http_request, "\"data\":[]").await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -139,10 +139,10 @@ pub async fn count(address: &str, status: &str) -> usize {
 }
 
 /// Waits until a GET is answered with this body.
-pub async fn until_body(address: &str, path: &str, body: &str) {
+pub async fn wait_for_body(address: &str, path: &str, body: &str) {
     let mut client = Client::connect(address).await;
-    let ask = get_request(address, path);
-    while !(client.ask(&ask).await && client.body() == body) {
+    let http_request = get_request(address, path);
+    while !(client.send(&http_request).await && client.body() == body) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -150,8 +150,8 @@ pub async fn until_body(address: &str, path: &str, body: &str) {
 /// The body of a good answer to a POST.
 pub async fn post(address: &str, path: &str, body: &str) -> String {
     let mut client = Client::connect(address).await;
-    let good = client.ask(&request(address, path, body)).await;
-    assert!(good, "POST {path} failed: {}", client.body());
+    let is_ok = client.send(&request(address, path, body)).await;
+    assert!(is_ok, "POST {path} failed: {}", client.body());
     client.body()
 }
 
@@ -168,19 +168,19 @@ pub async fn start_run(address: &str, agent: &str) -> String {
 }
 
 /// Connections on which this request was sent and whose answers nobody reads.
-pub async fn asked(request: &[u8], count: usize) -> Vec<TcpStream> {
+pub async fn send_without_reading(request: &[u8], count: usize) -> Vec<TcpStream> {
     let mut streams = Vec::with_capacity(count);
     while streams.len() < count {
         // No more at a time than a listener's backlog takes.
-        let wave = (count - streams.len()).min(100);
-        let asking = (0..wave).map(|_| async {
+        let batch = (count - streams.len()).min(100);
+        let sends = (0..batch).map(|_| async {
             let mut stream = TcpStream::connect(address_of(request))
                 .await
                 .expect("connect");
             stream.write_all(request).await.expect("ask");
             stream
         });
-        streams.extend(join_all(asking).await);
+        streams.extend(join_all(sends).await);
     }
     streams
 }
@@ -188,8 +188,8 @@ pub async fn asked(request: &[u8], count: usize) -> Vec<TcpStream> {
 /// The body of a good answer to a GET.
 pub async fn get(address: &str, path: &str) -> String {
     let mut client = Client::connect(address).await;
-    let good = client.ask(&get_request(address, path)).await;
-    assert!(good, "GET {path} failed");
+    let is_ok = client.send(&get_request(address, path)).await;
+    assert!(is_ok, "GET {path} failed");
     client.body()
 }
 
@@ -207,8 +207,8 @@ fn address_of(request: &[u8]) -> &str {
 /// One connection and the last answer's bytes.
 struct Client {
     stream: TcpStream,
-    answer: Vec<u8>,
-    head: usize,
+    response: Vec<u8>,
+    body_start: usize,
 }
 
 impl Client {
@@ -217,17 +217,17 @@ impl Client {
         let _ = stream.set_nodelay(true);
         Self {
             stream,
-            answer: Vec::with_capacity(2048),
-            head: 0,
+            response: Vec::with_capacity(2048),
+            body_start: 0,
         }
     }
 
     /// Asks, and tells whether the answer is a good one: 2xx, and not of a run that failed.
-    async fn ask(&mut self, request: &[u8]) -> bool {
+    async fn send(&mut self, request: &[u8]) -> bool {
         match self.exchange(request).await {
             Ok(()) => {
-                self.answer.starts_with(b"HTTP/1.1 2")
-                    && !find(&self.answer, b"\"status\":\"failed\"")
+                self.response.starts_with(b"HTTP/1.1 2")
+                    && !contains(&self.response, b"\"status\":\"failed\"")
             }
             Err(_) => {
                 // The next request needs a connection that is in step again.
@@ -237,15 +237,15 @@ impl Client {
         }
     }
 
-    async fn answers_with(&mut self, request: &[u8], part: &str) -> bool {
-        self.ask(request).await && find(&self.answer, part.as_bytes())
+    async fn response_contains(&mut self, request: &[u8], part: &str) -> bool {
+        self.send(request).await && contains(&self.response, part.as_bytes())
     }
 
     async fn exchange(&mut self, request: &[u8]) -> io::Result<()> {
         self.stream.write_all(request).await?;
-        self.answer.clear();
+        self.response.clear();
         loop {
-            if self.stream.read_buf(&mut self.answer).await? == 0 {
+            if self.stream.read_buf(&mut self.response).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             if self.is_whole() {
@@ -255,11 +255,15 @@ impl Client {
     }
 
     fn is_whole(&mut self) -> bool {
-        let Some(end) = self.answer.windows(4).position(|four| four == b"\r\n\r\n") else {
+        let Some(end) = self
+            .response
+            .windows(4)
+            .position(|four| four == b"\r\n\r\n")
+        else {
             return false;
         };
-        self.head = end + 4;
-        let head = std::str::from_utf8(&self.answer[..end]).unwrap_or_default();
+        self.body_start = end + 4;
+        let head = std::str::from_utf8(&self.response[..end]).unwrap_or_default();
         let field = |name: &str| {
             head.lines().find_map(|line| {
                 let (key, value) = line.split_once(':')?;
@@ -267,17 +271,19 @@ impl Client {
             })
         };
         match field("content-length").and_then(|length| length.parse::<usize>().ok()) {
-            Some(length) => self.answer.len() >= self.head + length,
-            None if field("transfer-encoding").is_some() => self.answer.ends_with(b"\r\n0\r\n\r\n"),
+            Some(length) => self.response.len() >= self.body_start + length,
+            None if field("transfer-encoding").is_some() => {
+                self.response.ends_with(b"\r\n0\r\n\r\n")
+            }
             None => true,
         }
     }
 
     fn body(&self) -> String {
-        String::from_utf8_lossy(&self.answer[self.head..]).into_owned()
+        String::from_utf8_lossy(&self.response[self.body_start..]).into_owned()
     }
 }
 
-fn find(bytes: &[u8], part: &[u8]) -> bool {
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }

@@ -17,7 +17,7 @@ mod tools;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use load::{Load, at_once, hammer, request};
+use load::{Load, burst, measure_throughput, request};
 use process::{Process, open_files};
 use table::Table;
 
@@ -28,7 +28,7 @@ const MEASURE: Duration = Duration::from_secs(3);
 /// Runs in the crowd.
 const CROWD: usize = 5000;
 /// What the crowd's provider takes for its answer.
-const SLOW: Duration = Duration::from_secs(2);
+const PROVIDER_DELAY: Duration = Duration::from_secs(2);
 
 const SINGLE: &str = r#"{"input":"Say hello to the whole house."}"#;
 const RUN: &str = "/agents/solo/runs?wait=30";
@@ -36,21 +36,23 @@ const TREE: &str = "/agents/root/runs?wait=30";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let after = |flag: &str| {
+    let flag_value = |flag: &str| {
         let at = arguments.iter().position(|argument| argument == flag)?;
         arguments.get(at + 1).map(String::as_str)
     };
-    match after("--role") {
+    match flag_value("--role") {
         Some("provider") => {
-            let delay = after("--delay-ms").and_then(|text| text.parse().ok());
+            let delay = flag_value("--delay-ms").and_then(|text| text.parse().ok());
             return provider::serve(Duration::from_millis(delay.unwrap_or_default()));
         }
-        Some("bare") => return bare::serve(after("--provider").expect("--provider").to_owned()),
+        Some("bare") => {
+            return bare::serve(flag_value("--provider").expect("--provider").to_owned());
+        }
         Some("soak") => {
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-            let home = Path::new(after("--home").expect("--home"));
-            let is_mounted = after("--data") == Some("mounted");
-            return exit(runtime.block_on(soak::work(home, is_mounted)));
+            let home = Path::new(flag_value("--home").expect("--home"));
+            let is_mounted = flag_value("--data") == Some("mounted");
+            return exit(runtime.block_on(soak::run(home, is_mounted)));
         }
         _ => {}
     }
@@ -68,41 +70,41 @@ fn main() {
     if parts.contains(&"soak") {
         return exit(soak::start());
     }
-    let wants = |part: &str| parts.is_empty() || parts.contains(&part);
+    let is_selected = |part: &str| parts.is_empty() || parts.contains(&part);
     let mut table = Table::new();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        if wants("single") {
+        if is_selected("single") {
             single(&mut table).await;
         }
-        if wants("tree") {
+        if is_selected("tree") {
             tree(&mut table).await;
         }
-        if wants("many") {
+        if is_selected("many") {
             many(&mut table).await;
         }
-        if wants("idle") || wants("start") {
+        if is_selected("idle") || is_selected("start") {
             start(&mut table).await;
         }
-        if wants("durability") {
+        if is_selected("durability") {
             durability(&mut table).await;
         }
-        if wants("cancel") {
+        if is_selected("cancel") {
             cancel::measure(&mut table).await;
         }
-        if wants("fanout") {
+        if is_selected("fanout") {
             fanout::measure(&mut table).await;
         }
-        if wants("recover") {
+        if is_selected("recover") {
             recover::measure(&mut table).await;
         }
-        if wants("tools") {
+        if is_selected("tools") {
             tools::overhead(&mut table).await;
         }
-        if wants("long") {
+        if is_selected("long") {
             tools::long(&mut table).await;
         }
     });
@@ -110,30 +112,30 @@ fn main() {
 }
 
 /// Ends this process, with an error unless everything held.
-fn exit(held: bool) {
-    std::process::exit(i32::from(!held));
+fn exit(success: bool) {
+    std::process::exit(i32::from(!success));
 }
 
 /// Single-turn runs, against the handler that makes the one call.
 async fn single(table: &mut Table) {
     table.title("single-turn runs, accepted, executed, committed and waited for");
     let provider = Process::provider(Duration::ZERO);
-    let ceiling = provider::asks_directly(&provider.address);
-    let most = hammer(&ceiling, 64, MEASURE).await;
-    table.line("provider asked directly, 64 clients", &most);
+    let ceiling = provider::direct_request(&provider.address);
+    let max_load = measure_throughput(&ceiling, 64, MEASURE).await;
+    table.throughput("provider asked directly, 64 clients", &max_load);
     let bare = Process::bare(&provider);
-    let ask = request(&bare.address, "/run", SINGLE);
-    let mut best = Vec::new();
+    let http_request = request(&bare.address, "/run", SINGLE);
+    let mut baselines = Vec::new();
     for clients in CLIENTS {
-        let load = measured(&bare, &ask, clients).await;
-        table.line(&format!("bare handler, {clients} clients"), &load);
-        best.push(load);
+        let load = measure_load(&bare, &http_request, clients).await;
+        table.throughput(&format!("bare handler, {clients} clients"), &load);
+        baselines.push(load);
     }
     let axed = Process::axed(&provider);
-    let ask = request(&axed.address, RUN, SINGLE);
-    for (clients, best) in CLIENTS.into_iter().zip(best) {
-        let load = measured(&axed, &ask, clients).await;
-        table.ratio(&format!("axed, {clients} clients"), &load, &best, 0.30);
+    let http_request = request(&axed.address, RUN, SINGLE);
+    for (clients, baseline) in CLIENTS.into_iter().zip(baselines) {
+        let load = measure_load(&axed, &http_request, clients).await;
+        table.ratio(&format!("axed, {clients} clients"), &load, &baseline, 0.30);
     }
 }
 
@@ -143,25 +145,25 @@ async fn durability(table: &mut Table) {
     let provider = Process::provider(Duration::ZERO);
     for clients in CLIENTS {
         let bare = Process::bare(&provider);
-        let best = measured(&bare, &request(&bare.address, "/run", SINGLE), clients).await;
-        table.line(&format!("bare handler, {clients} clients"), &best);
+        let baseline = measure_load(&bare, &request(&bare.address, "/run", SINGLE), clients).await;
+        table.throughput(&format!("bare handler, {clients} clients"), &baseline);
         drop(bare);
         for (durability, floor) in [("process", 0.30), ("power", 0.0)] {
             let config = format!("[data]\ndurability = \"{durability}\"");
             let axed = Process::axed_with(&provider, &config, &[]);
-            let load = measured(&axed, &request(&axed.address, RUN, SINGLE), clients).await;
+            let load = measure_load(&axed, &request(&axed.address, RUN, SINGLE), clients).await;
             let name = format!("axed, {durability}, {clients} clients");
-            table.ratio(&name, &load, &best, floor);
+            table.ratio(&name, &load, &baseline, floor);
         }
     }
 }
 
 /// A throughput with the processor time that the process took for each answer: less at the mercy of what else the
 /// machine does.
-async fn measured(process: &Process, ask: &[u8], clients: usize) -> Load {
+async fn measure_load(process: &Process, request: &[u8], clients: usize) -> Load {
     let before = process.cpu();
-    let load = hammer(ask, clients, MEASURE).await;
-    let cpu = (process.cpu() - before) / load.answered.max(1) as f64;
+    let load = measure_throughput(request, clients, MEASURE).await;
+    let cpu = (process.cpu() - before) / load.responses.max(1) as f64;
     Load {
         cpu: Duration::from_secs_f64(cpu),
         ..load
@@ -173,17 +175,17 @@ async fn tree(table: &mut Table) {
     table.title("runs with three parallel children (five provider calls), 64 clients");
     let provider = Process::provider(Duration::ZERO);
     let bare = Process::bare(&provider);
-    let best = measured(&bare, &request(&bare.address, "/tree", SINGLE), 64).await;
-    table.line("bare handler", &best);
+    let baseline = measure_load(&bare, &request(&bare.address, "/tree", SINGLE), 64).await;
+    table.throughput("bare handler", &baseline);
     let axed = Process::axed(&provider);
-    let load = measured(&axed, &request(&axed.address, TREE, SINGLE), 64).await;
-    table.ratio("axed", &load, &best, 0.30);
+    let load = measure_load(&axed, &request(&axed.address, TREE, SINGLE), 64).await;
+    table.ratio("axed", &load, &baseline, 0.30);
 }
 
 /// A crowd of runs whose provider is slow.
 async fn many(table: &mut Table) {
     table.title(&format!(
-        "{CROWD} runs at once, the provider takes {SLOW:?}"
+        "{CROWD} runs at once, the provider takes {PROVIDER_DELAY:?}"
     ));
     let files = open_files();
     if files < 12_000 {
@@ -193,10 +195,10 @@ async fn many(table: &mut Table) {
         );
         return;
     }
-    let provider = Process::provider(SLOW);
+    let provider = Process::provider(PROVIDER_DELAY);
 
     let bare = Process::bare(&provider);
-    let crowd = at_once(&request(&bare.address, "/run", SINGLE), CROWD).await;
+    let crowd = burst(&request(&bare.address, "/run", SINGLE), CROWD).await;
     let bare_peak = bare.peak_kib();
     table.note(&format!(
         "bare handler: {:.2} s, {} errors, peak {} KiB",
@@ -207,13 +209,13 @@ async fn many(table: &mut Table) {
     drop(bare);
 
     let axed = Process::axed(&provider);
-    let crowd = at_once(&request(&axed.address, RUN, SINGLE), CROWD).await;
+    let crowd = burst(&request(&axed.address, RUN, SINGLE), CROWD).await;
     let peak = axed.peak_kib();
     let wall = crowd.wall.as_secs_f64();
-    table.most("axed, clients wait: seconds until all are done", wall, 5.0);
-    table.most("axed, clients wait: errors", crowd.errors as f64, 0.0);
+    table.at_most("axed, clients wait: seconds until all are done", wall, 5.0);
+    table.at_most("axed, clients wait: errors", crowd.errors as f64, 0.0);
     let ratio = peak as f64 / bare_peak as f64;
-    table.most(
+    table.at_most(
         "axed, clients wait: peak memory to bare handler's",
         ratio,
         1.3,
@@ -224,16 +226,20 @@ async fn many(table: &mut Table) {
     let idle = axed.resident_kib();
     let begin = Instant::now();
     let mut accepted = 0;
-    let ask = request(&axed.address, "/agents/solo/runs", SINGLE);
-    accepted += load::each(&ask, 64, CROWD).await;
-    load::until_none(&axed.address, &["queued", "running"]).await;
+    let http_request = request(&axed.address, "/agents/solo/runs", SINGLE);
+    accepted += load::send_all(&http_request, 64, CROWD).await;
+    load::wait_until_none(&axed.address, &["queued", "running"]).await;
     let wall = begin.elapsed().as_secs_f64();
     let failed = load::count(&axed.address, "failed").await;
-    table.most("axed, nobody waits: seconds until all are done", wall, 5.0);
+    table.at_most("axed, nobody waits: seconds until all are done", wall, 5.0);
     let errors = (CROWD - accepted + failed) as f64;
-    table.most("axed, nobody waits: errors", errors, 0.0);
-    let each = axed.peak_kib().saturating_sub(idle) as f64 / CROWD as f64;
-    table.most("axed, nobody waits: KiB a run above idle", each, 40.0);
+    table.at_most("axed, nobody waits: errors", errors, 0.0);
+    let kib_per_run = axed.peak_kib().saturating_sub(idle) as f64 / CROWD as f64;
+    table.at_most(
+        "axed, nobody waits: KiB a run above idle",
+        kib_per_run,
+        40.0,
+    );
 }
 
 /// Starting, and doing nothing.
@@ -251,6 +257,6 @@ async fn start(table: &mut Table) {
     }
     times.sort();
     let median = times[times.len() / 2].as_secs_f64() * 1000.0;
-    table.most("cold start to first answer, ms (median of 7)", median, 50.0);
-    table.most("idle, MiB", idle as f64 / 1024.0, 20.0);
+    table.at_most("cold start to first answer, ms (median of 7)", median, 50.0);
+    table.at_most("idle, MiB", idle as f64 / 1024.0, 20.0);
 }

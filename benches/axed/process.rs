@@ -24,12 +24,12 @@ impl Process {
     /// This binary as a provider.
     pub fn provider(delay: Duration) -> Self {
         let delay = delay.as_millis().to_string();
-        Self::own(&["--role", "provider", "--delay-ms", &delay])
+        Self::this_binary(&["--role", "provider", "--delay-ms", &delay])
     }
 
     /// This binary as the bare handler.
     pub fn bare(provider: &Self) -> Self {
-        Self::own(&["--role", "bare", "--provider", &provider.address])
+        Self::this_binary(&["--role", "bare", "--provider", &provider.address])
     }
 
     /// The daemon, with the agents of the measurements.
@@ -81,7 +81,7 @@ impl Process {
             .current_dir(home.path())
             .env_clear()
             .env("HOME", home.path());
-        Self::start(command, home)
+        Self::spawn(command, home)
     }
 
     /// The daemon in a directory that outlives it, which may write no file above the limit that is set for it later.
@@ -103,21 +103,21 @@ impl Process {
             .current_dir(home)
             .env_clear()
             .env("HOME", home);
-        Self::started(command, &home.join("stderr.log"), None)
+        Self::spawn_logged(command, &home.join("stderr.log"), None)
     }
 
-    fn own(arguments: &[&str]) -> Self {
+    fn this_binary(arguments: &[&str]) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command.args(arguments);
-        Self::start(command, tempfile::tempdir().expect("a directory"))
+        Self::spawn(command, tempfile::tempdir().expect("a directory"))
     }
 
-    fn start(command: Command, home: TempDir) -> Self {
+    fn spawn(command: Command, home: TempDir) -> Self {
         let log = home.path().join("stderr.log");
-        Self::started(command, &log, Some(home))
+        Self::spawn_logged(command, &log, Some(home))
     }
 
-    fn started(mut command: Command, log: &Path, home: Option<TempDir>) -> Self {
+    fn spawn_logged(mut command: Command, log: &Path, home: Option<TempDir>) -> Self {
         // To a file: a log that nobody reads must not stop its writer, and the reason of a failure must be found.
         let mut child = command
             .stdin(Stdio::null())
@@ -130,8 +130,8 @@ impl Process {
             .read_line(&mut line)
             .expect("read stdout");
         let Some((_, address)) = line.trim().split_once("listening on http://") else {
-            let said = fs::read_to_string(log).unwrap_or_default();
-            panic!("{command:?} did not start: {line}{said}");
+            let stderr = fs::read_to_string(log).unwrap_or_default();
+            panic!("{command:?} did not start: {line}{stderr}");
         };
         Self {
             address: address.to_owned(),
@@ -146,7 +146,7 @@ impl Process {
     }
 
     /// When it began, in the kernel's ticks: another process of the same id began at another time.
-    pub fn begun(&self) -> u64 {
+    pub fn start_ticks(&self) -> u64 {
         let ticks = self.stat().split_whitespace().nth(19).map(str::parse);
         ticks.and_then(Result::ok).expect("a number")
     }

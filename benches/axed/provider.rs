@@ -36,15 +36,15 @@ pub fn serve(delay: Duration) {
     runtime.block_on(async {
         let listener = listen();
         let connections = TaskTracker::new();
-        let house = House::default();
+        let state = SharedState::default();
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 continue;
             };
             let _ = stream.set_nodelay(true);
-            let house = house.clone();
+            let state = state.clone();
             connections.spawn(async move {
-                let service = service_fn(move |request| answer(request, delay, house.clone()));
+                let service = service_fn(move |request| respond(request, delay, state.clone()));
                 // A client that goes away is no error here.
                 let _ = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service)
@@ -55,51 +55,51 @@ pub fn serve(delay: Duration) {
 }
 
 /// A request that asks the provider without anything between.
-pub fn asks_directly(address: &str) -> Vec<u8> {
+pub fn direct_request(address: &str) -> Vec<u8> {
     let body = r#"{"model":"solo","messages":[{"role":"user","content":"Say hello."}]}"#;
     request(address, "/v1/chat/completions", body)
 }
 
 /// What all requests share.
 #[derive(Clone, Default)]
-struct House {
-    busy: Arc<AtomicUsize>,
+struct SharedState {
+    in_flight: Arc<AtomicUsize>,
     gate: Arc<Notify>,
 }
 
 /// One request that is being answered. Dropped with its connection where the client hangs up.
-struct Busy(Arc<AtomicUsize>);
+struct InFlight(Arc<AtomicUsize>);
 
-impl Busy {
+impl InFlight {
     fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Busy {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
     delay: Duration,
-    house: House,
+    state: SharedState,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     match request.uri().path() {
         "/busy" => {
-            let busy = house.busy.load(Ordering::Relaxed).to_string();
-            return Ok(Response::new(Full::new(busy.into())));
+            let in_flight = state.in_flight.load(Ordering::Relaxed).to_string();
+            return Ok(Response::new(Full::new(in_flight.into())));
         }
         "/gate" => {
-            house.gate.notify_one();
+            state.gate.notify_one();
             return Ok(Response::new(Full::default()));
         }
         _ => {}
     }
-    let _busy = Busy::new(&house.busy);
+    let _in_flight = InFlight::new(&state.in_flight);
     let body = request
         .into_body()
         .collect()
@@ -114,30 +114,32 @@ async fn answer(
     if model == "hang" {
         std::future::pending::<()>().await;
     }
-    let is_first = text.contains("\"tools\":[") && !text.contains("\"role\":\"tool\"");
-    let (waits, fan) = match model.strip_prefix("gate-") {
-        Some(rest) => (is_first, rest),
+    let is_first_turn = text.contains("\"tools\":[") && !text.contains("\"role\":\"tool\"");
+    let (is_gated, script) = match model.strip_prefix("gate-") {
+        Some(script) => (is_first_turn, script),
         None => (false, model),
     };
-    if waits {
-        house.gate.notified().await;
+    if is_gated {
+        state.gate.notified().await;
     }
-    let answer = if let Some(steps) = fan.strip_prefix("steps-") {
-        step(steps, text.matches("\"role\":\"tool\"").count())
+    let reply = if let Some(steps) = script.strip_prefix("steps-") {
+        scripted_reply(steps, text.matches("\"role\":\"tool\"").count())
     } else {
-        match fan
+        match script
             .strip_prefix("fan-")
             .and_then(|rest| rest.split_once('-'))
         {
-            Some((count, agent)) if is_first => calls(count.parse().unwrap_or(1), agent),
-            None if is_first => Bytes::from_static(THREE_CALLS),
+            Some((count, agent)) if is_first_turn => {
+                fan_out_reply(count.parse().unwrap_or(1), agent)
+            }
+            None if is_first_turn => Bytes::from_static(THREE_CALLS),
             _ => Bytes::from_static(TEXT),
         }
     };
     if !delay.is_zero() {
         tokio::time::sleep(delay).await;
     }
-    let mut response = Response::new(Full::new(answer));
+    let mut response = Response::new(Full::new(reply));
     response.headers_mut().insert(
         hyper::header::CONTENT_TYPE,
         hyper::header::HeaderValue::from_static("application/json"),
@@ -145,14 +147,14 @@ async fn answer(
     Ok(response)
 }
 
-fn calls(count: usize, agent: &str) -> Bytes {
+fn fan_out_reply(count: usize, agent: &str) -> Bytes {
     let arguments = |at| json!({"agent": agent, "task": format!("part {at}")}).to_string();
     let calls = (0..count).map(|at| call(at, "call_agent", &arguments(at)));
     reply_with(calls.collect())
 }
 
 /// The reply of a run that has so many results: the next calls, or its last text. `steps` is `<replies>-<calls>-<tool>`.
-fn step(steps: &str, results: usize) -> Bytes {
+fn scripted_reply(steps: &str, results: usize) -> Bytes {
     let mut parts = steps.splitn(3, '-');
     let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or(0);
     let (replies, count): (usize, usize) = (number(), number());

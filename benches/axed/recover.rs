@@ -31,49 +31,55 @@ pub async fn measure(table: &mut Table) {
     table.title(&format!(
         "recovery: 10000 root runs that wait for their provider, {KILLS} kills"
     ));
-    recovered(table, "hang", 10_000, 10_000).await;
+    measure_recovery(table, "hang", 10_000, 10_000).await;
     table.title(&format!(
         "recovery: 100 trees of 1 + 9 + 90 runs, {KILLS} kills"
     ));
-    recovered(table, "t0", 100, 9_000).await;
+    measure_recovery(table, "t0", 100, 9_000).await;
 }
 
-async fn recovered(table: &mut Table, agent: &str, roots: usize, waiting: usize) {
+async fn measure_recovery(table: &mut Table, agent: &str, roots: usize, in_flight: usize) {
     let provider = Process::provider(Duration::ZERO);
     let mut axed = Process::axed_with(&provider, "", &AGENTS);
-    let ask = load::request(
+    let request = load::request(
         &axed.address,
         &format!("/agents/{agent}/runs"),
         "{\"input\":\"go\"}",
     );
     let begin = Instant::now();
-    assert_eq!(load::each(&ask, 64, roots).await, roots, "accepted");
-    let waiting = waiting.to_string();
-    load::until_body(&provider.address, "/busy", &waiting).await;
+    assert_eq!(load::send_all(&request, 64, roots).await, roots, "accepted");
+    let in_flight = in_flight.to_string();
+    load::wait_for_body(&provider.address, "/busy", &in_flight).await;
     table.number(
         "seconds to bring them there the first time",
         begin.elapsed().as_secs_f64(),
     );
-    let (mut listening, mut at_work) = (Vec::new(), Vec::new());
+    let (mut listen_times, mut recovery_times) = (Vec::new(), Vec::new());
     for _ in 0..KILLS {
         // Killing and waiting for the dead is not what is measured; reading its directory and binding the port is.
         let home = axed.kill();
-        load::until_body(&provider.address, "/busy", "0").await;
+        load::wait_for_body(&provider.address, "/busy", "0").await;
         let begin = Instant::now();
         axed = Process::axed_in(home);
-        listening.push(begin.elapsed().as_secs_f64());
-        load::until_body(&provider.address, "/busy", &waiting).await;
-        at_work.push(begin.elapsed().as_secs_f64());
+        listen_times.push(begin.elapsed().as_secs_f64());
+        load::wait_for_body(&provider.address, "/busy", &in_flight).await;
+        recovery_times.push(begin.elapsed().as_secs_f64());
     }
-    listening.sort_by(f64::total_cmp);
-    at_work.sort_by(f64::total_cmp);
-    table.most(
+    listen_times.sort_by(f64::total_cmp);
+    recovery_times.sort_by(f64::total_cmp);
+    table.at_most(
         "seconds until it listens, median",
-        listening[KILLS / 2],
+        listen_times[KILLS / 2],
         3.0,
     );
-    table.number("seconds until it listens, worst", listening[KILLS - 1]);
-    table.number("seconds until all are at work, median", at_work[KILLS / 2]);
-    table.number("seconds until all are at work, worst", at_work[KILLS - 1]);
+    table.number("seconds until it listens, worst", listen_times[KILLS - 1]);
+    table.number(
+        "seconds until all are at work, median",
+        recovery_times[KILLS / 2],
+    );
+    table.number(
+        "seconds until all are at work, worst",
+        recovery_times[KILLS - 1],
+    );
     table.number("MiB at the most", axed.peak_kib() as f64 / 1024.0);
 }

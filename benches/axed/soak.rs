@@ -20,21 +20,21 @@ use tokio_util::task::TaskTracker;
 use crate::process::Process;
 use crate::soak::api::Api;
 use crate::soak::clients::{AGENTS, Client, SHELL};
-use crate::soak::faults::{FAULTS, Fault, ROOM, Victim};
+use crate::soak::faults::{DATA_SIZE, FAULTS, Fault, FaultTarget};
 use crate::soak::ledger::Ledger;
 use crate::soak::provider::Requests;
-use crate::soak::watch::{PROMPT, Watch};
+use crate::soak::watch::{HealthMonitor, LIVEZ_LIMIT};
 
 /// Clients at work.
 const CLIENTS: usize = 250;
 /// Work before the first fault.
 const WARM_UP: Duration = Duration::from_secs(10);
 /// Work after each fault, once the daemon is ready again.
-const WORK: Duration = Duration::from_secs(8);
+const WORK_TIME: Duration = Duration::from_secs(8);
 /// How soon `/readyz` must be 200 again after a fault.
-const READY: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How soon everything accepted must have ended after the last fault.
-const SETTLE: Duration = Duration::from_secs(90);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Fewer slots than clients: some runs are queued while others, suspended, keep their slots.
 const CONFIG: &str = "\
@@ -69,8 +69,9 @@ fn this_binary(home: &Path, data: &str) -> Command {
 
 /// Runs a command in a mount namespace of its own, where a file system is mounted at `data`.
 fn in_namespace(data: &Path, inner: Command) -> std::io::Result<ExitStatus> {
-    let mount =
-        format!("mount -t tmpfs -o size={ROOM},mode=0700 tmpfs \"$1\" && shift && exec \"$@\"");
+    let mount = format!(
+        "mount -t tmpfs -o size={DATA_SIZE},mode=0700 tmpfs \"$1\" && shift && exec \"$@\""
+    );
     let mut command = Command::new("unshare");
     command
         .args([
@@ -94,8 +95,8 @@ fn in_namespace(data: &Path, inner: Command) -> std::io::Result<ExitStatus> {
 }
 
 /// The soak itself, with all files in `home`; whether everything held.
-pub async fn work(home: &Path, is_mounted: bool) -> bool {
-    let minutes: f64 = variable("AXED_SOAK_MINUTES").map_or(15.0, |text| {
+pub async fn run(home: &Path, is_mounted: bool) -> bool {
+    let minutes: f64 = env_var("AXED_SOAK_MINUTES").map_or(15.0, |text| {
         text.parse().expect("AXED_SOAK_MINUTES: a number")
     });
     raise_open_files();
@@ -104,61 +105,65 @@ pub async fn work(home: &Path, is_mounted: bool) -> bool {
     let agents = AGENTS
         .into_iter()
         .chain([SHELL])
-        .map(|(name, rest)| (name, format!("model = \"bench/{name}\"\n{rest}")));
+        .map(|(name, toml)| (name, format!("model = \"bench/{name}\"\n{toml}")));
     let agents: Vec<(&str, String)> = agents.collect();
     std::fs::create_dir(home.join("work")).expect("a directory");
     let daemon = Process::axed_at(home, &provider, CONFIG, &agents);
     let soak = Soak {
         ledger: Ledger::default(),
         requests,
-        watch: Watch::start(&daemon.address),
-        victim: Victim {
+        watch: HealthMonitor::start(&daemon.address),
+        target: FaultTarget {
             pid: daemon.pid(),
             data: home.join("data"),
             is_mounted,
         },
-        begun: daemon.begun(),
-        first_kib: 0,
+        start_ticks: daemon.start_ticks(),
+        baseline_kib: 0,
         daemon,
     };
-    let held = soak
-        .whole(Duration::from_secs_f64(minutes * 60.0), &home.join("work"))
+    let passed = soak
+        .run_phases(Duration::from_secs_f64(minutes * 60.0), &home.join("work"))
         .await;
-    if let Some(kept) = variable("AXED_SOAK_KEEP") {
+    if let Some(keep_dir) = env_var("AXED_SOAK_KEEP") {
         // For whoever looks into it: the record and the log.
-        let _ = Command::new("cp").arg("-r").arg(home).arg(kept).status();
+        let _ = Command::new("cp")
+            .arg("-r")
+            .arg(home)
+            .arg(keep_dir)
+            .status();
     }
-    held
+    passed
 }
 
 struct Soak {
     daemon: Process,
-    victim: Victim,
-    watch: Watch,
+    target: FaultTarget,
+    watch: HealthMonitor,
     ledger: Ledger,
     requests: Requests,
     /// When the daemon began, in the kernel's ticks.
-    begun: u64,
+    start_ticks: u64,
     /// Its memory after the warm-up.
-    first_kib: u64,
+    baseline_kib: u64,
 }
 
 /// What was counted when a phase began.
-struct Before {
+struct PhaseStart {
     accepted: usize,
     ended: usize,
     refused: usize,
     repeated: usize,
-    at: Instant,
+    started: Instant,
 }
 
 impl Soak {
-    async fn whole(mut self, time: Duration, work: &Path) -> bool {
+    async fn run_phases(mut self, duration: Duration, work: &Path) -> bool {
         println!(
             "\nsoak: {CLIENTS} clients, {} s, faults in the store",
-            time.as_secs()
+            duration.as_secs()
         );
-        if !self.victim.is_mounted {
+        if !self.target.is_mounted {
             println!("  no file system can be mounted here: the full disk is left out");
         }
         println!(
@@ -172,87 +177,95 @@ impl Soak {
         for number in 0..CLIENTS {
             let api = Api::new(&self.daemon.address);
             let client = Client::new(number, api, self.requests.clone(), self.ledger.clone());
-            clients.spawn(client.work(stop.clone()));
+            clients.spawn(client.run(stop.clone()));
         }
         clients.close();
-        let before = self.before();
+        let phase_start = self.phase_start();
         tokio::time::sleep(WARM_UP).await;
-        self.first_kib = self.daemon.resident_kib();
-        self.row("warm-up", &before, None);
+        self.baseline_kib = self.daemon.resident_kib();
+        self.print_phase("warm-up", &phase_start, None);
         for fault in FAULTS.into_iter().cycle() {
-            let needs = fault.time() + WORK;
-            if begin.elapsed() + needs > time {
+            let needed = fault.time() + WORK_TIME;
+            if begin.elapsed() + needed > duration {
                 break;
             }
-            if fault.is_possible(&self.victim) {
-                self.fault(fault).await;
+            if fault.is_possible(&self.target) {
+                self.inject_fault(fault).await;
             }
         }
-        let before = self.before();
+        let phase_start = self.phase_start();
         stop.cancel();
-        if tokio::time::timeout(SETTLE, clients.wait()).await.is_err() {
-            self.complain_of_open(&api).await;
+        if tokio::time::timeout(SETTLE_TIMEOUT, clients.wait())
+            .await
+            .is_err()
+        {
+            self.report_unfinished(&api).await;
         }
-        self.row("until all ended", &before, None);
+        self.print_phase("until all ended", &phase_start, None);
         self.finish(&api, work).await
     }
 
     /// One fault, and the work after it.
-    async fn fault(&self, fault: Fault) {
-        let before = self.before();
-        fault.inject(&self.victim, &self.watch).await;
-        let over = Instant::now();
-        let seen = self.row(&fault.name(), &before, None);
-        let was_unready = seen.ready.iter().any(|(_, status)| *status == 503);
-        self.ledger.expect(was_unready || !fault.is_seen(), || {
+    async fn inject_fault(&self, fault: Fault) {
+        let phase_start = self.phase_start();
+        fault.inject(&self.target, &self.watch).await;
+        let fault_ended = Instant::now();
+        let observed = self.print_phase(&fault.name(), &phase_start, None);
+        let was_unready = observed.readyz.iter().any(|(_, status)| *status == 503);
+        self.ledger.expect(was_unready || !fault.is_reported(), || {
             format!("/readyz never was 503 during the fault {:?}", fault.name())
         });
-        let before = self.before();
+        let phase_start = self.phase_start();
         let ready = loop {
-            if let Some(at) = self.watch.ready_after(over) {
+            if let Some(at) = self.watch.ready_after(fault_ended) {
                 break Some(at);
             }
-            if over.elapsed() > READY * 3 {
+            if fault_ended.elapsed() > READY_TIMEOUT * 3 {
                 break None;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        let took = ready.map(|at| at - over);
+        let took = ready.map(|at| at - fault_ended);
         self.ledger
-            .expect(took.is_some_and(|took| took < READY), || {
+            .expect(took.is_some_and(|took| took < READY_TIMEOUT), || {
                 format!(
                     "/readyz was 200 {took:?} after the fault {:?}",
                     fault.name()
                 )
             });
-        tokio::time::sleep(WORK).await;
-        let seen = self.row("at work", &before, took);
-        let ready = ready.unwrap_or(over);
-        let again = seen
-            .ready
+        tokio::time::sleep(WORK_TIME).await;
+        let observed = self.print_phase("at work", &phase_start, took);
+        let ready = ready.unwrap_or(fault_ended);
+        let relapse = observed
+            .readyz
             .iter()
             .find(|(at, status)| *at > ready && *status != 200);
-        self.ledger.expect(again.is_none(), || {
+        self.ledger.expect(relapse.is_none(), || {
             format!(
-                "/readyz was {again:?} again after the fault {:?} was over",
+                "/readyz was {relapse:?} again after the fault {:?} was over",
                 fault.name()
             )
         });
     }
 
-    fn before(&self) -> Before {
-        Before {
-            accepted: self.ledger.counted("accepted"),
-            ended: self.ledger.counted("ended"),
-            refused: self.ledger.counted("refused"),
+    fn phase_start(&self) -> PhaseStart {
+        PhaseStart {
+            accepted: self.ledger.count_of("accepted"),
+            ended: self.ledger.count_of("ended"),
+            refused: self.ledger.count_of("refused"),
             repeated: self.requests.repeated(),
-            at: Instant::now(),
+            started: Instant::now(),
         }
     }
 
     /// Prints a phase, and checks what must hold in each.
-    fn row(&self, phase: &str, before: &Before, ready: Option<Duration>) -> watch::Seen {
-        let seen = self.watch.take();
+    fn print_phase(
+        &self,
+        phase: &str,
+        phase_start: &PhaseStart,
+        ready: Option<Duration>,
+    ) -> watch::Observations {
+        let observed = self.watch.take();
         let kib = self.daemon.resident_kib();
         let ready = ready.map_or_else(
             || "-".to_owned(),
@@ -260,54 +273,58 @@ impl Soak {
         );
         println!(
             "  {phase:<16}{:>5.0}{:>8}{:>8}{:>7}{:>8}{:>9.1}{ready:>8}{:>6}",
-            before.at.elapsed().as_secs_f64(),
-            self.ledger.counted("accepted") - before.accepted,
-            self.ledger.counted("ended") - before.ended,
-            self.ledger.counted("refused") - before.refused,
-            self.requests.repeated().saturating_sub(before.repeated),
-            seen.livez.as_secs_f64() * 1000.0,
+            phase_start.started.elapsed().as_secs_f64(),
+            self.ledger.count_of("accepted") - phase_start.accepted,
+            self.ledger.count_of("ended") - phase_start.ended,
+            self.ledger.count_of("refused") - phase_start.refused,
+            self.requests
+                .repeated()
+                .saturating_sub(phase_start.repeated),
+            observed.max_livez.as_secs_f64() * 1000.0,
             kib / 1024,
         );
-        self.ledger.expect(seen.too_late() == 0, || {
+        self.ledger.expect(observed.late_count() == 0, || {
             format!(
-                "/livez took more than {PROMPT:?} {} times in the phase {phase:?}, {:?} at most; a bare server took {:?}",
-                seen.too_late(), seen.livez, seen.bare
+                "/livez took more than {LIVEZ_LIMIT:?} {} times in the phase {phase:?}, {:?} at most; a bare server took {:?}",
+                observed.late_count(), observed.max_livez, observed.max_bare
             )
         });
-        let most = self.first_kib * 3 / 2 + (64 << 10);
-        self.ledger.expect(self.first_kib == 0 || kib < most, || {
-            format!(
-                "{} MiB of memory after the phase {phase:?}, {} after the warm-up",
-                kib >> 10,
-                self.first_kib >> 10
-            )
-        });
-        self.ledger.expect(self.daemon.begun() == self.begun, || {
-            format!("the daemon is another one after the phase {phase:?}")
-        });
-        seen
+        let max_kib = self.baseline_kib * 3 / 2 + (64 << 10);
+        self.ledger
+            .expect(self.baseline_kib == 0 || kib < max_kib, || {
+                format!(
+                    "{} MiB of memory after the phase {phase:?}, {} after the warm-up",
+                    kib >> 10,
+                    self.baseline_kib >> 10
+                )
+            });
+        self.ledger
+            .expect(self.daemon.start_ticks() == self.start_ticks, || {
+                format!("the daemon is another one after the phase {phase:?}")
+            });
+        observed
     }
 
-    async fn complain_of_open(&self, api: &Api) {
-        for (id, what) in self.ledger.open() {
+    async fn report_unfinished(&self, api: &Api) {
+        for (id, what) in self.ledger.unfinished() {
             let run = api.get(&format!("/runs/{id}")).await;
             let status = run.map(|run| run["status"].clone());
-            self.ledger.complain(format!(
-                "{id} of {what} has not ended after {SETTLE:?}: {status:?}"
+            self.ledger.report_problem(format!(
+                "{id} of {what} has not ended after {SETTLE_TIMEOUT:?}: {status:?}"
             ));
         }
     }
 
     /// Checks the record as a whole, and prints what was counted and what is wrong.
     async fn finish(self, api: &Api, work: &Path) -> bool {
-        let known = match check::record(api, &self.ledger).await {
-            Ok(known) => known,
+        let run_count = match check::check_record(api, &self.ledger).await {
+            Ok(run_count) => run_count,
             Err(error) => {
-                self.ledger.complain(error);
+                self.ledger.report_problem(error);
                 0
             }
         };
-        let performed = check::performed(work, &self.ledger);
+        let side_effects = check::check_side_effects(work, &self.ledger);
         for gauge in ["axed_runs_running", "axed_runs_queued"] {
             let metrics = crate::load::get(&self.daemon.address, "/metrics").await;
             let value = metrics
@@ -317,15 +334,15 @@ impl Soak {
                 format!("{gauge} is {value:?} when nothing is at work")
             });
         }
-        let checked = Command::new(env!("CARGO_BIN_EXE_axed"))
+        let output = Command::new(env!("CARGO_BIN_EXE_axed"))
             .args(["data", "check", "--data"])
-            .arg(&self.victim.data)
+            .arg(&self.target.data)
             .output()
             .expect("axed data check");
-        self.ledger.expect(checked.status.success(), || {
+        self.ledger.expect(output.status.success(), || {
             format!(
                 "axed data check: {}",
-                String::from_utf8_lossy(&checked.stdout)
+                String::from_utf8_lossy(&output.stdout)
             )
         });
         println!();
@@ -333,8 +350,8 @@ impl Soak {
             println!("  {what:<52} {count:>8}");
         }
         for (what, count) in [
-            ("runs on the record, children too", known),
-            ("calls that left a trace, each once", performed),
+            ("runs on the record, children too", run_count),
+            ("calls that left a trace, each once", side_effects),
             ("requests to the provider", self.requests.count() as usize),
             (
                 "of these for a turn whose reply was not recorded",
@@ -343,14 +360,14 @@ impl Soak {
         ] {
             println!("  {what:<52} {count:>8}");
         }
-        let (complaints, count) = self.ledger.complaints();
+        let (problems, count) = self.ledger.problems();
         if count == 0 {
             println!("\nnothing lost, doubled or stuck, without a restart");
             return true;
         }
         println!("\n{count} things are WRONG:");
-        for complaint in complaints {
-            println!("  - {complaint}");
+        for problem in problems {
+            println!("  - {problem}");
         }
         false
     }
@@ -360,7 +377,7 @@ impl Soak {
     clippy::disallowed_methods,
     reason = "the soak is configured by its environment alone"
 )]
-fn variable(name: &str) -> Option<String> {
+fn env_var(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 

@@ -4,13 +4,13 @@ use crate::load::Load;
 
 /// Lines of results.
 pub struct Table {
-    below: usize,
+    failures: usize,
 }
 
 impl Table {
     /// An empty one.
     pub fn new() -> Self {
-        Self { below: 0 }
+        Self { failures: 0 }
     }
 
     /// Begins a part.
@@ -24,13 +24,13 @@ impl Table {
     }
 
     /// A throughput.
-    pub fn line(&mut self, name: &str, load: &Load) {
+    pub fn throughput(&mut self, name: &str, load: &Load) {
         println!("{}", row(name, load));
     }
 
     /// A throughput as a part of another, with its floor.
-    pub fn ratio(&mut self, name: &str, load: &Load, best: &Load, floor: f64) {
-        let ratio = load.rate / best.rate;
+    pub fn ratio(&mut self, name: &str, load: &Load, baseline: &Load, floor: f64) {
+        let ratio = load.rate / baseline.rate;
         let verdict = self.verdict(ratio >= floor && load.errors == 0);
         println!(
             "{}   {ratio:.2} of bare (floor {floor:.2}) {verdict}",
@@ -39,9 +39,9 @@ impl Table {
     }
 
     /// A number that must not be above `most`.
-    pub fn most(&mut self, name: &str, value: f64, most: f64) {
-        let verdict = self.verdict(value <= most);
-        println!("  {name:<52} {value:>8.2} (at most {most}) {verdict}");
+    pub fn at_most(&mut self, name: &str, value: f64, max: f64) {
+        let verdict = self.verdict(value <= max);
+        println!("  {name:<52} {value:>8.2} (at most {max}) {verdict}");
     }
 
     /// A number without a floor.
@@ -51,15 +51,15 @@ impl Table {
 
     /// The last line.
     pub fn print_verdict(&self) {
-        match self.below {
+        match self.failures {
             0 => println!("\nevery measured floor is held"),
-            below => println!("\n{below} lines are BELOW FLOOR"),
+            failures => println!("\n{failures} lines are BELOW FLOOR"),
         }
     }
 
-    fn verdict(&mut self, held: bool) -> &'static str {
-        self.below += usize::from(!held);
-        if held { "ok" } else { "BELOW FLOOR" }
+    fn verdict(&mut self, is_ok: bool) -> &'static str {
+        self.failures += usize::from(!is_ok);
+        if is_ok { "ok" } else { "BELOW FLOOR" }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::load::{self, at_once, hammer, request};
+use crate::load::{self, burst, measure_throughput, request};
 use crate::process::Process;
 use crate::table::Table;
 
 /// Calls of the long reply.
-const MANY: usize = 100;
+const CALLS: usize = 100;
 /// How long the runs of each kind are hammered, several times in turn.
 const MEASURE: Duration = Duration::from_secs(1);
 /// Times that each kind has its turn: the machine's swings fall on all of them.
@@ -38,13 +38,16 @@ pub async fn overhead(table: &mut Table) {
     let provider = Process::provider(Duration::ZERO);
     for (name, tool) in kinds {
         table.title(&format!(
-            "a tool call ({name}): runs of two turns with {MANY} calls against runs with one"
+            "a tool call ({name}): runs of two turns with {CALLS} calls against runs with one"
         ));
-        let place = workdir.path().display().to_string();
+        let workdir_path = workdir.path().display().to_string();
         let agents = [
-            ("one", agent(&format!("steps-1-1-{tool}"), &place)),
-            ("many", agent(&format!("steps-1-{MANY}-{tool}"), &place)),
-            ("none", agent("steps-0-0-none", &place)),
+            ("one", agent(&format!("steps-1-1-{tool}"), &workdir_path)),
+            (
+                "many",
+                agent(&format!("steps-1-{CALLS}-{tool}"), &workdir_path),
+            ),
+            ("none", agent("steps-0-0-none", &workdir_path)),
         ];
         let agents = agents.each_ref().map(|(name, rest)| (*name, rest.as_str()));
         let axed = Process::axed_with(&provider, "", &agents);
@@ -52,24 +55,24 @@ pub async fn overhead(table: &mut Table) {
         let mut cpus = [const { Vec::new() }; 3];
         for _ in 0..ROUNDS {
             for (kind, (agent, _)) in agents.iter().enumerate() {
-                let ask = request(
+                let http_request = request(
                     &axed.address,
                     &format!("/agents/{agent}/runs?wait=30"),
                     crate::SINGLE,
                 );
                 let before = axed.cpu();
-                let load = hammer(&ask, 1, MEASURE).await;
+                let load = measure_throughput(&http_request, 1, MEASURE).await;
                 assert_eq!(load.errors, 0, "{tool}");
-                let each = (axed.cpu() - before) / load.answered.max(1) as f64;
+                let cpu_per_run = (axed.cpu() - before) / load.responses.max(1) as f64;
                 walls[kind].push(load.median.as_secs_f64() * 1e6);
-                cpus[kind].push(each * 1e6);
+                cpus[kind].push(cpu_per_run * 1e6);
             }
         }
         let [one, many, none] = walls.map(median);
         table.number("µs a run without a call, one turn", none);
         table.number("µs a run with one call, two turns", one);
-        let calls = (MANY - 1) as f64;
-        table.most("µs a further call", (many - one) / calls, 200.0);
+        let calls = (CALLS - 1) as f64;
+        table.at_most("µs a further call", (many - one) / calls, 200.0);
         let [one, many, _] = cpus.map(median);
         table.number("µs of processor time a further call", (many - one) / calls);
     }
@@ -81,7 +84,7 @@ pub async fn long(table: &mut Table) {
     let line = "Every house has a cellar, a hall and an attic.\n";
     std::fs::write(workdir.path().join("f"), line.repeat(4096 / line.len())).expect("a file");
     let empty = tempfile::tempdir().expect("a directory");
-    for (name, tool, place) in [
+    for (name, tool, dir) in [
         (
             "list_directory of an empty workdir",
             "list_directory",
@@ -95,26 +98,30 @@ pub async fn long(table: &mut Table) {
         let mut shortest = None;
         for calls in LENGTHS {
             let model = format!("steps-{}-5-{tool}", calls / 5);
-            let rest = agent(&model, &place.path().display().to_string());
+            let agent_toml = agent(&model, &dir.path().display().to_string());
             let provider = Process::provider(Duration::ZERO);
             let config = "[limits]\nloop_warn = 0\nloop_stop = 0";
-            let axed = Process::axed_with(&provider, config, &[("long", &rest)]);
+            let axed = Process::axed_with(&provider, config, &[("long", &agent_toml)]);
             let path = "/agents/long/runs?wait=60";
-            let ask = request(&axed.address, path, crate::SINGLE);
+            let http_request = request(&axed.address, path, crate::SINGLE);
             // What the first runs allocate stays; it is no part of a run's own memory.
-            load::each(&ask, 1, 5).await;
+            load::send_all(&http_request, 1, 5).await;
             let before = axed.cpu();
             let mut walls = Vec::with_capacity(TIMED);
             for _ in 0..TIMED {
                 let begin = Instant::now();
-                assert_eq!(load::each(&ask, 1, 1).await, 1, "{calls} calls");
+                assert_eq!(
+                    load::send_all(&http_request, 1, 1).await,
+                    1,
+                    "{calls} calls"
+                );
                 walls.push(begin.elapsed().as_secs_f64() * 1e6);
             }
             let cpu = (axed.cpu() - before) / TIMED as f64 * 1e6;
-            let rest = axed.resident_kib();
-            let crowd = at_once(&ask, CROWD).await;
+            let idle_kib = axed.resident_kib();
+            let crowd = burst(&http_request, CROWD).await;
             assert_eq!(crowd.errors, 0, "{calls} calls");
-            let memory = axed.peak_kib().saturating_sub(rest) as f64 / CROWD as f64;
+            let memory = axed.peak_kib().saturating_sub(idle_kib) as f64 / CROWD as f64;
             let [wall, cpu, memory] = [median(walls), cpu, memory].map(|it| it / calls as f64);
             table.note(&format!(
                 "{calls:>4} calls: {wall:>7.1} µs a call, {cpu:>7.1} µs of processor time, {memory:>6.2} KiB"
@@ -123,7 +130,7 @@ pub async fn long(table: &mut Table) {
             match shortest {
                 None => shortest = Some((wall, cpu)),
                 Some((first, first_cpu)) if calls == 200 => {
-                    table.most("time a call at 200 to that at 10", wall / first, 2.0);
+                    table.at_most("time a call at 200 to that at 10", wall / first, 2.0);
                     table.number("processor time a call, likewise", cpu / first_cpu);
                 }
                 Some(_) => {}

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use crate::domain::glob;
 use crate::workdirs::Workdir;
-use crate::workdirs::access::Access;
+use crate::workdirs::handle::WorkdirHandle;
 
 /// Directory entries that the globs of one agent may look at. `**` looks at an entry twice.
-const MAX_LOOKED_AT: usize = 200_000;
+const MAX_VISITED: usize = 200_000;
 /// Context files of one agent.
 const MAX_FILES: usize = 10_000;
 /// Alternatives that the braces of one glob may make.
 const MAX_ALTERNATIVES: usize = 256;
 /// Most bytes of one glob.
-const MAX_GLOB: usize = 4096;
+const MAX_GLOB_BYTES: usize = 4096;
 /// A NUL among the first bytes makes a file binary.
-const SNIFFED: u64 = 512;
+const SNIFF_BYTES: u64 = 512;
 
 /// A file that enters the prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,47 +40,47 @@ pub fn collect(
     if globs.is_empty() {
         return Ok(Vec::new());
     }
-    let access = Access::new(Arc::clone(workdir));
-    let mut search = Search {
+    let access = WorkdirHandle::new(Arc::clone(workdir));
+    let mut search = GlobSearch {
         access: &access,
-        found: BTreeMap::new(),
-        looked_at: 0,
+        matches: BTreeMap::new(),
+        visited: 0,
     };
     for glob in globs {
         for steps in compile(glob)? {
             search.walk(Path::new(""), "", &steps)?;
         }
     }
-    read_all(&access, search.found, max_bytes)
+    read_all(&access, search.matches, max_bytes)
 }
 
 /// Whether the text is a glob; the error is the contract's.
-pub fn check(glob: &str) -> Result<(), String> {
+pub fn check_glob(glob: &str) -> Result<(), String> {
     compile(glob).map(drop)
 }
 
 /// Whether a glob cannot match because it is not below the workdir.
-pub fn leads_out(glob: &str) -> bool {
+pub fn is_outside_workdir(glob: &str) -> bool {
     glob.starts_with('/') || glob.starts_with("~/") || glob.split('/').any(|step| step == "..")
 }
 
 fn read_all(
-    access: &Access,
-    found: BTreeMap<String, PathBuf>,
+    access: &WorkdirHandle,
+    matches: BTreeMap<String, PathBuf>,
     max_bytes: usize,
 ) -> Result<Vec<ContextFile>, String> {
     let mut files = Vec::new();
     let mut resolved = BTreeSet::new();
     let mut total: u64 = 0;
-    for (path, full) in found {
-        let Ok(real) = access.canonicalize(&full) else {
+    for (path, path_in_workdir) in matches {
+        let Ok(resolved_path) = access.canonicalize(&path_in_workdir) else {
             continue;
         };
-        if !resolved.insert(real.clone()) {
+        if !resolved.insert(resolved_path.clone()) {
             continue;
         }
-        let left = (max_bytes as u64).saturating_sub(total);
-        let Some((size, text)) = read_text(access, &real, left) else {
+        let remaining = (max_bytes as u64).saturating_sub(total);
+        let Some((size, text)) = read_text(access, &resolved_path, remaining) else {
             continue;
         };
         // Beyond the bound sizes are still summed, so that the error can tell by how much.
@@ -104,10 +104,13 @@ fn read_all(
 }
 
 /// The size and text of a regular file that is text; of one above the bound only the size.
-fn read_text(access: &Access, path: &Path, max_bytes: u64) -> Option<(u64, String)> {
-    let mut file = access.open_plain(path).ok()??;
+fn read_text(access: &WorkdirHandle, path: &Path, max_bytes: u64) -> Option<(u64, String)> {
+    let mut file = access.open_regular(path).ok()??;
     let mut bytes = Vec::new();
-    file.by_ref().take(SNIFFED).read_to_end(&mut bytes).ok()?;
+    file.by_ref()
+        .take(SNIFF_BYTES)
+        .read_to_end(&mut bytes)
+        .ok()?;
     if bytes.contains(&0) {
         return None;
     }
@@ -116,8 +119,8 @@ fn read_text(access: &Access, path: &Path, max_bytes: u64) -> Option<(u64, Strin
         return Some((size, String::new()));
     }
     // It may have grown since.
-    let rest = (max_bytes + 1).saturating_sub(bytes.len() as u64);
-    file.take(rest).read_to_end(&mut bytes).ok()?;
+    let remaining = (max_bytes + 1).saturating_sub(bytes.len() as u64);
+    file.take(remaining).read_to_end(&mut bytes).ok()?;
     let size = bytes.len() as u64;
     let mut text = String::from_utf8(bytes).ok()?;
     text.truncate(text.trim_end_matches(['\n', '\r']).len());
@@ -126,47 +129,47 @@ fn read_text(access: &Access, path: &Path, max_bytes: u64) -> Option<(u64, Strin
 
 /// One part of a glob between slashes.
 #[derive(Clone, Debug)]
-enum Step {
+enum GlobSegment {
     /// `**`: this directory and all real ones below it.
     AnyDepth,
     /// A name without wildcards.
     Name(String),
     /// A name with wildcards.
-    Like(glob::Matcher),
+    Wildcard(glob::Matcher),
 }
 
-struct Search<'a> {
-    access: &'a Access,
-    found: BTreeMap<String, PathBuf>,
-    looked_at: usize,
+struct GlobSearch<'a> {
+    access: &'a WorkdirHandle,
+    matches: BTreeMap<String, PathBuf>,
+    visited: usize,
 }
 
-impl Search<'_> {
+impl GlobSearch<'_> {
     /// Finds what the steps name below `dir`, whose path as text is `prefix`, empty or with a slash at its end.
-    fn walk(&mut self, dir: &Path, prefix: &str, steps: &[Step]) -> Result<(), String> {
+    fn walk(&mut self, dir: &Path, prefix: &str, steps: &[GlobSegment]) -> Result<(), String> {
         let Some((step, rest)) = steps.split_first() else {
             return Ok(());
         };
         match step {
-            Step::Name(name) => {
-                self.look()?;
+            GlobSegment::Name(name) => {
+                self.count_visit()?;
                 self.visit(dir.join(name), format!("{prefix}{name}"), rest)?;
             }
-            Step::Like(like) => {
+            GlobSegment::Wildcard(matcher) => {
                 for (name, path, _) in self.entries(dir)? {
-                    if like.is_match(Path::new(&name)) {
+                    if matcher.is_match(Path::new(&name)) {
                         self.visit(path, format!("{prefix}{name}"), rest)?;
                     }
                 }
             }
-            Step::AnyDepth => {
+            GlobSegment::AnyDepth => {
                 self.walk(dir, prefix, rest)?;
                 for (name, path, is_real_dir) in self.entries(dir)? {
-                    let below = format!("{prefix}{name}");
+                    let relative = format!("{prefix}{name}");
                     if is_real_dir {
-                        self.walk(&path, &format!("{below}/"), steps)?;
+                        self.walk(&path, &format!("{relative}/"), steps)?;
                     } else if rest.is_empty() {
-                        self.found.insert(below, path);
+                        self.matches.insert(relative, path);
                     }
                 }
             }
@@ -175,9 +178,14 @@ impl Search<'_> {
     }
 
     /// A named entry: found where no step is left, else entered. A link is only entered if it stays inside.
-    fn visit(&mut self, path: PathBuf, relative: String, rest: &[Step]) -> Result<(), String> {
+    fn visit(
+        &mut self,
+        path: PathBuf,
+        relative: String,
+        rest: &[GlobSegment],
+    ) -> Result<(), String> {
         if rest.is_empty() {
-            self.found.insert(relative, path);
+            self.matches.insert(relative, path);
             return Ok(());
         }
         let meta = self.access.metadata(&path);
@@ -199,20 +207,20 @@ impl Search<'_> {
         };
         let mut entries = Vec::new();
         for entry in listing.flatten() {
-            self.look()?;
+            self.count_visit()?;
             let is_real_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
             let name = entry.file_name();
-            let shown = name.to_string_lossy().into_owned();
-            entries.push((shown, dir.join(name), is_real_dir));
+            let display_name = name.to_string_lossy().into_owned();
+            entries.push((display_name, dir.join(name), is_real_dir));
         }
         Ok(entries)
     }
 
-    fn look(&mut self) -> Result<(), String> {
-        self.looked_at += 1;
-        match self.looked_at > MAX_LOOKED_AT {
+    fn count_visit(&mut self) -> Result<(), String> {
+        self.visited += 1;
+        match self.visited > MAX_VISITED {
             true => Err(format!(
-                "the globs look at more than {MAX_LOOKED_AT} directory entries; narrow them"
+                "the globs look at more than {MAX_VISITED} directory entries; narrow them"
             )),
             false => Ok(()),
         }
@@ -220,57 +228,57 @@ impl Search<'_> {
 }
 
 /// The ways in which a glob can be walked; none for one that leads out.
-fn compile(glob: &str) -> Result<Vec<Vec<Step>>, String> {
+fn compile(glob: &str) -> Result<Vec<Vec<GlobSegment>>, String> {
     let invalid = |why: &str| format!("invalid glob pattern \"{glob}\": {why}");
     if glob.trim().is_empty() {
         return Err(invalid("it is empty"));
     }
-    if glob.len() > MAX_GLOB || glob.contains('\0') {
+    if glob.len() > MAX_GLOB_BYTES || glob.contains('\0') {
         return Err("invalid glob pattern: it is too long, or holds a NUL".to_owned());
     }
-    let matcher = |text: &str| glob::Matcher::of_paths(text).map_err(|why| invalid(&why));
+    let matcher = |text: &str| glob::Matcher::for_paths(text).map_err(|why| invalid(&why));
     matcher(glob)?;
-    let mut ways = Vec::new();
-    for alternative in alternatives(glob).ok_or_else(|| {
+    let mut expansions = Vec::new();
+    for alternative in expand_braces(glob).ok_or_else(|| {
         invalid(&format!(
             "its braces make more than {MAX_ALTERNATIVES} alternatives"
         ))
     })? {
-        if leads_out(&alternative) {
+        if is_outside_workdir(&alternative) {
             continue;
         }
-        let mut steps: Vec<Step> = Vec::new();
+        let mut steps: Vec<GlobSegment> = Vec::new();
         for part in alternative.split('/').filter(|it| !matches!(*it, "" | ".")) {
             let step = match part {
                 // Two in a row find the same as one, only slower.
-                "**" if matches!(steps.last(), Some(Step::AnyDepth)) => continue,
-                "**" => Step::AnyDepth,
-                name if !name.contains(['*', '?', '[', '\\']) => Step::Name(name.to_owned()),
-                wild => Step::Like(matcher(wild)?),
+                "**" if matches!(steps.last(), Some(GlobSegment::AnyDepth)) => continue,
+                "**" => GlobSegment::AnyDepth,
+                name if !name.contains(['*', '?', '[', '\\']) => GlobSegment::Name(name.to_owned()),
+                wild => GlobSegment::Wildcard(matcher(wild)?),
             };
             steps.push(step);
         }
-        ways.push(steps);
+        expansions.push(steps);
     }
-    Ok(ways)
+    Ok(expansions)
 }
 
 /// The glob once for each alternative of its braces, so that a brace may hold slashes; none where there are too many.
-fn alternatives(glob: &str) -> Option<Vec<String>> {
-    let mut done = Vec::new();
-    let mut open = vec![glob.to_owned()];
-    while let Some(glob) = open.pop() {
+fn expand_braces(glob: &str) -> Option<Vec<String>> {
+    let mut expanded = Vec::new();
+    let mut pending = vec![glob.to_owned()];
+    while let Some(glob) = pending.pop() {
         match first_brace(&glob) {
             Some((before, choices, after)) => {
-                open.extend(choices.iter().map(|it| format!("{before}{it}{after}")));
+                pending.extend(choices.iter().map(|it| format!("{before}{it}{after}")));
             }
-            None => done.push(glob),
+            None => expanded.push(glob),
         }
-        if open.len() + done.len() > MAX_ALTERNATIVES {
+        if pending.len() + expanded.len() > MAX_ALTERNATIVES {
             return None;
         }
     }
-    Some(done)
+    Some(expanded)
 }
 
 /// What stands before the first brace group, its choices, and what stands after it.
@@ -281,13 +289,13 @@ fn first_brace(glob: &str) -> Option<(&str, Vec<&str>, &str)> {
     let mut depth = 0;
     let mut in_class = false;
     let mut chars = glob.char_indices();
-    while let Some((at, c)) = chars.next() {
+    while let Some((index, c)) = chars.next() {
         match c {
             '\\' => drop(chars.next()),
             // A bracket that comes first in a class belongs to it.
             '[' if !in_class => {
                 in_class = true;
-                let rest = glob[at + 1..].trim_start_matches(['!', '^']);
+                let rest = glob[index + 1..].trim_start_matches(['!', '^']);
                 if rest.starts_with(']') {
                     while chars.next().is_some_and(|(_, c)| c != ']') {}
                 }
@@ -297,17 +305,17 @@ fn first_brace(glob: &str) -> Option<(&str, Vec<&str>, &str)> {
             '{' => {
                 depth += 1;
                 if depth == 1 {
-                    start = Some(at);
-                    choice = at + 1;
+                    start = Some(index);
+                    choice = index + 1;
                 }
             }
             ',' if depth == 1 => {
-                choices.push(&glob[choice..at]);
-                choice = at + 1;
+                choices.push(&glob[choice..index]);
+                choice = index + 1;
             }
             '}' if depth == 1 => {
-                choices.push(&glob[choice..at]);
-                return Some((&glob[..start?], choices, &glob[at + 1..]));
+                choices.push(&glob[choice..index]);
+                return Some((&glob[..start?], choices, &glob[index + 1..]));
             }
             '}' if depth > 1 => depth -= 1,
             _ => {}
@@ -323,10 +331,10 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use super::{alternatives, check, collect};
+    use super::{check_glob, collect, expand_braces};
     use crate::workdirs::Workdir;
     use crate::workdirs::registry::Workdirs;
-    use crate::workdirs::reserved::Reserved;
+    use crate::workdirs::reserved::ReservedPaths;
 
     fn write(root: &Path, files: &[(&str, &[u8])]) {
         for (path, bytes) in files {
@@ -337,7 +345,7 @@ mod tests {
     }
 
     fn workdir(path: &Path) -> Arc<Workdir> {
-        let workdirs = Workdirs::new(path.to_owned(), &[], Reserved::default());
+        let workdirs = Workdirs::new(path.to_owned(), &[], ReservedPaths::default());
         workdirs.open(None, None).expect("a workdir")
     }
 
@@ -421,10 +429,10 @@ mod tests {
     #[test]
     fn pipes_are_not_opened() {
         let dir = tempfile::tempdir().expect("a directory");
-        let made = std::process::Command::new("mkfifo")
+        let status = std::process::Command::new("mkfifo")
             .arg(dir.path().join("pipe.md"))
             .status();
-        assert!(made.expect("mkfifo").success());
+        assert!(status.expect("mkfifo").success());
         assert_eq!(names(dir.path(), &["*"]), Vec::<String>::new());
     }
 
@@ -450,24 +458,28 @@ mod tests {
     }
 
     #[test]
-    fn wrong_globs_are_told() {
+    fn wrong_globs_are_errors() {
         assert_eq!(
-            check("{a"),
+            check_glob("{a"),
             Err("invalid glob pattern \"{a\": unclosed alternate group; missing '}' (maybe escape '{' with '[{]'?)".to_owned())
         );
         assert_eq!(
-            check(" "),
+            check_glob(" "),
             Err("invalid glob pattern \" \": it is empty".to_owned())
         );
         let many = "{a,b}".repeat(9);
-        assert!(check(&many).expect_err("too many").contains("alternatives"));
-        assert_eq!(check("docs/**/*.{md,txt}"), Ok(()));
+        assert!(
+            check_glob(&many)
+                .expect_err("too many")
+                .contains("alternatives")
+        );
+        assert_eq!(check_glob("docs/**/*.{md,txt}"), Ok(()));
     }
 
     #[test]
     fn braces_make_alternatives() {
-        let mut made = alternatives("a{b,{c,d}/e}f[{]").expect("few");
-        made.sort();
-        assert_eq!(made, ["abf[{]", "ac/ef[{]", "ad/ef[{]"]);
+        let mut expanded = expand_braces("a{b,{c,d}/e}f[{]").expect("few");
+        expanded.sort();
+        assert_eq!(expanded, ["abf[{]", "ac/ef[{]", "ad/ef[{]"]);
     }
 }

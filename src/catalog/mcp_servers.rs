@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::config::section::Section;
+use crate::config::table_reader::TableReader;
 use crate::domain::mcp::{
-    DEFAULT_TIMEOUT, McpServer, McpTransport, Template, is_server_name, is_variable,
+    DEFAULT_TIMEOUT, McpServer, McpTransport, Template, is_server_name, is_variable_name,
 };
 
 /// Most servers of one agent: each may be a process.
-const MOST_SERVERS: usize = 32;
+const MAX_SERVERS: usize = 32;
 /// The longest timeout of a call, in seconds: a day.
-const MAX_TIMEOUT: u64 = 86_400;
+const MAX_TIMEOUT_SECS: u64 = 86_400;
 /// Headers that the protocol sets itself.
-const RESERVED: [&str; 7] = [
+const RESERVED_HEADERS: [&str; 7] = [
     "accept",
     "content-length",
     "content-type",
@@ -24,10 +24,10 @@ const RESERVED: [&str; 7] = [
 ];
 
 /// The servers, in the file's order. What is wrong is kept as a problem.
-pub fn read(top: &mut Section<'_>) -> Vec<McpServer> {
-    let whole = top.peek("mcp_servers");
+pub fn read(top: &mut TableReader<'_>) -> Vec<McpServer> {
+    let node = top.peek("mcp_servers");
     let servers: Vec<McpServer> = top
-        .each("mcp_servers", server)
+        .table_list("mcp_servers", parse_server)
         .into_iter()
         .flatten()
         .collect();
@@ -39,26 +39,26 @@ pub fn read(top: &mut Section<'_>) -> Vec<McpServer> {
                 "has two servers named \"{}\"; name one otherwise",
                 server.name
             );
-            rule(top, &whole, &why);
+            add_problem(top, &node, &why);
         }
     }
-    if servers.len() > MOST_SERVERS {
-        rule(
+    if servers.len() > MAX_SERVERS {
+        add_problem(
             top,
-            &whole,
-            &format!("cannot have more than {MOST_SERVERS} servers"),
+            &node,
+            &format!("cannot have more than {MAX_SERVERS} servers"),
         );
     }
     servers
 }
 
-fn rule(top: &mut Section<'_>, node: &Option<crate::config::document::Node>, why: &str) {
+fn add_problem(top: &mut TableReader<'_>, node: &Option<crate::config::document::Node>, why: &str) {
     if let Some(node) = node {
-        top.rule(node, "mcp_servers", why);
+        top.push_invalid(node, "mcp_servers", why);
     }
 }
 
-fn server(s: &mut Section<'_>) -> Option<McpServer> {
+fn parse_server(s: &mut TableReader<'_>) -> Option<McpServer> {
     #[derive(Clone, Copy)]
     enum Kind {
         Stdio,
@@ -69,7 +69,7 @@ fn server(s: &mut Section<'_>) -> Option<McpServer> {
         ("streamable-http", Kind::StreamableHttp),
     ];
     let has_name = s.peek("name").is_some();
-    let name = s.checked("name", |text| match is_server_name(text) {
+    let name = s.parsed_text("name", |text| match is_server_name(text) {
         true => Ok(text.to_owned()),
         false => Err(
             "must be 1 to 32 letters, digits, - and _, begin with a letter or digit, hold no __ and end in no _: \
@@ -78,19 +78,19 @@ fn server(s: &mut Section<'_>) -> Option<McpServer> {
         ),
     });
     if !has_name {
-        s.missing("name", "is required: its tools are named <name>__<tool>");
+        s.push_missing("name", "is required: its tools are named <name>__<tool>");
     }
     let has_kind = s.peek("transport").is_some();
     let kind = s.one_of("transport", &kinds);
     if !has_kind {
-        s.missing("transport", "is required: \"stdio\" or \"streamable-http\"");
+        s.push_missing("transport", "is required: \"stdio\" or \"streamable-http\"");
     }
-    let tools = s.texts("tools").unwrap_or_default();
-    let timeout = s.whole("timeout", 1..=MAX_TIMEOUT);
+    let tools = s.text_list("tools").unwrap_or_default();
+    let timeout = s.integer("timeout", 1..=MAX_TIMEOUT_SECS);
     let required = s.flag("required").unwrap_or(false);
     let transport = match kind {
-        Some(Kind::Stdio) => stdio(s),
-        Some(Kind::StreamableHttp) => streamable_http(s),
+        Some(Kind::Stdio) => parse_stdio(s),
+        Some(Kind::StreamableHttp) => parse_streamable_http(s),
         None => {
             for key in ["command", "args", "env", "url", "headers"] {
                 s.ignore(key);
@@ -107,20 +107,20 @@ fn server(s: &mut Section<'_>) -> Option<McpServer> {
     })
 }
 
-fn stdio(s: &mut Section<'_>) -> Option<McpTransport> {
-    only_for(s, ["url", "headers"], "streamable-http");
+fn parse_stdio(s: &mut TableReader<'_>) -> Option<McpTransport> {
+    reject_keys(s, ["url", "headers"], "streamable-http");
     let has_command = s.peek("command").is_some();
-    let command = s.checked("command", |text| match text.trim() {
+    let command = s.parsed_text("command", |text| match text.trim() {
         "" => Err("must name a program".to_owned()),
         _ if text.contains('\0') => Err("must hold no NUL".to_owned()),
         _ => Ok(text.to_owned()),
     });
     if !has_command {
-        s.missing("command", "is required where transport is stdio");
+        s.push_missing("command", "is required where transport is stdio");
     }
-    let args = s.texts("args").unwrap_or_default();
-    let env = s.texts_by_name("env", |name, value| match is_variable(name) {
-        true => Template::read(value),
+    let args = s.text_list("args").unwrap_or_default();
+    let env = s.texts_by_name("env", |name, value| match is_variable_name(name) {
+        true => Template::parse(value),
         false => Err("is no variable's name: letters, digits and _, the first no digit".to_owned()),
     });
     Some(McpTransport::Stdio {
@@ -130,30 +130,30 @@ fn stdio(s: &mut Section<'_>) -> Option<McpTransport> {
     })
 }
 
-fn streamable_http(s: &mut Section<'_>) -> Option<McpTransport> {
-    only_for(s, ["command", "args"], "stdio");
-    only_for(s, ["env"], "stdio");
+fn parse_streamable_http(s: &mut TableReader<'_>) -> Option<McpTransport> {
+    reject_keys(s, ["command", "args"], "stdio");
+    reject_keys(s, ["env"], "stdio");
     let has_url = s.peek("url").is_some();
-    let url = s.checked("url", |text| check_url(text).map(|()| text.to_owned()));
+    let url = s.parsed_text("url", |text| check_url(text).map(|()| text.to_owned()));
     if !has_url {
-        s.missing("url", "is required where transport is streamable-http");
+        s.push_missing("url", "is required where transport is streamable-http");
     }
     let headers = s.texts_by_name("headers", |name, value| {
         if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
             return Err("is no header's name".to_owned());
         }
-        if RESERVED.contains(&name.to_ascii_lowercase().as_str()) {
+        if RESERVED_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
             return Err("cannot be set: the protocol sets it".to_owned());
         }
-        Template::read(value)
+        Template::parse(value)
     });
     Some(McpTransport::StreamableHttp { url: url?, headers })
 }
 
-fn only_for<const N: usize>(s: &mut Section<'_>, keys: [&'static str; N], transport: &str) {
+fn reject_keys<const N: usize>(s: &mut TableReader<'_>, keys: [&'static str; N], transport: &str) {
     for key in keys {
-        if let Some(node) = s.raw(key) {
-            s.rule(
+        if let Some(node) = s.take_node(key) {
+            s.push_invalid(
                 &node,
                 key,
                 &format!("is only for transport = \"{transport}\""),
@@ -163,12 +163,12 @@ fn only_for<const N: usize>(s: &mut Section<'_>, keys: [&'static str; N], transp
 }
 
 fn check_url(text: &str) -> Result<(), String> {
-    let wanted = "must be a URL such as https://example.com/mcp";
-    let uri: http::Uri = text.parse().map_err(|_| wanted.to_owned())?;
+    let expected = "must be a URL such as https://example.com/mcp";
+    let uri: http::Uri = text.parse().map_err(|_| expected.to_owned())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
     let host = uri.host().unwrap_or_default();
     if !is_http || host.is_empty() {
-        return Err(wanted.to_owned());
+        return Err(expected.to_owned());
     }
     let has_user = uri.authority().is_some_and(|it| it.as_str().contains('@'));
     match has_user {

@@ -58,7 +58,7 @@ impl Default for Rules {
 
 impl Rules {
     /// As this configuration has them.
-    pub fn of(config: &Config) -> Self {
+    pub fn from_config(config: &Config) -> Self {
         Self {
             max_tree: config.runs.max_tree,
             has_keys: !config.auth.keys.is_empty(),
@@ -79,15 +79,15 @@ impl Rules {
     }
 
     /// What is odd about a definition on this server.
-    fn oddities(&self, agent: &Agent) -> Vec<String> {
-        let most = u64::try_from(self.max_tree).unwrap_or(u64::MAX);
-        let above = agent.budget.max_runs.filter(|runs| *runs > most);
-        let above = above.map(|runs| {
+    fn lint(&self, agent: &Agent) -> Vec<String> {
+        let max_runs = u64::try_from(self.max_tree).unwrap_or(u64::MAX);
+        let exceeding = agent.budget.max_runs.filter(|runs| *runs > max_runs);
+        let warning = exceeding.map(|runs| {
             format!(
-                "budget.max_runs is {runs}, but the server lets a tree have {most} runs (runs.max_tree)"
+                "budget.max_runs is {runs}, but the server lets a tree have {max_runs} runs (runs.max_tree)"
             )
         });
-        above.into_iter().collect()
+        warning.into_iter().collect()
     }
 }
 

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::catalog::context_files::{self, ContextFile};
-use crate::config::load::{expand_home, home};
+use crate::config::load::{expand_home, home_dir};
 use crate::domain::content::Content;
 use crate::workdirs::Workdir;
 use crate::workdirs::registry::Workdirs;
 
 /// Between the parts of a system prompt.
-const RULE: &str = "\n\n---\n\n";
+const SECTION_SEPARATOR: &str = "\n\n---\n\n";
 /// What a run is asked whose request has no input.
 const DEFAULT_INPUT: &str = "Execute the task described in your instructions.";
 
 /// What a prompt is made of.
 #[derive(Clone, Debug)]
-pub struct Parts<'a> {
+pub struct PromptParts<'a> {
     /// The agent's name, for messages.
     pub agent: &'a str,
     /// First part.
@@ -28,13 +28,13 @@ pub struct Parts<'a> {
     /// Globs of context files.
     pub files: &'a [String],
     /// Opens the skill where a request named it; none where the operator did.
-    pub requested_skill: Option<&'a Workdirs>,
+    pub skill_workdirs: Option<&'a Workdirs>,
     /// Where the globs look; none where there are none.
     pub workdir: Option<Arc<Workdir>>,
     /// Where relative and bare skills look.
     pub config_dir: &'a Path,
     /// Most bytes of all context files.
-    pub max_files: usize,
+    pub max_file_bytes: usize,
     /// The memory entries that enter, already rendered; blank means none.
     pub memory: &'a str,
 }
@@ -69,60 +69,60 @@ pub enum PromptError {
 }
 
 /// The system prompt; empty where no part has anything.
-pub fn system_prompt(parts: &Parts<'_>) -> Result<String, PromptError> {
+pub fn system_prompt(parts: &PromptParts<'_>) -> Result<String, PromptError> {
     let mut sections = vec![parts.system_prompt.to_owned()];
     if let Some(skill) = parts.skill {
         let path = skill_path(skill, parts.config_dir);
-        let text = match parts.requested_skill {
-            Some(workdirs) => read_requested(&path, workdirs, parts.max_files),
-            None => read_skill(&path, parts.max_files),
+        let text = match parts.skill_workdirs {
+            Some(workdirs) => read_requested_skill(&path, workdirs, parts.max_file_bytes),
+            None => read_skill(&path, parts.max_file_bytes),
         };
         let text = text.map_err(|why| PromptError::Skill {
             agent: parts.agent.to_owned(),
             why,
         })?;
-        sections.push(headed("## Skill", text.trim_end_matches(['\n', '\r'])));
+        sections.push(section("## Skill", text.trim_end_matches(['\n', '\r'])));
     }
     let files = match &parts.workdir {
-        Some(workdir) => context_files::collect(parts.files, workdir, parts.max_files),
+        Some(workdir) => context_files::collect(parts.files, workdir, parts.max_file_bytes),
         None => Ok(Vec::new()),
     };
     let files = files.map_err(|why| PromptError::Files {
         agent: parts.agent.to_owned(),
         why,
     })?;
-    let blocks: Vec<String> = files.iter().map(block).collect();
-    sections.push(headed("## Context Files", &blocks.join("\n\n")));
-    sections.push(headed("## Memory", parts.memory));
+    let blocks: Vec<String> = files.iter().map(file_block).collect();
+    sections.push(section("## Context Files", &blocks.join("\n\n")));
+    sections.push(section("## Memory", parts.memory));
     sections.retain(|section| !section.trim().is_empty());
-    Ok(sections.join(RULE))
+    Ok(sections.join(SECTION_SEPARATOR))
 }
 
 /// The directory that `own` (the definition's), else the daemon's own names, made absolute.
-pub fn workdir(agent: &str, own: Option<&Path>) -> Result<PathBuf, PromptError> {
+pub fn workdir(agent: &str, configured: Option<&Path>) -> Result<PathBuf, PromptError> {
     let invalid = |why: String| PromptError::Workdir {
         agent: agent.to_owned(),
         why,
     };
-    let named = own.unwrap_or(Path::new("."));
-    let shown = named.display();
-    match fs::metadata(named) {
-        Ok(found) if found.is_dir() => {}
-        Ok(_) => return Err(invalid(format!("{shown} is not a directory"))),
+    let dir = configured.unwrap_or(Path::new("."));
+    let display_path = dir.display();
+    match fs::metadata(dir) {
+        Ok(meta) if meta.is_dir() => {}
+        Ok(_) => return Err(invalid(format!("{display_path} is not a directory"))),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(invalid(format!("{shown} does not exist")));
+            return Err(invalid(format!("{display_path} does not exist")));
         }
-        Err(error) => return Err(invalid(format!("could not open {shown}: {error}"))),
+        Err(error) => return Err(invalid(format!("could not open {display_path}: {error}"))),
     }
     // Components drop the dot at the end of a bare ".".
-    let absolute = std::path::absolute(named).map_err(|error| invalid(error.to_string()))?;
+    let absolute = std::path::absolute(dir).map_err(|error| invalid(error.to_string()))?;
     Ok(absolute.components().collect())
 }
 
 /// Where a skill's file is: absolute, `~`, relative to the config directory, or `skills/<name>/SKILL.md` for a bare name.
 pub fn skill_path(skill: &str, config_dir: &Path) -> PathBuf {
     match skill.contains('/') {
-        true => config_dir.join(expand_home(skill, home().as_deref())),
+        true => config_dir.join(expand_home(skill, home_dir().as_deref())),
         false => config_dir.join("skills").join(skill).join("SKILL.md"),
     }
 }
@@ -147,7 +147,7 @@ pub fn child_message(task: &str, context: Option<&str>) -> String {
 }
 
 /// A section of the prompt; nothing where it would be empty.
-fn headed(heading: &str, text: &str) -> String {
+fn section(heading: &str, text: &str) -> String {
     match text.trim().is_empty() {
         true => String::new(),
         false => format!("{heading}\n\n{text}"),
@@ -155,7 +155,7 @@ fn headed(heading: &str, text: &str) -> String {
 }
 
 /// A context file as the prompt shows it.
-fn block(file: &ContextFile) -> String {
+fn file_block(file: &ContextFile) -> String {
     let extension = Path::new(&file.path).extension().unwrap_or_default();
     let extension = extension.to_string_lossy();
     // What stands behind a fence must not end its line.
@@ -181,39 +181,45 @@ fn fence(text: &str) -> String {
 }
 
 fn read_skill(path: &Path, max_bytes: usize) -> Result<String, String> {
-    let shown = path.display();
+    let display_path = path.display();
     let unreadable = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::NotADirectory => format!("skill not found: {shown}"),
-        _ => format!("could not read skill {shown}: {error}"),
+        ErrorKind::NotFound | ErrorKind::NotADirectory => {
+            format!("skill not found: {display_path}")
+        }
+        _ => format!("could not read skill {display_path}: {error}"),
     };
     // Asked before it is opened: opening a pipe would wait for its writer.
     if !fs::metadata(path).map_err(unreadable)?.is_file() {
-        return Err(format!("skill {shown} is not a file"));
+        return Err(format!("skill {display_path} is not a file"));
     }
     let file = File::open(path).map_err(unreadable)?;
-    skill_text(&shown.to_string(), file, max_bytes)
+    skill_text(&display_path.to_string(), file, max_bytes)
 }
 
 /// A skill that a request named: below a root, without a link on the way, and none of the daemon's own files.
-fn read_requested(path: &Path, workdirs: &Workdirs, max_bytes: usize) -> Result<String, String> {
-    let shown = path.display().to_string();
+fn read_requested_skill(
+    path: &Path,
+    workdirs: &Workdirs,
+    max_bytes: usize,
+) -> Result<String, String> {
+    let display_path = path.display().to_string();
     match workdirs.open_file(path) {
-        Ok(file) => skill_text(&shown, file, max_bytes),
-        Err(why) => Err(format!("skill {shown} {why}")),
+        Ok(file) => skill_text(&display_path, file, max_bytes),
+        Err(why) => Err(format!("skill {display_path} {why}")),
     }
 }
 
-fn skill_text(shown: &str, file: impl Read, max_bytes: usize) -> Result<String, String> {
+fn skill_text(display_path: &str, file: impl Read, max_bytes: usize) -> Result<String, String> {
     let mut bytes = Vec::new();
     file.take(max_bytes as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| format!("could not read skill {shown}: {error}"))?;
+        .map_err(|error| format!("could not read skill {display_path}: {error}"))?;
     if bytes.len() > max_bytes {
         return Err(format!(
-            "skill {shown} is larger than the {max_bytes} bytes that limits.context_files allows"
+            "skill {display_path} is larger than the {max_bytes} bytes that limits.context_files allows"
         ));
     }
-    String::from_utf8(bytes).map_err(|_| format!("skill {shown} is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| format!("skill {display_path} is not UTF-8"))
 }
 
 #[cfg(test)]
@@ -222,11 +228,11 @@ mod tests {
     use std::path::Path;
 
     use crate::workdirs::registry::Workdirs;
-    use crate::workdirs::reserved::Reserved;
+    use crate::workdirs::reserved::ReservedPaths;
 
     use crate::domain::content::Content;
 
-    use super::{Parts, child_message, root_message, skill_path, system_prompt, workdir};
+    use super::{PromptParts, child_message, root_message, skill_path, system_prompt, workdir};
 
     #[test]
     fn the_prompt_has_these_bytes() {
@@ -238,36 +244,36 @@ mod tests {
         fs::write(root.join("a.rs"), "fn main() {}\n").expect("a file");
         fs::write(root.join("Makefile"), "all:\n").expect("a file");
         let files = ["*".to_owned()];
-        let workdirs = Workdirs::new(root.to_owned(), &[], Reserved::default());
-        let whole = Parts {
+        let workdirs = Workdirs::new(root.to_owned(), &[], ReservedPaths::default());
+        let all_parts = PromptParts {
             agent: "x",
             system_prompt: "You review.",
             skill: Some("review"),
             files: &files,
-            requested_skill: None,
+            skill_workdirs: None,
             workdir: workdirs.open(None, None).ok(),
             config_dir: root,
-            max_files: 1 << 20,
+            max_file_bytes: 1 << 20,
             memory: "## 2026-01-01T00:00:00Z\n**Task:** t\n**Result:** r\n\n",
         };
         assert_eq!(
-            system_prompt(&whole).expect("a prompt"),
+            system_prompt(&all_parts).expect("a prompt"),
             "You review.\n\n---\n\n## Skill\n\nBe kind.\n\n---\n\n## Context Files\n\n\
              ### Makefile\n```\nall:\n```\n\n### a.rs\n```rs\nfn main() {}\n```\n\n\
              ### b.md\n````md\n# B\n```sh\nls\n```\n````\n\n---\n\n\
              ## Memory\n\n## 2026-01-01T00:00:00Z\n**Task:** t\n**Result:** r\n\n"
         );
-        let bare = Parts {
+        let bare = PromptParts {
             system_prompt: "",
             skill: None,
             files: &[],
             memory: " ",
-            ..whole.clone()
+            ..all_parts.clone()
         };
         assert_eq!(system_prompt(&bare), Ok(String::new()));
-        let lost = Parts {
+        let lost = PromptParts {
             skill: Some("lost"),
-            ..whole.clone()
+            ..all_parts.clone()
         };
         assert_eq!(
             system_prompt(&lost).expect_err("no skill").to_string(),
@@ -276,9 +282,9 @@ mod tests {
                 root.join("skills/lost/SKILL.md").display()
             )
         );
-        let large = Parts {
-            max_files: 20,
-            ..whole.clone()
+        let large = PromptParts {
+            max_file_bytes: 20,
+            ..all_parts.clone()
         };
         let why = system_prompt(&large).expect_err("too large").to_string();
         assert!(
@@ -319,7 +325,9 @@ mod tests {
         let default = "Execute the task described in your instructions.";
         let message = |input: Option<&str>, context| {
             let input = input.map(Content::from);
-            root_message(input.as_ref(), context).plain().into_owned()
+            root_message(input.as_ref(), context)
+                .to_plain_text()
+                .into_owned()
         };
         assert_eq!(message(None, None), default);
         assert_eq!(message(Some(" \n"), Some(" ")), default);

@@ -11,30 +11,30 @@ use crate::catalog::LoadError;
 use crate::catalog::context_files;
 use crate::catalog::mcp_servers;
 use crate::config::document::{self, Node, Value};
-use crate::config::load::{expand_home, home, variable};
-use crate::config::section::{self, MAX_COUNT, Section};
+use crate::config::load::{check_variable_name, expand_home, home_dir};
+use crate::config::table_reader::{self, MAX_COUNT, TableReader};
 use crate::domain::agent::{
     Agent, BUILT_IN_TOOLS, Backoff, Budget, Cache, Delegation, Effort, HARD_MAX_DEPTH, MAX_TURNS,
-    Memory, ModelRef, Params, ReasoningSummary, ResponseFormat, Retry, Subagent, Summary,
-    check_extra, is_agent_name,
+    Memory, ModelRef, Params, ReasoningSummary, ResponseFormat, Retry, SubagentSettings,
+    SummaryMode, check_extra, is_agent_name,
 };
-use crate::domain::context::{ContextSettings, Strategy};
-use crate::domain::event::NAMES;
-use crate::domain::mcp::SEPARATOR;
+use crate::domain::context::{ContextSettings, ContextStrategy};
+use crate::domain::event::STORED_EVENT_NAMES;
+use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
-use crate::net;
+use crate::ssrf;
 use crate::validation;
 
 /// Tools that the daemon offers by itself.
-const OFFERED: [&str; 2] = ["call_agent", "subagent"];
+const IMPLICIT_TOOLS: [&str; 2] = ["call_agent", "subagent"];
 /// Token and call limits above this are no limits.
 const MAX_BUDGET: u64 = i64::MAX as u64;
 /// Above what any run could cost, in USD.
 const MAX_COST: f64 = 1e6;
 /// The smallest bound on an unnamed agent's result, in bytes.
-const MIN_OUTPUT: u64 = 1024;
+const MIN_OUTPUT_BYTES: u64 = 1024;
 /// A smaller share of the window has no room for a summary.
 const MIN_COMPACT_AT: f64 = 0.1;
 /// The highest temperature that any service takes is far below.
@@ -43,44 +43,48 @@ const MAX_TEMPERATURE: f64 = 100.0;
 /// The definition in these bytes of `<name>.toml`, with what is odd in it.
 pub fn read(name: &str, path: &Path, bytes: &[u8]) -> Result<(Agent, Vec<String>), LoadError> {
     let file = path.display().to_string();
-    let broken = |problems: &[document::Problem]| {
-        let why = document::tell(problems, &file, "; ");
-        LoadError::Invalid(format!("failed to parse agent config \"{name}\": {why}"))
+    let parse_error = |problems: &[document::Problem]| {
+        let details = document::format_problems(problems, &file, "; ");
+        LoadError::Invalid(format!(
+            "failed to parse agent config \"{name}\": {details}"
+        ))
     };
-    let table = document::parse(bytes).map_err(|problems| broken(&problems))?;
-    let (written, problems) = section::read(table, |top| written(name, version(bytes), top));
-    let (rules, faults): (Vec<_>, Vec<_>) = problems.into_iter().partition(|it| it.is_rule);
-    if !faults.is_empty() {
-        return Err(broken(&faults));
+    let table = document::parse(bytes).map_err(|problems| parse_error(&problems))?;
+    let (parsed, problems) =
+        table_reader::read_table(table, |top| parse_agent(name, version(bytes), top));
+    let (rule_violations, syntax_errors): (Vec<_>, Vec<_>) =
+        problems.into_iter().partition(|it| it.is_rule_violation);
+    if !syntax_errors.is_empty() {
+        return Err(parse_error(&syntax_errors));
     }
 
     let missing = |key| LoadError::Invalid(format!("agent config missing required field: {key}"));
-    let own_name = written.name.ok_or_else(|| missing("name"))?;
-    let model = written.model.ok_or_else(|| missing("model"))?;
-    let mut agent = written.agent;
+    let own_name = parsed.name.ok_or_else(|| missing("name"))?;
+    let model = parsed.model.ok_or_else(|| missing("model"))?;
+    let mut agent = parsed.agent;
     agent.model = model.parse()?;
-    for model in &written.fallback_models {
+    for model in &parsed.fallback_models {
         agent.fallback_models.push(model.parse()?);
     }
-    if let Some(subagent) = written.subagent {
-        agent.subagent = Some(Subagent {
+    if let Some(subagent) = parsed.subagent {
+        agent.subagent = Some(SubagentSettings {
             model: subagent.model.as_deref().map(str::parse).transpose()?,
             ..subagent.settings
         });
     }
-    if let Some(rule) = rules.into_iter().next() {
+    if let Some(rule) = rule_violations.into_iter().next() {
         return Err(LoadError::Invalid(rule.text));
     }
     for tool in &agent.tools {
         check_tool(tool)?;
     }
     for tool in &agent.approve {
-        check_approved(&agent, tool)?;
+        check_approval(&agent, tool)?;
     }
     for pattern in &agent.files {
-        context_files::check(pattern).map_err(LoadError::Invalid)?;
+        context_files::check_glob(pattern).map_err(LoadError::Invalid)?;
     }
-    let warnings = oddities(&agent, &own_name);
+    let warnings = lint(&agent, &own_name);
     Ok((agent, warnings))
 }
 
@@ -95,22 +99,22 @@ pub fn version(bytes: &[u8]) -> String {
 }
 
 /// A definition with what is still to be checked about it, because its error has a place in the order.
-struct Written {
+struct ParsedAgent {
     name: Option<String>,
     model: Option<String>,
     fallback_models: Vec<String>,
-    subagent: Option<WrittenSubagent>,
+    subagent: Option<ParsedSubagent>,
     agent: Agent,
 }
 
-fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
-    let name = filled(top.text("name"));
-    let model = filled(top.text("model"));
-    let fallback_models = top.texts("fallback_models").unwrap_or_default();
+fn parse_agent(stem: &str, version: String, top: &mut TableReader<'_>) -> ParsedAgent {
+    let name = non_blank(top.text("name"));
+    let model = non_blank(top.text("model"));
+    let fallback_models = top.text_list("fallback_models").unwrap_or_default();
     let agent = Agent {
         name: stem.to_owned(),
         version,
-        description: filled(top.text("description")),
+        description: non_blank(top.text("description")),
         // Replaced once the shape is checked.
         model: ModelRef {
             provider: String::new(),
@@ -118,42 +122,42 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
         },
         fallback_models: Vec::new(),
         system_prompt: top.text("system_prompt").unwrap_or_default(),
-        skill: filled(top.text("skill")),
+        skill: non_blank(top.text("skill")),
         has_requested_skill: false,
-        files: top.texts("files").unwrap_or_default(),
-        workdir: path(top, "workdir"),
-        tools: folded(top.texts("tools").unwrap_or_default()),
-        allowed_hosts: allowed_hosts(top),
-        sub_agents: folded(top.texts("sub_agents").unwrap_or_default()),
+        files: top.text_list("files").unwrap_or_default(),
+        workdir: parse_path(top, "workdir"),
+        tools: dedup(top.text_list("tools").unwrap_or_default()),
+        allowed_hosts: parse_allowed_hosts(top),
+        sub_agents: dedup(top.text_list("sub_agents").unwrap_or_default()),
         stream: top.flag("stream").unwrap_or(false),
-        timeout: time(top, "timeout"),
-        delegation: top.section("sub_agents_config", delegation),
+        timeout: nonzero_seconds(top, "timeout"),
+        delegation: top.nested("sub_agents_config", parse_delegation),
         params: Params {
             effort: top.one_of("effort", &Effort::ALL),
             reasoning_summary: top.one_of("reasoning_summary", &ReasoningSummary::ALL),
             cache: top.one_of("cache", &Cache::ALL).unwrap_or_default(),
             service: top.one_of("service", &Service::ALL),
-            ..top.section("params", params)
+            ..top.nested("params", parse_params)
         },
-        allow_extra: allow_extra(top),
+        allow_extra: parse_allow_extra(top),
         allow_provider_keys: top.flag("allow_provider_keys").unwrap_or(false),
         given_keys: Vec::new(),
-        max_turns: top.section("limits", |s| {
-            small(s, "max_turns", 1, MAX_TURNS).unwrap_or(MAX_TURNS)
+        max_turns: top.nested("limits", |s| {
+            parse_u32(s, "max_turns", 1, MAX_TURNS).unwrap_or(MAX_TURNS)
         }),
-        context: top.section("context", context),
-        budget: top.section("budget", budget),
-        retry: top.section("retry", retry),
-        memory: top.section("memory", memory),
+        context: top.nested("context", parse_context),
+        budget: top.nested("budget", parse_budget),
+        retry: top.nested("retry", parse_retry),
+        memory: top.nested("memory", parse_memory),
         subagent: None,
         ad_hoc: None,
-        webhook: top.section("webhook", webhook),
+        webhook: top.nested("webhook", parse_webhook),
         mcp_servers: mcp_servers::read(top),
-        approve: folded(top.texts("approve").unwrap_or_default()),
-        approve_timeout: time(top, "approve_timeout"),
+        approve: dedup(top.text_list("approve").unwrap_or_default()),
+        approve_timeout: nonzero_seconds(top, "approve_timeout"),
     };
-    let subagent = top.section("subagent", subagent);
-    Written {
+    let subagent = top.nested("subagent", parse_subagent);
+    ParsedAgent {
         name,
         model,
         fallback_models,
@@ -162,76 +166,76 @@ fn written(stem: &str, version: String, top: &mut Section<'_>) -> Written {
     }
 }
 
-fn delegation(s: &mut Section<'_>) -> Delegation {
-    let depth = s.whole("max_depth", 0..=u64::from(HARD_MAX_DEPTH));
+fn parse_delegation(s: &mut TableReader<'_>) -> Delegation {
+    let depth = s.integer("max_depth", 0..=u64::from(HARD_MAX_DEPTH));
     Delegation {
         max_depth: depth.and_then(|depth| u8::try_from(depth).ok().filter(|depth| *depth > 0)),
         parallel: s.flag("parallel").unwrap_or(true),
-        timeout: time(s, "timeout"),
+        timeout: nonzero_seconds(s, "timeout"),
         max_concurrent: s.count("max_concurrent", 0).filter(|count| *count > 0),
     }
 }
 
 /// `[subagent]`: nothing unless it is turned on.
-fn subagent(s: &mut Section<'_>) -> Option<WrittenSubagent> {
-    let usual = Subagent::default();
-    let limit = |s: &mut Section<'_>, key| s.whole(key, 0..=MAX_BUDGET).filter(|n| *n > 0);
+fn parse_subagent(s: &mut TableReader<'_>) -> Option<ParsedSubagent> {
+    let defaults = SubagentSettings::default();
+    let limit = |s: &mut TableReader<'_>, key| s.integer(key, 0..=MAX_BUDGET).filter(|n| *n > 0);
     let summaries = [
-        ("on_request", Summary::OnRequest),
-        ("always", Summary::Always),
+        ("on_request", SummaryMode::OnRequest),
+        ("always", SummaryMode::Always),
     ];
     let is_on = s.flag("enabled").unwrap_or(false);
-    let depth = small(s, "max_depth", 1, u32::from(HARD_MAX_DEPTH));
-    let size = s.whole("output_max_size", MIN_OUTPUT..=MAX_COUNT);
-    let written = WrittenSubagent {
-        model: filled(s.text("model")),
-        settings: Subagent {
+    let depth = parse_u32(s, "max_depth", 1, u32::from(HARD_MAX_DEPTH));
+    let size = s.integer("output_max_size", MIN_OUTPUT_BYTES..=MAX_COUNT);
+    let parsed = ParsedSubagent {
+        model: non_blank(s.text("model")),
+        settings: SubagentSettings {
             max_depth: depth
                 .and_then(|depth| u8::try_from(depth).ok())
-                .unwrap_or(usual.max_depth),
-            default_max_turns: small(s, "default_max_turns", 1, MAX_TURNS)
-                .unwrap_or(usual.default_max_turns),
+                .unwrap_or(defaults.max_depth),
+            default_max_turns: parse_u32(s, "default_max_turns", 1, MAX_TURNS)
+                .unwrap_or(defaults.default_max_turns),
             output_max_size: size
                 .and_then(|size| usize::try_from(size).ok())
-                .unwrap_or(usual.output_max_size),
+                .unwrap_or(defaults.output_max_size),
             summary: s.one_of("summary", &summaries).unwrap_or_default(),
             max_executions: limit(s, "max_executions"),
             max_total_tokens: limit(s, "max_total_tokens"),
-            max_total_time: time(s, "max_total_time"),
+            max_total_time: nonzero_seconds(s, "max_total_time"),
             model: None,
             effort: s.one_of("effort", &Effort::ALL),
             service: s.one_of("service", &Service::ALL),
         },
     };
-    is_on.then_some(written)
+    is_on.then_some(parsed)
 }
 
 /// `[subagent]` with the model whose shape is still to be checked.
-struct WrittenSubagent {
+struct ParsedSubagent {
     model: Option<String>,
-    settings: Subagent,
+    settings: SubagentSettings,
 }
 
-fn params(s: &mut Section<'_>) -> Params {
+fn parse_params(s: &mut TableReader<'_>) -> Params {
     // Where a request has some of them.
     for key in ["effort", "service", "cache", "reasoning_summary"] {
         s.misplaced(key, "at the top of the file, above its first [table]");
     }
     Params {
         temperature: s.number("temperature", 0.0..=MAX_TEMPERATURE),
-        max_tokens: small(s, "max_tokens", 1, u32::MAX),
+        max_tokens: parse_u32(s, "max_tokens", 1, u32::MAX),
         top_p: s.number("top_p", 0.0..=1.0),
-        stop: s.texts("stop").unwrap_or_default(),
-        response_format: s.section("response_format", response_format),
+        stop: s.text_list("stop").unwrap_or_default(),
+        response_format: s.nested("response_format", parse_response_format),
         effort: None,
         reasoning_summary: None,
         cache: Cache::default(),
         service: None,
-        extra: s.checked_json("extra", check_extra).unwrap_or_default(),
+        extra: s.json_table("extra", check_extra).unwrap_or_default(),
     }
 }
 
-fn response_format(s: &mut Section<'_>) -> ResponseFormat {
+fn parse_response_format(s: &mut TableReader<'_>) -> ResponseFormat {
     #[derive(Clone, Copy, PartialEq)]
     enum Kind {
         Text,
@@ -244,9 +248,9 @@ fn response_format(s: &mut Section<'_>) -> ResponseFormat {
         ("json_schema", Kind::JsonSchema),
     ];
     let kind = s.one_of("type", &kinds).unwrap_or(Kind::Text);
-    let Some(node) = s.raw("schema") else {
+    let Some(node) = s.take_node("schema") else {
         if kind == Kind::JsonSchema {
-            s.missing("schema", "is required when type is json_schema");
+            s.push_missing("schema", "is required when type is json_schema");
         }
         return match kind {
             Kind::JsonObject => ResponseFormat::JsonObject,
@@ -254,12 +258,12 @@ fn response_format(s: &mut Section<'_>) -> ResponseFormat {
         };
     };
     if kind != Kind::JsonSchema {
-        s.rule(&node, "schema", "is only for type = \"json_schema\"");
+        s.push_invalid(&node, "schema", "is only for type = \"json_schema\"");
     }
     match schema(&node) {
         Ok(schema) => ResponseFormat::JsonSchema(schema),
         Err(why) => {
-            s.rule(&node, "schema", &why);
+            s.push_invalid(&node, "schema", &why);
             ResponseFormat::Text
         }
     }
@@ -268,7 +272,7 @@ fn response_format(s: &mut Section<'_>) -> ResponseFormat {
 /// A JSON Schema, written as a table or as JSON text.
 fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
     let schema = match &node.value {
-        Value::Table(_) => section::json(node),
+        Value::Table(_) => table_reader::to_json(node),
         Value::String(text) => {
             serde_json::from_str(text).map_err(|error| format!("is text, but no JSON: {error}"))?
         }
@@ -278,23 +282,25 @@ fn schema(node: &Node) -> Result<Arc<RawValue>, String> {
         return Err("must be a JSON object".to_owned());
     }
     let raw = serde_json::value::to_raw_value(&schema).map_err(|error| error.to_string())?;
-    let schema = validation::schema_blocking(Arc::from(raw))
+    let schema = validation::compile_schema_blocking(Arc::from(raw))
         .map_err(|why| format!("is no JSON Schema: {why}"))?;
     Ok(Arc::clone(schema.raw()))
 }
 
-fn context(s: &mut Section<'_>) -> ContextSettings {
-    let usual = ContextSettings::default();
+fn parse_context(s: &mut TableReader<'_>) -> ContextSettings {
+    let defaults = ContextSettings::default();
     let compact_at = s.number("compact_at", MIN_COMPACT_AT..=1.0);
     ContextSettings {
-        compact_at: compact_at.unwrap_or(usual.compact_at),
-        strategy: s.one_of("strategy", &Strategy::ALL).unwrap_or_default(),
-        recall: s.flag("recall").unwrap_or(usual.recall),
+        compact_at: compact_at.unwrap_or(defaults.compact_at),
+        strategy: s
+            .one_of("strategy", &ContextStrategy::ALL)
+            .unwrap_or_default(),
+        recall: s.flag("recall").unwrap_or(defaults.recall),
     }
 }
 
-fn budget(s: &mut Section<'_>) -> Budget {
-    let limit = |s: &mut Section<'_>, key| s.whole(key, 0..=MAX_BUDGET).filter(|n| *n > 0);
+fn parse_budget(s: &mut TableReader<'_>) -> Budget {
+    let limit = |s: &mut TableReader<'_>, key| s.integer(key, 0..=MAX_BUDGET).filter(|n| *n > 0);
     let cost = s.number("max_cost_usd", 0.0..=MAX_COST);
     Budget {
         max_tokens: limit(s, "max_tokens"),
@@ -304,86 +310,92 @@ fn budget(s: &mut Section<'_>) -> Budget {
     }
 }
 
-fn retry(s: &mut Section<'_>) -> Retry {
-    let usual = Retry::default();
+fn parse_retry(s: &mut TableReader<'_>) -> Retry {
+    let defaults = Retry::default();
     let backoffs = [
         ("exponential", Backoff::Exponential),
         ("linear", Backoff::Linear),
         ("fixed", Backoff::Fixed),
     ];
-    let delay = |s: &mut Section<'_>, key| s.whole(key, 0..=MAX_COUNT).map(Duration::from_millis);
+    let delay =
+        |s: &mut TableReader<'_>, key| s.integer(key, 0..=MAX_COUNT).map(Duration::from_millis);
     Retry {
-        max_retries: small(s, "max_retries", 0, u32::MAX).unwrap_or(usual.max_retries),
+        max_retries: parse_u32(s, "max_retries", 0, u32::MAX).unwrap_or(defaults.max_retries),
         backoff: s.one_of("backoff", &backoffs).unwrap_or_default(),
-        initial_delay: delay(s, "initial_delay_ms").unwrap_or(usual.initial_delay),
-        max_delay: delay(s, "max_delay_ms").unwrap_or(usual.max_delay),
+        initial_delay: delay(s, "initial_delay_ms").unwrap_or(defaults.initial_delay),
+        max_delay: delay(s, "max_delay_ms").unwrap_or(defaults.max_delay),
     }
 }
 
-fn memory(s: &mut Section<'_>) -> Memory {
+fn parse_memory(s: &mut TableReader<'_>) -> Memory {
     let usual = Memory::default();
     Memory {
         enabled: s.flag("enabled").unwrap_or(usual.enabled),
         shared: s.flag("shared").unwrap_or(usual.shared),
-        path: path(s, "path"),
-        last_n: small(s, "last_n", 0, u32::MAX).unwrap_or(usual.last_n),
-        max_entries: small(s, "max_entries", 0, u32::MAX).unwrap_or(usual.max_entries),
+        path: parse_path(s, "path"),
+        last_n: parse_u32(s, "last_n", 0, u32::MAX).unwrap_or(usual.last_n),
+        max_entries: parse_u32(s, "max_entries", 0, u32::MAX).unwrap_or(usual.max_entries),
     }
 }
 
 /// None where the section is empty.
-fn webhook(s: &mut Section<'_>) -> Option<Webhook> {
+fn parse_webhook(s: &mut TableReader<'_>) -> Option<Webhook> {
     let events = s.peek("events");
-    let named = s.texts("events").unwrap_or_default();
-    if let Some(wrong) = named.iter().find(|name| !NAMES.contains(&name.as_str()))
+    let event_names = s.text_list("events").unwrap_or_default();
+    if let Some(unknown) = event_names
+        .iter()
+        .find(|name| !STORED_EVENT_NAMES.contains(&name.as_str()))
         && let Some(node) = &events
     {
-        let known = NAMES.join(", ");
-        s.rule(
+        let known = STORED_EVENT_NAMES.join(", ");
+        s.push_invalid(
             node,
             "events",
-            &format!("has {wrong:?}, which is none of: {known}"),
+            &format!("has {unknown:?}, which is none of: {known}"),
         );
     }
-    let secret_env = s.checked("secret_env", variable);
+    let secret_env = s.parsed_text("secret_env", check_variable_name);
     if s.peek("url").is_none() && (events.is_some() || secret_env.is_some()) {
-        s.missing("url", "is required");
+        s.push_missing("url", "is required");
     }
-    let url = s.checked("url", |text| net::parse(text).map(String::from))?;
+    let url = s.parsed_text("url", |text| ssrf::parse_url(text).map(String::from))?;
     Some(Webhook {
         url,
         secret_env,
-        events: folded(named),
+        events: dedup(event_names),
     })
 }
 
 /// The keys of `extra` that a request may set: none that are axed's own.
-fn allow_extra(s: &mut Section<'_>) -> Vec<String> {
+fn parse_allow_extra(s: &mut TableReader<'_>) -> Vec<String> {
     let node = s.peek("allow_extra");
-    let named = folded(s.texts("allow_extra").unwrap_or_default());
-    let wanted = named
+    let patterns = dedup(s.text_list("allow_extra").unwrap_or_default());
+    let extra = patterns
         .iter()
         .map(|key| (key.clone(), serde_json::Value::Null))
         .collect();
-    if let (Err(why), Some(node)) = (check_extra(&wanted), &node) {
-        s.rule(node, "allow_extra", &why);
+    if let (Err(why), Some(node)) = (check_extra(&extra), &node) {
+        s.push_invalid(node, "allow_extra", &why);
     }
-    named
+    patterns
 }
 
 /// The hosts that `url_fetch` may ask.
-fn allowed_hosts(s: &mut Section<'_>) -> Vec<String> {
+fn parse_allowed_hosts(s: &mut TableReader<'_>) -> Vec<String> {
     let node = s.peek("allowed_hosts");
-    let named = s.texts("allowed_hosts").unwrap_or_default();
-    let read: Result<Vec<_>, _> = named.iter().map(|it| net::host_pattern(it)).collect();
-    if let (Err(why), Some(node)) = (&read, &node) {
-        s.rule(node, "allowed_hosts", why);
+    let named = s.text_list("allowed_hosts").unwrap_or_default();
+    let hosts: Result<Vec<_>, _> = named
+        .iter()
+        .map(|it| ssrf::parse_host_pattern(it))
+        .collect();
+    if let (Err(why), Some(node)) = (&hosts, &node) {
+        s.push_invalid(node, "allowed_hosts", why);
     }
-    folded(read.unwrap_or_default())
+    dedup(hosts.unwrap_or_default())
 }
 
 fn check_tool(tool: &str) -> Result<(), LoadError> {
-    if OFFERED.contains(&tool) {
+    if IMPLICIT_TOOLS.contains(&tool) {
         return Err(LoadError::Invalid(format!(
             "tool \"{tool}\" cannot be named in tools config: it is offered when sub_agents or [subagent] asks for it"
         )));
@@ -396,24 +408,24 @@ fn check_tool(tool: &str) -> Result<(), LoadError> {
 }
 
 /// A tool that nobody would ever be asked about is a slip of the pen, and a dangerous one.
-fn check_approved(agent: &Agent, tool: &str) -> Result<(), LoadError> {
-    let is_there = match tool {
+fn check_approval(agent: &Agent, tool: &str) -> Result<(), LoadError> {
+    let is_available = match tool {
         "call_agent" => !agent.sub_agents.is_empty(),
         "subagent" => agent.subagent.is_some(),
         "recall" => agent.context.recall,
-        _ => match tool.split_once(SEPARATOR) {
-            Some((of, name)) => {
+        _ => match tool.split_once(TOOL_NAME_SEPARATOR) {
+            Some((server_name, name)) => {
                 let mut servers = agent.mcp_servers.iter();
-                let named = |listed: &String| listed == name;
+                let is_named = |listed: &String| listed == name;
                 servers.any(|server| {
-                    let is_listed = server.tools.is_empty() || server.tools.iter().any(named);
-                    server.name == of && !name.is_empty() && is_listed
+                    let is_listed = server.tools.is_empty() || server.tools.iter().any(is_named);
+                    server.name == server_name && !name.is_empty() && is_listed
                 })
             }
             None => agent.tools.iter().any(|listed| listed == tool),
         },
     };
-    if is_there {
+    if is_available {
         return Ok(());
     }
     Err(LoadError::Invalid(format!(
@@ -423,7 +435,7 @@ fn check_approved(agent: &Agent, tool: &str) -> Result<(), LoadError> {
 }
 
 /// What is odd in a definition without being wrong.
-fn oddities(agent: &Agent, own_name: &str) -> Vec<String> {
+fn lint(agent: &Agent, own_name: &str) -> Vec<String> {
     let mut oddities = Vec::new();
     if own_name != agent.name {
         oddities.push(format!(
@@ -436,7 +448,11 @@ fn oddities(agent: &Agent, own_name: &str) -> Vec<String> {
             "sub_agents names \"{sub_agent}\", which no agent can be called"
         ));
     }
-    for pattern in agent.files.iter().filter(|it| context_files::leads_out(it)) {
+    for pattern in agent
+        .files
+        .iter()
+        .filter(|it| context_files::is_outside_workdir(it))
+    {
         oddities.push(format!(
             "files has \"{pattern}\", which leads out of the workdir and matches nothing"
         ));
@@ -445,27 +461,27 @@ fn oddities(agent: &Agent, own_name: &str) -> Vec<String> {
 }
 
 /// A text that is not blank.
-fn filled(text: Option<String>) -> Option<String> {
+fn non_blank(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.trim().is_empty())
 }
 
 /// A path; `~` is the home of the daemon's user.
-fn path(s: &mut Section<'_>, key: &'static str) -> Option<PathBuf> {
-    filled(s.text(key)).map(|text| expand_home(&text, home().as_deref()))
+fn parse_path(s: &mut TableReader<'_>, key: &'static str) -> Option<PathBuf> {
+    non_blank(s.text(key)).map(|text| expand_home(&text, home_dir().as_deref()))
 }
 
 /// A time in seconds, where 0 means that none is set.
-fn time(s: &mut Section<'_>, key: &'static str) -> Option<Duration> {
+fn nonzero_seconds(s: &mut TableReader<'_>, key: &'static str) -> Option<Duration> {
     s.seconds(key, 0).filter(|time| !time.is_zero())
 }
 
-fn small(s: &mut Section<'_>, key: &'static str, min: u32, max: u32) -> Option<u32> {
-    let number = s.whole(key, u64::from(min)..=u64::from(max))?;
+fn parse_u32(s: &mut TableReader<'_>, key: &'static str, min: u32, max: u32) -> Option<u32> {
+    let number = s.integer(key, u64::from(min)..=u64::from(max))?;
     u32::try_from(number).ok()
 }
 
 /// Every text once, in the order of its first place.
-fn folded(texts: Vec<String>) -> Vec<String> {
+fn dedup(texts: Vec<String>) -> Vec<String> {
     let mut seen = std::collections::BTreeSet::new();
     let is_new = |text: &String| seen.insert(text.clone());
     texts.into_iter().filter(is_new).collect()
@@ -651,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_may_stand_there() {
+    fn disabled_sections_may_be_present() {
         let off = agent(
             "approve = []\napprove_timeout = 3\nallowed_hosts = []\nmcp_servers = []\n[subagent]\nenabled = false\n\
              max_depth = 2\n[webhook]",
@@ -660,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_approval_is_something_the_agent_has() {
+    fn approve_lists_only_available_tools() {
         let server = "[[mcp_servers]]\nname = \"fs\"\ntransport = \"stdio\"\ncommand = \"x\"\ntools = [\"ls\"]\n";
         let read = agent(&format!(
             "tools = [\"grep\"]\nsub_agents = [\"a\"]\napprove_timeout = 5\n\
@@ -680,11 +696,11 @@ mod tests {
             "fs__",
             "",
         ] {
-            let told = error(&format!(
+            let message = error(&format!(
                 "tools = [\"grep\"]\nsub_agents = [\"a\"]\napprove = [{wrong:?}]\n{server}"
             ));
-            let wanted = format!("approve names {wrong:?}, which this agent does not have");
-            assert!(told.starts_with(&wanted), "{told}");
+            let expected = format!("approve names {wrong:?}, which this agent does not have");
+            assert!(message.starts_with(&expected), "{message}");
         }
     }
 

@@ -19,47 +19,47 @@ use tracing::{info, warn};
 
 use crate::catalog::read::{read, version};
 use crate::catalog::{Agents, Entry, LoadError, Rules};
-use crate::config::document::MAX_FILE;
+use crate::config::document::MAX_FILE_BYTES;
 use crate::domain::agent::{Agent, is_agent_name};
 
 /// Editors and copies write in bursts: a reload waits for this much quiet.
-const QUIET: Duration = Duration::from_millis(100);
+const DEBOUNCE_INTERVAL: Duration = Duration::from_millis(100);
 /// A burst that does not end is cut into reloads of this many waits.
-const MOST_WAITS: u32 = 4;
+const MAX_DEBOUNCE_INTERVALS: u32 = 4;
 /// How often the directories are looked at besides: links that are swapped elsewhere, directories that appear, and
 /// network disks are told by nobody. With a reload it stays within the second that is promised.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The agents of some directories.
 pub struct Catalog {
     dirs: Vec<PathBuf>,
     rules: Rules,
-    inspect: Box<Inspect>,
+    inspector: Box<Inspector>,
     snapshot: ArcSwap<Agents>,
     /// What the last reload saw; held while one is at work, so that two cannot overtake each other.
-    seen: Mutex<Seen>,
+    last_scan: Mutex<ScanState>,
     reloads: watch::Sender<u64>,
 }
 
 /// What the server has to say of a definition: warnings.
-pub type Inspect = dyn Fn(&Agent) -> Vec<String> + Send + Sync;
+pub type Inspector = dyn Fn(&Agent) -> Vec<String> + Send + Sync;
 
 /// Keeps the watch alive; dropping it ends the watch.
 pub struct Watch {
-    orders: Sender<Order>,
+    messages: Sender<WatchMessage>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ScanState {
     /// The state of the directories before they were read.
     fingerprint: u64,
     /// What is odd about the directories and was logged.
-    oddities: BTreeSet<String>,
+    warnings: BTreeSet<String>,
 }
 
 /// What the watching thread is told.
-enum Order {
+enum WatchMessage {
     Changed,
     Stop,
 }
@@ -67,17 +67,21 @@ enum Order {
 impl Catalog {
     /// Reads every directory once. A directory that is missing is a warning: it may appear later.
     pub fn open(dirs: Vec<PathBuf>, rules: Rules) -> Self {
-        Self::inspected(dirs, rules, Box::new(|_| Vec::new()))
+        Self::open_with_inspector(dirs, rules, Box::new(|_| Vec::new()))
     }
 
     /// As [`Catalog::open`], with the warnings of `inspect` among those of each definition.
-    pub fn inspected(dirs: Vec<PathBuf>, rules: Rules, inspect: Box<Inspect>) -> Self {
+    pub fn open_with_inspector(
+        dirs: Vec<PathBuf>,
+        rules: Rules,
+        inspector: Box<Inspector>,
+    ) -> Self {
         let catalog = Self {
             dirs,
             rules,
-            inspect,
+            inspector,
             snapshot: ArcSwap::default(),
-            seen: Mutex::default(),
+            last_scan: Mutex::default(),
             reloads: watch::Sender::new(0),
         };
         catalog.reload();
@@ -90,35 +94,38 @@ impl Catalog {
     }
 
     /// Counts the snapshots: changes whenever another one is in force.
-    pub fn changed(&self) -> watch::Receiver<u64> {
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.reloads.subscribe()
     }
 
     /// Reads every directory again and swaps the snapshot. Logs what changed. Blocking I/O.
     pub fn reload(&self) {
         // A reload that panicked has swapped nothing, so what was seen last still holds.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_scan = self
+            .last_scan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // Taken first: what changes while we read is noticed by the next look.
-        seen.fingerprint = fingerprint(&self.dirs);
+        last_scan.fingerprint = fingerprint(&self.dirs);
         let before = self.current();
-        let mut oddities = BTreeSet::new();
-        let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut oddities);
-        self.inspect(&mut after);
-        for oddity in oddities.difference(&seen.oddities) {
-            warn!("{oddity}");
+        let mut warnings = BTreeSet::new();
+        let mut after = read_dirs(&self.dirs, &self.rules, &before, &mut warnings);
+        self.add_warnings(&mut after);
+        for warning in warnings.difference(&last_scan.warnings) {
+            warn!("{warning}");
         }
-        seen.oddities = oddities;
-        if tell_changes(&before, &after) {
+        last_scan.warnings = warnings;
+        if log_changes(&before, &after) {
             after.generation = before.generation + 1;
             self.snapshot.store(Arc::new(after));
             self.reloads.send_modify(|count| *count += 1);
         }
     }
 
-    fn inspect(&self, agents: &mut Agents) {
+    fn add_warnings(&self, agents: &mut Agents) {
         for entry in agents.entries.values_mut() {
             if let Some(agent) = &entry.agent {
-                for warning in (self.inspect)(agent) {
+                for warning in (self.inspector)(agent) {
                     // An entry that was kept has it already.
                     if !entry.warnings.contains(&warning) {
                         entry.warnings.push(warning);
@@ -130,47 +137,50 @@ impl Catalog {
 
     /// Reloads whenever something in the directories changes (links swapped too), within a second.
     pub fn watch(self: &Arc<Self>) -> Result<Watch, notify::Error> {
-        let (orders, inbox) = channel();
-        let bell = orders.clone();
+        let (messages, receiver) = channel();
+        let watcher_messages = messages.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             // A failed watch is as good as a change: the directories are read, and watched again.
             if event.map_or(true, |event| is_change(&event.kind)) {
                 // Only fails when the thread has ended.
-                let _ = bell.send(Order::Changed);
+                let _ = watcher_messages.send(WatchMessage::Changed);
             }
         })?;
         let catalog = Arc::clone(self);
         let thread = std::thread::Builder::new()
             .name("axed-agents".to_owned())
-            .spawn(move || catalog.follow(watcher, &inbox))
+            .spawn(move || catalog.run_watcher(watcher, &receiver))
             .map_err(notify::Error::io)?;
         Ok(Watch {
-            orders,
+            messages,
             thread: Some(thread),
         })
     }
 
     /// Waits for changes until it is told to stop.
-    fn follow(&self, mut watcher: RecommendedWatcher, inbox: &Receiver<Order>) {
+    fn run_watcher(&self, mut watcher: RecommendedWatcher, receiver: &Receiver<WatchMessage>) {
         let mut watched = Vec::new();
         loop {
             watch_dirs(&mut watcher, &self.dirs, &mut watched);
-            match inbox.recv_timeout(LOOK) {
-                Ok(Order::Changed) => {
-                    if !is_quiet_again(inbox) {
+            match receiver.recv_timeout(POLL_INTERVAL) {
+                Ok(WatchMessage::Changed) => {
+                    if !debounce(receiver) {
                         return;
                     }
                     self.reload();
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-                    let has_changed = seen.fingerprint != fingerprint(&self.dirs);
-                    drop(seen);
+                    let last_scan = self
+                        .last_scan
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    let has_changed = last_scan.fingerprint != fingerprint(&self.dirs);
+                    drop(last_scan);
                     if has_changed {
                         self.reload();
                     }
                 }
-                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(WatchMessage::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
@@ -179,7 +189,7 @@ impl Catalog {
 impl Drop for Watch {
     fn drop(&mut self) {
         // Either fails only where the thread has already ended.
-        let _ = self.orders.send(Order::Stop);
+        let _ = self.messages.send(WatchMessage::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -187,13 +197,13 @@ impl Drop for Watch {
 }
 
 /// Waits until no change comes for a while; false when told to stop.
-fn is_quiet_again(inbox: &Receiver<Order>) -> bool {
-    let until = std::time::Instant::now() + QUIET * MOST_WAITS;
-    while std::time::Instant::now() < until {
-        match inbox.recv_timeout(QUIET) {
-            Ok(Order::Changed) => {}
+fn debounce(receiver: &Receiver<WatchMessage>) -> bool {
+    let deadline = std::time::Instant::now() + DEBOUNCE_INTERVAL * MAX_DEBOUNCE_INTERVALS;
+    while std::time::Instant::now() < deadline {
+        match receiver.recv_timeout(DEBOUNCE_INTERVAL) {
+            Ok(WatchMessage::Changed) => {}
             Err(RecvTimeoutError::Timeout) => return true,
-            Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(WatchMessage::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
         }
     }
     true
@@ -214,20 +224,20 @@ fn watch_dirs(
     watched: &mut Vec<(PathBuf, u64)>,
 ) {
     for dir in dirs {
-        let Ok(inode) = fs::metadata(dir).map(|found| found.ino()) else {
-            watched.retain(|(known, _)| known != dir);
+        let Ok(inode) = fs::metadata(dir).map(|meta| meta.ino()) else {
+            watched.retain(|(path, _)| path != dir);
             continue;
         };
         if watched.contains(&(dir.clone(), inode)) {
             continue;
         }
-        watched.retain(|(known, _)| known != dir);
+        watched.retain(|(path, _)| path != dir);
         // Fails where it was not watched, or its directory is gone: both are well.
         let _ = watcher.unwatch(dir);
         if let Err(error) = watcher.watch(dir, RecursiveMode::NonRecursive) {
-            let every = LOOK.as_millis();
+            let interval_ms = POLL_INTERVAL.as_millis();
             warn!(
-                "Could not watch {}, looking at it every {every} ms instead: {error}",
+                "Could not watch {}, looking at it every {interval_ms} ms instead: {error}",
                 dir.display()
             );
         }
@@ -260,24 +270,24 @@ fn read_dirs(
     dirs: &[PathBuf],
     rules: &Rules,
     before: &Agents,
-    oddities: &mut BTreeSet<String>,
+    warnings: &mut BTreeSet<String>,
 ) -> Agents {
     let mut after = Agents::default();
     for dir in dirs {
-        let paths = match list(dir) {
+        let paths = match list_agent_files(dir) {
             Ok(paths) => paths,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                oddities.insert(format!("There is no agents directory {}", dir.display()));
+                warnings.insert(format!("There is no agents directory {}", dir.display()));
                 continue;
             }
             Err(error) => {
-                oddities.insert(format!(
+                warnings.insert(format!(
                     "Could not read agents directory {}, keeping what it held: {error}",
                     dir.display()
                 ));
-                let held = before.entries.values();
-                let held = held.filter(|entry| entry.path.parent() == Some(dir));
-                for entry in held {
+                let previous = before.entries.values();
+                let previous = previous.filter(|entry| entry.path.parent() == Some(dir));
+                for entry in previous {
                     let name = entry.name.clone();
                     after.entries.entry(name).or_insert_with(|| entry.clone());
                 }
@@ -285,23 +295,23 @@ fn read_dirs(
             }
         };
         for path in paths {
-            let shown = path.display().to_string();
+            let display_path = path.display().to_string();
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             let Some(name) = stem.filter(|name| is_agent_name(name)) else {
-                oddities.insert(format!(
-                    "No agent can have the name of {shown}: letters, digits, dots, dashes and underscores, \
+                warnings.insert(format!(
+                    "No agent can have the name of {display_path}: letters, digits, dots, dashes and underscores, \
                      a letter or digit first, at most 64"
                 ));
                 continue;
             };
-            if let Some(first) = after.entries.get_mut(name) {
-                first.warnings.push(format!("hides {shown}"));
+            if let Some(existing) = after.entries.get_mut(name) {
+                existing.warnings.push(format!("hides {display_path}"));
                 continue;
             }
             let Some(bytes) = read_file(&path) else {
                 continue;
             };
-            let entry = entry(name, &path, bytes, rules, before.entries.get(name));
+            let entry = build_entry(name, &path, bytes, rules, before.entries.get(name));
             after.entries.insert(name.to_owned(), entry);
         }
     }
@@ -309,21 +319,21 @@ fn read_dirs(
 }
 
 /// The entry of a file, which keeps the definition in force where the file is unchanged or broken.
-fn entry(
+fn build_entry(
     name: &str,
     path: &Path,
     bytes: Result<Vec<u8>, String>,
     rules: &Rules,
     before: Option<&Entry>,
 ) -> Entry {
-    let in_force = before.and_then(|entry| entry.agent.clone());
+    let active = before.and_then(|entry| entry.agent.clone());
     let read = match bytes {
         Ok(bytes) => read(name, path, &bytes).and_then(|(agent, mut warnings)| {
             rules.check(&agent)?;
-            warnings.extend(rules.oddities(&agent));
+            warnings.extend(rules.lint(&agent));
             let version = version(&bytes);
-            let same = in_force.clone().filter(|agent| agent.version == version);
-            Ok((same.unwrap_or_else(|| Arc::new(agent)), warnings))
+            let unchanged = active.clone().filter(|agent| agent.version == version);
+            Ok((unchanged.unwrap_or_else(|| Arc::new(agent)), warnings))
         }),
         Err(why) => Err(LoadError::Invalid(format!(
             "failed to parse agent config \"{name}\": {}: {why}",
@@ -332,7 +342,7 @@ fn entry(
     };
     let (agent, error, warnings) = match read {
         Ok((agent, warnings)) => (Some(agent), None, warnings),
-        Err(error) => (in_force, Some(error), Vec::new()),
+        Err(error) => (active, Some(error), Vec::new()),
     };
     Entry {
         name: name.to_owned(),
@@ -344,7 +354,7 @@ fn entry(
 }
 
 /// The `.toml` files of a directory, sorted. Hidden ones are editors' and Kubernetes' own.
-pub fn list(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+pub fn list_agent_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -365,14 +375,14 @@ fn is_toml(path: &Path) -> bool {
 fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
     // Asked before it is opened: opening a pipe would wait for its writer.
     match fs::metadata(path) {
-        Ok(found) if !found.is_file() => return None,
+        Ok(meta) if !meta.is_file() => return None,
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => return None,
         Err(error) => return Some(Err(error.to_string())),
     }
     let mut bytes = Vec::new();
-    let read =
-        File::open(path).and_then(|file| file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes));
+    let read = File::open(path)
+        .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
     match read {
         Ok(_) => Some(Ok(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -381,16 +391,17 @@ fn read_file(path: &Path) -> Option<Result<Vec<u8>, String>> {
 }
 
 /// Logs how the snapshots differ, a line for each agent; false where they do not.
-fn tell_changes(before: &Agents, after: &Agents) -> bool {
+fn log_changes(before: &Agents, after: &Agents) -> bool {
     let mut differ = false;
     for (name, entry) in &after.entries {
         let old = before.entries.get(name);
-        let in_force = |entry: &Entry| entry.agent.as_ref().map(|agent| agent.version.clone());
+        let active_version =
+            |entry: &Entry| entry.agent.as_ref().map(|agent| agent.version.clone());
         let is_same = old.is_some_and(|old| {
             old.path == entry.path
                 && old.error == entry.error
                 && old.warnings == entry.warnings
-                && in_force(old) == in_force(entry)
+                && active_version(old) == active_version(entry)
         });
         if is_same {
             continue;

@@ -10,8 +10,8 @@ use comfy_table::{Table, presets};
 use crate::catalog::reload::{self, Catalog};
 use crate::catalog::template::template;
 use crate::catalog::{Entry, Rules, read};
-use crate::cli::exit::Invalid;
-use crate::cli::{Sources, definition, output, quiet_config};
+use crate::cli::exit::InvalidInput;
+use crate::cli::{Sources, agent_toml, load_quiet_config, output};
 use crate::domain::agent::is_agent_name;
 use crate::domain::terminal_text;
 
@@ -56,11 +56,11 @@ pub fn agents(command: Command) -> anyhow::Result<ExitCode> {
 }
 
 fn list(sources: Sources) -> anyhow::Result<ExitCode> {
-    let config = quiet_config(&sources.flags())?;
+    let config = load_quiet_config(&sources.flags())?;
     let dirs = &config.agents.dirs;
-    let agents = Catalog::open(dirs.clone(), Rules::of(&config)).current();
+    let agents = Catalog::open(dirs.clone(), Rules::from_config(&config)).current();
     if agents.entries.is_empty() {
-        output::note(format_args!("axed: no agents in {}", listed(dirs)));
+        output::eprint_line(format_args!("axed: no agents in {}", join_paths(dirs)));
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
@@ -79,46 +79,46 @@ fn list(sources: Sources) -> anyhow::Result<ExitCode> {
             (None, Some(error)) => (String::new(), format!("invalid: {error}")),
             (None, None) => continue,
         };
-        let description = terminal_text::lines(&description);
+        let description = terminal_text::sanitize_lines(&description);
         table.add_row([entry.name.clone(), model, description]);
     }
-    output::line(format_args!("{table}"))?;
+    output::print_line(format_args!("{table}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn show(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
-    let config = quiet_config(&sources.flags())?;
-    let rules = Rules::of(&config);
+    let config = load_quiet_config(&sources.flags())?;
+    let rules = Rules::from_config(&config);
     let agents = Catalog::open(config.agents.dirs, rules).current();
     let agent = agents
         .get(name)
-        .map_err(|error| Invalid(error.to_string()))?;
+        .map_err(|error| InvalidInput(error.to_string()))?;
     if let Some(Entry { path, .. }) = agents.entries.get(name) {
-        output::line(format_args!(
+        output::print_line(format_args!(
             "# {}\n# version {}",
             path.display(),
             agent.version
         ))?;
     }
-    output::document(&definition::to_toml(agent))?;
+    output::print_document(&agent_toml::to_toml(agent))?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
     if !is_agent_name(name) {
-        return Err(Invalid(format!(
+        return Err(InvalidInput(format!(
             "\"{name}\" is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a letter or a digit"
         ))
         .into());
     }
-    let dirs = quiet_config(&sources.flags())?.agents.dirs;
+    let dirs = load_quiet_config(&sources.flags())?.agents.dirs;
     let dir = dirs.first().map_or(Path::new("agents"), PathBuf::as_path);
     let path = dir.join(format!("{name}.toml"));
     std::fs::create_dir_all(dir).with_context(|| format!("could not make {}", dir.display()))?;
     let mut file = match std::fs::File::create_new(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            return Err(Invalid(format!(
+            return Err(InvalidInput(format!(
                 "{} is there already; choose another name or remove it",
                 path.display()
             ))
@@ -130,14 +130,14 @@ fn init(name: &str, sources: Sources) -> anyhow::Result<ExitCode> {
     };
     file.write_all(template(name).as_bytes())
         .with_context(|| format!("could not write {}", path.display()))?;
-    output::line(format_args!("{}", path.display()))?;
+    output::print_line(format_args!("{}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
     let (paths, rules) = if paths.is_empty() {
-        let config = quiet_config(&sources.flags())?;
-        let rules = Rules::of(&config);
+        let config = load_quiet_config(&sources.flags())?;
+        let rules = Rules::from_config(&config);
         (config.agents.dirs, rules)
     } else {
         (paths, Rules::default())
@@ -145,59 +145,62 @@ fn check(paths: Vec<PathBuf>, sources: Sources) -> anyhow::Result<ExitCode> {
     let mut invalid = 0;
     let mut checked = 0;
     for path in &paths {
-        for (file, verdict) in verdicts(path, rules)? {
+        for (file, result) in check_files(path, rules)? {
             checked += 1;
-            match verdict {
+            match result {
                 Ok(warnings) => {
-                    output::line(format_args!("{}: ok", file.display()))?;
+                    output::print_line(format_args!("{}: ok", file.display()))?;
                     for warning in warnings {
-                        output::line(format_args!("{}: warning: {warning}", file.display()))?;
+                        output::print_line(format_args!("{}: warning: {warning}", file.display()))?;
                     }
                 }
-                Err(why) => {
+                Err(error) => {
                     invalid += 1;
-                    output::line(format_args!("{}: error: {why}", file.display()))?;
+                    output::print_line(format_args!("{}: error: {error}", file.display()))?;
                 }
             }
         }
     }
     if checked == 0 {
-        output::note(format_args!("axed: no agent files in {}", listed(&paths)));
+        output::eprint_line(format_args!(
+            "axed: no agent files in {}",
+            join_paths(&paths)
+        ));
     }
     Ok(ExitCode::from(if invalid > 0 { 2 } else { 0 }))
 }
 
-const NO_NAME: &str = "the file's name is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a \
+const INVALID_FILE_NAME: &str = "the file's name is no agent's name: 1 to 64 of the characters A-Z a-z 0-9 . _ -, the first a \
                        letter or a digit";
 
-type Verdict = (PathBuf, Result<Vec<String>, String>);
+type FileCheck = (PathBuf, Result<Vec<String>, String>);
 
-fn verdicts(path: &Path, rules: Rules) -> anyhow::Result<Vec<Verdict>> {
+fn check_files(path: &Path, rules: Rules) -> anyhow::Result<Vec<FileCheck>> {
     if path.is_dir() {
         let agents = Catalog::open(vec![path.to_owned()], rules).current();
         let entries = agents.entries.values().map(|entry| {
-            let verdict = match &entry.error {
+            let result = match &entry.error {
                 Some(error) => Err(error.to_string()),
                 None => Ok(entry.warnings.clone()),
             };
-            (entry.path.clone(), verdict)
+            (entry.path.clone(), result)
         });
         // The catalogue passes over these; who checks wants to know why an agent is missing.
-        let files = reload::list(path)
-            .map_err(|error| Invalid(format!("could not read {}: {error}", path.display())))?;
-        let nameless = files.into_iter().filter(|file| agent_name(file).is_none());
-        let nameless = nameless.map(|file| (file, Err(NO_NAME.to_owned())));
-        return Ok(entries.chain(nameless).collect());
+        let files = reload::list_agent_files(path)
+            .map_err(|error| InvalidInput(format!("could not read {}: {error}", path.display())))?;
+        let misnamed = files.into_iter().filter(|file| agent_name(file).is_none());
+        let misnamed = misnamed.map(|file| (file, Err(INVALID_FILE_NAME.to_owned())));
+        return Ok(entries.chain(misnamed).collect());
     }
     let bytes = std::fs::read(path)
-        .map_err(|error| Invalid(format!("could not read {}: {error}", path.display())))?;
-    let verdict = match agent_name(path) {
+        .map_err(|error| InvalidInput(format!("could not read {}: {error}", path.display())))?;
+    let result = match agent_name(path) {
         Some(name) => read::read(name, path, &bytes)
             .map(|(_, warnings)| warnings)
             .map_err(|error| error.to_string()),
-        None => Err(NO_NAME.to_owned()),
+        None => Err(INVALID_FILE_NAME.to_owned()),
     };
-    Ok(vec![(path.to_owned(), verdict)])
+    Ok(vec![(path.to_owned(), result)])
 }
 
 /// The name that a file gives its agent, where it is one.
@@ -206,7 +209,7 @@ fn agent_name(file: &Path) -> Option<&str> {
     is_agent_name(stem).then_some(stem)
 }
 
-fn listed(dirs: &[PathBuf]) -> String {
+fn join_paths(dirs: &[PathBuf]) -> String {
     let names: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     names.join(", ")
 }

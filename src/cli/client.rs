@@ -45,7 +45,7 @@ pub enum ClientError {
     },
     /// The daemon refused, with a reason.
     #[error("{detail}")]
-    Refused {
+    ErrorResponse {
         /// The HTTP status.
         status: u16,
         /// The problem's stable `code`; empty where the answer is no problem of ours.
@@ -55,7 +55,7 @@ pub enum ClientError {
     },
     /// The answer is not what a daemon would say.
     #[error("the answer of {base} makes no sense: {why}")]
-    Unreadable {
+    InvalidResponse {
         /// Who answered.
         base: String,
         /// What is wrong.
@@ -127,18 +127,18 @@ impl Client {
     /// A client of the daemon at `url`, whose path is its `path_prefix`; without a scheme `http` is meant.
     /// Proxies that the environment names are not asked.
     pub fn new(url: &str) -> Result<Self, ClientError> {
-        let no_address = |why: String| ClientError::Url {
+        let invalid_url = |why: String| ClientError::Url {
             url: url.to_owned(),
             why,
         };
-        let whole = if url.contains("://") {
+        let full_url = if url.contains("://") {
             url.to_owned()
         } else {
             format!("http://{url}")
         };
-        let base = Url::parse(&whole).map_err(|error| no_address(error.to_string()))?;
+        let base = Url::parse(&full_url).map_err(|error| invalid_url(error.to_string()))?;
         if !matches!(base.scheme(), "http" | "https") {
-            return Err(no_address(
+            return Err(invalid_url(
                 "it must start with http:// or https://".to_owned(),
             ));
         }
@@ -147,7 +147,7 @@ impl Client {
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(Duration::from_secs(5))
             .build()
-            .map_err(|error| no_address(error.to_string()))?;
+            .map_err(|error| invalid_url(error.to_string()))?;
         Ok(Self {
             http,
             base,
@@ -172,7 +172,7 @@ impl Client {
     }
 
     /// Starts a run; the record as accepted.
-    pub async fn create(&self, agent: &str, body: &Value) -> Result<Value, ClientError> {
+    pub async fn create_run(&self, agent: &str, body: &Value) -> Result<Value, ClientError> {
         let url = self.agent_url(agent, "runs")?;
         self.json(self.http.post(url).json(body)).await
     }
@@ -184,7 +184,7 @@ impl Client {
     }
 
     /// Collects the garbage of an agent's memory: that of the key of this name, else the caller's own.
-    pub async fn collect_memory(
+    pub async fn collect_memory_garbage(
         &self,
         agent: &str,
         key: Option<&str>,
@@ -199,14 +199,14 @@ impl Client {
     }
 
     /// Names of the agents that can run.
-    pub async fn agents(&self) -> Result<Vec<String>, ClientError> {
+    pub async fn valid_agents(&self) -> Result<Vec<String>, ClientError> {
         let list: AgentList = self.read(self.get(&["agents"])).await?;
         let valid = list.data.into_iter().filter(|agent| agent.valid);
         Ok(valid.map(|agent| agent.name).collect())
     }
 
     /// A run as it stands, or as it stands after waiting at most `wait` seconds for its end.
-    pub async fn run(&self, id: &str, wait: u64) -> Result<Value, ClientError> {
+    pub async fn get_run(&self, id: &str, wait: u64) -> Result<Value, ClientError> {
         let mut url = self.url(&["runs", id]);
         url.set_query(Some(&format!("wait={wait}")));
         self.json(self.http.get(url)).await
@@ -226,7 +226,7 @@ impl Client {
     }
 
     /// Where the daemon is.
-    pub fn address(&self) -> String {
+    pub fn base_without_slash(&self) -> String {
         self.base.as_str().trim_end_matches('/').to_owned()
     }
 
@@ -238,17 +238,17 @@ impl Client {
     }
 
     /// A run with all its descendants.
-    pub async fn tree(&self, id: &str) -> Result<TreeNode, ClientError> {
+    pub async fn get_tree(&self, id: &str) -> Result<TreeNode, ClientError> {
         self.read(self.get(&["runs", id, "tree"])).await
     }
 
     /// The same as the API has it.
-    pub async fn tree_as_json(&self, id: &str) -> Result<Value, ClientError> {
+    pub async fn get_tree_json(&self, id: &str) -> Result<Value, ClientError> {
         self.json(self.get(&["runs", id, "tree"])).await
     }
 
     /// At most `limit` runs that fit these filters, newest first, beginning at a cursor.
-    pub async fn runs(
+    pub async fn list_runs(
         &self,
         filters: &[(String, String)],
         limit: usize,
@@ -263,30 +263,34 @@ impl Client {
     }
 
     /// Whether the daemon answers, within `limit`.
-    pub async fn alive(&self, limit: Duration) -> Result<(), ClientError> {
-        self.send(self.get(&["livez"]).timeout(limit))
+    pub async fn check_liveness(&self, timeout: Duration) -> Result<(), ClientError> {
+        self.send(self.get(&["livez"]).timeout(timeout))
             .await
             .map(drop)
     }
 
     /// Tells `hear` every event of a run's tree, until its last one or until the stream breaks off.
-    pub async fn follow(&self, id: &str, mut hear: impl FnMut(&Value)) -> Result<(), ClientError> {
+    pub async fn follow(
+        &self,
+        id: &str,
+        mut on_event: impl FnMut(&Value),
+    ) -> Result<(), ClientError> {
         let request = self
             .get(&["runs", id, "events"])
             .header(ACCEPT, "text/event-stream");
         let mut bytes = self.send(request).await?.bytes_stream();
         let mut line = Vec::new();
         while let Some(chunk) = bytes.next().await {
-            let chunk = chunk.map_err(|source| self.unreachable(source))?;
+            let chunk = chunk.map_err(|source| self.unreachable_error(source))?;
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
                 if line.ends_with(b"\n") {
-                    if let Some(event) = event_in(&line) {
-                        hear(&event);
+                    if let Some(event) = parse_event(&line) {
+                        on_event(&event);
                     }
                     line.clear();
                 } else if line.len() > MAX_LINE {
-                    return Err(self.unreadable("an endless event"));
+                    return Err(self.invalid_response("an endless event"));
                 }
             }
         }
@@ -305,7 +309,7 @@ impl Client {
     fn agent_url(&self, agent: &str, route: &str) -> Result<Url, ClientError> {
         // Anything that is no name could change the path; the daemon would not know it either.
         if !is_agent_name(agent) {
-            return Err(ClientError::Refused {
+            return Err(ClientError::ErrorResponse {
                 status: 404,
                 code: "agent_not_found".to_owned(),
                 detail: format!("agent config not found: {agent}"),
@@ -327,45 +331,45 @@ impl Client {
         request: RequestBuilder,
     ) -> Result<T, ClientError> {
         let body = self.send(request).await?.bytes().await;
-        let body = body.map_err(|source| self.unreachable(source))?;
-        serde_json::from_slice(&body).map_err(|error| self.unreadable(&error.to_string()))
+        let body = body.map_err(|source| self.unreachable_error(source))?;
+        serde_json::from_slice(&body).map_err(|error| self.invalid_response(&error.to_string()))
     }
 
     async fn send(&self, mut request: RequestBuilder) -> Result<Response, ClientError> {
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
-        let answer = request
+        let response = request
             .send()
             .await
-            .map_err(|source| self.unreachable(source))?;
-        let status = answer.status();
+            .map_err(|source| self.unreachable_error(source))?;
+        let status = response.status();
         if status.is_success() {
-            return Ok(answer);
+            return Ok(response);
         }
-        let body = answer.bytes().await.unwrap_or_default();
+        let body = response.bytes().await.unwrap_or_default();
         let (code, detail) = match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) => (problem.code.clone(), problem.in_words()),
+            Ok(problem) => (problem.code.clone(), problem.into_message()),
             Err(_) => (String::new(), format!("{} answered {status}", self.base)),
         };
-        Err(ClientError::Refused {
+        Err(ClientError::ErrorResponse {
             status: status.as_u16(),
             code,
             detail,
         })
     }
 
-    fn unreachable(&self, source: reqwest::Error) -> ClientError {
+    fn unreachable_error(&self, source: reqwest::Error) -> ClientError {
         ClientError::Unreachable {
             base: self.base.to_string(),
             source: source.without_url(),
         }
     }
 
-    fn unreadable(&self, why: &str) -> ClientError {
-        ClientError::Unreadable {
+    fn invalid_response(&self, reason: &str) -> ClientError {
+        ClientError::InvalidResponse {
             base: self.base.to_string(),
-            why: why.to_owned(),
+            why: reason.to_owned(),
         }
     }
 }
@@ -399,18 +403,18 @@ struct FieldProblem {
 }
 
 impl Problem {
-    fn in_words(self) -> String {
-        let mut words = self.detail.unwrap_or(self.title);
+    fn into_message(self) -> String {
+        let mut message = self.detail.unwrap_or(self.title);
         for error in self.errors {
-            if !words.contains(&error.detail) {
-                words.push_str(&format!("; {}: {}", error.pointer, error.detail));
+            if !message.contains(&error.detail) {
+                message.push_str(&format!("; {}: {}", error.pointer, error.detail));
             }
         }
-        words
+        message
     }
 }
 
-fn event_in(line: &[u8]) -> Option<Value> {
+fn parse_event(line: &[u8]) -> Option<Value> {
     serde_json::from_slice(line.strip_prefix(b"data:")?).ok()
 }
 
@@ -419,13 +423,19 @@ mod tests {
     use super::Client;
 
     #[test]
-    fn addresses_keep_their_prefix_and_names_cannot_leave_their_place() {
-        let at = |base: &str| {
+    fn url_prefix_is_kept_and_segments_are_escaped() {
+        let run_url = |base: &str| {
             let client = Client::new(base).expect("a client");
             client.url(&["runs", "a/b"]).to_string()
         };
-        assert_eq!(at("127.0.0.1:8080"), "http://127.0.0.1:8080/runs/a%2Fb");
-        assert_eq!(at("https://x.test/ai/"), "https://x.test/ai/runs/a%2Fb");
+        assert_eq!(
+            run_url("127.0.0.1:8080"),
+            "http://127.0.0.1:8080/runs/a%2Fb"
+        );
+        assert_eq!(
+            run_url("https://x.test/ai/"),
+            "https://x.test/ai/runs/a%2Fb"
+        );
         assert!(Client::new("ftp://x").is_err());
         assert!(Client::new("http://").is_err());
         let client = Client::new("x.test").expect("a client");

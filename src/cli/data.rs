@@ -3,21 +3,21 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::cli::{Sources, output, quiet_config};
+use crate::cli::{Sources, load_quiet_config, output};
 use crate::config::load::Flags;
 use crate::store::open;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Look for damage in the database: exit code 0 where there is none, else 1
-    Check(Place),
+    Check(DataDir),
     /// Copy the database to a file, also while a daemon works on it
     Backup(Backup),
 }
 
 /// Which data directory.
 #[derive(Debug, clap::Args)]
-pub struct Place {
+pub struct DataDir {
     /// The server's configuration [default: AXED_CONFIG, else config/axed.toml where it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -34,11 +34,11 @@ pub struct Backup {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    place: Place,
+    data_dir: DataDir,
 }
 
-impl Place {
-    fn dir(self) -> anyhow::Result<PathBuf> {
+impl DataDir {
+    fn resolve(self) -> anyhow::Result<PathBuf> {
         let sources = Sources {
             config: self.config,
             ..Sources::default()
@@ -47,17 +47,17 @@ impl Place {
             data: self.data,
             ..sources.flags()
         };
-        Ok(quiet_config(&flags)?.data.dir)
+        Ok(load_quiet_config(&flags)?.data.dir)
     }
 }
 
 /// Checks or copies.
 pub fn data(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Check(place) => check(&place.dir()?),
+        Command::Check(data_dir) => check(&data_dir.resolve()?),
         Command::Backup(args) => {
-            let bytes = open::backup(&args.place.dir()?, &args.file, args.force)?;
-            output::line(format_args!(
+            let bytes = open::backup(&args.data_dir.resolve()?, &args.file, args.force)?;
+            output::print_line(format_args!(
                 "Copied the database to {} ({bytes} bytes)",
                 args.file.display()
             ))?;
@@ -69,11 +69,11 @@ pub fn data(command: Command) -> anyhow::Result<ExitCode> {
 fn check(dir: &std::path::Path) -> anyhow::Result<ExitCode> {
     let findings = open::check(dir)?;
     if findings.is_empty() {
-        output::line(format_args!("The database in {} is whole", dir.display()))?;
+        output::print_line(format_args!("The database in {} is whole", dir.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
     for finding in &findings {
-        output::line(format_args!("{finding}"))?;
+        output::print_line(format_args!("{finding}"))?;
     }
     Ok(ExitCode::FAILURE)
 }

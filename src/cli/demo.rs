@@ -6,10 +6,10 @@ use anyhow::{Context, bail};
 use serde_json::json;
 
 use crate::cli::client::{Client, RunView};
-use crate::cli::exit::Invalid;
-use crate::cli::scratch::Scratch;
+use crate::cli::exit::InvalidInput;
 use crate::cli::signals::Signals;
-use crate::cli::{local, output, tree};
+use crate::cli::temp_dir::TempDir;
+use crate::cli::{in_process, output, tree};
 use crate::config::Config;
 use crate::config::load::{self, Environment, Flags};
 use crate::domain::run::Status;
@@ -75,22 +75,22 @@ const FILES: &[(&str, &str)] = &[
 
 /// The project whose files an agent looks at: what lies in the caller's own directory is nobody's business here.
 const README: &str = "Version 2.0 of the importer reads empty files, too.\n";
-const READS_FILES: &str = "agents/researcher-scripted.toml";
+const RESEARCHER_FILE: &str = "agents/researcher-scripted.toml";
 
 /// Runs the planner and shows what came of it.
 pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
-    let scratch = Scratch::new()?;
-    let config = furnish(&scratch)?;
-    telemetry::init(&config.telemetry).map_err(Invalid)?;
+    let temp_dir = TempDir::new()?;
+    let config = write_demo_files(&temp_dir)?;
+    telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let mut signals = Signals::new()?;
-    local::with_daemon(config, async |client| {
+    in_process::with_daemon(config, async |client| {
         let run = tokio::select! {
-            shown = show(client) => shown?,
-            () = signals.stop() => bail!("stopped before the demo had ended"),
+            run_id = run_planner(client) => run_id?,
+            () = signals.wait_for_stop() => bail!("stopped before the demo had ended"),
         };
         if args.serve {
             print_requests(client.base(), &run)?;
-            signals.stop().await;
+            signals.wait_for_stop().await;
         }
         Ok(())
     })
@@ -99,19 +99,19 @@ pub async fn demo(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes the demo's files and a configuration that reads nothing from outside: not the environment, not this directory.
-fn furnish(scratch: &Scratch) -> anyhow::Result<Config> {
-    let home = scratch.path();
+fn write_demo_files(temp_dir: &TempDir) -> anyhow::Result<Config> {
+    let dir = temp_dir.path();
     let write = |name: &str, text: &str| -> std::io::Result<()> {
-        let path = home.join(name);
-        std::fs::create_dir_all(path.parent().unwrap_or(home))?;
+        let path = dir.join(name);
+        std::fs::create_dir_all(path.parent().unwrap_or(dir))?;
         std::fs::write(path, text)
     };
     // A JSON string is one of TOML's, too.
-    let project = json!(home.join("project").to_string_lossy());
+    let project = json!(dir.join("project").to_string_lossy());
     for (name, text) in FILES {
         // The shipped file cannot know where the demo's directory is.
         let text = match *name {
-            READS_FILES => format!("workdir = {project}\n{text}"),
+            RESEARCHER_FILE => format!("workdir = {project}\n{text}"),
             _ => (*text).to_owned(),
         };
         write(name, &text).with_context(|| format!("could not write the demo's {name}"))?;
@@ -122,34 +122,37 @@ fn furnish(scratch: &Scratch) -> anyhow::Result<Config> {
         "[providers.scripted]\nscripts = [\"scripts\"]\n\n[telemetry]\nlog = \"error\"\n",
     )?;
     let flags = Flags {
-        config: Some(home.join("axed.toml")),
-        agents: vec![home.join("agents")],
-        data: Some(home.join("data")),
+        config: Some(dir.join("axed.toml")),
+        agents: vec![dir.join("agents")],
+        data: Some(dir.join("data")),
         ..Flags::default()
     };
     Ok(load::load(&flags, &Environment::new())?)
 }
 
 /// Runs the planner, prints its tree and its text, and returns the run's id.
-async fn show(client: &Client) -> anyhow::Result<String> {
-    output::line(format_args!(
+async fn run_planner(client: &Client) -> anyhow::Result<String> {
+    output::print_line(format_args!(
         "A planner is asked: \"{INPUT}\". It delegates to three agents at once. One of them looks at files, asks a\n\
          fourth, and has an agent without a name read for it.\n\
          The models are scripts and need no key and no network; the daemon, the runs and the HTTP are real.\n\n\
          POST {}agents/{AGENT}/runs\n",
         client.base()
     ))?;
-    let accepted = client.create(AGENT, &json!({ "input": INPUT })).await?;
+    let accepted = client.create_run(AGENT, &json!({ "input": INPUT })).await?;
     let id = accepted["id"].as_str().context("the run has no id")?;
-    let run: RunView = serde_json::from_value(client.run(id, 60).await?)?;
-    output::line(format_args!("{}\n", tree::table(&client.tree(id).await?)))?;
+    let run: RunView = serde_json::from_value(client.get_run(id, 60).await?)?;
+    output::print_line(format_args!(
+        "{}\n",
+        tree::table(&client.get_tree(id).await?)
+    ))?;
     if run.status != Status::Completed {
-        let why = run
+        let message = run
             .error
             .map_or_else(String::new, |failure| failure.message);
-        bail!("the planner's run is {}: {why}", run.status.as_str());
+        bail!("the planner's run is {}: {message}", run.status.as_str());
     }
-    output::line(format_args!(
+    output::print_line(format_args!(
         "{}\n",
         run.content.unwrap_or_default().trim_end()
     ))?;
@@ -157,7 +160,7 @@ async fn show(client: &Client) -> anyhow::Result<String> {
 }
 
 fn print_requests(base: &str, run: &str) -> anyhow::Result<()> {
-    output::line(format_args!(
+    output::print_line(format_args!(
         "The daemon stays up until you press Ctrl-C. Try:\n\n\
          \x20 curl {base}agents\n\
          \x20 curl -d '{{\"input\": \"{INPUT}\"}}' -H 'content-type: application/json' '{base}agents/{AGENT}/runs?wait=30'\n\

@@ -9,23 +9,23 @@ use crate::providers::registry::RegistryError;
 /// Something is named that is not there, or is not as it must be: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Invalid(pub String);
+pub struct InvalidInput(pub String);
 
 /// The code of a command that could not do its work.
-pub fn of_error(error: &anyhow::Error) -> u8 {
+pub fn code_for_error(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
-        if cause.is::<ConfigError>() || cause.is::<RegistryError>() || cause.is::<Invalid>() {
+        if cause.is::<ConfigError>() || cause.is::<RegistryError>() || cause.is::<InvalidInput>() {
             return 2;
         }
         if let Some(error) = cause.downcast_ref() {
-            return of_client_error(error);
+            return code_for_client_error(error);
         }
     }
     1
 }
 
 /// The code of a run that has ended.
-pub fn of_run(status: Status, failure: Option<FailureCode>) -> u8 {
+pub fn code_for_run(status: Status, failure: Option<FailureCode>) -> u8 {
     match (status, failure) {
         (Status::Completed, _) => 0,
         (_, None) => 1,
@@ -49,14 +49,16 @@ pub fn of_run(status: Status, failure: Option<FailureCode>) -> u8 {
     }
 }
 
-fn of_client_error(error: &ClientError) -> u8 {
+fn code_for_client_error(error: &ClientError) -> u8 {
     match error {
         ClientError::Url { .. } | ClientError::Key => 2,
         ClientError::Unreachable { .. } => 3,
-        ClientError::Unreadable { .. } => 1,
+        ClientError::InvalidResponse { .. } => 1,
         // The contract's text for a missing key; like the provider's own refusal of a key it is code 3.
-        ClientError::Refused { detail, .. } if detail.starts_with("API key for provider") => 3,
-        ClientError::Refused { status, .. } => match status {
+        ClientError::ErrorResponse { detail, .. } if detail.starts_with("API key for provider") => {
+            3
+        }
+        ClientError::ErrorResponse { status, .. } => match status {
             400 | 404 | 405 | 409 | 413 | 415 | 422 => 2,
             401 | 403 | 408 | 429 | 502 | 503 => 3,
             _ => 1,
@@ -66,15 +68,15 @@ fn of_client_error(error: &ClientError) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Invalid, of_error, of_run};
+    use super::{InvalidInput, code_for_error, code_for_run};
     use crate::cli::client::ClientError;
     use crate::config::load::ConfigError;
     use crate::domain::run::{FailureCode, Status};
 
     #[test]
     fn runs_end_in_the_contracts_codes() {
-        assert_eq!(of_run(Status::Completed, None), 0);
-        assert_eq!(of_run(Status::Cancelled, None), 1);
+        assert_eq!(code_for_run(Status::Completed, None), 0);
+        assert_eq!(code_for_run(Status::Cancelled, None), 1);
         for (failure, code) in [
             (FailureCode::MaxTurns, 1),
             (FailureCode::OutputTruncated, 1),
@@ -85,14 +87,18 @@ mod tests {
             (FailureCode::Timeout, 3),
             (FailureCode::BudgetExceeded, 4),
         ] {
-            assert_eq!(of_run(Status::Failed, Some(failure)), code, "{failure:?}");
+            assert_eq!(
+                code_for_run(Status::Failed, Some(failure)),
+                code,
+                "{failure:?}"
+            );
         }
     }
 
     #[test]
-    fn errors_are_known_beneath_their_context() {
-        let refused = |status, detail: &str| {
-            anyhow::Error::new(ClientError::Refused {
+    fn errors_are_found_beneath_their_context() {
+        let error_response = |status, detail: &str| {
+            anyhow::Error::new(ClientError::ErrorResponse {
                 status,
                 code: String::new(),
                 detail: detail.to_owned(),
@@ -100,13 +106,19 @@ mod tests {
             .context("running x")
         };
         let missing = "API key for provider \"openai\" is not configured (set OPENAI_API_KEY or add to config.toml)";
-        assert_eq!(of_error(&refused(404, "agent config not found: x")), 2);
-        assert_eq!(of_error(&refused(422, missing)), 3);
-        assert_eq!(of_error(&refused(401, "this needs a key")), 3);
-        assert_eq!(of_error(&refused(503, "the daemon is stopping")), 3);
+        assert_eq!(
+            code_for_error(&error_response(404, "agent config not found: x")),
+            2
+        );
+        assert_eq!(code_for_error(&error_response(422, missing)), 3);
+        assert_eq!(code_for_error(&error_response(401, "this needs a key")), 3);
+        assert_eq!(
+            code_for_error(&error_response(503, "the daemon is stopping")),
+            3
+        );
         let config = anyhow::Error::new(ConfigError("x".to_owned())).context("y");
-        assert_eq!(of_error(&config), 2);
-        assert_eq!(of_error(&Invalid("x".to_owned()).into()), 2);
-        assert_eq!(of_error(&anyhow::anyhow!("the port is taken")), 1);
+        assert_eq!(code_for_error(&config), 2);
+        assert_eq!(code_for_error(&InvalidInput("x".to_owned()).into()), 2);
+        assert_eq!(code_for_error(&anyhow::anyhow!("the port is taken")), 1);
     }
 }

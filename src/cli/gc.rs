@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::client::{Client, ClientError};
-use crate::cli::keys::Key;
-use crate::cli::{Sources, local, output, quiet_config};
+use crate::cli::keys::ClientKey;
+use crate::cli::{Sources, in_process, load_quiet_config, output};
 use crate::config::load::Flags;
 
 #[derive(Debug, clap::Args)]
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
     server: Option<String>,
     #[command(flatten)]
-    key: Key,
+    key: ClientKey,
     #[command(flatten)]
     sources: Sources,
     /// The data directory with the memories [default: as configured]
@@ -53,41 +53,45 @@ struct Report {
 /// Analyses and trims.
 pub async fn gc(args: Args) -> anyhow::Result<ExitCode> {
     match &args.server {
-        Some(server) => collect(&args.key.client(server)?, &args).await?,
+        Some(server) => collect_garbage(&args.key.client(server)?, &args).await?,
         None => {
             let flags = Flags {
                 data: args.data.clone(),
                 ..args.sources.clone().flags()
             };
-            let config = quiet_config(&flags)?;
-            local::with_daemon(config, async |client| collect(client, &args).await).await?;
+            let config = load_quiet_config(&flags)?;
+            in_process::with_daemon(config, async |client| collect_garbage(client, &args).await)
+                .await?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn collect(client: &Client, args: &Args) -> anyhow::Result<()> {
+async fn collect_garbage(client: &Client, args: &Args) -> anyhow::Result<()> {
     if let Some(agent) = &args.agent {
-        let report = client.collect_memory(agent, args.of.as_deref(), args.dry_run);
-        return print(report.await?, args.json);
+        let report = client.collect_memory_garbage(agent, args.of.as_deref(), args.dry_run);
+        return print_report(report.await?, args.json);
     }
-    for agent in client.agents().await? {
-        match client.collect_memory(&agent, None, args.dry_run).await {
-            Ok(report) => print(report, args.json)?,
-            Err(ClientError::Refused { code, .. }) if code == "memory_disabled" => {}
+    for agent in client.valid_agents().await? {
+        match client
+            .collect_memory_garbage(&agent, None, args.dry_run)
+            .await
+        {
+            Ok(report) => print_report(report, args.json)?,
+            Err(ClientError::ErrorResponse { code, .. }) if code == "memory_disabled" => {}
             Err(error) => return Err(error.into()),
         }
     }
     Ok(())
 }
 
-fn print(report: Value, json: bool) -> anyhow::Result<()> {
+fn print_report(report: Value, json: bool) -> anyhow::Result<()> {
     if json {
-        output::json_line(&report)?;
+        output::print_json_line(&report)?;
         return Ok(());
     }
     let report: Report = serde_json::from_value(report)?;
-    output::line(format_args!(
+    output::print_line(format_args!(
         "{}: {} entries before, {} after ({} tokens in, {} out)",
         report.agent,
         report.entries_before,
@@ -96,7 +100,7 @@ fn print(report: Value, json: bool) -> anyhow::Result<()> {
         report.output_tokens,
     ))?;
     if !report.analysis.is_empty() {
-        output::line(format_args!("\n{}\n", report.analysis.trim_end()))?;
+        output::print_line(format_args!("\n{}\n", report.analysis.trim_end()))?;
     }
     Ok(())
 }

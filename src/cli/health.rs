@@ -19,28 +19,30 @@ pub struct Args {
 
 /// 0 where the daemon answers, 1 otherwise, whatever the reason.
 pub async fn health(args: Args) -> anyhow::Result<ExitCode> {
-    match ask(args).await {
+    match check_server(args).await {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            output::note(format_args!("axed: {error:#}"));
+            output::eprint_line(format_args!("axed: {error:#}"));
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-async fn ask(args: Args) -> anyhow::Result<()> {
+async fn check_server(args: Args) -> anyhow::Result<()> {
     let server = match args.server {
         Some(server) => server,
         None => {
-            let config = load::load(&args.sources.flags(), &load::environment())?;
-            format!("http://{}", reachable(config.server.listen))
+            let config = load::load(&args.sources.flags(), &load::process_environment())?;
+            format!("http://{}", connect_address(config.server.listen))
         }
     };
-    Ok(Client::new(&server)?.alive(Duration::from_secs(3)).await?)
+    Ok(Client::new(&server)?
+        .check_liveness(Duration::from_secs(3))
+        .await?)
 }
 
 /// Who listens everywhere is reached on this machine.
-fn reachable(mut listen: SocketAddr) -> SocketAddr {
+fn connect_address(mut listen: SocketAddr) -> SocketAddr {
     match listen.ip() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => listen.set_ip(Ipv4Addr::LOCALHOST.into()),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => listen.set_ip(Ipv6Addr::LOCALHOST.into()),

@@ -7,10 +7,10 @@ use anyhow::Context;
 use secrecy::SecretString;
 
 use crate::cli::client::{Client, ClientError};
-use crate::cli::exit::Invalid;
+use crate::cli::exit::InvalidInput;
 use crate::cli::output;
 use crate::config::auth::KeyHash;
-use crate::config::load::{self, is_plain_name};
+use crate::config::load::{self, is_valid_name};
 
 /// What every key begins with, so that people and scanners know one that got lost.
 const PREFIX: &str = "axed_";
@@ -30,13 +30,13 @@ pub struct New {
 
 /// The key for a daemon that asks for one.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Key {
+pub struct ClientKey {
     /// The key that the daemon asks for; others on this machine can see it here, so better in AXED_KEY [default: AXED_KEY]
-    #[arg(long, value_name = "KEY", requires = "server", value_parser = secret)]
+    #[arg(long, value_name = "KEY", requires = "server", value_parser = parse_secret)]
     key: Option<SecretString>,
 }
 
-impl Key {
+impl ClientKey {
     /// A client of this daemon that sends the key.
     pub fn client(&self, server: &str) -> Result<Client, ClientError> {
         let client = Client::new(server)?;
@@ -48,22 +48,22 @@ impl Key {
 }
 
 /// Never fails, because an error would show the value.
-fn secret(text: &str) -> Result<SecretString, Infallible> {
+fn parse_secret(text: &str) -> Result<SecretString, Infallible> {
     Ok(SecretString::from(text))
 }
 
 /// Makes keys.
 pub fn keys(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::New(New { name }) => new(&name)?,
+        Command::New(New { name }) => print_new_key(&name)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn new(name: &str) -> anyhow::Result<()> {
-    if !is_plain_name(name) {
-        let why = "is no key's name: up to 64 letters, digits, - _ . without two _ in a row";
-        return Err(Invalid(format!("{name:?} {why}")).into());
+fn print_new_key(name: &str) -> anyhow::Result<()> {
+    if !is_valid_name(name) {
+        let reason = "is no key's name: up to 64 letters, digits, - _ . without two _ in a row";
+        return Err(InvalidInput(format!("{name:?} {reason}")).into());
     }
     let mut random = [0; 32];
     getrandom::fill(&mut random).context("the system has no random numbers for a key")?;
@@ -71,12 +71,12 @@ fn new(name: &str) -> anyhow::Result<()> {
     for byte in random {
         key.push_str(&format!("{byte:02x}"));
     }
-    output::line(format_args!(
+    output::print_line(format_args!(
         "{key}\n\n\
          # That is the key; it is shown this once. The server's configuration knows it by these lines:\n\
          [auth.keys.\"{name}\"]\n\
          sha256 = \"{}\"\n\
          scopes = [\"run\", \"read\", \"cancel\"]",
-        KeyHash::of(key.as_bytes())
+        KeyHash::digest(key.as_bytes())
     ))
 }

@@ -10,33 +10,33 @@ use clap::{Parser, Subcommand};
 use crate::config::Config;
 use crate::config::load::{self, Flags};
 use crate::telemetry;
-use crate::tools::run_command::supervise;
+use crate::tools::run_command::supervisor;
 
+mod agent_toml;
 mod agents;
 mod client;
 mod data;
-mod definition;
 mod demo;
 mod exit;
 mod gc;
 mod health;
+mod in_process;
 mod keys;
-mod local;
 mod models;
 mod openapi;
 mod output;
 mod progress;
 mod run;
 mod runs;
-mod scratch;
 mod serve;
 mod signals;
+mod temp_dir;
 mod tree;
 
 /// Parses the command line and runs the command it names.
 pub fn main() -> ExitCode {
     // A model's command is started through this binary, which stands guard over it. No user types that.
-    if let Some(code) = supervise::main(std::env::args_os().skip(1)) {
+    if let Some(code) = supervisor::run_subcommand(std::env::args_os().skip(1)) {
         return code;
     }
     let cli = match Cli::try_parse() {
@@ -44,7 +44,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             if error.use_stderr() {
                 // It quotes arguments, which may be copied from what a model wrote.
-                output::note(format_args!("{}", error.render().to_string().trim_end()));
+                output::eprint_line(format_args!("{}", error.render().to_string().trim_end()));
             } else {
                 // A reader of the help who has gone away does not make the help a failure.
                 let _ = error.print();
@@ -55,16 +55,16 @@ pub fn main() -> ExitCode {
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
-            output::note(format_args!("axed: could not start: {error}"));
+            output::eprint_line(format_args!("axed: could not start: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let ended = runtime.block_on(cli.command.run());
+    let result = runtime.block_on(cli.command.run());
     // A read of stdin that nobody waits for any more would hold up the end of the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    ended.unwrap_or_else(|error| {
-        output::note(format_args!("axed: {error:#}"));
-        ExitCode::from(exit::of_error(&error))
+    result.unwrap_or_else(|error| {
+        output::eprint_line(format_args!("axed: {error:#}"));
+        ExitCode::from(exit::code_for_error(&error))
     })
 }
 
@@ -147,12 +147,12 @@ impl Sources {
 
 /// The configuration of a command that a person waits for: it tells what happened in its own words, so only errors are
 /// logged unless the configuration says otherwise.
-fn quiet_config(flags: &Flags) -> anyhow::Result<Config> {
-    let mut config = load::load(flags, &load::environment())?;
+fn load_quiet_config(flags: &Flags) -> anyhow::Result<Config> {
+    let mut config = load::load(flags, &load::process_environment())?;
     config
         .telemetry
         .log
         .get_or_insert_with(|| "error".to_owned());
-    telemetry::init(&config.telemetry).map_err(exit::Invalid)?;
+    telemetry::init(&config.telemetry).map_err(exit::InvalidInput)?;
     Ok(config)
 }

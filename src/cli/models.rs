@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cli::{Sources, output, quiet_config};
+use crate::cli::{Sources, load_quiet_config, output};
 use crate::config::models::ModelFacts;
 use crate::domain::agent::Effort;
 use crate::domain::usage::LongPrice;
@@ -24,7 +24,7 @@ pub struct Args {
 
 /// One model as JSON. What is not known is null.
 #[derive(Serialize)]
-struct View<'a> {
+struct ModelRow<'a> {
     provider: &'a str,
     model: &'a str,
     checked: Option<&'a str>,
@@ -45,13 +45,13 @@ struct View<'a> {
     sampling: &'static str,
 }
 
-impl<'a> View<'a> {
-    fn of(provider: &'a str, model: &'a str, facts: &'a ModelFacts) -> Self {
+impl<'a> ModelRow<'a> {
+    fn new(provider: &'a str, model: &'a str, facts: &'a ModelFacts) -> Self {
         let price = facts.price.as_ref();
         Self {
             provider,
             model,
-            checked: facts.checked.as_deref(),
+            checked: facts.checked_on.as_deref(),
             input: price.map(|price| price.input),
             output: price.map(|price| price.output),
             cache_read: price.and_then(|price| price.cache_read),
@@ -73,19 +73,19 @@ impl<'a> View<'a> {
 
 /// Prints the models, a line each.
 pub fn models(args: Args) -> anyhow::Result<ExitCode> {
-    let models = quiet_config(&args.sources.flags())?.models;
+    let models = load_quiet_config(&args.sources.flags())?.models;
     let all = models.all();
-    let wanted = |provider: &str, model: &str| match &args.filter {
+    let is_wanted = |provider: &str, model: &str| match &args.filter {
         Some(filter) => format!("{provider}/{model}").contains(filter.as_str()),
         None => true,
     };
-    let found: Vec<View<'_>> = all
+    let rows: Vec<ModelRow<'_>> = all
         .iter()
-        .filter(|(provider, model, _)| wanted(provider, model))
-        .map(|(provider, model, facts)| View::of(provider, model, facts))
+        .filter(|(provider, model, _)| is_wanted(provider, model))
+        .map(|(provider, model, facts)| ModelRow::new(provider, model, facts))
         .collect();
     if args.json {
-        output::json(&json!({ "data": found }))?;
+        output::print_json(&json!({ "data": rows }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new();
@@ -98,24 +98,24 @@ pub fn models(args: Args) -> anyhow::Result<ExitCode> {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    for view in &found {
+    for row in &rows {
         let usd = |price: Option<f64>| price.map(|usd| usd.to_string()).unwrap_or_default();
         table.add_row([
-            format!("{}/{}", view.provider, view.model),
-            usd(view.input),
-            usd(view.output),
-            view.context_window.map(tokens).unwrap_or_default(),
-            view.max_output
-                .map(|most| tokens(most.into()))
+            format!("{}/{}", row.provider, row.model),
+            usd(row.input),
+            usd(row.output),
+            row.context_window.map(tokens).unwrap_or_default(),
+            row.max_output
+                .map(|max| tokens(max.into()))
                 .unwrap_or_default(),
-            takes(view),
-            levels(view),
+            input_kinds(row),
+            effort_range(row),
         ]);
     }
-    output::line(format_args!("{}", table.trim_fmt()))?;
-    output::note(format_args!(
+    output::print_line(format_args!("{}", table.trim_fmt()))?;
+    output::eprint_line(format_args!(
         "{} models; prices are USD per million tokens; `axed models --json` prints everything",
-        found.len()
+        rows.len()
     ));
     Ok(ExitCode::SUCCESS)
 }
@@ -129,15 +129,18 @@ fn tokens(count: u64) -> String {
     }
 }
 
-fn takes(view: &View<'_>) -> String {
-    let abilities = [("img", view.images), ("pdf", view.pdf)];
-    let taken = abilities.into_iter().filter(|(_, can)| *can == Some(true));
-    taken.map(|(name, _)| name).collect::<Vec<_>>().join(" ")
+fn input_kinds(row: &ModelRow<'_>) -> String {
+    let abilities = [("img", row.images), ("pdf", row.pdf)];
+    let supported = abilities.into_iter().filter(|(_, can)| *can == Some(true));
+    supported
+        .map(|(name, _)| name)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// The range of levels.
-fn levels(view: &View<'_>) -> String {
-    match view.effort {
+fn effort_range(row: &ModelRow<'_>) -> String {
+    match row.effort {
         Some([first, .., last]) => format!("{}..{}", first.as_str(), last.as_str()),
         Some([only]) => only.as_str().to_owned(),
         Some([]) | None => String::new(),

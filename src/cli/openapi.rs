@@ -20,9 +20,9 @@ pub fn openapi(args: Args) -> anyhow::Result<ExitCode> {
         config: args.config,
         ..Flags::default()
     };
-    let config = load::load(&flags, &load::environment())?;
+    let config = load::load(&flags, &load::process_environment())?;
     let metrics = config.server.metrics_listen.is_none();
     let document = document(&config.server.path_prefix, metrics);
-    output::line(format_args!("{}", document.trim_end()))?;
+    output::print_line(format_args!("{}", document.trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }

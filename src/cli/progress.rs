@@ -27,40 +27,40 @@ pub struct Totals {
 
 impl Progress {
     /// Takes note of an event of a run at that daemon.
-    pub fn hear(&mut self, event: &Value, server: &str) {
-        let wish = wish(event, server);
+    pub fn on_event(&mut self, event: &Value, server: &str) {
+        let approval_hint = approval_hint(event, server);
         match self {
             Self::Silent => {}
             Self::Line(totals) => {
                 totals.add(event);
-                if let (Some(line), Some(wish)) = (line(event), &wish) {
-                    output::status(format_args!(""));
-                    output::note(format_args!("{line}\n{wish}"));
+                if let (Some(line), Some(approval_hint)) = (event_line(event), &approval_hint) {
+                    output::eprint_status(format_args!(""));
+                    output::eprint_line(format_args!("{line}\n{approval_hint}"));
                 }
                 let Totals {
                     runs,
                     turns,
                     tokens,
                 } = totals;
-                output::status(format_args!(
+                output::eprint_status(format_args!(
                     "{runs} runs, {turns} turns, {tokens} tokens …"
                 ));
             }
             Self::Lines => {
-                if let Some(line) = line(event) {
-                    output::note(format_args!("{line}"));
+                if let Some(line) = event_line(event) {
+                    output::eprint_line(format_args!("{line}"));
                 }
-                if let Some(wish) = wish {
-                    output::note(format_args!("{wish}"));
+                if let Some(approval_hint) = approval_hint {
+                    output::eprint_line(format_args!("{approval_hint}"));
                 }
             }
         }
     }
 
     /// Leaves the terminal as it was.
-    pub fn done(&self) {
+    pub fn clear(&self) {
         if matches!(self, Self::Line(_)) {
-            output::status(format_args!(""));
+            output::eprint_status(format_args!(""));
         }
     }
 }
@@ -71,7 +71,8 @@ impl Totals {
             Some("run.started") => self.runs += 1,
             Some("turn.completed") => {
                 self.turns += 1;
-                self.tokens += number(event, "input_tokens") + number(event, "output_tokens");
+                self.tokens +=
+                    number_field(event, "input_tokens") + number_field(event, "output_tokens");
             }
             _ => {}
         }
@@ -79,36 +80,36 @@ impl Totals {
 }
 
 /// How a person answers an event that asks for approval.
-fn wish(event: &Value, server: &str) -> Option<String> {
-    let asks = event["type"].as_str()? == "approval.requested";
-    let of = |key| text(event, key);
+fn approval_hint(event: &Value, server: &str) -> Option<String> {
+    let is_approval = event["type"].as_str()? == "approval.requested";
+    let field = |key| text_field(event, key);
     // Models choose ids, and a person may copy the line into a shell.
-    let argument = |id: &str| {
+    let shell_quoted = |id: &str| {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
         if !id.is_empty() && id.chars().all(is_plain) {
             return id.to_owned();
         }
         format!("'{}'", id.replace('\'', "'\\''"))
     };
-    asks.then(|| {
+    is_approval.then(|| {
         format!(
             "  axed runs approve {} {} --server {server}   (or deny, with --reason)",
-            of("run_id"),
-            argument(&of("tool_call_id"))
+            field("run_id"),
+            shell_quoted(&field("tool_call_id"))
         )
     })
 }
 
 /// The event in words, indented by its run's depth; none for events that say nothing new to a person.
-fn line(event: &Value) -> Option<String> {
-    let words = match event["type"].as_str()? {
+fn event_line(event: &Value) -> Option<String> {
+    let description = match event["type"].as_str()? {
         "turn.completed" => {
             let calls = event["tool_calls"].as_array().map_or(0, Vec::len);
             format!(
                 "turn {}: {} tokens in, {} out{}",
-                number(event, "turn"),
-                number(event, "input_tokens"),
-                number(event, "output_tokens"),
+                number_field(event, "turn"),
+                number_field(event, "input_tokens"),
+                number_field(event, "output_tokens"),
                 match calls {
                     0 => String::new(),
                     1 => ", 1 tool call".to_owned(),
@@ -116,94 +117,108 @@ fn line(event: &Value) -> Option<String> {
                 }
             )
         }
-        "agent.called" => format!("→ {}: {}", text(event, "child_agent"), text(event, "task")),
+        "agent.called" => format!(
+            "→ {}: {}",
+            text_field(event, "child_agent"),
+            text_field(event, "task")
+        ),
         "agent.returned" => format!(
             "← {} after {}{}",
-            text(event, "child_agent"),
-            seconds(number(event, "duration_ms")),
+            text_field(event, "child_agent"),
+            seconds(number_field(event, "duration_ms")),
             match event["error"].as_str() {
-                Some(error) => format!(": {}", terminal_text::line(error)),
+                Some(error) => format!(": {}", terminal_text::sanitize_line(error)),
                 None => String::new(),
             }
         ),
         "approval.requested" => {
             // A person decides by what this says: nothing in it may be out of sight.
-            let arguments = terminal_text::json(&event["arguments"].to_string());
+            let arguments = terminal_text::escape_json(&event["arguments"].to_string());
             let shown = shorten(&arguments, 400);
             format!(
                 "waits for a person's word on {} {shown}",
-                text(event, "tool")
+                text_field(event, "tool")
             )
         }
         "approval.decided" => match event["reason"].as_str() {
-            Some(_) => format!("{}: {}", text(event, "decision"), text(event, "reason")),
-            None => text(event, "decision"),
+            Some(_) => format!(
+                "{}: {}",
+                text_field(event, "decision"),
+                text_field(event, "reason")
+            ),
+            None => text_field(event, "decision"),
         },
         // A fallback is the first request to another model, and comes without a wait.
-        "retry.scheduled" if number(event, "attempt") == 0 => format!(
+        "retry.scheduled" if number_field(event, "attempt") == 0 => format!(
             "{}; falling back to {}",
-            text(event, "reason"),
-            text(event, "model")
+            text_field(event, "reason"),
+            text_field(event, "model")
         ),
-        "retry.scheduled" => match number(event, "wait_ms") {
-            0 => format!("{}; trying again at once", text(event, "reason")),
+        "retry.scheduled" => match number_field(event, "wait_ms") {
+            0 => format!("{}; trying again at once", text_field(event, "reason")),
             wait => format!(
                 "{}; trying again in {}",
-                text(event, "reason"),
+                text_field(event, "reason"),
                 seconds(wait)
             ),
         },
         "memory.warning" | "tools.warning" | "loop.warning" | "model.warning" => {
-            text(event, "message")
+            text_field(event, "message")
         }
         "context.compacted" => format!(
             "conversation made shorter: {} tokens instead of {}",
-            number(event, "tokens_after"),
-            number(event, "tokens_before")
+            number_field(event, "tokens_after"),
+            number_field(event, "tokens_before")
         ),
-        "batch.submitted" => format!("waits for batch {}", text(event, "batch_id")),
-        "run.failed" => format!("failed: {}", text(&event["error"], "message")),
-        "run.cancelled" => format!("cancelled: {}", text(event, "reason")),
+        "batch.submitted" => format!("waits for batch {}", text_field(event, "batch_id")),
+        "run.failed" => format!("failed: {}", text_field(&event["error"], "message")),
+        "run.cancelled" => format!("cancelled: {}", text_field(event, "reason")),
         _ => return None,
     };
-    let depth = usize::try_from(number(event, "depth")).unwrap_or(0);
+    let depth = usize::try_from(number_field(event, "depth")).unwrap_or(0);
     Some(format!(
-        "{}{}: {words}",
+        "{}{}: {description}",
         "  ".repeat(depth),
-        text(event, "agent")
+        text_field(event, "agent")
     ))
 }
 
-fn number(event: &Value, key: &str) -> u64 {
+fn number_field(event: &Value, key: &str) -> u64 {
     event[key].as_u64().unwrap_or(0)
 }
 
 /// Texts come from models: on a terminal only those characters may arrive that cannot steer it.
-fn text(event: &Value, key: &str) -> String {
-    terminal_text::line(event[key].as_str().unwrap_or_default())
+fn text_field(event: &Value, key: &str) -> String {
+    terminal_text::sanitize_line(event[key].as_str().unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::{line, wish};
+    use super::{approval_hint, event_line};
 
     #[test]
-    fn turns_and_child_runs_are_told_by_depth() {
+    fn events_are_described_and_indented_by_depth() {
         let turn = json!({"type": "turn.completed", "agent": "a", "depth": 0, "turn": 1, "input_tokens": 5,
             "output_tokens": 6, "tool_calls": [{}, {}]});
         assert_eq!(
-            line(&turn).as_deref(),
+            event_line(&turn).as_deref(),
             Some("a: turn 1: 5 tokens in, 6 out, 2 tool calls")
         );
         let called = json!({"type": "agent.called", "agent": "a", "depth": 1, "child_agent": "b", "task": "x\u{1b}[2J"});
-        assert_eq!(line(&called).as_deref(), Some("  a: → b: x\u{fffd}[2J"));
+        assert_eq!(
+            event_line(&called).as_deref(),
+            Some("  a: → b: x\u{fffd}[2J")
+        );
         let returned = json!({"type": "agent.returned", "agent": "a", "depth": 0, "child_agent": "b", "duration_ms": 1500, "error": "no"});
-        assert_eq!(line(&returned).as_deref(), Some("a: ← b after 1.50 s: no"));
-        assert_eq!(line(&json!({"type": "run.queued"})), None);
+        assert_eq!(
+            event_line(&returned).as_deref(),
+            Some("a: ← b after 1.50 s: no")
+        );
+        assert_eq!(event_line(&json!({"type": "run.queued"})), None);
         let retry = |attempt: u64, wait: u64| {
-            line(
+            event_line(
                 &json!({"type": "retry.scheduled", "agent": "a", "depth": 0, "model": "x/y", "attempt": attempt,
                 "wait_ms": wait, "reason": "server: no"}),
             )
@@ -218,20 +233,20 @@ mod tests {
                 Some(format!("a: server: no; {words}"))
             );
         }
-        let asks = json!({"type": "approval.requested", "agent": "a", "depth": 0, "run_id": "run_1",
+        let approval = json!({"type": "approval.requested", "agent": "a", "depth": 0, "run_id": "run_1",
             "tool_call_id": "c1", "tool": "write_file", "arguments": {"path": "x"}});
         assert_eq!(
-            line(&asks).as_deref(),
+            event_line(&approval).as_deref(),
             Some("a: waits for a person's word on write_file {\"path\":\"x\"}")
         );
         assert_eq!(
-            wish(&asks, "http://h").as_deref(),
+            approval_hint(&approval, "http://h").as_deref(),
             Some("  axed runs approve run_1 c1 --server http://h   (or deny, with --reason)")
         );
-        let mut hostile = asks;
+        let mut hostile = approval;
         hostile["tool_call_id"] = json!("c'; rm -rf ~ #");
         assert_eq!(
-            wish(&hostile, "http://h").as_deref(),
+            approval_hint(&hostile, "http://h").as_deref(),
             Some(
                 "  axed runs approve run_1 'c'\\''; rm -rf ~ #' --server http://h   (or deny, with --reason)"
             )

@@ -12,15 +12,15 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::cli::client::{Client, RunView};
-use crate::cli::exit::{self, Invalid};
-use crate::cli::keys::Key;
+use crate::cli::exit::{self, InvalidInput};
+use crate::cli::keys::ClientKey;
 use crate::cli::progress::{Progress, Totals};
-use crate::cli::scratch::Scratch;
 use crate::cli::signals::Signals;
-use crate::cli::{Sources, local, output, quiet_config};
+use crate::cli::temp_dir::TempDir;
+use crate::cli::{Sources, in_process, load_quiet_config, output};
 use crate::config::Config;
 use crate::config::load::Flags;
-use crate::domain::attachment::{FILES, IMAGES, MediaType};
+use crate::domain::attachment::{FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::run::Status;
 use crate::domain::terminal_text;
 
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
     /// A label of the run; may be given several times
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     labels: Vec<(String, String)>,
     /// Print the run as JSON, as the HTTP API shows it
     #[arg(long)]
@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "agents", "data"])]
     server: Option<String>,
     #[command(flatten)]
-    key: Key,
+    key: ClientKey,
     #[command(flatten)]
     sources: Sources,
     /// Keep the run and its memory in this directory [default: the run in a private one that is removed at the end, the
@@ -78,37 +78,40 @@ pub struct Args {
 
 /// Runs an agent to its end.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let body = body(&args)?;
+    let body = request_body(&args)?;
     if let Some(server) = &args.server {
-        return on(&args.key.client(server)?, &args, &body).await;
+        return run_on(&args.key.client(server)?, &args, &body).await;
     }
-    let (config, _scratch) = in_process(&args)?;
-    local::with_daemon(config, async |client| on(client, &args, &body).await).await
+    let (config, _temp_dir) = in_process_config(&args)?;
+    in_process::with_daemon(config, async |client| run_on(client, &args, &body).await).await
 }
 
 /// The configuration of a daemon that lives for this run only, and its data where they are private.
-fn in_process(args: &Args) -> anyhow::Result<(Config, Option<Scratch>)> {
+fn in_process_config(args: &Args) -> anyhow::Result<(Config, Option<TempDir>)> {
     let flags = Flags {
         data: args.data.clone(),
         ..args.sources.clone().flags()
     };
-    let mut config = quiet_config(&flags)?;
+    let mut config = load_quiet_config(&flags)?;
     // The roots guard a daemon from its clients. Here both are the same person, who named the directory.
-    config.tools.roots.extend(workdir(args)?.map(PathBuf::from));
-    config.server.max_body = MAX_BODY;
+    config
+        .tools
+        .roots
+        .extend(workdir_text(args)?.map(PathBuf::from));
+    config.server.max_body = MAX_BODY_BYTES;
     if args.data.is_some() {
         return Ok((config, None));
     }
-    let scratch = Scratch::new()?;
+    let temp_dir = TempDir::new()?;
     // Memories stay where a daemon of this configuration keeps them: what was removed with the run is no memory.
-    config.data.dir = scratch.path().join("data");
-    Ok((config, Some(scratch)))
+    config.data.dir = temp_dir.path().join("data");
+    Ok((config, Some(temp_dir)))
 }
 
-async fn on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<ExitCode> {
+async fn run_on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<ExitCode> {
     if args.dry_run {
-        let dry = client.dry_run(&args.agent, body).await?;
-        print_dry_run(&dry, args.json)?;
+        let report = client.dry_run(&args.agent, body).await?;
+        print_dry_run(&report, args.json)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut progress = if args.verbose {
@@ -120,44 +123,44 @@ async fn on(client: &Client, args: &Args, body: &Value) -> anyhow::Result<ExitCo
     };
     // Heard from before the run exists: an interrupt never leaves a run behind that nobody waits for.
     let mut signals = Signals::new()?;
-    let accepted = client.create(&args.agent, body).await?;
+    let accepted = client.create_run(&args.agent, body).await?;
     let id = accepted["id"].as_str().unwrap_or_default().to_owned();
-    let settled = tokio::select! {
-        settled = wait(client, &id, &mut progress) => settled,
-        () = signals.stop() => tokio::select! {
-            settled = stop(client, &id) => settled,
-            () = signals.stop() => Err(anyhow::anyhow!("stopped without waiting for run {id} to end")),
+    let finished = tokio::select! {
+        finished = follow_run(client, &id, &mut progress) => finished,
+        () = signals.wait_for_stop() => tokio::select! {
+            finished = cancel_run(client, &id) => finished,
+            () = signals.wait_for_stop() => Err(anyhow::anyhow!("stopped without waiting for run {id} to end")),
         },
     };
-    progress.done();
-    let run = settled?;
+    progress.clear();
+    let run = finished?;
     let view: RunView = serde_json::from_value(run.clone())?;
-    print(&run, &view, args.json)?;
+    print_run(&run, &view, args.json)?;
     let failure = view.error.map(|failure| failure.code);
-    Ok(ExitCode::from(exit::of_run(view.status, failure)))
+    Ok(ExitCode::from(exit::code_for_run(view.status, failure)))
 }
 
 /// Follows the run to its end and returns it.
-async fn wait(client: &Client, id: &str, progress: &mut Progress) -> anyhow::Result<Value> {
+async fn follow_run(client: &Client, id: &str, progress: &mut Progress) -> anyhow::Result<Value> {
     if !matches!(progress, Progress::Silent) {
         // Progress is a courtesy: where it breaks off, the run is still waited for below.
-        let server = client.address();
+        let server = client.base_without_slash();
         let _ = client
-            .follow(id, |event| progress.hear(event, &server))
+            .follow(id, |event| progress.on_event(event, &server))
             .await;
     }
-    settle(client, id).await
+    wait_until_finished(client, id).await
 }
 
-async fn stop(client: &Client, id: &str) -> anyhow::Result<Value> {
+async fn cancel_run(client: &Client, id: &str) -> anyhow::Result<Value> {
     client.cancel(id, "interrupted at the command line").await?;
-    settle(client, id).await
+    wait_until_finished(client, id).await
 }
 
 /// Waits for the run's end and returns its record.
-pub async fn settle(client: &Client, id: &str) -> anyhow::Result<Value> {
+pub async fn wait_until_finished(client: &Client, id: &str) -> anyhow::Result<Value> {
     loop {
-        let run = client.run(id, 30).await?;
+        let run = client.get_run(id, 30).await?;
         let status = run["status"].as_str().unwrap_or_default();
         if status.parse().is_ok_and(Status::is_terminal) {
             return Ok(run);
@@ -165,68 +168,68 @@ pub async fn settle(client: &Client, id: &str) -> anyhow::Result<Value> {
     }
 }
 
-fn print(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
+fn print_run(run: &Value, view: &RunView, json: bool) -> anyhow::Result<()> {
     if json {
-        output::json(run)?;
+        output::print_json(run)?;
     } else if let Some(content) = &view.content {
-        output::document(&format!("{content}\n"))?;
+        output::print_document(&format!("{content}\n"))?;
     }
     if view.status != Status::Completed {
-        let why = match (&view.error, &view.cancel_reason) {
+        let reason = match (&view.error, &view.cancel_reason) {
             (Some(failure), _) => failure.message.as_str(),
             (None, Some(reason)) => reason.as_str(),
             (None, None) => "no reason was given",
         };
-        output::note(format_args!(
-            "axed: run {} {}: {why}",
+        output::eprint_line(format_args!(
+            "axed: run {} {}: {reason}",
             view.id,
             view.status.as_str()
         ));
         if let (Some(partial), false) = (&view.partial_content, json)
             && !partial.is_empty()
         {
-            output::note(format_args!("The last that it said:\n{partial}"));
+            output::eprint_line(format_args!("The last that it said:\n{partial}"));
         }
     }
     Ok(())
 }
 
-fn print_dry_run(dry: &Value, json: bool) -> anyhow::Result<()> {
+fn print_dry_run(report: &Value, json: bool) -> anyhow::Result<()> {
     if json {
-        return output::json(dry);
+        return output::print_json(report);
     }
-    for (key, value) in dry.as_object().into_iter().flatten() {
+    for (key, value) in report.as_object().into_iter().flatten() {
         match value {
             Value::String(text) if text.contains('\n') || key == "message" => {
-                output::line(format_args!("{key}:\n{}\n", text.trim_end()))?;
+                output::print_line(format_args!("{key}:\n{}\n", text.trim_end()))?;
             }
-            Value::String(text) => output::line(format_args!("{key}: {text}"))?,
+            Value::String(text) => output::print_line(format_args!("{key}: {text}"))?,
             other => {
-                let json = terminal_text::json(&other.to_string());
-                output::line(format_args!("{key}: {json}"))?;
+                let json = terminal_text::escape_json(&other.to_string());
+                output::print_line(format_args!("{key}: {json}"))?;
             }
         }
     }
     Ok(())
 }
 
-fn body(args: &Args) -> anyhow::Result<Value> {
+fn request_body(args: &Args) -> anyhow::Result<Value> {
     let mut body = Map::new();
     let mut set = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
             body.insert(key.to_owned(), value);
         }
     };
-    let input = input(args)?;
+    let input = read_input(args)?;
     let input = match args.files.is_empty() {
         true => input.map(Value::from),
-        false => Some(with_files(input, &args.files)?),
+        false => Some(input_parts(input, &args.files)?),
     };
     set("input", input);
     set("context", args.context.clone().map(Value::from));
     set("model", args.model.clone().map(Value::from));
     set("timeout", args.timeout.map(Value::from));
-    set("workdir", workdir(args)?.map(Value::from));
+    set("workdir", workdir_text(args)?.map(Value::from));
     if !args.labels.is_empty() {
         let labels: Map<_, _> = args
             .labels
@@ -238,54 +241,58 @@ fn body(args: &Args) -> anyhow::Result<Value> {
     Ok(body.into())
 }
 
-fn input(args: &Args) -> anyhow::Result<Option<String>> {
+fn read_input(args: &Args) -> anyhow::Result<Option<String>> {
     let stdin = std::io::stdin();
     match args.input.as_deref() {
         Some("-") => {}
         None if !stdin.is_terminal() => {}
-        given => return Ok(given.map(str::to_owned)),
+        input => return Ok(input.map(str::to_owned)),
     }
     let mut bytes = Vec::new();
     stdin
-        .take(MAX_STDIN as u64 + 1)
+        .take(MAX_INPUT_BYTES as u64 + 1)
         .read_to_end(&mut bytes)
         .context("could not read the input from stdin")?;
-    if bytes.len() > MAX_STDIN {
-        let why = format!(
+    if bytes.len() > MAX_INPUT_BYTES {
+        let message = format!(
             "the input on stdin is larger than {} MiB, which is the most that a run takes",
-            MAX_STDIN >> 20
+            MAX_INPUT_BYTES >> 20
         );
-        return Err(Invalid(why).into());
+        return Err(InvalidInput(message).into());
     }
     let text = String::from_utf8(bytes)
-        .map_err(|error| Invalid(format!("the input on stdin is not UTF-8: {error}")))?;
+        .map_err(|error| InvalidInput(format!("the input on stdin is not UTF-8: {error}")))?;
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
 /// The input as parts: its text, then the files.
-fn with_files(text: Option<String>, files: &[PathBuf]) -> anyhow::Result<Value> {
+fn input_parts(text: Option<String>, files: &[PathBuf]) -> anyhow::Result<Value> {
     let text = text.map(|text| json!({"type": "text", "text": text}));
-    let files = files.iter().map(|file| part(file));
+    let files = files.iter().map(|file| file_part(file));
     let parts: anyhow::Result<Vec<Value>> = text.map(Ok).into_iter().chain(files).collect();
     Ok(parts?.into())
 }
 
-fn part(file: &Path) -> anyhow::Result<Value> {
+fn file_part(file: &Path) -> anyhow::Result<Value> {
     let mut bytes = Vec::new();
     File::open(file)
-        .and_then(|opened| opened.take(MAX_STDIN as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|error| Invalid(format!("could not read {}: {error}", file.display())))?;
-    let is_large = bytes.len() > MAX_STDIN;
-    let kind = MediaType::of(&bytes).filter(|_| !is_large);
-    let Some(media_type) = kind else {
-        let why = match is_large {
-            true => format!("larger than {} MiB", MAX_STDIN >> 20),
-            false => format!("none of the kinds that are taken: {IMAGES}, {FILES}"),
+        .and_then(|opened| {
+            opened
+                .take(MAX_INPUT_BYTES as u64 + 1)
+                .read_to_end(&mut bytes)
+        })
+        .map_err(|error| InvalidInput(format!("could not read {}: {error}", file.display())))?;
+    let is_large = bytes.len() > MAX_INPUT_BYTES;
+    let detected = MediaType::detect(&bytes).filter(|_| !is_large);
+    let Some(media_type) = detected else {
+        let reason = match is_large {
+            true => format!("larger than {} MiB", MAX_INPUT_BYTES >> 20),
+            false => format!("none of the kinds that are taken: {IMAGE_TYPES}, {FILE_TYPES}"),
         };
-        return Err(Invalid(format!("{} is {why}", file.display())).into());
+        return Err(InvalidInput(format!("{} is {reason}", file.display())).into());
     };
     let mut part = json!({
-        "type": media_type.kind(), "media_type": media_type, "data": STANDARD.encode(&bytes),
+        "type": media_type.part_type(), "media_type": media_type, "data": STANDARD.encode(&bytes),
     });
     let name = file.file_name().and_then(OsStr::to_str);
     if let Some(name) = name.filter(|_| !media_type.is_image()) {
@@ -295,12 +302,12 @@ fn part(file: &Path) -> anyhow::Result<Value> {
 }
 
 /// Most bytes of stdin. A daemon elsewhere refuses what is above its `server.max_body` in its own words.
-const MAX_STDIN: usize = 64 << 20;
+const MAX_INPUT_BYTES: usize = 64 << 20;
 /// Above every body that such an input makes: in JSON one byte takes six at most.
-const MAX_BODY: usize = 8 * MAX_STDIN;
+const MAX_BODY_BYTES: usize = 8 * MAX_INPUT_BYTES;
 
 /// In process a relative directory is this process's; a daemon elsewhere is told what was written.
-fn workdir(args: &Args) -> anyhow::Result<Option<String>> {
+fn workdir_text(args: &Args) -> anyhow::Result<Option<String>> {
     let Some(dir) = &args.workdir else {
         return Ok(None);
     };
@@ -310,12 +317,12 @@ fn workdir(args: &Args) -> anyhow::Result<Option<String>> {
     };
     match dir.into_os_string().into_string() {
         Ok(text) => Ok(Some(text)),
-        Err(_) => Err(Invalid("--workdir must be UTF-8".to_owned()).into()),
+        Err(_) => Err(InvalidInput("--workdir must be UTF-8".to_owned()).into()),
     }
 }
 
 /// Reads `KEY=VALUE`.
-pub fn label(text: &str) -> Result<(String, String), String> {
+pub fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("a label is KEY=VALUE".to_owned()),

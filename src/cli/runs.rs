@@ -8,17 +8,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::client::{Client, TreeNode};
-use crate::cli::exit::Invalid;
-use crate::cli::keys::Key;
+use crate::cli::exit::InvalidInput;
+use crate::cli::keys::ClientKey;
 use crate::cli::{output, run, tree};
 use crate::domain::content::Content;
 use crate::domain::run::{RunId, Status};
 use crate::domain::terminal_text;
 
 /// Where a daemon listens that nobody told otherwise.
-const USUAL_SERVER: &str = "http://127.0.0.1:8080";
+const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
 /// Most runs of one answer, as the API has it.
-const PAGE: usize = 200;
+const MAX_PAGE_RUNS: usize = 200;
 
 #[derive(Debug, clap::Subcommand)]
 #[command(
@@ -41,12 +41,12 @@ pub enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Daemon {
+pub struct DaemonArgs {
     /// The daemon [default: http://127.0.0.1:8080]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     #[command(flatten)]
-    key: Key,
+    key: ClientKey,
 }
 
 #[derive(Debug, clap::Args)]
@@ -55,10 +55,10 @@ pub struct List {
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
     /// Only those that stand so
-    #[arg(long, value_name = "STATUS", value_parser = status)]
+    #[arg(long, value_name = "STATUS", value_parser = parse_status)]
     status: Option<Status>,
     /// Only those with this label; may be given several times
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = run::label)]
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = run::parse_label)]
     labels: Vec<(String, String)>,
     /// Child runs too
     #[arg(long)]
@@ -70,25 +70,25 @@ pub struct List {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct Show {
     /// The run's id
-    #[arg(value_parser = id)]
+    #[arg(value_parser = parse_run_id)]
     id: RunId,
     /// Print it as JSON, as the HTTP API shows it
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct Cancel {
     /// The run's id
-    #[arg(value_parser = id)]
+    #[arg(value_parser = parse_run_id)]
     id: RunId,
     /// Why, for the run's record
     #[arg(
@@ -104,13 +104,13 @@ pub struct Cancel {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct Decide {
     /// The run's id
-    #[arg(value_parser = id)]
+    #[arg(value_parser = parse_run_id)]
     id: RunId,
     /// The tool call's id, as the event approval.requested tells it
     #[arg(value_name = "CALL")]
@@ -122,12 +122,12 @@ pub struct Decide {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    daemon: Daemon,
+    daemon: DaemonArgs,
 }
 
 /// The parts of a run that are shown.
 #[derive(Deserialize)]
-struct RunView {
+struct RunDetails {
     id: RunId,
     agent: String,
     status: Status,
@@ -196,16 +196,16 @@ async fn list(args: &List) -> anyhow::Result<()> {
         "time",
     ]);
     let mut cursor = None;
-    let mut left = args.limit;
-    while left > 0 {
+    let mut remaining = args.limit;
+    while remaining > 0 {
         let page = client
-            .runs(&filters, left.min(PAGE), cursor.as_deref())
+            .list_runs(&filters, remaining.min(MAX_PAGE_RUNS), cursor.as_deref())
             .await?;
-        left = left.saturating_sub(page.data.len());
+        remaining = remaining.saturating_sub(page.data.len());
         for run in page.data {
             match args.json {
-                true => output::json_line(&run)?,
-                false => drop(table.add_row(row(&view(run)?))),
+                true => output::print_json_line(&run)?,
+                false => drop(table.add_row(row(&parse_run(run)?))),
             }
         }
         cursor = page.next_cursor;
@@ -217,21 +217,21 @@ async fn list(args: &List) -> anyhow::Result<()> {
         return Ok(());
     }
     if table.is_empty() {
-        output::note(format_args!("axed: no such runs at {}", client.base()));
+        output::eprint_line(format_args!("axed: no such runs at {}", client.base()));
         return Ok(());
     }
     for column in table.column_iter_mut().skip(4) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    output::line(format_args!("{table}"))
+    output::print_line(format_args!("{table}"))
 }
 
-fn row(run: &RunView) -> [String; 8] {
+fn row(run: &RunDetails) -> [String; 8] {
     [
         run.id.to_string(),
-        terminal_text::line(&run.agent),
+        terminal_text::sanitize_line(&run.agent),
         run.status.as_str().to_owned(),
-        terminal_text::line(&run.created_at),
+        terminal_text::sanitize_line(&run.created_at),
         run.tree.runs.to_string(),
         run.tree.input_tokens.to_string(),
         run.tree.output_tokens.to_string(),
@@ -240,13 +240,20 @@ fn row(run: &RunView) -> [String; 8] {
 }
 
 async fn show(args: &Show) -> anyhow::Result<()> {
-    let run = args.daemon.client()?.run(&args.id.to_string(), 0).await?;
+    let run = args
+        .daemon
+        .client()?
+        .get_run(&args.id.to_string(), 0)
+        .await?;
     if args.json {
-        return output::json(&run);
+        return output::print_json(&run);
     }
-    let run = view(run)?;
+    let run = parse_run(run)?;
     let line = |key: &str, value: &str| {
-        output::line(format_args!("{key:<11}{}", terminal_text::line(value)))
+        output::print_line(format_args!(
+            "{key:<11}{}",
+            terminal_text::sanitize_line(value)
+        ))
     };
     line("run", &run.id.to_string())?;
     if let Some(parent) = run.parent_id {
@@ -264,22 +271,22 @@ async fn show(args: &Show) -> anyhow::Result<()> {
     line("created", &run.created_at)?;
     line("time", &tree::seconds(run.duration_ms))?;
     line("turns", &run.turns.to_string())?;
-    let used = &run.tree;
-    let cost = used.cost_usd.map(|usd| format!(", {usd} USD"));
-    let used = format!(
+    let usage = &run.tree;
+    let cost = usage.cost_usd.map(|usd| format!(", {usd} USD"));
+    let usage_text = format!(
         "{} tokens in, {} out, {} tool calls{} by {} runs",
-        used.input_tokens,
-        used.output_tokens,
-        used.tool_calls,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.tool_calls,
         cost.unwrap_or_default(),
-        used.runs
+        usage.runs
     );
-    line("used", &used)?;
-    let said = run.content.as_ref().or(run.partial_content.as_ref());
-    let (input, said) = (run.input.plain(), said.map(String::as_str));
-    for (what, text) in [("input", Some(&*input)), ("content", said)] {
+    line("used", &usage_text)?;
+    let content = run.content.as_ref().or(run.partial_content.as_ref());
+    let (input, content) = (run.input.to_plain_text(), content.map(String::as_str));
+    for (title, text) in [("input", Some(&*input)), ("content", content)] {
         if let Some(text) = text.filter(|text| !text.is_empty()) {
-            output::line(format_args!("\n{what}:\n{}", text.trim_end()))?;
+            output::print_line(format_args!("\n{title}:\n{}", text.trim_end()))?;
         }
     }
     Ok(())
@@ -289,13 +296,13 @@ async fn show_tree(args: &Show) -> anyhow::Result<()> {
     let tree = args
         .daemon
         .client()?
-        .tree_as_json(&args.id.to_string())
+        .get_tree_json(&args.id.to_string())
         .await?;
     if args.json {
-        return output::json(&tree);
+        return output::print_json(&tree);
     }
-    let root: TreeNode = serde_json::from_value(tree).context(NO_RUN)?;
-    output::line(format_args!("{}", tree::table(&root)))
+    let root: TreeNode = serde_json::from_value(tree).context(UNKNOWN_RUN_FORMAT)?;
+    output::print_line(format_args!("{}", tree::table(&root)))
 }
 
 async fn cancel(args: &Cancel) -> anyhow::Result<()> {
@@ -303,13 +310,13 @@ async fn cancel(args: &Cancel) -> anyhow::Result<()> {
     let id = args.id.to_string();
     let mut run = client.cancel(&id, &args.reason).await?;
     if args.wait {
-        run = run::settle(&client, &id).await?;
+        run = run::wait_until_finished(&client, &id).await?;
     }
     if args.json {
-        return output::json(&run);
+        return output::print_json(&run);
     }
-    let run = view(run)?;
-    output::line(format_args!("{} is {}", run.id, run.status.as_str()))
+    let run = parse_run(run)?;
+    output::print_line(format_args!("{} is {}", run.id, run.status.as_str()))
 }
 
 async fn decide(args: &Decide, decision: &str) -> anyhow::Result<()> {
@@ -319,32 +326,33 @@ async fn decide(args: &Decide, decision: &str) -> anyhow::Result<()> {
         .decide(&id, &args.call, decision, args.reason.as_deref())
         .await?;
     if args.json {
-        return output::json(&run);
+        return output::print_json(&run);
     }
-    let run = view(run)?;
-    output::line(format_args!("{} is {}", run.id, run.status.as_str()))
+    let run = parse_run(run)?;
+    output::print_line(format_args!("{} is {}", run.id, run.status.as_str()))
 }
 
-impl Daemon {
+impl DaemonArgs {
     fn client(&self) -> anyhow::Result<Client> {
-        let server = self.server.as_deref().unwrap_or(USUAL_SERVER);
+        let server = self.server.as_deref().unwrap_or(DEFAULT_SERVER);
         Ok(self.key.client(server)?)
     }
 }
 
-const NO_RUN: &str = "the daemon's answer is no run that this version knows";
+const UNKNOWN_RUN_FORMAT: &str = "the daemon's answer is no run that this version knows";
 
-fn view(run: Value) -> anyhow::Result<RunView> {
-    serde_json::from_value(run).context(NO_RUN)
+fn parse_run(run: Value) -> anyhow::Result<RunDetails> {
+    serde_json::from_value(run).context(UNKNOWN_RUN_FORMAT)
 }
 
-fn id(text: &str) -> Result<RunId, Invalid> {
-    text.parse()
-        .map_err(|_| Invalid("a run's id is run_ and a UUID; axed runs list shows them".to_owned()))
+fn parse_run_id(text: &str) -> Result<RunId, InvalidInput> {
+    text.parse().map_err(|_| {
+        InvalidInput("a run's id is run_ and a UUID; axed runs list shows them".to_owned())
+    })
 }
 
-fn status(text: &str) -> Result<Status, String> {
-    let known = Status::ALL.map(Status::as_str).join(", ");
+fn parse_status(text: &str) -> Result<Status, String> {
+    let statuses = Status::ALL.map(Status::as_str).join(", ");
     text.parse()
-        .map_err(|()| format!("a status is one of {known}"))
+        .map_err(|()| format!("a status is one of {statuses}"))
 }

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::app::Daemon;
-use crate::cli::exit::Invalid;
-use crate::cli::signals::{Signals, Wish};
+use crate::cli::exit::InvalidInput;
+use crate::cli::signals::{SignalAction, Signals};
 use crate::cli::{Sources, output};
 use crate::config::load::{self, Flags};
 use crate::telemetry;
@@ -40,34 +40,34 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         log_format: args.log_format,
         ..args.sources.flags()
     };
-    let config = load::load(&flags, &load::environment())?;
-    telemetry::init(&config.telemetry).map_err(Invalid)?;
+    let config = load::load(&flags, &load::process_environment())?;
+    telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let mut signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;
-    output::line(format_args!("axed listening on http://{}", daemon.address))?;
+    output::print_line(format_args!("axed listening on http://{}", daemon.address))?;
 
     let catalog = daemon.catalog().clone();
     let stop = CancellationToken::new();
-    let now = CancellationToken::new();
-    let mut serving = pin!(daemon.serve(stop.clone(), now.clone()));
+    let stop_now = CancellationToken::new();
+    let mut serving = pin!(daemon.serve(stop.clone(), stop_now.clone()));
     loop {
-        let wish = tokio::select! {
+        let action = tokio::select! {
             served = &mut serving => return served.map(|()| ExitCode::SUCCESS),
-            wish = signals.next() => wish,
+            action = signals.recv() => action,
         };
-        match wish {
-            Wish::Reload => {
+        match action {
+            SignalAction::Reload => {
                 let catalog = catalog.clone();
                 // Reading the directories blocks.
                 if let Err(error) = tokio::task::spawn_blocking(move || catalog.reload()).await {
                     warn!("Reloading the agents failed: {error}");
                 }
             }
-            Wish::Stop if stop.is_cancelled() => {
+            SignalAction::Stop if stop.is_cancelled() => {
                 warn!("Stopping at once; runs still at work are interrupted");
-                now.cancel();
+                stop_now.cancel();
             }
-            Wish::Stop => {
+            SignalAction::Stop => {
                 info!("Stopping when every run has ended; another signal stops at once");
                 stop.cancel();
             }

@@ -4,7 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum SignalAction {
     /// SIGTERM or SIGINT.
     Stop,
     /// SIGHUP.
@@ -29,17 +29,17 @@ impl Signals {
     }
 
     /// The next wish.
-    pub async fn next(&mut self) -> Wish {
+    pub async fn recv(&mut self) -> SignalAction {
         tokio::select! {
-            _ = self.terminate.recv() => Wish::Stop,
-            _ = self.interrupt.recv() => Wish::Stop,
-            _ = self.hangup.recv() => Wish::Reload,
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.hangup.recv() => SignalAction::Reload,
         }
     }
 
     /// Waits until somebody wants this process to stop. A terminal that goes away wants that too, where there is nothing
     /// to reload.
-    pub async fn stop(&mut self) {
-        self.next().await;
+    pub async fn wait_for_stop(&mut self) {
+        self.recv().await;
     }
 }

@@ -22,13 +22,13 @@ pub fn table(root: &TreeNode) -> String {
     let mut runs = 0;
     let mut turns = 0;
     let mut sum = UsageView::default();
-    let mut ahead = vec![(0, root)];
-    while let Some((depth, run)) = ahead.pop() {
+    let mut stack = vec![(0, root)];
+    while let Some((depth, run)) = stack.pop() {
         // An unnamed agent's record has its caller's name.
         let name = run.label.as_ref().map_or_else(
-            || terminal_text::line(&run.agent),
+            || terminal_text::sanitize_line(&run.agent),
             // A model chose it.
-            |label| format!("({})", terminal_text::line(&shorten(label, 40))),
+            |label| format!("({})", terminal_text::sanitize_line(&shorten(label, 40))),
         );
         let agent = format!("{}{name}", "  ".repeat(depth));
         let status = run.status.as_str();
@@ -38,13 +38,13 @@ pub fn table(root: &TreeNode) -> String {
         sum.input_tokens += run.usage.input_tokens;
         sum.output_tokens += run.usage.output_tokens;
         sum.tool_calls += run.usage.tool_calls;
-        ahead.extend(run.children.iter().rev().map(|child| (depth + 1, child)));
+        stack.extend(run.children.iter().rev().map(|child| (depth + 1, child)));
     }
-    let all = match runs {
+    let total = match runs {
         1 => "total: 1 run".to_owned(),
         runs => format!("total: {runs} runs"),
     };
-    table.add_row(row(all, "", turns, sum, root.duration_ms));
+    table.add_row(row(total, "", turns, sum, root.duration_ms));
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -75,14 +75,14 @@ mod tests {
     use super::table;
 
     #[test]
-    fn an_unnamed_run_is_shown_by_its_label_on_one_line() {
+    fn an_ad_hoc_run_is_shown_by_its_label_on_one_line() {
         let run = json!({
             "id": "a", "agent": "planner", "label": "look\u{1b}[2J\nup", "status": "completed", "turns": 1,
             "duration_ms": 1, "usage": {"input_tokens": 1, "output_tokens": 1, "tool_calls": 0, "cost_usd": null},
             "children": [],
         });
-        let shown = table(&serde_json::from_value(run).expect("a tree"));
-        assert!(shown.contains("│ (look\u{fffd}[2J up) ┆"), "{shown}");
+        let rendered = table(&serde_json::from_value(run).expect("a tree"));
+        assert!(rendered.contains("│ (look\u{fffd}[2J up) ┆"), "{rendered}");
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::config::load::{is_plain_name, variable};
-use crate::config::section::Section;
-use crate::config::{Auth, Key, KeyScope};
+use crate::config::load::{check_variable_name, is_valid_name};
+use crate::config::table_reader::TableReader;
+use crate::config::{Auth, ClientKey, KeyScope};
 use crate::domain::glob;
 
 const SCOPES: [(&str, KeyScope); 5] = [
@@ -28,9 +28,9 @@ impl KeyScope {
     }
 }
 
-impl Key {
+impl ClientKey {
     /// Whether it may do this: what its scopes name, and everything where they name `admin`.
-    pub fn may(&self, scope: KeyScope) -> bool {
+    pub fn has_scope(&self, scope: KeyScope) -> bool {
         self.is_admin() || self.scopes.contains(&scope)
     }
 
@@ -40,7 +40,7 @@ impl Key {
     }
 
     /// Whether this agent exists for it.
-    pub fn touches(&self, agent: &str) -> bool {
+    pub fn can_use_agent(&self, agent: &str) -> bool {
         let agents = self.agents.as_ref();
         agents.is_none_or(|agents| agents.is_match(agent))
     }
@@ -52,7 +52,7 @@ pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
     /// Of these bytes.
-    pub fn of(key: &[u8]) -> Self {
+    pub fn digest(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
     }
 
@@ -61,7 +61,7 @@ impl KeyHash {
         self.0.ct_eq(&other.0)
     }
 
-    fn read(hex: &str) -> Option<Self> {
+    fn parse_hex(hex: &str) -> Option<Self> {
         let mut hash = [0; 32];
         let hex = hex.trim();
         if hex.len() != 2 * hash.len() || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -87,24 +87,30 @@ impl fmt::Debug for KeyHash {
 }
 
 /// The section.
-pub(in crate::config) fn read(s: &mut Section<'_>) -> Auth {
-    let mut owners = BTreeMap::new();
-    let keys = s.named("keys", |name, s| key(name, s, &mut owners));
+pub(in crate::config) fn read(s: &mut TableReader<'_>) -> Auth {
+    let mut names_by_hash = BTreeMap::new();
+    let keys = s.tables_by_name("keys", |name, s| read_key(name, s, &mut names_by_hash));
     Auth {
         keys: keys.into_values().flatten().map(Arc::new).collect(),
     }
 }
 
 /// One key; none where its section does not say enough to know it by.
-fn key(name: &str, s: &mut Section<'_>, owners: &mut BTreeMap<KeyHash, String>) -> Option<Key> {
-    if !is_plain_name(name) {
-        s.wrong_name("is no key's name: up to 64 letters, digits, - _ . without two _ in a row");
+fn read_key(
+    name: &str,
+    s: &mut TableReader<'_>,
+    names_by_hash: &mut BTreeMap<KeyHash, String>,
+) -> Option<ClientKey> {
+    if !is_valid_name(name) {
+        s.push_invalid_name(
+            "is no key's name: up to 64 letters, digits, - _ . without two _ in a row",
+        );
     }
-    let sha256 = sha256(name, s, owners);
-    let scopes = scopes(s);
-    let agents = agents(s);
-    let webhook_secret_env = s.checked("webhook_secret_env", variable);
-    Some(Key {
+    let sha256 = read_hash(name, s, names_by_hash);
+    let scopes = read_scopes(s);
+    let agents = read_agent_globs(s);
+    let webhook_secret_env = s.parsed_text("webhook_secret_env", check_variable_name);
+    Some(ClientKey {
         name: name.to_owned(),
         sha256: sha256?,
         scopes: scopes?,
@@ -113,66 +119,75 @@ fn key(name: &str, s: &mut Section<'_>, owners: &mut BTreeMap<KeyHash, String>) 
     })
 }
 
-fn sha256(
+fn read_hash(
     name: &str,
-    s: &mut Section<'_>,
-    owners: &mut BTreeMap<KeyHash, String>,
+    s: &mut TableReader<'_>,
+    names_by_hash: &mut BTreeMap<KeyHash, String>,
 ) -> Option<KeyHash> {
     let Some(node) = s.peek("sha256") else {
-        let why = "must be given: the SHA-256 of the key in hex, as axed keys new prints it";
-        s.missing("sha256", why);
+        let message = "must be given: the SHA-256 of the key in hex, as axed keys new prints it";
+        s.push_missing("sha256", message);
         s.ignore("sha256");
         return None;
     };
     // The text may be the key itself, pasted here by mistake, so the error does not repeat it.
-    let hash = s.checked("sha256", |hex| {
-        KeyHash::read(hex).ok_or_else(|| {
+    let hash = s.parsed_text("sha256", |hex| {
+        KeyHash::parse_hex(hex).ok_or_else(|| {
             "must be the SHA-256 of the key, 64 digits in hex, and not the key itself".to_owned()
         })
     })?;
-    if let Some(other) = owners.insert(hash, name.to_owned()) {
-        let why = format!("is that of auth.keys.{other} too; a key has one name");
-        s.rule(&node, "sha256", &why);
+    if let Some(other) = names_by_hash.insert(hash, name.to_owned()) {
+        let message = format!("is that of auth.keys.{other} too; a key has one name");
+        s.push_invalid(&node, "sha256", &message);
     }
     Some(hash)
 }
 
-fn scopes(s: &mut Section<'_>) -> Option<Vec<KeyScope>> {
-    let words = || SCOPES.map(|(word, _)| word).join(", ");
+fn read_scopes(s: &mut TableReader<'_>) -> Option<Vec<KeyScope>> {
+    let scope_names = || SCOPES.map(|(word, _)| word).join(", ");
     let Some(node) = s.peek("scopes") else {
-        s.missing("scopes", &format!("must be given, some of: {}", words()));
+        s.push_missing(
+            "scopes",
+            &format!("must be given, some of: {}", scope_names()),
+        );
         s.ignore("scopes");
         return None;
     };
-    let texts = s.texts("scopes")?;
+    let texts = s.text_list("scopes")?;
     let mut scopes = Vec::new();
     for text in &texts {
         match SCOPES.iter().find(|(word, _)| word == text) {
             Some((_, scope)) => scopes.push(*scope),
             None => {
-                let why = format!("has {text:?}, which is none of: {}", words());
-                s.rule(&node, "scopes", &why);
+                let message = format!("has {text:?}, which is none of: {}", scope_names());
+                s.push_invalid(&node, "scopes", &message);
                 return None;
             }
         }
     }
     if scopes.is_empty() {
-        s.rule(&node, "scopes", &format!("must name some of: {}", words()));
+        s.push_invalid(
+            &node,
+            "scopes",
+            &format!("must name some of: {}", scope_names()),
+        );
         return None;
     }
     Some(scopes)
 }
 
 /// The agents that the key may touch; none for all.
-fn agents(s: &mut Section<'_>) -> Option<glob::Matcher> {
+fn read_agent_globs(s: &mut TableReader<'_>) -> Option<glob::Matcher> {
     let node = s.peek("agents")?;
-    let patterns = s.texts("agents").filter(|texts| !texts.is_empty())?;
+    let patterns = s.text_list("agents").filter(|texts| !texts.is_empty())?;
     let is_blank = patterns.iter().any(|pattern| pattern.trim().is_empty());
     let globs = match is_blank {
         true => Err("has a blank pattern; \"*\" means all agents".to_owned()),
-        false => glob::Matcher::of_names(&patterns),
+        false => glob::Matcher::for_names(&patterns),
     };
-    globs.map_err(|why| s.rule(&node, "agents", &why)).ok()
+    globs
+        .map_err(|message| s.push_invalid(&node, "agents", &message))
+        .ok()
 }
 
 #[cfg(test)]
@@ -181,16 +196,16 @@ mod tests {
 
     #[test]
     fn a_digest_is_read_as_it_is_shown() {
-        let hash = KeyHash::of(b"abc");
+        let hash = KeyHash::digest(b"abc");
         let shown = hash.to_string();
         assert_eq!(
             shown,
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
-        assert_eq!(KeyHash::read(&shown), Some(hash));
-        assert_eq!(KeyHash::read(&shown.to_uppercase()), Some(hash));
-        assert!(bool::from(hash.matches(&KeyHash::of(b"abc"))));
-        assert!(!bool::from(hash.matches(&KeyHash::of(b"abd"))));
+        assert_eq!(KeyHash::parse_hex(&shown), Some(hash));
+        assert_eq!(KeyHash::parse_hex(&shown.to_uppercase()), Some(hash));
+        assert!(bool::from(hash.matches(&KeyHash::digest(b"abc"))));
+        assert!(!bool::from(hash.matches(&KeyHash::digest(b"abd"))));
         assert_eq!(format!("{hash:?}"), "KeyHash(…)");
         for bad in [
             "",
@@ -199,7 +214,7 @@ mod tests {
             &format!("{shown}0"),
             &"ä".repeat(32),
         ] {
-            assert_eq!(KeyHash::read(bad), None, "{bad}");
+            assert_eq!(KeyHash::parse_hex(bad), None, "{bad}");
         }
     }
 }

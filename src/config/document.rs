@@ -7,13 +7,13 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// Most bytes of a TOML file: far above what a person writes, far below what hurts.
-pub const MAX_FILE: usize = 1 << 20;
+pub const MAX_FILE_BYTES: usize = 1 << 20;
 /// Brackets in brackets.
-const MAX_BRACKETS: usize = 40;
+const MAX_NESTING: usize = 40;
 /// Dots of one key.
-const MAX_DOTS: usize = 16;
+const MAX_KEY_DOTS: usize = 16;
 /// Problems told at once; a broken file can have thousands.
-const MAX_TOLD: usize = 10;
+const MAX_SHOWN_PROBLEMS: usize = 10;
 
 /// The entries of a table, by key.
 pub type Table = BTreeMap<String, Node>;
@@ -38,14 +38,14 @@ pub enum Origin {
         column: usize,
     },
     /// In this environment variable or flag.
-    Outside(String),
+    External(String),
 }
 
 impl Origin {
     fn line(&self) -> Option<usize> {
         match self {
             Self::File { line, .. } => Some(*line),
-            Self::Outside(_) => None,
+            Self::External(_) => None,
         }
     }
 }
@@ -75,65 +75,65 @@ pub struct Problem {
     /// secret.
     pub text: String,
     /// Whether the document reads well and only breaks a rule about its values.
-    pub is_rule: bool,
+    pub is_rule_violation: bool,
 }
 
 impl Problem {
     /// The problem with its place: `<file>:<line>:<column>: <text>`, or the variable or flag in their place.
-    pub fn in_file(&self, file: &str) -> String {
+    pub fn format_in(&self, file: &str) -> String {
         match &self.origin {
             Origin::File { line, column } => format!("{file}:{line}:{column}: {}", self.text),
-            Origin::Outside(name) => format!("{name}: {}", self.text),
+            Origin::External(name) => format!("{name}: {}", self.text),
         }
     }
 }
 
 /// The first problems with their places, parted by `separator`.
-pub fn tell(problems: &[Problem], file: &str, separator: &str) -> String {
-    let mut told: Vec<String> = problems
+pub fn format_problems(problems: &[Problem], file: &str, separator: &str) -> String {
+    let mut lines: Vec<String> = problems
         .iter()
-        .take(MAX_TOLD)
-        .map(|problem| problem.in_file(file))
+        .take(MAX_SHOWN_PROBLEMS)
+        .map(|problem| problem.format_in(file))
         .collect();
-    if problems.len() > MAX_TOLD {
-        told.push(format!("and {} more", problems.len() - MAX_TOLD));
+    if problems.len() > MAX_SHOWN_PROBLEMS {
+        lines.push(format!("and {} more", problems.len() - MAX_SHOWN_PROBLEMS));
     }
-    told.join(separator)
+    lines.join(separator)
 }
 
 /// The table that these bytes hold, or everything that is wrong with them as TOML.
 pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
     let start = Origin::File { line: 1, column: 1 };
-    let fault = |origin: Origin, text: String| Problem {
+    let problem = |origin: Origin, text: String| Problem {
         origin,
         text,
-        is_rule: false,
+        is_rule_violation: false,
     };
-    if bytes.len() > MAX_FILE {
-        let text = format!("the file is larger than {MAX_FILE} bytes");
-        return Err(vec![fault(start, text)]);
+    if bytes.len() > MAX_FILE_BYTES {
+        let text = format!("the file is larger than {MAX_FILE_BYTES} bytes");
+        return Err(vec![problem(start, text)]);
     }
     // Editors on Windows write a byte order mark; it means nothing.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-        let origin = Positions::of(&valid).at(valid.len());
+        let origin = LineIndex::new(&valid).origin_at(valid.len());
         let text = "the file is not UTF-8; save it as UTF-8";
-        vec![fault(origin, text.to_owned())]
+        vec![problem(origin, text.to_owned())]
     })?;
-    let positions = Positions::of(text);
-    if let Some(offset) = too_deep(text) {
-        let told = format!(
-            "nested too deep: at most {MAX_BRACKETS} brackets, and {MAX_DOTS} dots in a key"
+    let positions = LineIndex::new(text);
+    if let Some(offset) = find_too_deep(text) {
+        let message = format!(
+            "nested too deep: at most {MAX_NESTING} brackets, and {MAX_KEY_DOTS} dots in a key"
         );
-        return Err(vec![fault(positions.at(offset), told)]);
+        return Err(vec![problem(positions.origin_at(offset), message)]);
     }
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         // The parser's own rendering quotes the line, which may hold a secret; its message does not.
         let problems = errors.iter().map(|error| {
-            let origin = positions.at(error.span().map_or(text.len(), |span| span.start));
-            fault(origin, format!("syntax error: {}", error.message()))
+            let origin = positions.origin_at(error.span().map_or(text.len(), |span| span.start));
+            problem(origin, format!("syntax error: {}", error.message()))
         });
         let mut problems: Vec<Problem> = problems.collect();
         problems.sort_by(|a, b| a.origin.cmp(&b.origin));
@@ -141,12 +141,12 @@ pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
         problems.dedup_by_key(|problem| problem.origin.line());
         return Err(problems);
     }
-    Ok(table_of(table.get_ref(), &positions))
+    Ok(convert_table(table.get_ref(), &positions))
 }
 
 /// Where a document becomes absurdly deep. Each bracket and each dot of a key is a table or list in another; thousands
 /// of them could be parsed but not dropped, because a thread's stack ends before they do.
-fn too_deep(text: &str) -> Option<usize> {
+fn find_too_deep(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut open = Vec::new();
     let mut dots = 0;
@@ -165,7 +165,7 @@ fn too_deep(text: &str) -> Option<usize> {
             b'{' | b'[' | b'}' | b']' | b'=' | b',' | b'\n' | b'#' => 0,
             _ => dots,
         };
-        if open.len() > MAX_BRACKETS || dots > MAX_DOTS {
+        if open.len() > MAX_NESTING || dots > MAX_KEY_DOTS {
             return Some(at);
         }
         at += 1;
@@ -196,18 +196,18 @@ fn end_of_string(bytes: &[u8], start: usize) -> usize {
     bytes.len()
 }
 
-fn table_of(table: &DeTable<'_>, positions: &Positions<'_>) -> Table {
+fn convert_table(table: &DeTable<'_>, positions: &LineIndex<'_>) -> Table {
     let entry = |(key, value): (&Spanned<toml::de::DeString<'_>>, &Spanned<DeValue<'_>>)| {
         let node = Node {
-            origin: positions.at(key.span().start),
-            value: value_of(value.get_ref(), positions),
+            origin: positions.origin_at(key.span().start),
+            value: convert_value(value.get_ref(), positions),
         };
         (key.get_ref().clone().into_owned(), node)
     };
     table.iter().map(entry).collect()
 }
 
-fn value_of(value: &DeValue<'_>, positions: &Positions<'_>) -> Value {
+fn convert_value(value: &DeValue<'_>, positions: &LineIndex<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.clone().into_owned()),
         DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
@@ -219,23 +219,23 @@ fn value_of(value: &DeValue<'_>, positions: &Positions<'_>) -> Value {
         DeValue::Datetime(time) => Value::Datetime(time.to_string()),
         DeValue::Array(items) => {
             let item = |item: &Spanned<DeValue<'_>>| Node {
-                origin: positions.at(item.span().start),
-                value: value_of(item.get_ref(), positions),
+                origin: positions.origin_at(item.span().start),
+                value: convert_value(item.get_ref(), positions),
             };
             Value::Array(items.iter().map(item).collect())
         }
-        DeValue::Table(table) => Value::Table(table_of(table, positions)),
+        DeValue::Table(table) => Value::Table(convert_table(table, positions)),
     }
 }
 
 /// Where the lines of a text start, to make offsets into places without counting from the top each time.
-struct Positions<'t> {
+struct LineIndex<'t> {
     text: &'t str,
     starts: Vec<usize>,
 }
 
-impl<'t> Positions<'t> {
-    fn of(text: &'t str) -> Self {
+impl<'t> LineIndex<'t> {
+    fn new(text: &'t str) -> Self {
         let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let starts = std::iter::once(0).chain(breaks.map(|(at, _)| at + 1));
         Self {
@@ -244,7 +244,7 @@ impl<'t> Positions<'t> {
         }
     }
 
-    fn at(&self, offset: usize) -> Origin {
+    fn origin_at(&self, offset: usize) -> Origin {
         let line = self.starts.partition_point(|start| *start <= offset).max(1);
         let start = self.starts[line - 1];
         let before = self.text.get(start..offset).unwrap_or_default();
@@ -257,35 +257,35 @@ impl<'t> Positions<'t> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse, tell};
+    use super::{format_problems, parse};
 
-    fn told(bytes: &[u8]) -> String {
-        tell(&parse(bytes).expect_err("an error"), "f", "\n")
+    fn error_text(bytes: &[u8]) -> String {
+        format_problems(&parse(bytes).expect_err("an error"), "f", "\n")
     }
 
     #[test]
-    fn syntax_errors_are_told_all_at_once_without_the_text_around_them() {
-        let told = told(b"api_key = \"sk-secret\nname = \nother = = 2\n");
-        let places: Vec<&str> = told.lines().filter_map(|line| line.get(..4)).collect();
-        assert_eq!(places, ["f:1:", "f:2:", "f:3:"], "{told}");
-        assert!(!told.contains("sk-secret"), "{told}");
+    fn all_syntax_errors_are_listed_without_source() {
+        let errors = error_text(b"api_key = \"sk-secret\nname = \nother = = 2\n");
+        let positions: Vec<&str> = errors.lines().filter_map(|line| line.get(..4)).collect();
+        assert_eq!(positions, ["f:1:", "f:2:", "f:3:"], "{errors}");
+        assert!(!errors.contains("sk-secret"), "{errors}");
     }
 
     #[test]
-    fn odd_bytes_are_told_or_forgiven() {
+    fn odd_bytes_are_reported_or_accepted() {
         assert!(parse(b"\xef\xbb\xbfname = \"x\"").is_ok());
         assert_eq!(
-            told(b"a = 1\nb = \"\xff\""),
+            error_text(b"a = 1\nb = \"\xff\""),
             "f:2:6: the file is not UTF-8; save it as UTF-8"
         );
-        assert!(told(&vec![b'#'; 2 << 20]).contains("larger than"));
+        assert!(error_text(&vec![b'#'; 2 << 20]).contains("larger than"));
         let deep = format!("{}a = 1", "a.".repeat(500_000));
         assert_eq!(
-            told(deep.as_bytes()),
+            error_text(deep.as_bytes()),
             "f:1:34: nested too deep: at most 40 brackets, and 16 dots in a key"
         );
         let nested = format!("a = {}", "[".repeat(500_000));
-        assert!(told(nested.as_bytes()).contains("nested too deep"));
+        assert!(error_text(nested.as_bytes()).contains("nested too deep"));
         // Prose may hold what it likes.
         let prose = format!(
             "a = \"\"\"\n\"{0}\\\"\"\"\"\nb = '{0}' # {0}\n",

@@ -8,23 +8,23 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use crate::config::document::{self, Node, Origin, Table, Value};
-use crate::config::models::{Models, Priced};
-use crate::config::section::{self, MAX_COUNT, Section};
+use crate::config::models::{ConfiguredPrice, Models};
+use crate::config::table_reader::{self, MAX_COUNT, TableReader};
 use crate::config::web_tools;
 use crate::config::{
-    Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Kept, Limits, PerKey,
-    Retention, Runs, Server, Tools, Webhooks, auth, providers, telemetry,
+    Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Retention,
+    RetentionLimit, Runs, Server, Tools, Webhooks, auth, providers, telemetry,
 };
 use crate::domain::agent::{ModelRef, is_agent_name};
 use crate::domain::usage::Price;
-use crate::net::host_name;
+use crate::ssrf::normalize_host;
 
 /// The file that is read when nothing names one, if it is there.
-const USUAL_FILE: &str = "config/axed.toml";
+const DEFAULT_FILE: &str = "config/axed.toml";
 /// Above every price that a model could have, in USD per million tokens.
 pub(in crate::config) const MAX_PRICE: f64 = 1e6;
 /// The name that stands for every key without a limit of its own.
-const OTHERS: &str = "*";
+const WILDCARD_KEY: &str = "*";
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,7 @@ pub type Environment = BTreeMap<String, String>;
 pub struct ConfigError(pub String);
 
 /// The environment of this process. The only place that reads it.
-pub fn environment() -> Environment {
+pub fn process_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect()
@@ -58,17 +58,17 @@ pub fn environment() -> Environment {
 
 /// The key that commands bring to a daemon: `AXED_KEY`.
 pub fn client_key() -> Option<SecretString> {
-    let environment = environment();
-    set(&environment, "AXED_KEY").map(SecretString::from)
+    let environment = process_environment();
+    env_value(&environment, "AXED_KEY").map(SecretString::from)
 }
 
 /// The secret in this variable of the process's environment, where it is set.
-pub fn secret(name: &str) -> Option<SecretString> {
-    set(&environment(), name).map(|secret| SecretString::from(secret.trim()))
+pub fn secret_from_env(name: &str) -> Option<SecretString> {
+    env_value(&process_environment(), name).map(|secret| SecretString::from(secret.trim()))
 }
 
 /// The home directory of this process's user, for paths that begin with `~` in agent files.
-pub fn home() -> Option<PathBuf> {
+pub fn home_dir() -> Option<PathBuf> {
     std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
 }
 
@@ -85,15 +85,15 @@ pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
 
 /// Reads and checks everything.
 pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
-    let file = file(flags, environment)?;
-    let label = file.as_deref().unwrap_or(Path::new(USUAL_FILE)).display();
+    let file = find_config_file(flags, environment)?;
+    let label = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display();
     let label = label.to_string();
     let mut table = match &file {
         Some(path) => read_file(path, &label)?,
         None => Table::new(),
     };
-    lay_environment_over(&mut table, environment);
-    lay_flags_over(&mut table, flags)?;
+    apply_environment(&mut table, environment);
+    apply_flags(&mut table, flags)?;
     providers::add_builtin(&mut table);
 
     let config_dir = match &file {
@@ -103,30 +103,32 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
             .unwrap_or(Path::new(".")),
         None => Path::new("config"),
     };
-    let place = Place {
+    let context = LoadContext {
         environment,
-        home: set(environment, "HOME").map(PathBuf::from),
+        home: env_value(environment, "HOME").map(PathBuf::from),
         config_dir: config_dir.to_owned(),
-        config_file: file.unwrap_or_else(|| USUAL_FILE.into()),
+        config_file: file.unwrap_or_else(|| DEFAULT_FILE.into()),
     };
-    let (config, problems) = section::read(table, |top| config(top, &place));
+    let (config, problems) = table_reader::read_table(table, |top| read_config(top, &context));
     match problems.is_empty() {
         true => Ok(config),
-        false => Err(ConfigError(document::tell(&problems, &label, "\n"))),
+        false => Err(ConfigError(document::format_problems(
+            &problems, &label, "\n",
+        ))),
     }
 }
 
 /// What a configuration is read in.
-pub(in crate::config) struct Place<'e> {
+pub(in crate::config) struct LoadContext<'e> {
     pub(in crate::config) environment: &'e Environment,
     pub(in crate::config) home: Option<PathBuf>,
     pub(in crate::config) config_dir: PathBuf,
     pub(in crate::config) config_file: PathBuf,
 }
 
-impl Place<'_> {
+impl LoadContext<'_> {
     /// The path that a text names.
-    pub(in crate::config) fn path(&self, text: &str) -> Result<PathBuf, String> {
+    pub(in crate::config) fn resolve_path(&self, text: &str) -> Result<PathBuf, String> {
         if text.trim().is_empty() {
             return Err("must not be an empty path".to_owned());
         }
@@ -137,19 +139,19 @@ impl Place<'_> {
     }
 
     /// The paths of a list.
-    pub(in crate::config) fn paths(
+    pub(in crate::config) fn read_paths(
         &self,
-        section: &mut Section<'_>,
+        reader: &mut TableReader<'_>,
         key: &'static str,
     ) -> Option<Vec<PathBuf>> {
-        let node = section.peek(key)?;
-        let texts = section.texts(key)?;
+        let node = reader.peek(key)?;
+        let texts = reader.text_list(key)?;
         let paths: Result<Vec<PathBuf>, String> =
-            texts.iter().map(|text| self.path(text)).collect();
+            texts.iter().map(|text| self.resolve_path(text)).collect();
         match paths {
             Ok(paths) => Some(paths),
-            Err(why) => {
-                section.rule(&node, key, &why);
+            Err(message) => {
+                reader.push_invalid(&node, key, &message);
                 None
             }
         }
@@ -157,22 +159,25 @@ impl Place<'_> {
 }
 
 /// A variable that is set: an empty one counts as unset.
-pub(in crate::config) fn set<'e>(environment: &'e Environment, name: &str) -> Option<&'e str> {
+pub(in crate::config) fn env_value<'e>(
+    environment: &'e Environment,
+    name: &str,
+) -> Option<&'e str> {
     let value = environment.get(name)?;
     (!value.trim().is_empty()).then_some(value.as_str())
 }
 
 /// A name as variables spell it: upper case, everything but letters and digits as `_`.
 pub(in crate::config) fn variable_name(name: &str) -> String {
-    let spelt = name.chars().map(|c| match c.is_ascii_alphanumeric() {
+    let upper = name.chars().map(|c| match c.is_ascii_alphanumeric() {
         true => c.to_ascii_uppercase(),
         false => '_',
     });
-    spelt.collect()
+    upper.collect()
 }
 
 /// Whether a section may have this name of its writer's choice: two underscores part the steps of a variable's name.
-pub fn is_plain_name(name: &str) -> bool {
+pub fn is_valid_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=64).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -181,28 +186,32 @@ pub fn is_plain_name(name: &str) -> bool {
 }
 
 /// The config file: a named one must exist.
-fn file(flags: &Flags, environment: &Environment) -> Result<Option<PathBuf>, ConfigError> {
+fn find_config_file(
+    flags: &Flags,
+    environment: &Environment,
+) -> Result<Option<PathBuf>, ConfigError> {
     let named = flags.config.clone().map(|path| ("--config", path));
-    let named =
-        named.or_else(|| set(environment, "AXED_CONFIG").map(|path| ("AXED_CONFIG", path.into())));
+    let named = named
+        .or_else(|| env_value(environment, "AXED_CONFIG").map(|path| ("AXED_CONFIG", path.into())));
     match named {
         Some((_, path)) if path.is_file() => Ok(Some(path)),
-        Some((by, path)) => Err(ConfigError(format!(
-            "{by}: there is no config file {}",
+        Some((source, path)) => Err(ConfigError(format!(
+            "{source}: there is no config file {}",
             path.display()
         ))),
-        None => Ok(Some(PathBuf::from(USUAL_FILE)).filter(|path| path.is_file())),
+        None => Ok(Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.is_file())),
     }
 }
 
 fn read_file(path: &Path, label: &str) -> Result<Table, ConfigError> {
     let bytes = std::fs::read(path)
         .map_err(|error| ConfigError(format!("could not read config file {label}: {error}")))?;
-    document::parse(&bytes).map_err(|problems| ConfigError(document::tell(&problems, label, "\n")))
+    document::parse(&bytes)
+        .map_err(|problems| ConfigError(document::format_problems(&problems, label, "\n")))
 }
 
 /// Puts every `AXED_<SECTION>__<KEY>` in its place. Keys that do not exist are found out like those of a file.
-fn lay_environment_over(table: &mut Table, environment: &Environment) {
+fn apply_environment(table: &mut Table, environment: &Environment) {
     for name in environment.keys() {
         let Some(path) = name
             .strip_prefix("AXED_")
@@ -210,18 +219,18 @@ fn lay_environment_over(table: &mut Table, environment: &Environment) {
         else {
             continue;
         };
-        let Some(value) = set(environment, name) else {
+        let Some(value) = env_value(environment, name) else {
             continue;
         };
         let path: Vec<&str> = path.split("__").collect();
-        let origin = Origin::Outside(name.clone());
-        put(table, &[], &path, &origin, from_variable(value, &origin));
+        let origin = Origin::External(name.clone());
+        set_at_path(table, &[], &path, &origin, parse_variable(value, &origin));
     }
 }
 
-fn lay_flags_over(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
-    let mut lay = |flag: &str, path: [&str; 2], value: Value| {
-        put(table, &[], &path, &Origin::Outside(flag.to_owned()), value);
+fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
+    let mut apply = |flag: &str, path: [&str; 2], value: Value| {
+        set_at_path(table, &[], &path, &Origin::External(flag.to_owned()), value);
     };
     let utf8 = |flag: &str, path: &Path| match path.to_str() {
         Some(text) => Ok(text.to_owned()),
@@ -231,56 +240,56 @@ fn lay_flags_over(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
         let mut dirs = Vec::new();
         for dir in &flags.agents {
             dirs.push(Node {
-                origin: Origin::Outside("--agents".to_owned()),
+                origin: Origin::External("--agents".to_owned()),
                 value: Value::String(utf8("--agents", dir)?),
             });
         }
-        lay("--agents", ["agents", "dirs"], Value::Array(dirs));
+        apply("--agents", ["agents", "dirs"], Value::Array(dirs));
     }
     if let Some(dir) = &flags.data {
         let dir = utf8("--data", dir)?;
-        lay("--data", ["data", "dir"], Value::String(dir));
+        apply("--data", ["data", "dir"], Value::String(dir));
     }
     if let Some(listen) = &flags.listen {
         let listen = Value::String(listen.clone());
-        lay("--listen", ["server", "listen"], listen);
+        apply("--listen", ["server", "listen"], listen);
     }
     if let Some(format) = &flags.log_format {
         let format = Value::String(format.clone());
-        lay("--log-format", ["telemetry", "log_format"], format);
+        apply("--log-format", ["telemetry", "log_format"], format);
     }
     Ok(())
 }
 
 /// The value of a variable: a list or table where it is one in TOML, else text that takes the type its key wants.
-fn from_variable(text: &str, origin: &Origin) -> Value {
+fn parse_variable(text: &str, origin: &Origin) -> Value {
     if text.starts_with(['[', '{'])
         && let Ok(mut table) = document::parse(format!("value = {text}").as_bytes())
         && table.len() == 1
         && let Some(mut node) = table.remove("value")
     {
-        blame(&mut node, origin);
+        set_origin(&mut node, origin);
         return node.value;
     }
     Value::Untyped(text.to_owned())
 }
 
 /// Makes `origin` the origin of everything in the node.
-fn blame(node: &mut Node, origin: &Origin) {
+fn set_origin(node: &mut Node, origin: &Origin) {
     node.origin = origin.clone();
     match &mut node.value {
-        Value::Array(items) => items.iter_mut().for_each(|item| blame(item, origin)),
-        Value::Table(table) => table.values_mut().for_each(|node| blame(node, origin)),
+        Value::Array(items) => items.iter_mut().for_each(|item| set_origin(item, origin)),
+        Value::Table(table) => table.values_mut().for_each(|node| set_origin(node, origin)),
         _ => {}
     }
 }
 
 /// Sets the value at a path of a variable's parts, with the tables on the way.
-fn put(table: &mut Table, above: &[&str], path: &[&str], origin: &Origin, value: Value) {
+fn set_at_path(table: &mut Table, parents: &[&str], path: &[&str], origin: &Origin, value: Value) {
     let Some((part, rest)) = path.split_first() else {
         return;
     };
-    let key = key_of(table, above, part);
+    let key = resolve_key(table, parents, part);
     let origin_here = origin.clone();
     if rest.is_empty() {
         let node = Node {
@@ -295,24 +304,24 @@ fn put(table: &mut Table, above: &[&str], path: &[&str], origin: &Origin, value:
         value: Value::Table(Table::new()),
     });
     // Where the file has something else than a table here, that is the error to tell.
-    if let Value::Table(below) = &mut node.value {
-        let above: Vec<&str> = above.iter().chain([part]).copied().collect();
-        put(below, &above, rest, origin, value);
+    if let Value::Table(child) = &mut node.value {
+        let parents: Vec<&str> = parents.iter().chain([part]).copied().collect();
+        set_at_path(child, &parents, rest, origin, value);
     }
 }
 
 /// The key that a variable's part means: one that is there already, else the part in lower case. A header's name has
 /// dashes, and a model's is taken as it stands.
-fn key_of(table: &Table, above: &[&str], part: &str) -> String {
-    let spelt = variable_name(part);
+fn resolve_key(table: &Table, parents: &[&str], part: &str) -> String {
+    let upper = variable_name(part);
     let lower = part.to_ascii_lowercase();
     if table.contains_key(&lower) {
         return lower;
     }
-    if let Some(known) = table.keys().find(|key| variable_name(key) == spelt) {
-        return known.clone();
+    if let Some(existing) = table.keys().find(|key| variable_name(key) == upper) {
+        return existing.clone();
     }
-    match above {
+    match parents {
         [section] if section.eq_ignore_ascii_case("prices") => part.to_owned(),
         [_, _, table] if table.eq_ignore_ascii_case("headers") => lower.replace('_', "-"),
         [_, _, table] if table.eq_ignore_ascii_case("models") => part.to_owned(),
@@ -320,45 +329,47 @@ fn key_of(table: &Table, above: &[&str], part: &str) -> String {
     }
 }
 
-fn config(top: &mut Section<'_>, place: &Place<'_>) -> Config {
-    let auth = top.section("auth", auth::read);
-    let data = top.section("data", |s| data(s, place));
-    let providers = top.named("providers", |name, s| providers::read(name, s, place));
-    let models = Models::new(&providers, &top.named("prices", price));
-    let limits = top.section("limits", limits);
+fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
+    let auth = top.nested("auth", auth::read);
+    let data = top.nested("data", |s| read_data(s, context));
+    let providers = top.tables_by_name("providers", |name, s| providers::read(name, s, context));
+    let models = Models::new(&providers, &top.tables_by_name("prices", read_price));
+    let limits = top.nested("limits", read_limits);
     let tools = Tools {
         attachments: limits.attachment_limits(),
-        ..top.section("tools", |s| tools(s, place))
+        ..top.nested("tools", |s| read_tools(s, context))
     };
     Config {
-        server: top.section("server", server),
-        agents: top.section("agents", |s| agents(s, place)),
+        server: top.nested("server", read_server),
+        agents: top.nested("agents", |s| read_agents(s, context)),
         memory_dir: data.dir.join("memory"),
         data,
-        runs: top.section("runs", |s| runs(s, &auth)),
+        runs: top.nested("runs", |s| read_runs(s, &auth)),
         limits,
         tools,
-        webhooks: top.section("webhooks", webhooks),
+        webhooks: top.nested("webhooks", read_webhooks),
         providers,
         models,
-        telemetry: top.section("telemetry", |s| telemetry::read(s, place)),
+        telemetry: top.nested("telemetry", |s| telemetry::read(s, context)),
         auth,
-        config_dir: place.config_dir.clone(),
-        config_file: place.config_file.clone(),
+        config_dir: context.config_dir.clone(),
+        config_file: context.config_file.clone(),
     }
 }
 
-fn server(s: &mut Section<'_>) -> Server {
-    s.unsupported("trusted_proxies");
-    let seconds = |s: &mut Section<'_>, key, min, usual| {
-        s.seconds(key, min).unwrap_or(Duration::from_secs(usual))
+fn read_server(s: &mut TableReader<'_>) -> Server {
+    s.reject_if_set("trusted_proxies");
+    let seconds = |s: &mut TableReader<'_>, key, min, default| {
+        s.seconds(key, min).unwrap_or(Duration::from_secs(default))
     };
     Server {
         listen: s
-            .checked("listen", address)
+            .parsed_text("listen", parse_listen_address)
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
-        metrics_listen: s.checked("metrics_listen", address),
-        path_prefix: s.checked("path_prefix", prefix).unwrap_or_default(),
+        metrics_listen: s.parsed_text("metrics_listen", parse_listen_address),
+        path_prefix: s
+            .parsed_text("path_prefix", parse_path_prefix)
+            .unwrap_or_default(),
         max_body: s.size("max_body").unwrap_or(4 << 20),
         max_pending_per_address: s.count("max_pending_per_address", 1).unwrap_or(1_000),
         max_pending_connections: s.count("max_pending_connections", 1).unwrap_or(10_000),
@@ -369,11 +380,11 @@ fn server(s: &mut Section<'_>) -> Server {
     }
 }
 
-fn agents(s: &mut Section<'_>, place: &Place<'_>) -> Agents {
+fn read_agents(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Agents {
     let node = s.peek("dirs");
-    let dirs = place.paths(s, "dirs");
+    let dirs = context.read_paths(s, "dirs");
     if let (Some(node), Some([])) = (&node, dirs.as_deref()) {
-        s.rule(node, "dirs", "must name at least one directory");
+        s.push_invalid(node, "dirs", "must name at least one directory");
     }
     Agents {
         dirs: dirs.unwrap_or_else(|| vec![PathBuf::from("agents")]),
@@ -381,65 +392,65 @@ fn agents(s: &mut Section<'_>, place: &Place<'_>) -> Agents {
     }
 }
 
-fn data(s: &mut Section<'_>, place: &Place<'_>) -> Data {
-    s.unsupported("url");
+fn read_data(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Data {
+    s.reject_if_set("url");
     let durabilities = [
         ("process", Durability::Process),
         ("power", Durability::Power),
     ];
     Data {
         dir: s
-            .checked("dir", |text| place.path(text))
+            .parsed_text("dir", |text| context.resolve_path(text))
             .unwrap_or_else(|| PathBuf::from("data")),
         durability: s.one_of("durability", &durabilities).unwrap_or_default(),
-        retention: s.section("retention", retention),
+        retention: s.nested("retention", read_retention),
     }
 }
 
-fn retention(s: &mut Section<'_>) -> Retention {
-    let all = kept(s, Kept::default());
+fn read_retention(s: &mut TableReader<'_>) -> Retention {
+    let defaults = read_retention_limit(s, RetentionLimit::default());
     Retention {
-        completed: s.section("completed", |s| kept(s, all)),
-        failed: s.section("failed", |s| kept(s, all)),
-        cancelled: s.section("cancelled", |s| kept(s, all)),
+        completed: s.nested("completed", |s| read_retention_limit(s, defaults)),
+        failed: s.nested("failed", |s| read_retention_limit(s, defaults)),
+        cancelled: s.nested("cancelled", |s| read_retention_limit(s, defaults)),
     }
 }
 
 /// What the section says, else what holds for all; 0 is no bound.
-fn kept(s: &mut Section<'_>, all: Kept) -> Kept {
-    Kept {
+fn read_retention_limit(s: &mut TableReader<'_>, defaults: RetentionLimit) -> RetentionLimit {
+    RetentionLimit {
         age: s
             .age("age")
-            .map_or(all.age, |age| Some(age).filter(|age| !age.is_zero())),
-        count: s
-            .count("count", 0)
-            .map_or(all.count, |count| Some(count).filter(|count| *count > 0)),
+            .map_or(defaults.age, |age| Some(age).filter(|age| !age.is_zero())),
+        count: s.count("count", 0).map_or(defaults.count, |count| {
+            Some(count).filter(|count| *count > 0)
+        }),
     }
 }
 
-fn runs(s: &mut Section<'_>, auth: &Auth) -> Runs {
-    let usual = Runs::default();
-    let bound = |s: &mut Section<'_>, key, usual| match s.count(key, 0) {
+fn read_runs(s: &mut TableReader<'_>, auth: &Auth) -> Runs {
+    let defaults = Runs::default();
+    let bound = |s: &mut TableReader<'_>, key, default| match s.count(key, 0) {
         Some(0) => usize::MAX,
-        count => count.unwrap_or(usual),
+        count => count.unwrap_or(default),
     };
     Runs {
-        max_running: s.count("max_running", 1).unwrap_or(usual.max_running),
-        max_queued: s.count("max_queued", 0).unwrap_or(usual.max_queued),
-        max_tree: bound(s, "max_tree", usual.max_tree),
-        max_live: bound(s, "max_live", usual.max_live),
-        max_delegations: bound(s, "max_delegations", usual.max_delegations),
-        max_calls: bound(s, "max_calls", usual.max_calls),
+        max_running: s.count("max_running", 1).unwrap_or(defaults.max_running),
+        max_queued: s.count("max_queued", 0).unwrap_or(defaults.max_queued),
+        max_tree: bound(s, "max_tree", defaults.max_tree),
+        max_live: bound(s, "max_live", defaults.max_live),
+        max_delegations: bound(s, "max_delegations", defaults.max_delegations),
+        max_calls: bound(s, "max_calls", defaults.max_calls),
         per_agent: s.counts_by_name("per_agent", 1, |name| match is_agent_name(name) {
             true => Ok(()),
             false => Err("is no name that an agent can have".to_owned()),
         }),
-        per_key: per_key(s, auth),
+        per_key: read_per_key(s, auth),
     }
 }
 
 /// A number is everybody's limit; a table has limits by the keys' names, with `"*"` for all others.
-fn per_key(s: &mut Section<'_>, auth: &Auth) -> PerKey {
+fn read_per_key(s: &mut TableReader<'_>, auth: &Auth) -> PerKey {
     let node = s.peek("per_key");
     if !matches!(node.map(|node| node.value), Some(Value::Table(_))) {
         return PerKey {
@@ -448,23 +459,23 @@ fn per_key(s: &mut Section<'_>, auth: &Auth) -> PerKey {
         };
     }
     let mut named = s.counts_by_name("per_key", 1, |name| {
-        match name == OTHERS || auth.keys.iter().any(|key| key.name == name) {
+        match name == WILDCARD_KEY || auth.keys.iter().any(|key| key.name == name) {
             true => Ok(()),
             false => Err(format!(
-                "names no key of [auth.keys]; \"{OTHERS}\" names all that are not named"
+                "names no key of [auth.keys]; \"{WILDCARD_KEY}\" names all that are not named"
             )),
         }
     });
-    let others = named.remove(OTHERS);
+    let others = named.remove(WILDCARD_KEY);
     PerKey { named, others }
 }
 
-fn limits(s: &mut Section<'_>) -> Limits {
-    let turns = |s: &mut Section<'_>, key, usual| {
-        let turns = s.whole(key, 0..=MAX_COUNT);
+fn read_limits(s: &mut TableReader<'_>) -> Limits {
+    let turns = |s: &mut TableReader<'_>, key, default| {
+        let turns = s.integer(key, 0..=MAX_COUNT);
         turns
             .and_then(|turns| u32::try_from(turns).ok())
-            .unwrap_or(usual)
+            .unwrap_or(default)
     };
     Limits {
         loop_warn: turns(s, "loop_warn", 3),
@@ -479,32 +490,32 @@ fn limits(s: &mut Section<'_>) -> Limits {
     }
 }
 
-fn tools(s: &mut Section<'_>, place: &Place<'_>) -> Tools {
+fn read_tools(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Tools {
     let is_allowed = s.flag("allow_commands").unwrap_or(false);
-    let commands = commands(s, place);
+    let commands = read_commands(s, context);
     Tools {
-        roots: place.paths(s, "roots").unwrap_or_default(),
+        roots: context.read_paths(s, "roots").unwrap_or_default(),
         max_result: s.size("max_result").unwrap_or(256 << 10),
         attachments: AttachmentLimits::default(),
         deferred_above: s.count("deferred_above", 0).unwrap_or(40),
         commands: is_allowed.then_some(commands),
-        url_fetch: s.section("url_fetch", web_tools::url_fetch),
-        web_search: s.section("web_search", |s| {
-            web_tools::web_search(s, place.environment)
+        url_fetch: s.nested("url_fetch", web_tools::read_url_fetch),
+        web_search: s.nested("web_search", |s| {
+            web_tools::read_web_search(s, context.environment)
         }),
     }
 }
 
 /// What every command gets of the daemon's environment; `TMPDIR` is where its own temporary folder is made.
-const PASSED: [&str; 4] = ["PATH", "LANG", "TZ", "TMPDIR"];
+const PASSED_VARIABLES: [&str; 4] = ["PATH", "LANG", "TZ", "TMPDIR"];
 /// Where programs are where the daemon itself was not told.
-const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-fn commands(s: &mut Section<'_>, place: &Place<'_>) -> Commands {
+fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands {
     let node = s.peek("pass_env");
-    let more = s.texts("pass_env").unwrap_or_default();
-    for name in &more {
-        let why = match (variable(name), name.as_str()) {
+    let extra = s.text_list("pass_env").unwrap_or_default();
+    for name in &extra {
+        let message = match (check_variable_name(name), name.as_str()) {
             (Err(_), _) => "must have names of environment variables, not their values".to_owned(),
             (_, "HOME" | "TMPDIR") => {
                 format!("has {name}, which is a folder of each command's own")
@@ -512,12 +523,14 @@ fn commands(s: &mut Section<'_>, place: &Place<'_>) -> Commands {
             _ => continue,
         };
         if let Some(node) = &node {
-            s.rule(node, "pass_env", &why);
+            s.push_invalid(node, "pass_env", &message);
         }
     }
-    let names = PASSED.into_iter().chain(more.iter().map(String::as_str));
-    let passed = names.filter_map(|name| Some((name, place.environment.get(name)?.as_str())));
-    let environment = [("PATH", USUAL_PATH)].into_iter().chain(passed);
+    let names = PASSED_VARIABLES
+        .into_iter()
+        .chain(extra.iter().map(String::as_str));
+    let passed = names.filter_map(|name| Some((name, context.environment.get(name)?.as_str())));
+    let environment = [("PATH", DEFAULT_PATH)].into_iter().chain(passed);
     Commands {
         allow_unconfined: s.flag("allow_unconfined").unwrap_or(false),
         network: s.flag("network").unwrap_or(false),
@@ -527,28 +540,28 @@ fn commands(s: &mut Section<'_>, place: &Place<'_>) -> Commands {
     }
 }
 
-fn webhooks(s: &mut Section<'_>) -> Webhooks {
+fn read_webhooks(s: &mut TableReader<'_>) -> Webhooks {
     Webhooks {
-        allow_hosts: allow_hosts(s),
-        secret_env: s.checked("secret_env", variable),
+        allow_hosts: read_allow_hosts(s),
+        secret_env: s.parsed_text("secret_env", check_variable_name),
         first_retry: s
-            .whole("first_retry_ms", 1..=3_600_000)
+            .integer("first_retry_ms", 1..=3_600_000)
             .map_or(Duration::from_secs(5), Duration::from_millis),
     }
 }
 
 /// Hosts that a guard lets through.
-pub(in crate::config) fn allow_hosts(s: &mut Section<'_>) -> Vec<String> {
+pub(in crate::config) fn read_allow_hosts(s: &mut TableReader<'_>) -> Vec<String> {
     let node = s.peek("allow_hosts");
-    let hosts = s.texts("allow_hosts").unwrap_or_default();
-    let allow_hosts: Vec<String> = hosts.iter().map(|host| host_name(host)).collect();
-    if let Some(wrong) = hosts.iter().find(|host| !is_host(&host_name(host)))
+    let hosts = s.text_list("allow_hosts").unwrap_or_default();
+    let allow_hosts: Vec<String> = hosts.iter().map(|host| normalize_host(host)).collect();
+    if let Some(invalid) = hosts.iter().find(|host| !is_host(&normalize_host(host)))
         && let Some(node) = &node
     {
-        let why = format!(
-            "has {wrong:?}, which is no host; write names or addresses without scheme, port and path"
+        let message = format!(
+            "has {invalid:?}, which is no host; write names or addresses without scheme, port and path"
         );
-        s.rule(node, "allow_hosts", &why);
+        s.push_invalid(node, "allow_hosts", &message);
     }
     allow_hosts
 }
@@ -559,7 +572,7 @@ fn is_host(text: &str) -> bool {
 }
 
 /// The name of an environment variable.
-pub fn variable(text: &str) -> Result<String, String> {
+pub fn check_variable_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     match !text.is_empty() && text.chars().all(is_plain) {
         true => Ok(text.to_owned()),
@@ -570,9 +583,9 @@ pub fn variable(text: &str) -> Result<String, String> {
     }
 }
 
-fn price(model: &str, s: &mut Section<'_>) -> Priced {
+fn read_price(model: &str, s: &mut TableReader<'_>) -> ConfiguredPrice {
     if model.parse::<ModelRef>().is_err() {
-        s.wrong_name("is no provider/model, such as [prices.\"openai/gpt-5\"]");
+        s.push_invalid_name("is no provider/model, such as [prices.\"openai/gpt-5\"]");
     }
     let range = 0.0..=MAX_PRICE;
     let price = Price {
@@ -583,14 +596,14 @@ fn price(model: &str, s: &mut Section<'_>) -> Priced {
         cache_write_1h: s.number("cache_write_1h", range),
         long: None,
     };
-    Priced {
+    ConfiguredPrice {
         price,
         batch: s.number("batch", 0.0..=1.0),
         flex: s.number("flex", 0.0..=1.0),
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     // The one name that needs no resolver.
     let numeric = match text.strip_prefix("localhost:") {
         Some(port) => format!("127.0.0.1:{port}"),
@@ -601,13 +614,13 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-fn prefix(text: &str) -> Result<String, String> {
+fn parse_path_prefix(text: &str) -> Result<String, String> {
     let inner = text.trim_matches('/');
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '~');
-    let is_step = |part: &str| !matches!(part, "" | "." | "..");
+    let is_segment = |part: &str| !matches!(part, "" | "." | "..");
     match inner {
         "" => Ok(String::new()),
-        _ if inner.chars().all(is_plain) && inner.split('/').all(is_step) => {
+        _ if inner.chars().all(is_plain) && inner.split('/').all(is_segment) => {
             Ok(format!("/{inner}"))
         }
         _ => Err("must be a path such as /axed, of letters, digits, - _ . ~".to_owned()),

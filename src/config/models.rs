@@ -33,7 +33,7 @@ static SHIPPED: LazyLock<BTreeMap<String, BTreeMap<String, ModelFacts>>> = LazyL
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
     /// The day on which the entry was held against its source (`2026-11-22`); `None` if all comes from the configuration.
-    pub checked: Option<String>,
+    pub checked_on: Option<String>,
     /// USD per million tokens.
     pub price: Option<Price>,
     /// What requests in a batch cost, as a share of the price.
@@ -78,27 +78,27 @@ pub enum Sampling {
 }
 
 /// What is left of the price on a cheaper tier, where nothing else is known.
-const USUAL_SHARE: f64 = 0.5;
+const DEFAULT_TIER_SHARE: f64 = 0.5;
 
 impl ModelFacts {
     /// Whether the model is sold on this tier, as far as is known.
-    pub fn is_sold(&self, service: Service) -> bool {
+    pub fn is_sold_on(&self, service: Service) -> bool {
         match service {
             Service::Default => true,
-            Service::Flex => self.flex.is_some() || self.checked.is_none(),
-            Service::Batch => self.batch.is_some() || self.checked.is_none(),
+            Service::Flex => self.flex.is_some() || self.checked_on.is_none(),
+            Service::Batch => self.batch.is_some() || self.checked_on.is_none(),
         }
     }
 
     /// What tokens cost on this tier; `None` if the price is not known.
-    pub fn price_on(&self, service: Service) -> Option<Price> {
+    pub fn price_for(&self, service: Service) -> Option<Price> {
         let price = self.price?;
         let share = match service {
             Service::Default => return Some(price),
             Service::Flex => self.flex,
             Service::Batch => self.batch,
         };
-        Some(price.times(share.unwrap_or(USUAL_SHARE)))
+        Some(price.scaled(share.unwrap_or(DEFAULT_TIER_SHARE)))
     }
 }
 
@@ -152,7 +152,7 @@ struct Entry {
 impl From<Entry> for ModelFacts {
     fn from(entry: Entry) -> Self {
         Self {
-            checked: Some(entry.checked),
+            checked_on: Some(entry.checked),
             price: Some(Price {
                 input: entry.input,
                 output: entry.output,
@@ -180,7 +180,7 @@ impl From<Entry> for ModelFacts {
 
 /// What a model costs as `[prices]` has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Priced {
+pub struct ConfiguredPrice {
     /// The usual price.
     pub price: Price,
     /// See [`ModelFacts::batch`].
@@ -191,7 +191,7 @@ pub struct Priced {
 
 /// What the configuration says of one model; what it leaves out is the table's.
 #[derive(Clone, Debug, Default)]
-pub struct Override {
+pub struct ModelOverride {
     /// See [`Price::input`].
     pub input: Option<f64>,
     /// See [`Price::output`].
@@ -226,12 +226,12 @@ pub struct Override {
     pub extra: Map<String, Value>,
 }
 
-impl Override {
-    fn over(&self, facts: ModelFacts) -> ModelFacts {
+impl ModelOverride {
+    fn apply_to(&self, facts: ModelFacts) -> ModelFacts {
         let has_price = self.input.or(self.output).is_some();
         let price = match (facts.price, has_price) {
-            (Some(price), _) => Some(self.over_price(price)),
-            (None, true) => Some(self.over_price(Price::default())),
+            (Some(price), _) => Some(self.apply_to_price(price)),
+            (None, true) => Some(self.apply_to_price(Price::default())),
             (None, false) => None,
         };
         ModelFacts {
@@ -251,7 +251,7 @@ impl Override {
         }
     }
 
-    fn over_price(&self, price: Price) -> Price {
+    fn apply_to_price(&self, price: Price) -> Price {
         let is_changed = self.input.or(self.output).is_some();
         Price {
             input: self.input.unwrap_or(price.input),
@@ -276,7 +276,10 @@ pub struct Models {
 
 impl Models {
     /// The shipped table under what the configuration says: `[providers.<name>.models]`, and `[prices]`, which win.
-    pub fn new(providers: &BTreeMap<String, Provider>, prices: &BTreeMap<String, Priced>) -> Self {
+    pub fn new(
+        providers: &BTreeMap<String, Provider>,
+        prices: &BTreeMap<String, ConfiguredPrice>,
+    ) -> Self {
         let mut models = Self::default();
         for (name, provider) in providers {
             let service = match provider.kind {
@@ -290,7 +293,8 @@ impl Models {
         }
         for (name, provider) in providers {
             for (model, configured) in &provider.models {
-                let facts = configured.over(models.get(name, model).cloned().unwrap_or_default());
+                let facts =
+                    configured.apply_to(models.get(name, model).cloned().unwrap_or_default());
                 models.insert(name, model, facts);
             }
         }
@@ -298,13 +302,13 @@ impl Models {
             let Ok(model) = model.parse::<ModelRef>() else {
                 continue;
             };
-            let known = models.get(&model.provider, &model.model);
-            let known = known.cloned().unwrap_or_default();
+            let existing = models.get(&model.provider, &model.model);
+            let existing = existing.cloned().unwrap_or_default();
             let facts = ModelFacts {
                 price: Some(priced.price),
-                batch: priced.batch.or(known.batch),
-                flex: priced.flex.or(known.flex),
-                ..known
+                batch: priced.batch.or(existing.batch),
+                flex: priced.flex.or(existing.flex),
+                ..existing
             };
             models.insert(&model.provider, &model.model, facts);
         }
@@ -320,8 +324,8 @@ impl Models {
     pub fn get(&self, provider: &str, model: &str) -> Option<&ModelFacts> {
         let service = self.aliases.get(provider).copied().unwrap_or(provider);
         let tables = [self.configured.get(provider), SHIPPED.get(service)];
-        let named = |name: &str| tables.iter().flatten().find_map(|table| table.get(name));
-        named(model).or_else(|| named(undated(model)?))
+        let find = |name: &str| tables.iter().flatten().find_map(|table| table.get(name));
+        find(model).or_else(|| find(strip_date_suffix(model)?))
     }
 
     /// The price of a model; `None` if it is not known. Models that run here, and scripts, cost nothing.
@@ -354,24 +358,26 @@ const MAX_AGE_DAYS: i32 = 90;
 /// The day on which the oldest shipped entry was checked, if that is too long before `today`.
 pub fn stale_since(today: Date) -> Option<Date> {
     let entries = SHIPPED.values().flat_map(BTreeMap::values);
-    let days = entries.filter_map(|facts| facts.checked.as_deref()?.parse::<Date>().ok());
+    let days = entries.filter_map(|facts| facts.checked_on.as_deref()?.parse::<Date>().ok());
     days.min()
         .filter(|oldest| (today - *oldest).get_days() > MAX_AGE_DAYS)
 }
 
 /// The name without `-20250929`, `-2025-04-14` or `-latest` at its end.
-fn undated(model: &str) -> Option<&str> {
-    let is_date = |end: &str, shape: &str| {
-        let fits = |(c, of): (char, char)| match of {
+fn strip_date_suffix(model: &str) -> Option<&str> {
+    let is_date = |end: &str, pattern: &str| {
+        let is_match = |(c, expected): (char, char)| match expected {
             '9' => c.is_ascii_digit(),
             other => c == other,
         };
-        end.len() == shape.len() && end.chars().zip(shape.chars()).all(fits)
+        end.len() == pattern.len() && end.chars().zip(pattern.chars()).all(is_match)
     };
-    let dated = ["-99999999", "-9999-99-99"].into_iter().find_map(|shape| {
-        let (name, end) = model.split_at_checked(model.len().checked_sub(shape.len())?)?;
-        is_date(end, shape).then_some(name)
-    });
+    let dated = ["-99999999", "-9999-99-99"]
+        .into_iter()
+        .find_map(|pattern| {
+            let (name, end) = model.split_at_checked(model.len().checked_sub(pattern.len())?)?;
+            is_date(end, pattern).then_some(name)
+        });
     dated.or_else(|| model.strip_suffix("-latest"))
 }
 
@@ -381,7 +387,7 @@ mod tests {
 
     use jiff::civil::date;
 
-    use super::{Models, Override, Priced, SHIPPED, Sampling, stale_since};
+    use super::{ConfiguredPrice, ModelOverride, Models, SHIPPED, Sampling, stale_since};
     use crate::domain::agent::Effort;
     use crate::domain::usage::Price;
 
@@ -417,9 +423,9 @@ mod tests {
             input: 1.0,
             ..Price::default()
         };
-        let priced = Priced {
+        let priced = ConfiguredPrice {
             price: own,
-            ..Priced::default()
+            ..ConfiguredPrice::default()
         };
         let prices = BTreeMap::from([
             ("openai/gpt-5".to_owned(), priced),
@@ -450,13 +456,13 @@ mod tests {
     #[test]
     fn the_configuration_overrides_key_by_key() {
         let shipped = SHIPPED["openai"]["gpt-5.5"].clone();
-        let configured = Override {
+        let configured = ModelOverride {
             context_window: Some(8000),
             effort: Some(vec![Effort::Low]),
             cache_read: Some(0.1),
-            ..Override::default()
+            ..ModelOverride::default()
         };
-        let facts = configured.over(shipped.clone());
+        let facts = configured.apply_to(shipped.clone());
         assert_eq!(facts.context_window, Some(8000));
         assert_eq!(facts.max_output, shipped.max_output);
         assert_eq!(facts.effort, Some(vec![Effort::Low]));

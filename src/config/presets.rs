@@ -1,36 +1,37 @@
 //! Services that are there without a section in the configuration: their addresses and the variables that hold their keys.
 //! All speak OpenAI's chat API.
 
-use crate::config::load::{Environment, set};
+use crate::config::load::{Environment, env_value};
 
 /// A well-known service.
 pub struct Preset {
     /// The provider's name in `provider/model`.
     pub name: &'static str,
     /// Variables that hold its key, the first that is set wins; the first is named in errors.
-    pub keys: &'static [&'static str],
-    address: Address,
+    pub key_variables: &'static [&'static str],
+    base: PresetBase,
     /// Whether a reply is bounded by `max_completion_tokens`, as at OpenAI.
     pub max_completion_tokens: bool,
 }
 
-enum Address {
+enum PresetBase {
     Fixed(&'static str),
     /// The variable's value between these two.
-    Variable(&'static str, &'static str, &'static str),
+    FromEnv(&'static str, &'static str, &'static str),
 }
 
 impl Preset {
     /// Its address; the variable that would hold it where that is not set.
     pub fn base_url(&self, environment: &Environment) -> Result<String, &'static str> {
-        match self.address {
-            Address::Fixed(base) => Ok(base.to_owned()),
-            Address::Variable(before, variable, after) => match set(environment, variable) {
+        match self.base {
+            PresetBase::Fixed(base) => Ok(base.to_owned()),
+            PresetBase::FromEnv(prefix, variable, suffix) => match env_value(environment, variable)
+            {
                 Some(value) => {
                     let value = value.trim().trim_end_matches('/');
                     // Azure's pages show both.
-                    let value = value.strip_suffix(after).unwrap_or(value);
-                    Ok(format!("{before}{value}{after}"))
+                    let value = value.strip_suffix(suffix).unwrap_or(value);
+                    Ok(format!("{prefix}{value}{suffix}"))
                 }
                 None => Err(variable),
             },
@@ -38,46 +39,50 @@ impl Preset {
     }
 }
 
-const fn fixed(name: &'static str, keys: &'static [&'static str], base: &'static str) -> Preset {
+const fn fixed_preset(
+    name: &'static str,
+    key_variables: &'static [&'static str],
+    base: &'static str,
+) -> Preset {
     Preset {
         name,
-        keys,
-        address: Address::Fixed(base),
+        key_variables,
+        base: PresetBase::Fixed(base),
         max_completion_tokens: false,
     }
 }
 
 /// All of them.
 pub const PRESETS: [Preset; 11] = [
-    fixed(
+    fixed_preset(
         "gemini",
         &["GEMINI_API_KEY", "GOOGLE_API_KEY"],
         "https://generativelanguage.googleapis.com/v1beta/openai",
     ),
-    fixed(
+    fixed_preset(
         "openrouter",
         &["OPENROUTER_API_KEY"],
         "https://openrouter.ai/api/v1",
     ),
-    fixed("groq", &["GROQ_API_KEY"], "https://api.groq.com/openai/v1"),
-    fixed("mistral", &["MISTRAL_API_KEY"], "https://api.mistral.ai/v1"),
-    fixed(
+    fixed_preset("groq", &["GROQ_API_KEY"], "https://api.groq.com/openai/v1"),
+    fixed_preset("mistral", &["MISTRAL_API_KEY"], "https://api.mistral.ai/v1"),
+    fixed_preset(
         "deepseek",
         &["DEEPSEEK_API_KEY"],
         "https://api.deepseek.com/v1",
     ),
-    fixed("xai", &["XAI_API_KEY"], "https://api.x.ai/v1"),
-    fixed(
+    fixed_preset("xai", &["XAI_API_KEY"], "https://api.x.ai/v1"),
+    fixed_preset(
         "together",
         &["TOGETHER_API_KEY"],
         "https://api.together.xyz/v1",
     ),
-    fixed(
+    fixed_preset(
         "fireworks",
         &["FIREWORKS_API_KEY"],
         "https://api.fireworks.ai/inference/v1",
     ),
-    fixed(
+    fixed_preset(
         "cerebras",
         &["CEREBRAS_API_KEY"],
         "https://api.cerebras.ai/v1",
@@ -85,14 +90,14 @@ pub const PRESETS: [Preset; 11] = [
     // The resource's address, such as https://my-resource.openai.azure.com; models are the names of deployments.
     Preset {
         name: "azure",
-        keys: &["AZURE_OPENAI_API_KEY", "AZURE_API_KEY"],
-        address: Address::Variable("", "AZURE_OPENAI_ENDPOINT", "/openai/v1"),
+        key_variables: &["AZURE_OPENAI_API_KEY", "AZURE_API_KEY"],
+        base: PresetBase::FromEnv("", "AZURE_OPENAI_ENDPOINT", "/openai/v1"),
         max_completion_tokens: true,
     },
     Preset {
         name: "bedrock",
-        keys: &["AWS_BEARER_TOKEN_BEDROCK"],
-        address: Address::Variable(
+        key_variables: &["AWS_BEARER_TOKEN_BEDROCK"],
+        base: PresetBase::FromEnv(
             "https://bedrock-runtime.",
             "AWS_REGION",
             ".amazonaws.com/openai/v1",
@@ -102,21 +107,21 @@ pub const PRESETS: [Preset; 11] = [
 ];
 
 /// The preset of that name.
-pub fn preset(name: &str) -> Option<&'static Preset> {
+pub fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Environment, preset};
+    use super::{Environment, find_preset};
 
     #[test]
     fn an_endpoint_may_have_its_path() {
-        let azure = preset("azure").expect("azure");
+        let azure = find_preset("azure").expect("azure");
         for path in ["", "/", "/openai/v1", "/openai/v1/"] {
             let endpoint = format!("https://r.openai.azure.com{path}");
             let mut environment = Environment::default();
-            environment.insert("AZURE_OPENAI_ENDPOINT".into(), endpoint.into());
+            environment.insert("AZURE_OPENAI_ENDPOINT".into(), endpoint);
             assert_eq!(
                 azure.base_url(&environment),
                 Ok("https://r.openai.azure.com/openai/v1".to_owned())

@@ -7,11 +7,11 @@ use http::{HeaderName, HeaderValue, Uri};
 use secrecy::SecretString;
 
 use crate::config::document::{Node, Origin, Table, Value};
-use crate::config::load::{MAX_PRICE, Place, is_plain_name, set, variable_name};
-use crate::config::models::{Override, Sampling};
-use crate::config::presets::{PRESETS, Preset, preset};
-use crate::config::section::{MAX_COUNT, Section};
-use crate::config::{BATCH_POLL, MAX_REPLY, OpenAiApi, Provider, ProviderKind};
+use crate::config::load::{LoadContext, MAX_PRICE, env_value, is_valid_name, variable_name};
+use crate::config::models::{ModelOverride, Sampling};
+use crate::config::presets::{PRESETS, Preset, find_preset};
+use crate::config::table_reader::{MAX_COUNT, TableReader};
+use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
 use crate::domain::agent::{Effort, check_extra};
 use crate::domain::service::Service;
 
@@ -44,64 +44,83 @@ pub(in crate::config) fn add_builtin(top: &mut Table) {
 }
 
 /// One provider's section.
-pub(in crate::config) fn read(name: &str, s: &mut Section<'_>, place: &Place<'_>) -> Provider {
+pub(in crate::config) fn read(
+    name: &str,
+    s: &mut TableReader<'_>,
+    context: &LoadContext<'_>,
+) -> Provider {
     check_name(name, s);
-    let kind = kind(name, s);
+    let kind = read_kind(name, s);
     // Read for every kind, so that a key of another kind is told as that and not as unknown.
-    let version = only_for(s, kind, ProviderKind::Anthropic, "version", header_text);
-    let fields = |text: &str| match text {
+    let version = text_for_kind(
+        s,
+        kind,
+        ProviderKind::Anthropic,
+        "version",
+        check_header_value,
+    );
+    let check_field = |text: &str| match text {
         "max_tokens" | "max_completion_tokens" => Ok(text.to_owned()),
         _ => Err("must be one of: max_tokens, max_completion_tokens".to_owned()),
     };
-    let max_tokens_field = only_for(s, kind, ProviderKind::Openai, "max_tokens_field", fields);
-    let preset = preset(name).filter(|_| kind == ProviderKind::Openai);
-    let api = api(s, kind);
-    let key_env = s.checked("api_key_env", variable);
-    let key_env = key_env.unwrap_or_else(|| usual_key(name, preset, place));
-    let written = base_url(name, s, place);
-    let written_base = written.clone();
-    let own = preset.filter(|_| written.is_none());
-    let (preset_url, missing_address) = match own.map(|own| own.base_url(place.environment)) {
-        Some(Ok(url)) => (Some(url), None),
-        Some(Err(variable)) => (None, Some(variable)),
-        None => (None, None),
-    };
+    let max_tokens_field = text_for_kind(
+        s,
+        kind,
+        ProviderKind::Openai,
+        "max_tokens_field",
+        check_field,
+    );
+    let preset = find_preset(name).filter(|_| kind == ProviderKind::Openai);
+    let api = read_api(s, kind);
+    let key_env = s.parsed_text("api_key_env", check_variable_name);
+    let key_env = key_env.unwrap_or_else(|| default_key_variable(name, preset, context));
+    let configured_url = read_base_url(name, s, context);
+    let configured_base = configured_url.clone();
+    let used_preset = preset.filter(|_| configured_url.is_none());
+    let (preset_url, missing_address) =
+        match used_preset.map(|own| own.base_url(context.environment)) {
+            Some(Ok(url)) => (Some(url), None),
+            Some(Err(variable)) => (None, Some(variable)),
+            None => (None, None),
+        };
     // Also at an address that is written: Azure's and Bedrock's are a customer's own.
-    let own_field = preset.filter(|preset| preset.max_completion_tokens);
-    let own_field = own_field.map(|_| "max_completion_tokens".to_owned());
+    let preset_field = preset.filter(|preset| preset.max_completion_tokens);
+    let own_field = preset_field.map(|_| "max_completion_tokens".to_owned());
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
     Provider {
         kind,
-        api_key: api_key(s, place, &key_env),
+        api_key: read_api_key(s, context, &key_env),
         key_env,
-        is_preset: own.is_some(),
+        is_preset: used_preset.is_some(),
         missing_address,
-        base_url: written.or(preset_url),
-        headers: s.texts_by_name("headers", header),
-        max_concurrent: s.whole("max_concurrent", 0..=MAX_COUNT).and_then(positive),
+        base_url: configured_url.or(preset_url),
+        headers: s.texts_by_name("headers", parse_header),
+        max_concurrent: s
+            .integer("max_concurrent", 0..=MAX_COUNT)
+            .and_then(positive),
         timeout: s.seconds("timeout", 0).filter(|time| !time.is_zero()),
         version,
         max_tokens_field: max_tokens_field.or(own_field),
         api,
-        max_reply: s.size("max_reply").unwrap_or(MAX_REPLY),
-        scripts: scripts(s, kind, place),
+        max_reply: s.size("max_reply").unwrap_or(DEFAULT_MAX_REPLY),
+        scripts: read_scripts(s, kind, context),
         batch_poll: s
             .number("batch_poll", 0.01..=3600.0)
-            .map_or(BATCH_POLL, Duration::from_secs_f64),
-        services: services(name, s, kind, written_base.as_deref()),
-        models: s.named("models", |_, s| model(s)),
+            .map_or(DEFAULT_BATCH_POLL, Duration::from_secs_f64),
+        services: read_services(name, s, kind, configured_base.as_deref()),
+        models: s.tables_by_name("models", |_, s| read_model(s)),
     }
 }
 
 /// The tiers that a service sells: those that are configured, else those of OpenAI's and Anthropic's own services, and of
 /// what is configured in their place.
-fn services(
+fn read_services(
     name: &str,
-    s: &mut Section<'_>,
+    s: &mut TableReader<'_>,
     kind: ProviderKind,
     base_url: Option<&str>,
 ) -> Vec<Service> {
-    let (own, host, all) = match kind {
+    let (official_name, official_host, supported) = match kind {
         ProviderKind::Anthropic => ("anthropic", "://api.anthropic.com", &[Service::Batch][..]),
         ProviderKind::Openai => (
             "openai",
@@ -110,47 +129,48 @@ fn services(
         ),
         ProviderKind::Ollama | ProviderKind::Scripted => ("", "", &[][..]),
     };
-    let is_own =
-        preset(name).is_none() && (name == own || base_url.is_none_or(|base| base.contains(host)));
-    let usual = match is_own {
-        true => all.to_vec(),
+    let is_official = find_preset(name).is_none()
+        && (name == official_name || base_url.is_none_or(|base| base.contains(official_host)));
+    let default_services = match is_official {
+        true => supported.to_vec(),
         false => Vec::new(),
     };
     let Some(node) = s.peek("services") else {
-        return usual;
+        return default_services;
     };
-    let names = s.texts("services").unwrap_or_default();
-    let sold = Service::ALL
+    let names = s.text_list("services").unwrap_or_default();
+    let known_services = Service::ALL
         .iter()
         .filter(|(_, service)| *service != Service::Default);
-    let named = |name: &String| sold.clone().find(|(known, _)| known == name);
-    if let Some(unknown) = names.iter().find(|name| named(name).is_none()) {
-        let known: Vec<&str> = sold.clone().map(|(name, _)| *name).collect();
-        let why = format!("has {unknown:?}, which is none of: {}", known.join(", "));
-        s.rule(&node, "services", &why);
+    let find_service = |name: &String| known_services.clone().find(|(known, _)| known == name);
+    if let Some(unknown) = names.iter().find(|name| find_service(name).is_none()) {
+        let known: Vec<&str> = known_services.clone().map(|(name, _)| *name).collect();
+        let message = format!("has {unknown:?}, which is none of: {}", known.join(", "));
+        s.push_invalid(&node, "services", &message);
     }
-    let is_spoken = |name: &String| named(name).is_none_or(|(_, service)| all.contains(service));
-    if let Some(other) = names.iter().find(|name| !is_spoken(name)) {
-        let why = format!("has {other:?}, which this kind of provider has not");
-        s.rule(&node, "services", &why);
+    let is_supported =
+        |name: &String| find_service(name).is_none_or(|(_, service)| supported.contains(service));
+    if let Some(other) = names.iter().find(|name| !is_supported(name)) {
+        let message = format!("has {other:?}, which this kind of provider has not");
+        s.push_invalid(&node, "services", &message);
     }
     names
         .iter()
-        .filter_map(named)
+        .filter_map(find_service)
         .map(|(_, service)| *service)
         .collect()
 }
 
 /// What the configuration says of one model.
-fn model(s: &mut Section<'_>) -> Override {
-    let price = |s: &mut Section<'_>, key| s.number(key, 0.0..=MAX_PRICE);
+fn read_model(s: &mut TableReader<'_>) -> ModelOverride {
+    let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
     let sampling = [
         ("always", Sampling::Always),
         ("without_effort", Sampling::WithoutEffort),
         ("never", Sampling::Never),
     ];
-    let max_output = s.whole("max_output", 1..=MAX_COUNT);
-    Override {
+    let max_output = s.integer("max_output", 1..=MAX_COUNT);
+    ModelOverride {
         input: price(s, "input"),
         output: price(s, "output"),
         cache_read: price(s, "cache_read"),
@@ -158,22 +178,22 @@ fn model(s: &mut Section<'_>) -> Override {
         cache_write_1h: price(s, "cache_write_1h"),
         batch: s.number("batch", 0.0..=1.0),
         flex: s.number("flex", 0.0..=1.0),
-        context_window: s.whole("context_window", 1..=MAX_COUNT),
+        context_window: s.integer("context_window", 1..=MAX_COUNT),
         max_output: max_output.and_then(|tokens| u32::try_from(tokens).ok()),
         images: s.flag("images"),
         pdf: s.flag("pdf"),
         reasoning: s.flag("reasoning"),
-        effort: efforts(s),
+        effort: read_efforts(s),
         sampling: s.one_of("sampling", &sampling),
         responses: s.flag("responses"),
-        extra: s.checked_json("extra", check_extra).unwrap_or_default(),
+        extra: s.json_table("extra", check_extra).unwrap_or_default(),
     }
 }
 
 /// The levels that a model takes, the least first.
-fn efforts(s: &mut Section<'_>) -> Option<Vec<Effort>> {
+fn read_efforts(s: &mut TableReader<'_>) -> Option<Vec<Effort>> {
     let node = s.peek("effort")?;
-    let names = s.texts("effort")?;
+    let names = s.text_list("effort")?;
     let level = |name: &String| Effort::ALL.iter().find(|(known, _)| known == name);
     let mut levels = Vec::with_capacity(names.len());
     for name in &names {
@@ -181,8 +201,8 @@ fn efforts(s: &mut Section<'_>) -> Option<Vec<Effort>> {
             Some((_, level)) => levels.push(*level),
             None => {
                 let known: Vec<&str> = Effort::ALL.iter().map(|(name, _)| *name).collect();
-                let why = format!("has {name:?}, which is none of: {}", known.join(", "));
-                s.rule(&node, "effort", &why);
+                let message = format!("has {name:?}, which is none of: {}", known.join(", "));
+                s.push_invalid(&node, "effort", &message);
             }
         }
     }
@@ -191,20 +211,20 @@ fn efforts(s: &mut Section<'_>) -> Option<Vec<Effort>> {
     Some(levels)
 }
 
-fn check_name(name: &str, s: &mut Section<'_>) {
-    if !is_plain_name(name) {
-        s.wrong_name(
+fn check_name(name: &str, s: &mut TableReader<'_>) {
+    if !is_valid_name(name) {
+        s.push_invalid_name(
             "is no provider's name: up to 64 letters, digits, - _ . without two _ in a row",
         );
     }
 }
 
-fn kind(name: &str, s: &mut Section<'_>) -> ProviderKind {
+fn read_kind(name: &str, s: &mut TableReader<'_>) -> ProviderKind {
     let by_name = KINDS.iter().find(|(kind, _)| *kind == name);
-    let is_known = by_name.is_some() || preset(name).is_some();
+    let is_known = by_name.is_some() || find_preset(name).is_some();
     if !is_known && s.peek("kind").is_none() {
-        let why = "must be given, one of: anthropic, openai, ollama, scripted";
-        s.missing("kind", why);
+        let message = "must be given, one of: anthropic, openai, ollama, scripted";
+        s.push_missing("kind", message);
     }
     let kind = s.one_of("kind", &KINDS);
     kind.or(by_name.map(|(_, kind)| *kind))
@@ -212,126 +232,143 @@ fn kind(name: &str, s: &mut Section<'_>) -> ProviderKind {
 }
 
 /// The variable that holds the key where the file names none: of a well-known service's variables the first that is set.
-fn usual_key(name: &str, preset: Option<&Preset>, place: &Place<'_>) -> String {
-    let Some(Preset { keys, .. }) = preset else {
+fn default_key_variable(name: &str, preset: Option<&Preset>, context: &LoadContext<'_>) -> String {
+    let Some(Preset {
+        key_variables: keys,
+        ..
+    }) = preset
+    else {
         return format!("{}_API_KEY", variable_name(name));
     };
     let mut keys = keys.iter().copied();
     let first = keys.clone().next().unwrap_or_default();
-    let is_set = |key: &&str| set(place.environment, key).is_some();
+    let is_set = |key: &&str| env_value(context.environment, key).is_some();
     keys.find(is_set).unwrap_or(first).to_owned()
 }
 
 /// Which of OpenAI's wires a service is spoken to on.
-fn api(s: &mut Section<'_>, kind: ProviderKind) -> Option<OpenAiApi> {
+fn read_api(s: &mut TableReader<'_>, kind: ProviderKind) -> Option<OpenAiApi> {
     let node = s.peek("api")?;
     let api = s.one_of("api", &APIS);
     if kind != ProviderKind::Openai {
-        refuse_for_kind(s, &node, "api", ProviderKind::Openai);
+        reject_for_kind(s, &node, "api", ProviderKind::Openai);
     }
     api
 }
 
 /// A text that means something to one kind only.
-fn only_for(
-    s: &mut Section<'_>,
+fn text_for_kind(
+    s: &mut TableReader<'_>,
     kind: ProviderKind,
-    wanted: ProviderKind,
+    required: ProviderKind,
     key: &'static str,
     check: impl FnOnce(&str) -> Result<String, String>,
 ) -> Option<String> {
     let node = s.peek(key)?;
-    let value = s.checked(key, check)?;
-    if kind != wanted {
-        refuse_for_kind(s, &node, key, wanted);
+    let value = s.parsed_text(key, check)?;
+    if kind != required {
+        reject_for_kind(s, &node, key, required);
     }
     Some(value)
 }
 
-fn refuse_for_kind(s: &mut Section<'_>, node: &Node, key: &'static str, wanted: ProviderKind) {
-    let word = KINDS.iter().find(|(_, kind)| *kind == wanted);
-    let word = word.map_or("", |(word, _)| *word);
-    s.rule(node, key, &format!("is only for kind = \"{word}\""));
+fn reject_for_kind(
+    s: &mut TableReader<'_>,
+    node: &Node,
+    key: &'static str,
+    required: ProviderKind,
+) {
+    let kind_name = KINDS.iter().find(|(_, kind)| *kind == required);
+    let word = kind_name.map_or("", |(word, _)| *word);
+    s.push_invalid(node, key, &format!("is only for kind = \"{word}\""));
 }
 
-fn scripts(s: &mut Section<'_>, kind: ProviderKind, place: &Place<'_>) -> Vec<PathBuf> {
+fn read_scripts(
+    s: &mut TableReader<'_>,
+    kind: ProviderKind,
+    context: &LoadContext<'_>,
+) -> Vec<PathBuf> {
     let Some(node) = s.peek("scripts") else {
         return Vec::new();
     };
-    let scripts = place.paths(s, "scripts").unwrap_or_default();
+    let scripts = context.read_paths(s, "scripts").unwrap_or_default();
     if kind != ProviderKind::Scripted {
-        refuse_for_kind(s, &node, "scripts", ProviderKind::Scripted);
+        reject_for_kind(s, &node, "scripts", ProviderKind::Scripted);
     }
-    let in_config_dir = |path: PathBuf| place.config_dir.join(path);
+    let in_config_dir = |path: PathBuf| context.config_dir.join(path);
     scripts.into_iter().map(in_config_dir).collect()
 }
 
 /// The key: axed's own variable for it, the service's variable, the file.
-fn api_key(s: &mut Section<'_>, place: &Place<'_>, key_env: &str) -> Option<SecretString> {
-    let is_ours = s.is_from_outside("api_key");
+fn read_api_key(
+    s: &mut TableReader<'_>,
+    context: &LoadContext<'_>,
+    key_env: &str,
+) -> Option<SecretString> {
+    let is_overridden = s.is_from_env_or_flag("api_key");
     // Blank is a place kept for a key, as in a variable.
-    let written = s.checked("api_key", |text| match text.trim() {
+    let configured = s.parsed_text("api_key", |text| match text.trim() {
         "" => Ok(None),
-        text => secret(text).map(Some),
+        text => parse_api_key(text).map(Some),
     });
-    let written = written.flatten();
-    if is_ours {
-        return written;
+    let configured = configured.flatten();
+    if is_overridden {
+        return configured;
     }
-    match set(place.environment, key_env).map(secret) {
+    match env_value(context.environment, key_env).map(parse_api_key) {
         Some(Ok(key)) => Some(key),
-        Some(Err(why)) => {
-            s.fault(Origin::Outside(key_env.to_owned()), why);
+        Some(Err(message)) => {
+            s.push_error(Origin::External(key_env.to_owned()), message);
             None
         }
-        None => written,
+        None => configured,
     }
 }
 
 /// The address: axed's own variables for it, the service's variable, the file.
-fn base_url(name: &str, s: &mut Section<'_>, place: &Place<'_>) -> Option<String> {
-    let is_ours = s.is_from_outside("base_url");
-    let written = s.checked("base_url", address);
-    let ours = (format!("AXED_{}_BASE_URL", variable_name(name)), false);
-    let theirs = match name {
+fn read_base_url(name: &str, s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Option<String> {
+    let is_overridden = s.is_from_env_or_flag("base_url");
+    let configured = s.parsed_text("base_url", parse_base_url);
+    let axed_variable = (format!("AXED_{}_BASE_URL", variable_name(name)), false);
+    let service_variable = match name {
         "anthropic" | "openai" => Some((format!("{}_BASE_URL", variable_name(name)), false)),
         "ollama" => Some(("OLLAMA_HOST".to_owned(), true)),
         _ => None,
     };
-    let mut variables = vec![ours];
-    if !is_ours {
-        variables.extend(theirs);
+    let mut variables = vec![axed_variable];
+    if !is_overridden {
+        variables.extend(service_variable);
     }
     for (variable, is_host) in variables {
-        let Some(text) = set(place.environment, &variable) else {
+        let Some(text) = env_value(context.environment, &variable) else {
             continue;
         };
-        let found = match is_host {
-            true => ollama_address(text),
-            false => address(text),
+        let parsed = match is_host {
+            true => parse_ollama_host(text),
+            false => parse_base_url(text),
         };
-        return match found {
+        return match parsed {
             Ok(found) => Some(found),
-            Err(why) => {
-                s.fault(Origin::Outside(variable), why);
+            Err(message) => {
+                s.push_error(Origin::External(variable), message);
                 None
             }
         };
     }
-    written
+    configured
 }
 
 /// An http or https address without credentials, query and the slash at its end.
-fn address(text: &str) -> Result<String, String> {
+fn parse_base_url(text: &str) -> Result<String, String> {
     let text = text.trim();
     if text.contains("${") {
         return Err("must be an address as it stands: variables are not expanded here".to_owned());
     }
-    let wrong = || "must be an http or https address such as http://localhost:8000/v1".to_owned();
-    let uri: Uri = text.parse().map_err(|_| wrong())?;
-    let authority = uri.authority().ok_or_else(wrong)?;
+    let invalid = || "must be an http or https address such as http://localhost:8000/v1".to_owned();
+    let uri: Uri = text.parse().map_err(|_| invalid())?;
+    let authority = uri.authority().ok_or_else(invalid)?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-        return Err(wrong());
+        return Err(invalid());
     }
     if authority.as_str().contains('@') {
         return Err(
@@ -346,19 +383,19 @@ fn address(text: &str) -> Result<String, String> {
         .rsplit_once(':')
         .is_some_and(|(_, port)| !port.ends_with(']'));
     if has_port && uri.port_u16().is_none() {
-        return Err(wrong());
+        return Err(invalid());
     }
     Ok(text.trim_end_matches('/').to_owned())
 }
 
 /// `OLLAMA_HOST` as Ollama's own programs read it: a host, a port, both, or an address. What it listens on everywhere
 /// is asked on loopback.
-fn ollama_address(text: &str) -> Result<String, String> {
+fn parse_ollama_host(text: &str) -> Result<String, String> {
     let text = text.trim().trim_matches(['"', '\'']);
-    let (scheme, rest, usual_port) = match text.split_once("://") {
+    let (scheme, rest, default_port) = match text.split_once("://") {
         Some(("http", rest)) => ("http", rest, None),
         Some(("https", rest)) => ("https", rest, None),
-        Some(_) => return address(text),
+        Some(_) => return parse_base_url(text),
         None => ("http", text, Some(OLLAMA_PORT)),
     };
     let (host_and_port, path) = match rest.find('/') {
@@ -366,12 +403,12 @@ fn ollama_address(text: &str) -> Result<String, String> {
         None => (rest, ""),
     };
     // Colons within brackets, or more than one without, belong to an IPv6 address.
-    let bare_v6 = host_and_port.parse::<std::net::Ipv6Addr>().is_ok();
+    let is_bare_v6 = host_and_port.parse::<std::net::Ipv6Addr>().is_ok();
     let (host, port) = match host_and_port.rsplit_once(':') {
-        Some((host, port)) if !bare_v6 && !port.ends_with(']') => (host, Some(port.to_owned())),
+        Some((host, port)) if !is_bare_v6 && !port.ends_with(']') => (host, Some(port.to_owned())),
         _ => (host_and_port, None),
     };
-    let port = port.or(usual_port.map(|port| port.to_string()));
+    let port = port.or(default_port.map(|port| port.to_string()));
     let host = match host.trim_matches(['[', ']']) {
         "" | "0.0.0.0" => "127.0.0.1".to_owned(),
         "::" => "[::1]".to_owned(),
@@ -379,16 +416,16 @@ fn ollama_address(text: &str) -> Result<String, String> {
         host => host.to_owned(),
     };
     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-    address(&format!("{scheme}://{host}{port}{path}"))
+    parse_base_url(&format!("{scheme}://{host}{port}{path}"))
 }
 
 /// A key. Its error must not show it.
-fn secret(text: &str) -> Result<SecretString, String> {
+fn parse_api_key(text: &str) -> Result<SecretString, String> {
     let text = text.trim();
     if text.contains("${") {
-        let why =
+        let message =
             "is taken as it stands: variables are not expanded here; name one with api_key_env";
-        return Err(why.to_owned());
+        return Err(message.to_owned());
     }
     match HeaderValue::from_str(text) {
         Ok(value) if value.to_str().is_ok() => Ok(SecretString::from(text)),
@@ -396,12 +433,12 @@ fn secret(text: &str) -> Result<SecretString, String> {
     }
 }
 
-fn header(name: &str, value: &str) -> Result<SecretString, String> {
+fn parse_header(name: &str, value: &str) -> Result<SecretString, String> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| "is no header's name".to_owned())?;
-    header_text(value).map(SecretString::from)
+    check_header_value(value).map(SecretString::from)
 }
 
-fn header_text(text: &str) -> Result<String, String> {
+fn check_header_value(text: &str) -> Result<String, String> {
     match HeaderValue::from_str(text) {
         Ok(value) if value.to_str().is_ok() => Ok(text.to_owned()),
         _ => Err("holds characters that no header may have".to_owned()),
@@ -409,7 +446,7 @@ fn header_text(text: &str) -> Result<String, String> {
 }
 
 /// A variable's name. Its error must not show it: a key pasted here by mistake is still a key.
-fn variable(text: &str) -> Result<String, String> {
+fn check_variable_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = !text.is_empty()
         && text.chars().all(is_plain)
@@ -422,16 +459,16 @@ fn variable(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{address, ollama_address};
+    use super::{parse_base_url, parse_ollama_host};
 
     #[test]
     fn an_address_is_plain_http() {
         assert_eq!(
-            address("http://localhost:8000/v1/"),
+            parse_base_url("http://localhost:8000/v1/"),
             Ok("http://localhost:8000/v1".to_owned())
         );
         assert_eq!(
-            address("https://[::1]:1/"),
+            parse_base_url("https://[::1]:1/"),
             Ok("https://[::1]:1".to_owned())
         );
         for bad in [
@@ -445,12 +482,12 @@ mod tests {
             "http://${HOST}",
             "",
         ] {
-            assert!(address(bad).is_err(), "{bad}");
+            assert!(parse_base_url(bad).is_err(), "{bad}");
         }
-        let why = address("http://user:pass@x").expect_err("an error");
+        let message = parse_base_url("http://user:pass@x").expect_err("an error");
         assert!(
-            why.contains("credentials") && !why.contains("pass@"),
-            "{why}"
+            message.contains("credentials") && !message.contains("pass@"),
+            "{message}"
         );
     }
 
@@ -468,9 +505,9 @@ mod tests {
             ("::1", "http://[::1]:11434"),
             ("[fe80::1]", "http://[fe80::1]:11434"),
         ] {
-            assert_eq!(ollama_address(text), Ok(address.to_owned()), "{text}");
+            assert_eq!(parse_ollama_host(text), Ok(address.to_owned()), "{text}");
         }
-        assert!(ollama_address("box:port").is_err());
-        assert!(ollama_address("ftp://box").is_err());
+        assert!(parse_ollama_host("box:port").is_err());
+        assert!(parse_ollama_host("ftp://box").is_err());
     }
 }

@@ -5,43 +5,45 @@ use std::collections::BTreeMap;
 use secrecy::SecretString;
 
 use crate::config::document::Origin;
-use crate::config::load::{Environment, Place, set};
-use crate::config::section::Section;
+use crate::config::load::{Environment, LoadContext, env_value};
+use crate::config::table_reader::TableReader;
 use crate::config::{LogFormat, Otlp, Telemetry};
 
 /// Where OTLP over HTTP takes traces, below a collector's address.
-const PATH: &str = "/v1/traces";
+const TRACES_PATH: &str = "/v1/traces";
 
 /// Reads `[telemetry]`.
-pub(in crate::config) fn read(s: &mut Section<'_>, place: &Place<'_>) -> Telemetry {
+pub(in crate::config) fn read(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Telemetry {
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
     Telemetry {
         log: s.text("log").filter(|log| !log.trim().is_empty()),
         log_format: s.one_of("log_format", &formats),
         otlp: match cfg!(feature = "otel") {
-            true => otlp(s, place.environment),
-            false => without(s),
+            true => read_otlp(s, context.environment),
+            false => reject_otlp_keys(s),
         },
     }
 }
 
 /// This binary cannot send traces: keys that ask for it are refused.
-fn without(s: &mut Section<'_>) -> Option<Otlp> {
+fn reject_otlp_keys(s: &mut TableReader<'_>) -> Option<Otlp> {
     for key in [
         "otlp_endpoint",
         "otlp_headers",
         "trace_content",
         "trace_sampling",
     ] {
-        s.unsupported(key);
+        s.reject_if_set(key);
     }
     None
 }
 
-fn otlp(s: &mut Section<'_>, environment: &Environment) -> Option<Otlp> {
-    let is_from_outside = s.is_from_outside("otlp_endpoint");
-    let own = s.checked("otlp_endpoint", |text| endpoint(text).map(at_its_path));
-    let standard = standard(s, environment);
+fn read_otlp(s: &mut TableReader<'_>, environment: &Environment) -> Option<Otlp> {
+    let is_overridden = s.is_from_env_or_flag("otlp_endpoint");
+    let configured = s.parsed_text("otlp_endpoint", |text| {
+        parse_endpoint(text).map(with_traces_path)
+    });
+    let from_otel = otel_endpoint(s, environment);
     let mut headers = s.texts_by_name("otlp_headers", |_, text| {
         Ok::<_, String>(SecretString::from(text.to_owned()))
     });
@@ -49,20 +51,25 @@ fn otlp(s: &mut Section<'_>, environment: &Environment) -> Option<Otlp> {
         "OTEL_EXPORTER_OTLP_HEADERS",
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     ] {
-        headers.extend(set(environment, name).map(pairs).unwrap_or_default());
+        headers.extend(
+            env_value(environment, name)
+                .map(parse_headers)
+                .unwrap_or_default(),
+        );
     }
     let sampling = s.number("trace_sampling", 0.0..=1.0).unwrap_or(1.0);
     let content = s.flag("trace_content").unwrap_or(false);
-    let off = set(environment, "OTEL_SDK_DISABLED").is_some_and(|text| text.trim() == "true");
+    let is_disabled =
+        env_value(environment, "OTEL_SDK_DISABLED").is_some_and(|text| text.trim() == "true");
     // As everywhere: the environment over the file, and our own variable over the common one.
-    let endpoint = match is_from_outside {
-        true => own.or(standard),
-        false => standard.or(own),
+    let endpoint = match is_overridden {
+        true => configured.or(from_otel),
+        false => from_otel.or(configured),
     };
     Some(Otlp {
-        endpoint: endpoint.filter(|_| !off)?,
+        endpoint: endpoint.filter(|_| !is_disabled)?,
         headers,
-        service: set(environment, "OTEL_SERVICE_NAME")
+        service: env_value(environment, "OTEL_SERVICE_NAME")
             .unwrap_or("axed")
             .to_owned(),
         sampling,
@@ -72,24 +79,24 @@ fn otlp(s: &mut Section<'_>, environment: &Environment) -> Option<Otlp> {
 
 /// What OpenTelemetry's own variables say; the one for traces names the whole URL
 /// (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
-fn standard(s: &mut Section<'_>, environment: &Environment) -> Option<String> {
-    let own = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
-    let common = "OTEL_EXPORTER_OTLP_ENDPOINT";
-    let (name, text) = [own, common]
+fn otel_endpoint(s: &mut TableReader<'_>, environment: &Environment) -> Option<String> {
+    let traces_variable = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+    let common_variable = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    let (name, text) = [traces_variable, common_variable]
         .into_iter()
-        .find_map(|name| Some((name, set(environment, name)?)))?;
-    match endpoint(text) {
-        Ok(url) if name == own => Some(url),
-        Ok(url) => Some(at_its_path(url)),
-        Err(why) => {
-            s.fault(Origin::Outside(name.to_owned()), format!("it {why}"));
+        .find_map(|name| Some((name, env_value(environment, name)?)))?;
+    match parse_endpoint(text) {
+        Ok(url) if name == traces_variable => Some(url),
+        Ok(url) => Some(with_traces_path(url)),
+        Err(message) => {
+            s.push_error(Origin::External(name.to_owned()), format!("it {message}"));
             None
         }
     }
 }
 
 /// A collector's address. The text is not repeated in errors: it may hold a key.
-fn endpoint(text: &str) -> Result<String, String> {
+fn parse_endpoint(text: &str) -> Result<String, String> {
     let text = text.trim();
     let rest = text
         .strip_prefix("http://")
@@ -104,27 +111,27 @@ fn endpoint(text: &str) -> Result<String, String> {
     }
 }
 
-fn at_its_path(url: String) -> String {
+fn with_traces_path(url: String) -> String {
     let base = url.trim_end_matches('/');
-    match base.ends_with(PATH) || base.contains(['?', '#']) {
+    match base.ends_with(TRACES_PATH) || base.contains(['?', '#']) {
         true => base.to_owned(),
-        false => format!("{base}{PATH}"),
+        false => format!("{base}{TRACES_PATH}"),
     }
 }
 
 /// `name=value` parted by commas, the values percent-encoded.
-fn pairs(text: &str) -> BTreeMap<String, SecretString> {
+fn parse_headers(text: &str) -> BTreeMap<String, SecretString> {
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=')?;
         Some((
             name.trim().to_owned(),
-            SecretString::from(decoded(value.trim())),
+            SecretString::from(percent_decode(value.trim())),
         ))
     };
     text.split(',').filter_map(pair).collect()
 }
 
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, more @ ..] = rest {
@@ -144,29 +151,29 @@ fn decoded(text: &str) -> String {
 mod tests {
     use secrecy::ExposeSecret;
 
-    use super::{at_its_path, decoded, endpoint, pairs};
+    use super::{parse_endpoint, parse_headers, percent_decode, with_traces_path};
 
     #[test]
     fn an_address_gets_its_path() {
-        let shown = |text: &str| at_its_path(endpoint(text).expect("an address"));
-        assert_eq!(shown("http://a:4318"), "http://a:4318/v1/traces");
-        assert_eq!(shown("https://a/otlp/"), "https://a/otlp/v1/traces");
-        assert_eq!(shown("http://a/v1/traces"), "http://a/v1/traces");
+        let normalized = |text: &str| with_traces_path(parse_endpoint(text).expect("an address"));
+        assert_eq!(normalized("http://a:4318"), "http://a:4318/v1/traces");
+        assert_eq!(normalized("https://a/otlp/"), "https://a/otlp/v1/traces");
+        assert_eq!(normalized("http://a/v1/traces"), "http://a/v1/traces");
         for bad in ["", "a:4317", "grpc://a", "http://", "http://me:secret@a"] {
-            let why = endpoint(bad).expect_err("no address");
-            assert!(!why.contains("secret"), "{why}");
+            let message = parse_endpoint(bad).expect_err("no address");
+            assert!(!message.contains("secret"), "{message}");
         }
     }
 
     #[test]
     fn headers_of_the_environment_are_read() {
-        let read = pairs("authorization=Basic%20abc=, x-team = a ,junk");
-        let shown: Vec<_> = read
+        let headers = parse_headers("authorization=Basic%20abc=, x-team = a ,junk");
+        let shown: Vec<_> = headers
             .iter()
             .map(|(name, value)| (name.as_str(), value.expose_secret()))
             .collect();
         assert_eq!(shown, [("authorization", "Basic abc="), ("x-team", "a")]);
-        assert_eq!(decoded("100%"), "100%");
-        assert_eq!(decoded("%zz%41"), "%zzA");
+        assert_eq!(percent_decode("100%"), "100%");
+        assert_eq!(percent_decode("%zz%41"), "%zzA");
     }
 }

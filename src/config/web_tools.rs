@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::config::load::{Environment, allow_hosts, set, variable};
-use crate::config::section::Section;
+use crate::config::load::{Environment, check_variable_name, env_value, read_allow_hosts};
+use crate::config::table_reader::TableReader;
 use crate::config::{SearchKind, UrlFetch, WebSearch};
-use crate::net;
+use crate::ssrf;
 
 /// Reads `[tools.url_fetch]`.
-pub(in crate::config) fn url_fetch(s: &mut Section<'_>) -> UrlFetch {
-    let usual = UrlFetch::default();
+pub(in crate::config) fn read_url_fetch(s: &mut TableReader<'_>) -> UrlFetch {
+    let defaults = UrlFetch::default();
     UrlFetch {
-        allow_hosts: allow_hosts(s),
-        timeout: s.seconds("timeout", 1).unwrap_or(usual.timeout),
+        allow_hosts: read_allow_hosts(s),
+        timeout: s.seconds("timeout", 1).unwrap_or(defaults.timeout),
     }
 }
 
 /// Reads `[tools.web_search]`; none where it says nothing.
-pub(in crate::config) fn web_search(
-    s: &mut Section<'_>,
+pub(in crate::config) fn read_web_search(
+    s: &mut TableReader<'_>,
     environment: &Environment,
 ) -> Option<WebSearch> {
     let kinds = [
@@ -28,21 +28,21 @@ pub(in crate::config) fn web_search(
         ("brave", SearchKind::Brave),
     ];
     let kind = s.one_of("kind", &kinds);
-    let api_key_env = s.checked("api_key_env", variable);
+    let api_key_env = s.parsed_text("api_key_env", check_variable_name);
     let timeout = s.seconds("timeout", 1);
-    let is_begun = kind.is_some() || api_key_env.is_some() || timeout.is_some();
-    if is_begun && s.peek("url").is_none() {
-        s.missing(
+    let is_configured = kind.is_some() || api_key_env.is_some() || timeout.is_some();
+    if is_configured && s.peek("url").is_none() {
+        s.push_missing(
             "url",
             "is required: the address that is asked, such as \"http://127.0.0.1:8888/search\"",
         );
     }
-    let url = s.checked("url", |text| {
-        net::parse(text).map(|url| SecretString::from(String::from(url)))
+    let url = s.parsed_text("url", |text| {
+        ssrf::parse_url(text).map(|url| SecretString::from(String::from(url)))
     })?;
     let api_key = api_key_env
         .as_deref()
-        .and_then(|name| set(environment, name));
+        .and_then(|name| env_value(environment, name));
     Some(WebSearch {
         kind: kind.unwrap_or(SearchKind::Searxng),
         url,

@@ -103,10 +103,10 @@ pub struct Agent {
     pub memory: Memory,
     /// Ad-hoc delegation, where it is turned on.
     #[serde(default)]
-    pub subagent: Option<Subagent>,
+    pub subagent: Option<SubagentSettings>,
     /// What makes it an unnamed agent, started by a call of `subagent`; none for those of files.
     #[serde(default)]
-    pub ad_hoc: Option<AdHoc>,
+    pub ad_hoc: Option<AdHocSettings>,
     /// Whose tools it is offered beside the built-in ones, in the file's order.
     #[serde(default)]
     pub mcp_servers: Vec<McpServer>,
@@ -123,7 +123,7 @@ pub struct Agent {
 
 /// `[subagent]`: how an agent starts unnamed ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Subagent {
+pub struct SubagentSettings {
     /// The deepest level that they may stand at, 1 to [`HARD_MAX_DEPTH`].
     pub max_depth: u8,
     /// Turns of one whose call does not say, 1 to [`MAX_TURNS`].
@@ -131,7 +131,7 @@ pub struct Subagent {
     /// Most bytes of a result.
     pub output_max_size: usize,
     /// When one is asked to sum up.
-    pub summary: Summary,
+    pub summary: SummaryMode,
     /// Most of them in one tree; unset means no limit.
     pub max_executions: Option<u64>,
     /// Most tokens of all of them in one tree; unset means no limit.
@@ -148,13 +148,13 @@ pub struct Subagent {
     pub service: Option<Service>,
 }
 
-impl Default for Subagent {
+impl Default for SubagentSettings {
     fn default() -> Self {
         Self {
             max_depth: DEFAULT_MAX_DEPTH,
             default_max_turns: 10,
             output_max_size: 4096,
-            summary: Summary::OnRequest,
+            summary: SummaryMode::OnRequest,
             max_executions: None,
             max_total_tokens: None,
             max_total_time: None,
@@ -169,7 +169,7 @@ impl Default for Subagent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "AgentSubagentSummary")]
 #[serde(rename_all = "snake_case")]
-pub enum Summary {
+pub enum SummaryMode {
     /// Where its caller asks for it.
     #[default]
     OnRequest,
@@ -179,7 +179,7 @@ pub enum Summary {
 
 /// What makes an agent an unnamed one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AdHoc {
+pub struct AdHocSettings {
     /// The only tools it has; unset means all of its caller's.
     pub allowed_tools: Option<Vec<String>>,
     /// Asked when its task is done; the answer is its result.
@@ -289,7 +289,7 @@ impl Cache {
 }
 
 /// The keys of a request's body that are ours, on one wire or another: `extra` may not set them.
-const OWNED: [&str; 15] = [
+const RESERVED_KEYS: [&str; 15] = [
     "model",
     "messages",
     "input",
@@ -309,8 +309,10 @@ const OWNED: [&str; 15] = [
 
 /// Whether `extra` leaves alone what is ours. The error follows the key's name: `may not set "model"`.
 pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
-    let owned = extra.keys().find(|key| OWNED.contains(&key.as_str()));
-    if let Some(key) = owned {
+    let reserved = extra
+        .keys()
+        .find(|key| RESERVED_KEYS.contains(&key.as_str()));
+    if let Some(key) = reserved {
         return Err(format!(
             "may not set \"{key}\": axed sets it, or an agent's own settings do"
         ));
@@ -381,7 +383,7 @@ pub enum ResponseFormat {
 
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponseFormat")]
-struct WrittenFormat {
+struct ResponseFormatRepr {
     r#type: FormatKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Map<String, Value>>")]
@@ -403,7 +405,7 @@ impl Serialize for ResponseFormat {
             Self::JsonObject => (FormatKind::JsonObject, None),
             Self::JsonSchema(schema) => (FormatKind::JsonSchema, Some(Arc::clone(schema))),
         };
-        WrittenFormat { r#type, schema }.serialize(serializer)
+        ResponseFormatRepr { r#type, schema }.serialize(serializer)
     }
 }
 
@@ -412,14 +414,14 @@ impl<'de> Deserialize<'de> for ResponseFormat {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "snake_case")]
-        enum Older {
+        enum LegacyFormat {
             Text,
             JsonObject,
             JsonSchema(Arc<RawValue>),
         }
         let raw = Box::<RawValue>::deserialize(deserializer)?;
-        if let Ok(written) = serde_json::from_str::<WrittenFormat>(raw.get()) {
-            return match (written.r#type, written.schema) {
+        if let Ok(repr) = serde_json::from_str::<ResponseFormatRepr>(raw.get()) {
+            return match (repr.r#type, repr.schema) {
                 (FormatKind::Text, _) => Ok(Self::Text),
                 (FormatKind::JsonObject, _) => Ok(Self::JsonObject),
                 (FormatKind::JsonSchema, Some(schema)) => Ok(Self::JsonSchema(schema)),
@@ -427,20 +429,20 @@ impl<'de> Deserialize<'de> for ResponseFormat {
             };
         }
         match serde_json::from_str(raw.get()).map_err(D::Error::custom)? {
-            Older::Text => Ok(Self::Text),
-            Older::JsonObject => Ok(Self::JsonObject),
-            Older::JsonSchema(schema) => Ok(Self::JsonSchema(schema)),
+            LegacyFormat::Text => Ok(Self::Text),
+            LegacyFormat::JsonObject => Ok(Self::JsonObject),
+            LegacyFormat::JsonSchema(schema) => Ok(Self::JsonSchema(schema)),
         }
     }
 }
 
 impl JsonSchema for ResponseFormat {
     fn schema_name() -> Cow<'static, str> {
-        WrittenFormat::schema_name()
+        ResponseFormatRepr::schema_name()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        WrittenFormat::json_schema(generator)
+        ResponseFormatRepr::json_schema(generator)
     }
 }
 

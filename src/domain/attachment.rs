@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 /// What an image may be, in words for whoever sent another one.
-pub const IMAGES: &str = "image/png, image/jpeg, image/webp or image/gif";
+pub const IMAGE_TYPES: &str = "image/png, image/jpeg, image/webp or image/gif";
 /// What a file may be, in words for whoever sent another one.
-pub const FILES: &str = "application/pdf";
+pub const FILE_TYPES: &str = "application/pdf";
 
 /// Stored bytes, by their digests.
 pub type Blobs = BTreeMap<Digest, Bytes>;
@@ -36,10 +36,10 @@ pub struct Attachment {
 
 impl Attachment {
     /// These bytes, whose kind they show themselves; `None` if they are of none that is taken.
-    pub fn of(data: Bytes, name: Option<String>) -> Option<Self> {
+    pub fn from_bytes(data: Bytes, name: Option<String>) -> Option<Self> {
         Some(Self {
-            media_type: MediaType::of(&data)?,
-            sha256: Digest::of(&data),
+            media_type: MediaType::detect(&data)?,
+            sha256: Digest::compute(&data),
             bytes: data.len() as u64,
             name,
             data: Some(data),
@@ -47,10 +47,10 @@ impl Attachment {
     }
 
     /// Names it in a text that stands in its place, without a bracket at the end: `[image: image/png, 5 bytes`.
-    pub fn described(&self) -> String {
+    pub fn placeholder(&self) -> String {
         let name = self.name.as_deref();
         let name = name.map_or_else(String::new, |name| format!("{name}, "));
-        let kind = self.media_type.kind();
+        let kind = self.media_type.part_type();
         format!("[{kind}: {name}{}, {} bytes", self.media_type, self.bytes)
     }
 }
@@ -58,7 +58,7 @@ impl Attachment {
 impl fmt::Debug for Attachment {
     /// Without its bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}]", self.described(), self.sha256)
+        write!(f, "{}, {}]", self.placeholder(), self.sha256)
     }
 }
 
@@ -70,7 +70,7 @@ pub struct Digest(pub [u8; 32]);
 
 impl Digest {
     /// The digest of these bytes.
-    pub fn of(data: &[u8]) -> Self {
+    pub fn compute(data: &[u8]) -> Self {
         Self(Sha256::digest(data).into())
     }
 }
@@ -97,15 +97,15 @@ impl TryFrom<String> for Digest {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        const SHAPE: &str = "expected 64 hexadecimal digits";
+        const EXPECTED: &str = "expected 64 hexadecimal digits";
         let (pairs, rest) = text.as_bytes().as_chunks::<2>();
         if pairs.len() != 32 || !rest.is_empty() {
-            return Err(SHAPE);
+            return Err(EXPECTED);
         }
         let mut digest = [0; 32];
         for (byte, pair) in digest.iter_mut().zip(pairs) {
-            let pair = std::str::from_utf8(pair).map_err(|_| SHAPE)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| SHAPE)?;
+            let pair = std::str::from_utf8(pair).map_err(|_| EXPECTED)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| EXPECTED)?;
         }
         Ok(Self(digest))
     }
@@ -133,7 +133,7 @@ pub enum MediaType {
 
 impl MediaType {
     /// What these bytes begin like; `None` if they are of no kind that is taken.
-    pub fn of(data: &[u8]) -> Option<Self> {
+    pub fn detect(data: &[u8]) -> Option<Self> {
         match data {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
             [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
@@ -175,7 +175,7 @@ impl MediaType {
     }
 
     /// The type of the part that it stands in.
-    pub fn kind(self) -> &'static str {
+    pub fn part_type(self) -> &'static str {
         if self.is_image() { "image" } else { "file" }
     }
 }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_digest_is_written_as_hexadecimal_digits_and_read_back() {
-        let digest = Digest::of(b"abc");
+        let digest = Digest::compute(b"abc");
         let text = String::from(digest);
         assert!(text.starts_with("ba7816bf") && text.len() == 64, "{text}");
         assert_eq!(Digest::try_from(text.clone()), Ok(digest));
@@ -229,7 +229,7 @@ mod tests {
             (b"<svg/>", None),
             (b"", None),
         ] {
-            assert_eq!(MediaType::of(data), kind);
+            assert_eq!(MediaType::detect(data), kind);
         }
         assert_eq!("image/JPG; q=1".parse(), Ok(MediaType::Jpeg));
         assert!("image/svg+xml".parse::<MediaType>().is_err());
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn json_holds_no_bytes() {
         let data = bytes::Bytes::from_static(b"%PDF-1.7");
-        let file = Attachment::of(data, Some("a.pdf".to_owned())).expect("a PDF");
+        let file = Attachment::from_bytes(data, Some("a.pdf".to_owned())).expect("a PDF");
         let json = serde_json::to_value(&file).expect("JSON");
         assert_eq!(json["media_type"], "application/pdf");
         assert_eq!(

@@ -42,13 +42,13 @@ pub enum Part {
     /// A file that is no picture.
     File(Attachment),
     /// A picture or a file that has not been fetched yet.
-    Link(Link),
+    Link(AttachmentLink),
 }
 
 /// Where a picture or a file is fetched from before the run's first turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "MessageLink")]
-pub struct Link {
+pub struct AttachmentLink {
     /// Its address; without its query, which may hold a secret, where it is shown.
     pub url: String,
     /// Whether it is a picture.
@@ -87,11 +87,11 @@ impl Part {
     }
 
     /// Its text, or the words that stand for it where only text is shown.
-    pub fn plain(&self) -> Cow<'_, str> {
+    pub fn to_plain_text(&self) -> Cow<'_, str> {
         match self {
             Self::Text { text } => Cow::Borrowed(text),
             Self::Image(attachment) | Self::File(attachment) => {
-                Cow::Owned(format!("{}]", attachment.described()))
+                Cow::Owned(format!("{}]", attachment.placeholder()))
             }
             Self::Link(link) => Cow::Owned(format!("[{}]", without_query(&link.url))),
         }
@@ -118,11 +118,11 @@ impl From<&str> for Content {
 
 impl Content {
     /// All of it as one text, in which pictures and files are named.
-    pub fn plain(&self) -> Cow<'_, str> {
+    pub fn to_plain_text(&self) -> Cow<'_, str> {
         match self {
             Self::Text(text) => Cow::Borrowed(text),
             Self::Parts(parts) => {
-                let texts: Vec<_> = parts.iter().map(Part::plain).collect();
+                let texts: Vec<_> = parts.iter().map(Part::to_plain_text).collect();
                 Cow::Owned(texts.join("\n\n"))
             }
         }
@@ -162,7 +162,7 @@ impl Content {
     }
 
     /// What is still to be fetched.
-    pub fn links(&self) -> impl Iterator<Item = &Link> {
+    pub fn links(&self) -> impl Iterator<Item = &AttachmentLink> {
         let parts = self.parts().unwrap_or_default();
         parts.iter().filter_map(|part| match part {
             Part::Link(link) => Some(link),
@@ -171,7 +171,7 @@ impl Content {
     }
 
     /// As it is shown to whoever reads the run: no bytes, and no address with its query.
-    pub fn into_shown(mut self) -> Self {
+    pub fn into_redacted(mut self) -> Self {
         self.drop_data();
         if let Self::Parts(parts) = &mut self {
             for part in parts {
@@ -230,7 +230,7 @@ fn without_query(url: &str) -> &str {
 }
 
 /// About how many tokens a picture or a file is: its Base64 text is none of the prompt.
-pub fn estimated_tokens(attachment: &Attachment) -> usize {
+pub fn estimate_tokens(attachment: &Attachment) -> usize {
     if attachment.media_type.is_image() {
         return IMAGE_TOKENS;
     }
@@ -279,14 +279,17 @@ mod tests {
         let text = serde_json::to_string(&Message::user("hi")).expect("JSON");
         assert_eq!(text, r#"{"user":{"content":"hi"}}"#);
         let data = Bytes::from_static(b"\xff\xd8\xff!");
-        let picture = Attachment::of(data, None).expect("a picture");
+        let picture = Attachment::from_bytes(data, None).expect("a picture");
         let content = Content::Parts(vec![
             Part::Text {
                 text: "Look:".to_owned(),
             },
             picture.into(),
         ]);
-        assert_eq!(content.plain(), "Look:\n\n[image: image/jpeg, 4 bytes]");
+        assert_eq!(
+            content.to_plain_text(),
+            "Look:\n\n[image: image/jpeg, 4 bytes]"
+        );
         let json = serde_json::to_string(&Message::user(content.clone())).expect("JSON");
         assert!(json.contains(r#"{"type":"image","sha256":""#), "{json}");
         assert!(!json.contains("data"), "{json}");

@@ -10,7 +10,7 @@ pub struct ContextSettings {
     /// The share of the window that a request may fill, from which the tokens kept for the reply are taken off first.
     pub compact_at: f64,
     /// What is done about a request that would be larger.
-    pub strategy: Strategy,
+    pub strategy: ContextStrategy,
     /// Whether the tool `recall` is offered, which searches what was recorded.
     #[serde(default)]
     pub recall: bool,
@@ -20,7 +20,7 @@ impl Default for ContextSettings {
     fn default() -> Self {
         Self {
             compact_at: 0.8,
-            strategy: Strategy::default(),
+            strategy: ContextStrategy::default(),
             recall: false,
         }
     }
@@ -30,7 +30,7 @@ impl Default for ContextSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ContextStrategy")]
 #[serde(rename_all = "snake_case")]
-pub enum Strategy {
+pub enum ContextStrategy {
     /// The model sums up the oldest turns.
     #[default]
     Compact,
@@ -40,7 +40,7 @@ pub enum Strategy {
     Fail,
 }
 
-impl Strategy {
+impl ContextStrategy {
     /// All by name.
     pub const ALL: [(&'static str, Self); 3] = [
         ("compact", Self::Compact),
@@ -70,13 +70,13 @@ pub struct Compaction {
 
 impl Compaction {
     /// The same once the first so many messages are gone.
-    pub fn without(self, gone: usize) -> Self {
-        let before = self.before.saturating_sub(gone);
-        let task = self.task.and_then(|task| task.checked_sub(gone));
+    pub fn without_first(self, count: usize) -> Self {
+        let before = self.before.saturating_sub(count);
+        let task = self.task.and_then(|task| task.checked_sub(count));
         Self {
             before,
             task: task.filter(|task| *task < before),
-            results_before: self.results_before.saturating_sub(gone),
+            results_before: self.results_before.saturating_sub(count),
             ..self
         }
     }
@@ -84,11 +84,11 @@ impl Compaction {
 
 #[cfg(test)]
 mod tests {
-    use super::Strategy;
+    use super::ContextStrategy;
 
     #[test]
     fn a_strategy_is_named_as_in_files() {
-        for (name, strategy) in Strategy::ALL {
+        for (name, strategy) in ContextStrategy::ALL {
             assert_eq!(strategy.as_str(), name);
             assert_eq!(serde_json::to_value(strategy).expect("JSON"), name);
         }

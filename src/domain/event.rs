@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::domain::context::Strategy;
+use crate::domain::context::ContextStrategy;
 use crate::domain::message::ToolCall;
 use crate::domain::run::{Failure, RunId};
 use crate::domain::usage::Usage;
@@ -164,7 +164,7 @@ pub enum EventKind {
     #[serde(rename = "context.compacted")]
     ContextCompacted {
         turn: u32,
-        strategy: Strategy,
+        strategy: ContextStrategy,
         from_turn: u32,
         to_turn: u32,
         messages: usize,
@@ -253,7 +253,7 @@ impl EventKind {
 }
 
 /// The names of all events with a number, in the order of [`EventKind`].
-pub const NAMES: [&str; 22] = [
+pub const STORED_EVENT_NAMES: [&str; 22] = [
     "run.queued",
     "run.started",
     "run.resumed",
@@ -297,21 +297,18 @@ pub struct StoredEvent {
 }
 
 /// The JSON of an event with its number in front.
-pub fn numbered(seq: u64, unnumbered: &str) -> String {
-    format!(
-        "{{\"seq\":{seq},{}",
-        unnumbered.strip_prefix('{').unwrap_or(unnumbered)
-    )
+pub fn with_seq(seq: u64, json: &str) -> String {
+    format!("{{\"seq\":{seq},{}", json.strip_prefix('{').unwrap_or(json))
 }
 
 /// What a run has used as `agent.returned` tells it: its whole subtree.
-pub fn returned_usage(usage: &Usage) -> (u64, u64, u64) {
+pub fn usage_totals(usage: &Usage) -> (u64, u64, u64) {
     (usage.tokens.input, usage.tokens.output, usage.tool_calls)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EventKind, NAMES};
+    use super::{EventKind, STORED_EVENT_NAMES};
 
     #[test]
     fn every_event_with_a_number_has_its_name_in_the_list() {
@@ -321,9 +318,9 @@ mod tests {
             .iter()
             .map(|kind| &kind["properties"]["type"]["const"]);
         let names: Vec<&str> = names.map(|name| name.as_str().expect("a name")).collect();
-        let numbered = names
+        let stored = names
             .into_iter()
             .filter(|name| !name.starts_with("text.") && !name.starts_with("reasoning."));
-        assert_eq!(numbered.collect::<Vec<_>>(), NAMES);
+        assert_eq!(stored.collect::<Vec<_>>(), STORED_EVENT_NAMES);
     }
 }

@@ -17,7 +17,7 @@ impl Matcher {
     ///
     /// # Errors
     /// What is wrong with it, without the glob itself.
-    pub fn of_paths(glob: &str) -> Result<Self, String> {
+    pub fn for_paths(glob: &str) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         add(&mut set, glob, true)?;
         build(&set)
@@ -27,7 +27,7 @@ impl Matcher {
     ///
     /// # Errors
     /// Which of them is wrong, and why.
-    pub fn of_names(globs: &[String]) -> Result<Self, String> {
+    pub fn for_names(globs: &[String]) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         for glob in globs {
             add(&mut set, glob, false)
@@ -78,27 +78,27 @@ mod tests {
     fn nested_braces_are_an_error_and_neither_a_panic_nor_an_overflow() {
         for depth in [51, 300, 100_000] {
             let glob = format!("{}a{}", "{".repeat(depth), "}".repeat(depth));
-            let why = Matcher::of_paths(&glob).expect_err("too many");
+            let why = Matcher::for_paths(&glob).expect_err("too many");
             assert_eq!(why, "it has more than 50 braces");
-            assert!(Matcher::of_names(&[glob]).is_err());
+            assert!(Matcher::for_names(&[glob]).is_err());
         }
         let nested = format!("{}a{}", "{".repeat(50), "}".repeat(50));
-        assert!(Matcher::of_paths(&nested).expect("a glob").is_match("a"));
+        assert!(Matcher::for_paths(&nested).expect("a glob").is_match("a"));
     }
 
     #[test]
     fn a_slash_is_matched_in_names_only() {
-        let paths = Matcher::of_paths("a*").expect("a glob");
+        let paths = Matcher::for_paths("a*").expect("a glob");
         assert!(paths.is_match("ab") && !paths.is_match("a/b"));
-        let names = Matcher::of_names(&["x".to_owned(), "a*".to_owned()]).expect("globs");
+        let names = Matcher::for_names(&["x".to_owned(), "a*".to_owned()]).expect("globs");
         assert!(names.is_match("a/b") && names.is_match("x") && !names.is_match("b"));
     }
 
     proptest! {
         #[test]
         fn any_text_is_a_glob_or_an_error(glob in r"([*?\[\]{}!^,/\\a-ce\u{e9}\u{20ac}\u{10ffff}-]|\PC){0,60}") {
-            let _ = Matcher::of_paths(&glob).map(|it| it.is_match("a/b"));
-            let _ = Matcher::of_names(&[glob]).map(|it| it.is_match("ab"));
+            let _ = Matcher::for_paths(&glob).map(|it| it.is_match("a/b"));
+            let _ = Matcher::for_names(&[glob]).map(|it| it.is_match("ab"));
         }
     }
 }

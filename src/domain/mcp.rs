@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// What parts a server's name from its tool's in the name that models know.
-pub const SEPARATOR: &str = "__";
+pub const TOOL_NAME_SEPARATOR: &str = "__";
 /// Most characters of a server's name: half of what providers take for a tool's name.
-const MOST_CHARACTERS: usize = 32;
+const MAX_SERVER_NAME: usize = 32;
 
 /// One server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -73,11 +73,11 @@ impl McpTransport {
 pub struct Template(String);
 
 /// A template with its variables put in.
-pub struct Filled {
+pub struct ExpandedTemplate {
     /// The whole text.
     pub text: String,
     /// The values of its variables.
-    pub values: Vec<String>,
+    pub variable_values: Vec<String>,
 }
 
 impl Template {
@@ -85,7 +85,7 @@ impl Template {
     ///
     /// # Errors
     /// What is wrong with a `${`, in words that follow the key.
-    pub fn read(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let template = Self(text.to_owned());
         let parts = template.parts().map_err(|()| {
             "has a ${ that names no variable; write ${NAME} with letters, digits and _".to_owned()
@@ -98,61 +98,64 @@ impl Template {
     ///
     /// # Errors
     /// The first variable that is not set.
-    pub fn fill<'v>(&self, variable: impl Fn(&str) -> Option<&'v str>) -> Result<Filled, String> {
-        let mut filled = Filled {
+    pub fn expand<'v>(
+        &self,
+        lookup: impl Fn(&str) -> Option<&'v str>,
+    ) -> Result<ExpandedTemplate, String> {
+        let mut expanded = ExpandedTemplate {
             text: String::new(),
-            values: Vec::new(),
+            variable_values: Vec::new(),
         };
         for part in self.parts().unwrap_or_default() {
             match part {
-                Part::Plain(text) => filled.text.push_str(text),
-                Part::Variable(name) => {
-                    let value = variable(name).ok_or_else(|| name.to_owned())?;
-                    filled.text.push_str(value);
-                    filled.values.push(value.to_owned());
+                TemplatePart::Literal(text) => expanded.text.push_str(text),
+                TemplatePart::Variable(name) => {
+                    let value = lookup(name).ok_or_else(|| name.to_owned())?;
+                    expanded.text.push_str(value);
+                    expanded.variable_values.push(value.to_owned());
                 }
             }
         }
-        Ok(filled)
+        Ok(expanded)
     }
 
     /// As it may be shown: one without variables may be a secret itself.
-    pub fn shown(&self) -> &str {
+    pub fn redacted(&self) -> &str {
         match self.0.contains("${") {
             true => &self.0,
             false => "***",
         }
     }
 
-    fn parts(&self) -> Result<Vec<Part<'_>>, ()> {
+    fn parts(&self) -> Result<Vec<TemplatePart<'_>>, ()> {
         let mut parts = Vec::new();
         let mut rest = self.0.as_str();
         while let Some((before, after)) = rest.split_once("${") {
             let (name, after) = after.split_once('}').ok_or(())?;
-            if !is_variable(name) {
+            if !is_variable_name(name) {
                 return Err(());
             }
-            parts.extend([Part::Plain(before), Part::Variable(name)]);
+            parts.extend([TemplatePart::Literal(before), TemplatePart::Variable(name)]);
             rest = after;
         }
-        parts.push(Part::Plain(rest));
+        parts.push(TemplatePart::Literal(rest));
         Ok(parts)
     }
 }
 
 impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.shown())
+        f.write_str(self.redacted())
     }
 }
 
-enum Part<'t> {
-    Plain(&'t str),
+enum TemplatePart<'t> {
+    Literal(&'t str),
     Variable(&'t str),
 }
 
 /// Whether a variable of an environment may have this name.
-pub fn is_variable(name: &str) -> bool {
+pub fn is_variable_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
@@ -160,11 +163,11 @@ pub fn is_variable(name: &str) -> bool {
 /// Whether a server may have this name: where it ends is seen in every tool's name, and providers take them.
 pub fn is_server_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    (1..=MOST_CHARACTERS).contains(&name.len())
+    (1..=MAX_SERVER_NAME).contains(&name.len())
         && name.chars().all(is_plain)
         && !name.starts_with(['-', '_'])
         && !name.ends_with('_')
-        && !name.contains(SEPARATOR)
+        && !name.contains(TOOL_NAME_SEPARATOR)
 }
 
 #[cfg(test)]
@@ -173,17 +176,17 @@ mod tests {
 
     #[test]
     fn variables_are_put_in_and_secrets_are_not_shown() {
-        let template = Template::read("Bearer ${TOKEN}, $5 and ${TOKEN}").expect("a template");
-        let filled = template.fill(|name| (name == "TOKEN").then_some("secret"));
-        let filled = filled.expect("it is set");
-        assert_eq!(filled.text, "Bearer secret, $5 and secret");
-        assert_eq!(filled.values, ["secret", "secret"]);
-        assert_eq!(template.fill(|_| None).err().as_deref(), Some("TOKEN"));
+        let template = Template::parse("Bearer ${TOKEN}, $5 and ${TOKEN}").expect("a template");
+        let expanded = template.expand(|name| (name == "TOKEN").then_some("secret"));
+        let expanded = expanded.expect("it is set");
+        assert_eq!(expanded.text, "Bearer secret, $5 and secret");
+        assert_eq!(expanded.variable_values, ["secret", "secret"]);
+        assert_eq!(template.expand(|_| None).err().as_deref(), Some("TOKEN"));
         assert_eq!(format!("{template:?}"), "Bearer ${TOKEN}, $5 and ${TOKEN}");
-        let literal = Template::read("secret").expect("a template");
+        let literal = Template::parse("secret").expect("a template");
         assert_eq!(format!("{literal:?}"), "***");
         for wrong in ["${", "${}", "${A B}", "a${1}", "${A"] {
-            assert!(Template::read(wrong).is_err(), "{wrong}");
+            assert!(Template::parse(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -44,8 +44,8 @@ impl Message {
             Self::Assistant(_) => (None, &[][..]),
             Self::Tool { tool_results } => (None, tool_results.as_slice()),
         };
-        let of_content = content.into_iter().flat_map(Content::attachments);
-        of_content.chain(results.iter().flat_map(|result| &result.attachments))
+        let content_attachments = content.into_iter().flat_map(Content::attachments);
+        content_attachments.chain(results.iter().flat_map(|result| &result.attachments))
     }
 
     /// Drops the bytes of its pictures and files, which are in the store.
@@ -105,7 +105,7 @@ impl ToolCall {
     ///
     /// # Errors
     /// Why it cannot be read, for the model.
-    pub fn read<T: DeserializeOwned>(&self) -> Result<T, String> {
+    pub fn parse_arguments<T: DeserializeOwned>(&self) -> Result<T, String> {
         serde_json::from_str(self.arguments.get())
             .map_err(|error| format!("The arguments of {} cannot be read: {error}", self.name))
     }
@@ -160,19 +160,19 @@ impl ToolSpec {
 }
 
 /// An empty JSON object, for calls whose arguments are missing or are not an object.
-pub fn no_arguments() -> Arc<RawValue> {
+pub fn empty_arguments() -> Arc<RawValue> {
     Arc::from(RawValue::from_string("{}".to_owned()).unwrap_or_default())
 }
 
 /// The beginning of the text that has at most so many bytes, cut on a character's boundary.
-pub fn beginning(text: &str, bytes: usize) -> &str {
-    let end = (0..=bytes.min(text.len())).rfind(|at| text.is_char_boundary(*at));
+pub fn truncate_to_bytes(text: &str, max_bytes: usize) -> &str {
+    let end = (0..=max_bytes.min(text.len())).rfind(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or_default()]
 }
 
 /// The text itself, or its first `characters` characters and `...`: for names and previews that others chose.
-pub fn shorten(text: &str, characters: usize) -> String {
-    match text.char_indices().nth(characters) {
+pub fn shorten(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
         Some((at, _)) => format!("{}...", &text[..at]),
         None => text.to_owned(),
     }

@@ -20,34 +20,34 @@ use crate::domain::usage::{TreeUsage, Usage};
 pub struct RunId(#[schemars(with = "String", regex(pattern = "^run_[0-9a-f-]{36}$"))] pub Uuid);
 
 /// The newest id that was made by this process or found in its store.
-static NEWEST: Mutex<RunId> = Mutex::new(RunId(Uuid::nil()));
+static NEWEST_ID: Mutex<RunId> = Mutex::new(RunId(Uuid::nil()));
 
 impl RunId {
     /// A new one, which sorts after every other, also where the clock was set back. The only place that makes ids.
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
     pub fn new() -> Self {
-        let made = Self(Uuid::now_v7());
-        let mut newest = NEWEST.lock().unwrap_or_else(PoisonError::into_inner);
-        *newest = made.after(*newest);
+        let id = Self(Uuid::now_v7());
+        let mut newest = NEWEST_ID.lock().unwrap_or_else(PoisonError::into_inner);
+        *newest = id.bumped_past(*newest);
         *newest
     }
 
     /// Has every id that is made from now on sort after this one.
-    pub fn precede_new(self) {
-        let mut newest = NEWEST.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn advance_newest(self) {
+        let mut newest = NEWEST_ID.lock().unwrap_or_else(PoisonError::into_inner);
         *newest = self.max(*newest);
     }
 
     /// This one, or where it does not sort after `newest` one that does: a little more than that, by chance.
-    fn after(self, newest: Self) -> Self {
+    fn bumped_past(self, newest: Self) -> Self {
         if self > newest {
             return self;
         }
         // A UUIDv7 has 48 bits of milliseconds, 4 of version, 12 random ones, 2 of variant and 62 random ones (RFC 9562).
         const RANDOM: u128 = (1 << 62) - 1;
-        let (made, newest) = (self.0.as_u128(), newest.0.as_u128());
-        let last = (newest & RANDOM) + (made & 0xffff_ffff) + 1;
-        let counted = ((newest >> 80) << 12 | (newest >> 64) & 0xfff) + (last >> 62);
+        let (id_bits, newest_bits) = (self.0.as_u128(), newest.0.as_u128());
+        let last = (newest_bits & RANDOM) + (id_bits & 0xffff_ffff) + 1;
+        let counted = ((newest_bits >> 80) << 12 | (newest_bits >> 64) & 0xfff) + (last >> 62);
         let (time, count) = (counted >> 12, counted & 0xfff);
         Self(Uuid::from_u128(
             time << 80 | 7 << 76 | count << 64 | 2 << 62 | last & RANDOM,
@@ -76,17 +76,17 @@ impl fmt::Debug for RunId {
 /// A text that is no run's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a run's id is run_ and a UUID")]
-pub struct NotARunId;
+pub struct InvalidRunId;
 
 impl FromStr for RunId {
-    type Err = NotARunId;
+    type Err = InvalidRunId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let uuid = text
             .strip_prefix("run_")
             .filter(|rest| rest.len() == 36)
-            .ok_or(NotARunId)?;
-        Uuid::try_parse(uuid).map(Self).map_err(|_| NotARunId)
+            .ok_or(InvalidRunId)?;
+        Uuid::try_parse(uuid).map(Self).map_err(|_| InvalidRunId)
     }
 }
 
@@ -122,7 +122,7 @@ pub struct Scope {
     /// The deepest level that this run's subtree may reach.
     pub max_depth: u8,
     /// Whether nobody on the way from the root has set that level.
-    pub is_usual: bool,
+    pub has_default_depth: bool,
 }
 
 impl Scope {
@@ -135,32 +135,32 @@ impl Scope {
             parent: None,
             depth: Depth(0),
             max_depth: max_depth.unwrap_or(DEFAULT_MAX_DEPTH).min(HARD_MAX_DEPTH),
-            is_usual: max_depth.is_none(),
+            has_default_depth: max_depth.is_none(),
         }
     }
 
     /// The deepest level of unnamed agents below this run, whose agent allows `max_depth`: that one where nobody has set
     /// the tree's, else the tighter of the two.
-    pub fn ad_hoc_limit(&self, max_depth: u8) -> u8 {
-        match self.is_usual {
+    pub fn max_ad_hoc_depth(&self, max_depth: u8) -> u8 {
+        match self.has_default_depth {
             true => max_depth.min(HARD_MAX_DEPTH),
             false => self.max_depth.min(max_depth),
         }
     }
 
     /// Whether a run here may start children.
-    pub fn may_delegate(&self) -> bool {
+    pub fn can_delegate(&self) -> bool {
         self.depth.0 < self.max_depth
     }
 
     /// The place of a child; `own_limit` is what the child's own file allows below it, which can only tighten.
     /// None where this run stands at `limit`: its own `max_depth`, or [`Scope::ad_hoc_limit`] for an unnamed child.
-    pub fn child(&self, run: RunId, own_limit: Option<u8>, limit: u8) -> Option<Self> {
+    pub fn child(&self, run: RunId, own_max_depth: Option<u8>, limit: u8) -> Option<Self> {
         if self.depth.0 >= limit {
             return None;
         }
         let depth = self.depth.0 + 1;
-        let max_depth = own_limit.map_or(self.max_depth, |levels| {
+        let max_depth = own_max_depth.map_or(self.max_depth, |levels| {
             self.max_depth.min(depth.saturating_add(levels))
         });
         Some(Self {
@@ -169,7 +169,7 @@ impl Scope {
             parent: Some(self.run),
             depth: Depth(depth),
             max_depth,
-            is_usual: self.is_usual && own_limit.is_none(),
+            has_default_depth: self.has_default_depth && own_max_depth.is_none(),
         })
     }
 }
@@ -459,7 +459,7 @@ impl Run {
     }
 
     /// As [`Run::duration_ms`], without the time that it waited for a person.
-    pub fn work_ms(&self, now: Timestamp) -> u64 {
+    pub fn active_ms(&self, now: Timestamp) -> u64 {
         self.duration_ms(now).saturating_sub(self.waited_ms)
     }
 }
@@ -490,9 +490,9 @@ mod tests {
     }
 
     #[test]
-    fn a_new_id_sorts_after_every_other_whatever_the_clock_says() {
+    fn new_ids_always_sort_last() {
         let id = |text: &str| text.parse::<RunId>().expect("an id");
-        let made = id("run_01900000-0000-7000-8000-000000000009");
+        let id_now = id("run_01900000-0000-7000-8000-000000000009");
         for (newest, wanted) in [
             (
                 "run_018fffff-ffff-7fff-bfff-ffffffffffff",
@@ -511,7 +511,7 @@ mod tests {
                 "run_01910000-0001-7000-8000-000000000009",
             ),
         ] {
-            assert_eq!(made.after(id(newest)), id(wanted), "after {newest}");
+            assert_eq!(id_now.bumped_past(id(newest)), id(wanted), "after {newest}");
         }
         let last = (0..1000).map(|_| RunId::new()).collect::<Vec<_>>();
         assert!(last.is_sorted_by(|a, b| a < b));
@@ -530,7 +530,7 @@ mod tests {
         let tight = root
             .child(RunId::new(), Some(0), root.max_depth)
             .expect("a child");
-        assert!(!tight.may_delegate());
+        assert!(!tight.can_delegate());
         let loose = root
             .child(RunId::new(), Some(5), root.max_depth)
             .expect("a child");
@@ -543,21 +543,24 @@ mod tests {
     }
 
     #[test]
-    fn unnamed_agents_may_go_deeper_where_nobody_set_a_depth() {
+    fn ad_hoc_depth_is_looser_by_default() {
         let root = Scope::root(RunId::new(), None);
-        assert_eq!((root.ad_hoc_limit(5), root.ad_hoc_limit(1)), (5, 1));
+        assert_eq!((root.max_ad_hoc_depth(5), root.max_ad_hoc_depth(1)), (5, 1));
         let set = Scope::root(RunId::new(), Some(2));
-        assert_eq!((set.ad_hoc_limit(5), set.ad_hoc_limit(1)), (2, 1));
+        assert_eq!((set.max_ad_hoc_depth(5), set.max_ad_hoc_depth(1)), (2, 1));
         let mut deep = root;
         for depth in 1..=5 {
             deep = deep
-                .child(RunId::new(), None, deep.ad_hoc_limit(5))
+                .child(RunId::new(), None, deep.max_ad_hoc_depth(5))
                 .expect("a child");
-            assert_eq!((deep.depth.0, deep.may_delegate()), (depth, depth < 3));
+            assert_eq!((deep.depth.0, deep.can_delegate()), (depth, depth < 3));
         }
-        assert_eq!(deep.child(RunId::new(), None, deep.ad_hoc_limit(5)), None);
+        assert_eq!(
+            deep.child(RunId::new(), None, deep.max_ad_hoc_depth(5)),
+            None
+        );
         let tight = root.child(RunId::new(), Some(1), 3).expect("a child");
-        assert_eq!(tight.ad_hoc_limit(5), 2);
+        assert_eq!(tight.max_ad_hoc_depth(5), 2);
     }
 
     #[test]

@@ -9,11 +9,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::agent::ResponseFormat;
+use crate::domain::json_schema::Schema;
 use crate::domain::message::shorten;
-use crate::domain::schema::Schema;
 
 /// The JSON that a text is: whole, or within the one fence that models like to put around it.
-pub fn json(text: &str) -> Option<&RawValue> {
+pub fn extract_json(text: &str) -> Option<&RawValue> {
     let text = text.trim();
     let fenced = text
         .strip_prefix("```json")
@@ -30,11 +30,11 @@ pub fn json(text: &str) -> Option<&RawValue> {
 pub fn check(format: &ResponseFormat, text: &str) -> Result<bool, Vec<String>> {
     let value = match format {
         ResponseFormat::Text => return Ok(false),
-        _ => value(text)?,
+        _ => parse_value(text)?,
     };
-    fits(match schema(format)? {
-        Some(schema) => schema.errors(&value),
-        None => object(&value),
+    into_result(match requested_schema(format)? {
+        Some(schema) => schema.validation_errors(&value),
+        None => object_errors(&value),
     })
 }
 
@@ -43,36 +43,36 @@ pub fn check_inline(format: &ResponseFormat, text: &str) -> Option<Result<bool, 
     if matches!(format, ResponseFormat::Text) {
         return Some(Ok(false));
     }
-    let checked = value(text).and_then(|value| Ok((schema(format)?, value)));
+    let checked = parse_value(text).and_then(|value| Ok((requested_schema(format)?, value)));
     Some(match checked {
-        Ok((Some(schema), value)) => fits(schema.errors_inline(&value)?),
-        Ok((None, value)) => fits(object(&value)),
+        Ok((Some(schema), value)) => into_result(schema.validation_errors_inline(&value)?),
+        Ok((None, value)) => into_result(object_errors(&value)),
         Err(errors) => Err(errors),
     })
 }
 
 /// The value that a text is, if no object in it has a key twice.
-fn value(text: &str) -> Result<Value, Vec<String>> {
+fn parse_value(text: &str) -> Result<Value, Vec<String>> {
     let no_json = || vec!["it is not one JSON value".to_owned()];
-    let json = json(text).ok_or_else(no_json)?;
+    let json = extract_json(text).ok_or_else(no_json)?;
     // The text is handed on as it is: a reader for whom the first of two equal keys counts must not see another value
     // than the one that was checked.
-    serde_json::from_str::<Once>(json.get())
+    serde_json::from_str::<UniqueKeys>(json.get())
         .map_err(|error| vec![shorten(&error.to_string(), 300)])?;
     serde_json::from_str(json.get()).map_err(|error| vec![shorten(&error.to_string(), 300)])
 }
 
 /// The schema that was requested, if one was.
-fn schema(format: &ResponseFormat) -> Result<Option<Schema>, Vec<String>> {
+fn requested_schema(format: &ResponseFormat) -> Result<Option<Schema>, Vec<String>> {
     match format {
-        ResponseFormat::JsonSchema(schema) => Schema::read(Arc::clone(schema))
+        ResponseFormat::JsonSchema(schema) => Schema::parse(Arc::clone(schema))
             .map(Some)
             .map_err(|error| vec![format!("the schema asked for is none: {error}")]),
         ResponseFormat::Text | ResponseFormat::JsonObject => Ok(None),
     }
 }
 
-fn object(value: &Value) -> Vec<String> {
+fn object_errors(value: &Value) -> Vec<String> {
     if value.is_object() {
         Vec::new()
     } else {
@@ -80,7 +80,7 @@ fn object(value: &Value) -> Vec<String> {
     }
 }
 
-fn fits(errors: Vec<String>) -> Result<bool, Vec<String>> {
+fn into_result(errors: Vec<String>) -> Result<bool, Vec<String>> {
     if errors.is_empty() {
         Ok(true)
     } else {
@@ -89,66 +89,66 @@ fn fits(errors: Vec<String>) -> Result<bool, Vec<String>> {
 }
 
 /// JSON in which no object has a key twice.
-struct Once;
+struct UniqueKeys;
 
-impl<'de> Deserialize<'de> for Once {
+impl<'de> Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reads;
-        impl<'de> Visitor<'de> for Reads {
-            type Value = Once;
+        struct UniqueKeysVisitor;
+        impl<'de> Visitor<'de> for UniqueKeysVisitor {
+            type Value = UniqueKeys;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("JSON")
             }
 
-            fn visit_unit<E>(self) -> Result<Once, E> {
-                Ok(Once)
+            fn visit_unit<E>(self) -> Result<UniqueKeys, E> {
+                Ok(UniqueKeys)
             }
 
-            fn visit_bool<E>(self, _: bool) -> Result<Once, E> {
-                Ok(Once)
+            fn visit_bool<E>(self, _: bool) -> Result<UniqueKeys, E> {
+                Ok(UniqueKeys)
             }
 
-            fn visit_i64<E>(self, _: i64) -> Result<Once, E> {
-                Ok(Once)
+            fn visit_i64<E>(self, _: i64) -> Result<UniqueKeys, E> {
+                Ok(UniqueKeys)
             }
 
-            fn visit_u64<E>(self, _: u64) -> Result<Once, E> {
-                Ok(Once)
+            fn visit_u64<E>(self, _: u64) -> Result<UniqueKeys, E> {
+                Ok(UniqueKeys)
             }
 
-            fn visit_f64<E>(self, _: f64) -> Result<Once, E> {
-                Ok(Once)
+            fn visit_f64<E>(self, _: f64) -> Result<UniqueKeys, E> {
+                Ok(UniqueKeys)
             }
 
-            fn visit_str<E>(self, _: &str) -> Result<Once, E> {
-                Ok(Once)
+            fn visit_str<E>(self, _: &str) -> Result<UniqueKeys, E> {
+                Ok(UniqueKeys)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Once, A::Error> {
-                while items.next_element::<Once>()?.is_some() {}
-                Ok(Once)
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<UniqueKeys, A::Error> {
+                while items.next_element::<UniqueKeys>()?.is_some() {}
+                Ok(UniqueKeys)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Once, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<UniqueKeys, A::Error> {
                 let mut keys = HashSet::new();
                 while let Some(key) = members.next_key::<String>()? {
-                    let shown = shorten(&key, 100);
+                    let quoted_key = shorten(&key, 100);
                     if !keys.insert(key) {
-                        let why = format!("an object has the key {shown:?} twice");
+                        let why = format!("an object has the key {quoted_key:?} twice");
                         return Err(A::Error::custom(why));
                     }
-                    members.next_value::<Once>()?;
+                    members.next_value::<UniqueKeys>()?;
                 }
-                Ok(Once)
+                Ok(UniqueKeys)
             }
         }
-        deserializer.deserialize_any(Reads)
+        deserializer.deserialize_any(UniqueKeysVisitor)
     }
 }
 
 /// What the model is told, once, of a text that does not fit.
-pub fn repair(errors: &[String]) -> String {
+pub fn repair_prompt(errors: &[String]) -> String {
     format!(
         "Your answer does not have the required shape:\n- {}\nAnswer again with nothing but the corrected JSON.",
         errors.join("\n- ")
@@ -161,7 +161,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{check, json, repair};
+    use super::{check, extract_json, repair_prompt};
     use crate::domain::agent::ResponseFormat;
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
             "```\n{\"a\": 1}```",
         ] {
             assert_eq!(
-                json(text).map(|json| json.get()),
+                extract_json(text).map(|json| json.get()),
                 Some("{\"a\": 1}"),
                 "{text}"
             );
@@ -185,26 +185,26 @@ mod tests {
             "```json\n{\"a\": 1}",
             &"[".repeat(1000),
         ] {
-            assert!(json(text).is_none(), "{text}");
+            assert!(extract_json(text).is_none(), "{text}");
         }
     }
 
     #[test]
-    fn a_key_that_stands_twice_is_told() {
+    fn a_duplicate_key_is_reported() {
         for text in [
             "{\"n\": \"x\", \"n\": 1}",
             "[{\"a\": {\"n\": 1, \"\\u006e\": 2}}]",
         ] {
             let why = check(&ResponseFormat::JsonObject, text).expect_err(text);
-            let told = "an object has the key \"n\" twice";
-            assert!(why[0].starts_with(told), "{why:?}");
+            let expected = "an object has the key \"n\" twice";
+            assert!(why[0].starts_with(expected), "{why:?}");
         }
-        let fits = "{\"a\": [null, true, -1, 1, 0.5, \"x\"], \"b\": {\"a\": 1}}";
-        assert_eq!(check(&ResponseFormat::JsonObject, fits), Ok(true));
+        let valid = "{\"a\": [null, true, -1, 1, 0.5, \"x\"], \"b\": {\"a\": 1}}";
+        assert_eq!(check(&ResponseFormat::JsonObject, valid), Ok(true));
     }
 
     #[test]
-    fn a_text_is_held_against_what_was_asked_for() {
+    fn output_is_checked_against_its_format() {
         let schema =
             json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
         let schema = serde_json::value::to_raw_value(&schema).expect("JSON");
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(check(&ResponseFormat::Text, "{}"), Ok(false));
         assert_eq!(check(&ResponseFormat::JsonObject, "{}"), Ok(true));
         assert_eq!(check(&schema, "{\"n\": 1}"), Ok(true));
-        let why = |format, text: &str| repair(&check(format, text).expect_err("errors"));
+        let why = |format, text: &str| repair_prompt(&check(format, text).expect_err("errors"));
         assert!(why(&ResponseFormat::JsonObject, "[]").contains("- it is not a JSON object\n"));
         assert!(why(&schema, "yes").contains("- it is not one JSON value\n"));
         assert!(

@@ -7,36 +7,36 @@ use std::fmt::Write;
 const REPLACEMENT: char = '\u{fffd}';
 
 /// A text of many lines: line breaks and tabs stay, and so do joiners, which scripts and emoji need.
-pub fn lines(text: &str) -> String {
-    let fit = |c: char| match c {
+pub fn sanitize_lines(text: &str) -> String {
+    let sanitize = |c: char| match c {
         '\n' | '\t' => c,
         c if is_joiner(c) => c,
-        c if is_unfit(c) => REPLACEMENT,
+        c if is_unsafe(c) => REPLACEMENT,
         c => c,
     };
     // The line breaks of other systems.
-    text.replace("\r\n", "\n").chars().map(fit).collect()
+    text.replace("\r\n", "\n").chars().map(sanitize).collect()
 }
 
 /// A text on one line: line breaks and tabs become spaces.
-pub fn line(text: &str) -> String {
-    let fit = |c: char| match c {
+pub fn sanitize_line(text: &str) -> String {
+    let sanitize = |c: char| match c {
         '\n' | '\t' => ' ',
         c if is_joiner(c) => c,
-        c if is_unfit(c) => REPLACEMENT,
+        c if is_unsafe(c) => REPLACEMENT,
         c => c,
     };
-    text.replace("\r\n", "\n").chars().map(fit).collect()
+    text.replace("\r\n", "\n").chars().map(sanitize).collect()
 }
 
 /// JSON with every such character written as `\uXXXX`: the same JSON. For machines, and for whoever decides by what it
 /// says.
-pub fn json(json: &str) -> String {
+pub fn escape_json(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
             '\n' | '\t' => escaped.push(c),
-            c if is_unfit(c) => {
+            c if is_unsafe(c) => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     // A string takes whatever is written.
                     let _ = write!(escaped, "\\u{unit:04x}");
@@ -49,32 +49,32 @@ pub fn json(json: &str) -> String {
 }
 
 /// A line of a log as it was formatted, colours included; a line break within it becomes `\n`.
-pub fn log_line(formatted: &str) -> String {
+pub fn sanitize_log_line(formatted: &str) -> String {
     let line = formatted.strip_suffix('\n').unwrap_or(formatted);
-    let mut fit = String::with_capacity(formatted.len());
+    let mut sanitized = String::with_capacity(formatted.len());
     let mut rest = line;
     while let Some(c) = rest.chars().next() {
-        if let Some(length) = colour(rest) {
-            fit.push_str(&rest[..length]);
+        if let Some(length) = color_sequence_len(rest) {
+            sanitized.push_str(&rest[..length]);
             rest = &rest[length..];
             continue;
         }
         rest = &rest[c.len_utf8()..];
         match c {
-            '\t' => fit.push(c),
-            c if is_joiner(c) => fit.push(c),
-            c if is_unfit(c) => fit.extend(c.escape_default()),
-            c => fit.push(c),
+            '\t' => sanitized.push(c),
+            c if is_joiner(c) => sanitized.push(c),
+            c if is_unsafe(c) => sanitized.extend(c.escape_default()),
+            c => sanitized.push(c),
         }
     }
     if formatted.ends_with('\n') {
-        fit.push('\n');
+        sanitized.push('\n');
     }
-    fit
+    sanitized
 }
 
 /// The length of the sequence for a colour or another look that the text begins with.
-fn colour(text: &str) -> Option<usize> {
+fn color_sequence_len(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("\u{1b}[")?;
     let parameters = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
     let end = parameters.strip_prefix('m')?;
@@ -87,7 +87,7 @@ fn is_joiner(c: char) -> bool {
 }
 
 /// Controls of terminals (C0, DEL, C1), controls of the reading order, other line breaks, and what is not seen at all.
-fn is_unfit(c: char) -> bool {
+fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
             // Reading order.
@@ -106,7 +106,7 @@ fn is_unfit(c: char) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{json, line, lines, log_line};
+    use super::{escape_json, sanitize_line, sanitize_lines, sanitize_log_line};
 
     /// A clear screen by C0 and by C1, an override of the reading order, a hidden tag, a soft hyphen.
     const HOSTILE: &str =
@@ -114,17 +114,20 @@ mod tests {
 
     #[test]
     fn a_text_cannot_command_the_terminal() {
-        assert_eq!(lines("a\n\tb\u{1b}[2Jc\r"), "a\n\tb\u{fffd}[2Jc\u{fffd}");
-        assert_eq!(lines("a\r\nb\n"), "a\nb\n");
-        assert_eq!(line("a\r\nb\tc"), "a b c");
-        for fit in [
-            lines(HOSTILE),
-            line(HOSTILE),
-            json(HOSTILE),
-            log_line(HOSTILE),
+        assert_eq!(
+            sanitize_lines("a\n\tb\u{1b}[2Jc\r"),
+            "a\n\tb\u{fffd}[2Jc\u{fffd}"
+        );
+        assert_eq!(sanitize_lines("a\r\nb\n"), "a\nb\n");
+        assert_eq!(sanitize_line("a\r\nb\tc"), "a b c");
+        for sanitized in [
+            sanitize_lines(HOSTILE),
+            sanitize_line(HOSTILE),
+            escape_json(HOSTILE),
+            sanitize_log_line(HOSTILE),
         ] {
             let is_plain = |c: char| c == '\u{fffd}' || (' '..='~').contains(&c);
-            assert!(fit.chars().all(is_plain), "{fit:?}");
+            assert!(sanitized.chars().all(is_plain), "{sanitized:?}");
         }
     }
 
@@ -132,26 +135,31 @@ mod tests {
     fn what_people_write_stays() {
         for text in ["Grüße, 世界", "می‌خواهم", "👩‍💻 ❤️", "שלום", "e\u{301}"]
         {
-            assert_eq!(lines(text), text);
-            assert_eq!(line(text), text);
+            assert_eq!(sanitize_lines(text), text);
+            assert_eq!(sanitize_line(text), text);
         }
     }
 
     #[test]
     fn json_stays_the_same_value() {
         let value = json!({"text": HOSTILE, "\u{202e}key": "👩‍💻"});
-        let shown = json(&serde_json::to_string_pretty(&value).expect("JSON"));
+        let escaped = escape_json(&serde_json::to_string_pretty(&value).expect("JSON"));
         assert!(
-            shown.contains("\\u009b2J") && shown.contains("\\udb40\\udc41"),
-            "{shown}"
+            escaped.contains("\\u009b2J") && escaped.contains("\\udb40\\udc41"),
+            "{escaped}"
         );
-        assert_eq!(serde_json::from_str::<Value>(&shown).expect("JSON"), value);
+        assert_eq!(
+            serde_json::from_str::<Value>(&escaped).expect("JSON"),
+            value
+        );
     }
 
     #[test]
     fn a_log_line_keeps_its_colours_and_stays_one_line() {
         assert_eq!(
-            log_line("\u{1b}[2m2026\u{1b}[0m \u{1b}[1;32mINFO\u{1b}[0m a\u{1b}[2J\nb\u{202e}\n"),
+            sanitize_log_line(
+                "\u{1b}[2m2026\u{1b}[0m \u{1b}[1;32mINFO\u{1b}[0m a\u{1b}[2J\nb\u{202e}\n"
+            ),
             "\u{1b}[2m2026\u{1b}[0m \u{1b}[1;32mINFO\u{1b}[0m a\\u{1b}[2J\\nb\\u{202e}\n"
         );
     }

@@ -26,10 +26,10 @@ impl TraceContext {
     /// it is as if it were not there.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.splitn(5, '-');
-        let version = bytes::<1>(parts.next()?)?;
-        let trace = bytes::<16>(parts.next()?)?;
-        let span = bytes::<8>(parts.next()?)?;
-        let [flags] = bytes::<1>(parts.next()?)?;
+        let version = decode_hex::<1>(parts.next()?)?;
+        let trace = decode_hex::<16>(parts.next()?)?;
+        let span = decode_hex::<8>(parts.next()?)?;
+        let [flags] = decode_hex::<1>(parts.next()?)?;
         // Later versions may say more at the end; this one has an end.
         let is_known = version != [0xff] && (version != [0] || parts.next().is_none());
         (is_known && trace != [0; 16] && span != [0; 8]).then_some(Self {
@@ -52,7 +52,7 @@ impl fmt::Display for TraceContext {
 }
 
 /// Exactly so many bytes in hex, in small letters as the header has them.
-fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
+fn decode_hex<const N: usize>(hex: &str) -> Option<[u8; N]> {
     let digit = |c: u8| match c {
         b'0'..=b'9' => Some(c - b'0'),
         b'a'..=b'f' => Some(c - b'a' + 10),
@@ -79,15 +79,15 @@ mod tests {
 
     #[test]
     fn a_header_is_read_and_written() {
-        let place = TraceContext::parse(GOOD).expect("a place");
-        assert!(place.sampled);
-        assert_eq!(place.to_string(), GOOD);
+        let context = TraceContext::parse(GOOD).expect("a place");
+        assert!(context.sampled);
+        assert_eq!(context.to_string(), GOOD);
         // Flags that this version does not know are not passed on.
         let other = TraceContext::parse(&GOOD.replace("-01", "-02")).expect("a place");
         assert_eq!(other.to_string(), GOOD.replace("-01", "-00"));
         // A later version may say more.
         let later = format!("cc{}-more-of-it", &GOOD[2..]);
-        assert_eq!(TraceContext::parse(&later), Some(place));
+        assert_eq!(TraceContext::parse(&later), Some(context));
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Cost {
     }
 
     /// In US dollars.
-    pub fn usd(self) -> f64 {
+    pub fn to_usd(self) -> f64 {
         self.0 as f64 / 1e12
     }
 }
@@ -80,7 +80,7 @@ pub struct LongPrice {
 
 impl Price {
     /// The prices for a request with so many tokens of input.
-    fn at_length(&self, input: u64) -> Self {
+    fn for_input_length(&self, input: u64) -> Self {
         match self.long.filter(|long| input > long.above) {
             Some(long) => Self {
                 input: long.input,
@@ -107,18 +107,18 @@ impl Price {
     }
 
     /// The same prices at a discount: `share` is what is left of each.
-    pub fn times(self, share: f64) -> Self {
-        let part = |price: Option<f64>| price.map(|price| price * share);
+    pub fn scaled(self, factor: f64) -> Self {
+        let part = |price: Option<f64>| price.map(|price| price * factor);
         Self {
-            input: self.input * share,
-            output: self.output * share,
+            input: self.input * factor,
+            output: self.output * factor,
             cache_read: part(self.cache_read),
             cache_write: part(self.cache_write),
             cache_write_1h: part(self.cache_write_1h),
             long: self.long.map(|long| LongPrice {
                 above: long.above,
-                input: long.input * share,
-                output: long.output * share,
+                input: long.input * factor,
+                output: long.output * factor,
                 cache_read: part(long.cache_read),
                 cache_write: part(long.cache_write),
                 cache_write_1h: part(long.cache_write_1h),
@@ -127,13 +127,13 @@ impl Price {
     }
 
     /// What these tokens cost.
-    pub fn of(&self, tokens: &TokenUsage) -> Cost {
-        let price = self.at_length(tokens.input);
-        let fresh = tokens
+    pub fn cost(&self, tokens: &TokenUsage) -> Cost {
+        let price = self.for_input_length(tokens.input);
+        let uncached = tokens
             .input
             .saturating_sub(tokens.cache_read.saturating_add(tokens.cache_write));
         let part = |count: u64, usd_per_million: f64| count as f64 * usd_per_million * 1e6;
-        let pico = part(fresh, price.input)
+        let pico = part(uncached, price.input)
             + part(tokens.output, price.output)
             + part(tokens.cache_read, price.cache_read.unwrap_or(price.input))
             + part(tokens.cache_write, price.cache_write.unwrap_or(price.input));
@@ -174,7 +174,7 @@ impl Usage {
     }
 
     /// Whether every request's usage is known.
-    pub fn complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.unreported == 0
     }
 }
@@ -213,11 +213,11 @@ mod tests {
             cache_write,
             ..TokenUsage::default()
         };
-        assert_eq!(price.of(&tokens(1000, 0)), Cost::from_usd(0.003));
-        assert_eq!(price.of(&tokens(1001, 0)), Cost::from_usd(0.005504));
-        assert_eq!(price.of(&tokens(1000, 1000)), Cost::from_usd(0.0035));
+        assert_eq!(price.cost(&tokens(1000, 0)), Cost::from_usd(0.003));
+        assert_eq!(price.cost(&tokens(1001, 0)), Cost::from_usd(0.005504));
+        assert_eq!(price.cost(&tokens(1000, 1000)), Cost::from_usd(0.0035));
         let hour = price.with_hour_cache();
-        assert_eq!(hour.of(&tokens(1000, 1000)), Cost::from_usd(0.005));
+        assert_eq!(hour.cost(&tokens(1000, 1000)), Cost::from_usd(0.005));
     }
 
     #[test]

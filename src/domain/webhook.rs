@@ -25,7 +25,7 @@ pub struct Webhook {
 
 impl Webhook {
     /// Whether it is told of events with this name.
-    pub fn wants(&self, event: &str) -> bool {
+    pub fn is_subscribed_to(&self, event: &str) -> bool {
         match self.events.is_empty() {
             true => is_terminal(event),
             false => self.events.iter().any(|wanted| wanted == event),
@@ -78,17 +78,19 @@ impl fmt::Debug for DeliveryId {
 /// A text that is no delivery's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a delivery's id is whd_ and a UUID")]
-pub struct NotADeliveryId;
+pub struct InvalidDeliveryId;
 
 impl FromStr for DeliveryId {
-    type Err = NotADeliveryId;
+    type Err = InvalidDeliveryId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let uuid = text
             .strip_prefix("whd_")
             .filter(|rest| rest.len() == 36)
-            .ok_or(NotADeliveryId)?;
-        Uuid::try_parse(uuid).map(Self).map_err(|_| NotADeliveryId)
+            .ok_or(InvalidDeliveryId)?;
+        Uuid::try_parse(uuid)
+            .map(Self)
+            .map_err(|_| InvalidDeliveryId)
     }
 }
 
@@ -103,15 +105,19 @@ mod tests {
     use super::{DeliveryId, Webhook};
 
     #[test]
-    fn terminal_events_are_told_unless_others_are_named() {
+    fn terminal_events_are_sent_by_default() {
         let mut webhook = Webhook {
             url: "https://a/?token=hush".to_owned(),
             secret_env: None,
             events: Vec::new(),
         };
-        assert!(webhook.wants("run.cancelled") && !webhook.wants("run.started"));
+        assert!(
+            webhook.is_subscribed_to("run.cancelled") && !webhook.is_subscribed_to("run.started")
+        );
         webhook.events = vec!["run.started".to_owned()];
-        assert!(!webhook.wants("run.cancelled") && webhook.wants("run.started"));
+        assert!(
+            !webhook.is_subscribed_to("run.cancelled") && webhook.is_subscribed_to("run.started")
+        );
         assert!(!format!("{webhook:?}").contains("hush"));
     }
 

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::agent::{Agent, Budget, Delegation, Memory, ResponseFormat, Subagent};
+use crate::domain::agent::{Agent, Budget, Delegation, Memory, ResponseFormat, SubagentSettings};
 use crate::domain::run::{Run, now};
-use crate::engine::children;
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
+use crate::engine::active_run::ActiveRun;
+use crate::engine::child_run;
+use crate::engine::context::Engine;
 use crate::store::StoreError;
-use crate::tools::AdHocAsk;
+use crate::tools::AdHocRequest;
 
 /// What a record says of a task whose turns ran out.
 pub const INCOMPLETE: &str = "incomplete";
@@ -18,28 +18,28 @@ pub const INCOMPLETE: &str = "incomplete";
 pub const COMPLETE: &str = "complete";
 
 /// What an agent says of its unnamed children.
-pub fn settings(caller: &Agent) -> Subagent {
-    caller.subagent.clone().unwrap_or_default()
+pub fn subagent_settings(parent: &Agent) -> SubagentSettings {
+    parent.subagent.clone().unwrap_or_default()
 }
 
 /// The unnamed agent: the caller's definition without its memory, and without the limits and the shape of the answer,
 /// which are for what the caller itself was asked.
-pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
+pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
     let mut agent = Agent {
         timeout: None,
-        max_turns: ask.max_turns,
+        max_turns: request.max_turns,
         budget: Budget::default(),
         memory: Memory::default(),
         webhook: None,
         delegation: Delegation {
             max_depth: None,
-            ..caller.delegation.clone()
+            ..parent.delegation.clone()
         },
-        ad_hoc: Some(ask.ad_hoc.clone()),
-        ..caller.clone()
+        ad_hoc: Some(request.ad_hoc.clone()),
+        ..parent.clone()
     };
     agent.params.response_format = ResponseFormat::Text;
-    let settings = settings(caller);
+    let settings = subagent_settings(parent);
     agent.params.effort = settings.effort.or(agent.params.effort);
     agent.params.service = settings.service.or(agent.params.service);
     if let Some(model) = settings.model {
@@ -50,63 +50,73 @@ pub fn agent(caller: &Agent, ask: &AdHocAsk<'_>) -> Arc<Agent> {
 }
 
 /// Whose quotas bound an unnamed child of this run: its caller's own, and the root's where that has any.
-pub fn bounds(caller: &LiveRun) -> Vec<Subagent> {
-    let mut bounds = vec![settings(&caller.agent)];
-    let root = caller.upwards().last().filter(|root| root.parent.is_none());
-    let root = root.filter(|root| root.scope.run != caller.scope.run);
-    bounds.extend(root.and_then(|root| root.agent.subagent.clone()));
-    bounds
+pub fn quota_settings(parent: &ActiveRun) -> Vec<SubagentSettings> {
+    let mut settings = vec![subagent_settings(&parent.agent)];
+    let root = parent
+        .self_and_ancestors()
+        .last()
+        .filter(|root| root.parent.is_none());
+    let root = root.filter(|root| root.scope.run != parent.scope.run);
+    settings.extend(root.and_then(|root| root.agent.subagent.clone()));
+    settings
 }
 
 /// Takes in what the unnamed children of a tree used in an earlier process, before anybody asks how much is left.
-pub async fn read_quotas(engine: &Engine, caller: &LiveRun) -> Result<(), StoreError> {
-    let tree = &caller.tree;
-    if !tree.is_revived {
+pub async fn restore_quotas(engine: &Engine, parent: &ActiveRun) -> Result<(), StoreError> {
+    let tree = &parent.tree;
+    if !tree.is_recovered {
         return Ok(());
     }
-    let read = async {
-        let runs = engine.journal.store().tree(caller.scope.root).await?;
-        let parent = |run: &&Run| runs.iter().find(|other| Some(other.id) == run.parent_id);
+    let restore = async {
+        let runs = engine.journal.store().tree(parent.scope.root).await?;
+        let parent_of = |run: &&Run| runs.iter().find(|other| Some(other.id) == run.parent_id);
         for run in runs.iter().filter(|run| run.label.is_some()) {
-            let mut above = std::iter::successors(parent(&run), parent);
-            let is_counted_above = above.any(|above| above.label.is_some());
-            let (time, tokens) = match is_counted_above {
+            let mut ancestors = std::iter::successors(parent_of(&run), parent_of);
+            let is_counted_in_ancestor = ancestors.any(|ancestor| ancestor.label.is_some());
+            let (time, tokens) = match is_counted_in_ancestor {
                 true => (0, 0),
-                false => (run.work_ms(now()), run.tree.usage.tokens.total()),
+                false => (run.active_ms(now()), run.tree.usage.tokens.total()),
             };
             let time = Duration::from_millis(time);
-            tree.quotas.remember(time, tokens);
+            tree.ad_hoc_quotas.restore_child(time, tokens);
         }
         Ok(())
     };
-    tree.quotas.read.get_or_try_init(|| read).await.copied()
+    tree.ad_hoc_quotas
+        .restored
+        .get_or_try_init(|| restore)
+        .await
+        .copied()
 }
 
 /// The accounts that an unnamed child draws on.
-pub fn accounts(caller: &LiveRun) -> Vec<usize> {
-    let tree = &caller.tree;
-    let mut drawn = caller.accounts.clone();
-    for account in tree.quotas.accounts(&bounds(caller), &tree.budgets) {
-        if !drawn.contains(&account) {
-            drawn.push(account);
+pub fn account_ids(parent: &ActiveRun) -> Vec<usize> {
+    let tree = &parent.tree;
+    let mut account_ids = parent.accounts.clone();
+    for account in tree
+        .ad_hoc_quotas
+        .accounts(&quota_settings(parent), &tree.budgets)
+    {
+        if !account_ids.contains(&account) {
+            account_ids.push(account);
         }
     }
-    drawn
+    account_ids
 }
 
 /// The child's result for its caller's model, or why there is none.
-pub fn result(ended: &Run) -> Result<String, String> {
-    let text = children::result(ended).map_err(|why| failed(&why))?;
-    match ended.completion_status.as_deref() {
+pub fn result(run: &Run) -> Result<String, String> {
+    let text = child_run::result(run).map_err(|reason| failure_message(&reason))?;
+    match run.completion_status.as_deref() {
         Some(INCOMPLETE) => Ok(format!(
             "[This result is incomplete: no turn was left after {}.]\n\n{text}",
-            ended.turns
+            run.turns
         )),
         _ => Ok(text),
     }
 }
 
 /// Why a child has no result, in the contract's words.
-pub fn failed(why: &str) -> String {
-    format!("Subagent task execution failed: {why}")
+pub fn failure_message(reason: &str) -> String {
+    format!("Subagent task execution failed: {reason}")
 }

@@ -10,36 +10,36 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::domain::event::{Decision, EventKind};
-use crate::domain::message::{ToolCall, beginning, shorten};
+use crate::domain::message::{ToolCall, shorten, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::endings;
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
-use crate::engine::record;
-use crate::engine::remains::{self, Begun, Decided};
+use crate::engine::active_run::ActiveRun;
+use crate::engine::context::Engine;
+use crate::engine::failures;
+use crate::engine::pause::{self, PauseReason};
+use crate::engine::run_log::{self, ApprovalDecision, RecordedCalls};
+use crate::engine::run_record;
 use crate::engine::turn_error::TurnError;
-use crate::engine::waiting::{self, Call};
 use crate::store::{Change, StoreError};
 
 /// Most bytes of arguments that an event shows; the whole stands in the run's messages.
-const MOST_ARGUMENTS: usize = 16 << 10;
+const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
 
 /// The calls of this process that wait for a person's word.
 #[derive(Default)]
-pub struct Desk {
-    asking: Mutex<Asking>,
+pub struct PendingApprovals {
+    waiters: Mutex<Waiters>,
     /// Held while a word is written for a call that an earlier process asked about and that nobody waits at yet, and
     /// while such a call looks for it: one of the two comes first. Rare, and over a read and a write of the store.
-    early: tokio::sync::Mutex<()>,
+    early_decision_lock: tokio::sync::Mutex<()>,
 }
 
 /// Who waits, by run and call; none for a call whose word is on its way.
-type Asking = HashMap<(RunId, String), Option<oneshot::Sender<Word>>>;
+type Waiters = HashMap<(RunId, String), Option<oneshot::Sender<DecisionMessage>>>;
 
 /// A word, and who wants to know that it is committed.
-struct Word {
-    decided: Decided,
-    told: oneshot::Sender<Result<(), StoreError>>,
+struct DecisionMessage {
+    decision: ApprovalDecision,
+    ack: oneshot::Sender<Result<(), StoreError>>,
 }
 
 /// Why a word was not taken.
@@ -47,16 +47,16 @@ struct Word {
 pub enum DecideError {
     /// There is no such run.
     #[error("there is no run {0}")]
-    NoSuchRun(RunId),
+    RunNotFound(RunId),
     /// Nobody waits for a word on this call.
-    #[error("nothing waits for a decision on the tool call \"{call}\" of {run}: {why}")]
-    NothingWaits {
+    #[error("nothing waits for a decision on the tool call \"{call}\" of {run}: {reason}")]
+    NotPending {
         /// The run.
         run: RunId,
         /// The call, shortened.
         call: String,
         /// What is so.
-        why: String,
+        reason: String,
     },
     /// The daemon is about to stop.
     #[error("the daemon is stopping; look at the run and try again")]
@@ -68,55 +68,60 @@ pub enum DecideError {
 
 /// Waits for the word on a call: nothing where it may be performed, else what its model is told. `begun` has what an
 /// earlier process asked and was told.
-pub async fn word(
+pub async fn await_decision(
     engine: &Engine,
-    live: &LiveRun,
-    begun: &Begun,
+    live: &ActiveRun,
+    recorded_calls: &RecordedCalls,
     turn: u32,
     call: &ToolCall,
 ) -> Result<Result<(), String>, StoreError> {
-    let asked_at = begun.requested.get(&call.id).copied();
-    let mut decided = begun.decided.get(&call.id).cloned();
-    let mut place = None;
-    if decided.is_none() {
-        let _turn = match asked_at {
-            Some(_) => Some(engine.desk.early.lock().await),
+    let requested_at = recorded_calls.approvals_requested.get(&call.id).copied();
+    let mut decision = recorded_calls.decisions.get(&call.id).cloned();
+    let mut pending = None;
+    if decision.is_none() {
+        let _guard = match requested_at {
+            Some(_) => Some(engine.pending_approvals.early_decision_lock.lock().await),
             None => None,
         };
-        if asked_at.is_some() {
+        if requested_at.is_some() {
             // Somebody may have answered since this run's record was read.
             let scope = &live.scope;
-            let begun = remains::calls(engine, scope.root, scope.run).await?;
-            decided = begun.decided.get(&call.id).cloned();
+            let recorded_calls = run_log::load_calls(engine, scope.root, scope.run).await?;
+            decision = recorded_calls.decisions.get(&call.id).cloned();
         }
-        if decided.is_none() {
-            place = Some(Place::take(&engine.desk, live.scope.run, &call.id));
+        if decision.is_none() {
+            pending = Some(PendingApproval::register(
+                &engine.pending_approvals,
+                live.scope.run,
+                &call.id,
+            ));
         }
     }
     let name = shorten(&call.name, 200);
-    let decided = match (decided, place) {
-        (Some(decided), _) => {
-            waiting::resume(engine, live).await?;
-            decided
+    let decision = match (decision, pending) {
+        (Some(decision), _) => {
+            pause::ensure_running(engine, live).await?;
+            decision
         }
         (None, None) => return Err(StoreError::Closed),
-        (None, Some(place)) => {
+        (None, Some(pending)) => {
             let limit = live.agent.approve_timeout;
-            let deadline = limit.map(|limit| after(asked_at.unwrap_or_else(now), limit));
-            let event = asked_at
+            let deadline =
+                limit.map(|limit| saturating_add(requested_at.unwrap_or_else(now), limit));
+            let event = requested_at
                 .is_none()
-                .then(|| request(turn, call, &name, deadline));
-            waiting::rest(engine, live, Call::Asks, event).await?;
-            let heard = hear(engine, live, place, &call.id, deadline).await?;
-            waiting::go(engine, live, Call::Asks).await?;
-            match heard {
-                Ok(decided) => decided,
-                Err(error) => return Ok(Err(endings::broken_off(live, &error))),
+                .then(|| requested_event(turn, call, &name, deadline));
+            pause::pause(engine, live, PauseReason::Approval, event).await?;
+            let outcome = receive_decision(engine, live, pending, &call.id, deadline).await?;
+            pause::unpause(engine, live, PauseReason::Approval).await?;
+            match outcome {
+                Ok(decision) => decision,
+                Err(error) => return Ok(Err(failures::interruption_message(live, &error))),
             }
         }
     };
     let seconds = || live.agent.approve_timeout.map_or(0, |it| it.as_secs());
-    Ok(match (decided.decision, decided.reason) {
+    Ok(match (decision.decision, decision.reason) {
         (Decision::Approved, _) => Ok(()),
         (Decision::Denied, Some(reason)) => Err(format!("The call of {name} was denied: {reason}")),
         (Decision::Denied, None) => Err(format!("The call of {name} was denied")),
@@ -128,50 +133,50 @@ pub async fn word(
 }
 
 /// Waits for the word, or the end of the wait, and commits it.
-async fn hear(
+async fn receive_decision(
     engine: &Engine,
-    live: &LiveRun,
-    mut place: Place<'_>,
+    live: &ActiveRun,
+    mut pending: PendingApproval<'_>,
     call: &str,
     deadline: Option<Timestamp>,
-) -> Result<Result<Decided, TurnError>, StoreError> {
-    let in_time = async {
+) -> Result<Result<ApprovalDecision, TurnError>, StoreError> {
+    let timeout = async {
         match deadline {
             Some(deadline) => {
                 let limit = live.agent.approve_timeout.map_or(0, |it| it.as_secs());
-                let left = record::time_left(now().duration_until(deadline), limit);
-                tokio::time::sleep(left).await;
+                let remaining = run_record::remaining_time(now().duration_until(deadline), limit);
+                tokio::time::sleep(remaining).await;
             }
             None => std::future::pending().await,
         }
     };
-    let heard = async {
+    let received = async {
         tokio::select! {
             biased;
-            word = &mut place.word => word.ok(),
-            () = in_time => None,
+            message = &mut pending.receiver => message.ok(),
+            () = timeout => None,
         }
     };
-    let word = match waiting::until(live, heard).await {
-        Ok(word) => word,
+    let message = match pause::within_deadline(live, received).await {
+        Ok(message) => message,
         Err(error) => return Ok(Err(error)),
     };
-    let (decided, told) = match word {
-        Some(word) => (word.decided, Some(word.told)),
-        None => (Decided::timed_out(), None),
+    let (decision, ack) = match message {
+        Some(message) => (message.decision, Some(message.ack)),
+        None => (ApprovalDecision::timed_out(), None),
     };
-    let event = decided.event(call);
+    let event = decision.to_event(call);
     let committed = engine
         .journal
-        .record(live, Change::Nothing, Vec::new(), vec![event])
+        .append(live, Change::Unchanged, Vec::new(), vec![event])
         .await
         .map(drop);
-    if let Some(told) = told {
+    if let Some(ack) = ack {
         // A client that went away has decided all the same.
-        let _ = told.send(committed.clone());
+        let _ = ack.send(committed.clone());
     }
     committed?;
-    Ok(Ok(decided))
+    Ok(Ok(decision))
 }
 
 /// Takes a person's word, and returns once it is committed. A call that an earlier process asked about is decided even
@@ -180,27 +185,29 @@ pub async fn decide(
     engine: &Arc<Engine>,
     id: RunId,
     call: &str,
-    decided: Decided,
+    decision: ApprovalDecision,
 ) -> Result<(), DecideError> {
     loop {
-        match engine.desk.hand(id, call, &decided) {
-            Handed::ToCall(committed) => match committed.await {
+        match engine.pending_approvals.deliver(id, call, &decision) {
+            DeliveryResult::Delivered(committed) => match committed.await {
                 Ok(committed) => return Ok(committed?),
                 // It was let go of: nobody can say whether the word was written.
                 Err(_) if engine.draining.is_cancelled() => return Err(DecideError::Draining),
                 // Its time, or the run's, was over before it heard.
                 Err(_) => {}
             },
-            Handed::TooLate => return Err(nothing(id, call, "it is being decided")),
-            Handed::ToNobody => {}
+            DeliveryResult::AlreadyDecided => {
+                return Err(not_pending(id, call, "it is being decided"));
+            }
+            DeliveryResult::NotWaiting => {}
         }
         // In a task of its own: a client that goes away leaves no word half written.
-        let (answer, answered) = oneshot::channel();
-        let (at_work, call, decided) = (Arc::clone(engine), call.to_owned(), decided.clone());
+        let (sender, receiver) = oneshot::channel();
+        let (task_engine, call, decision) = (Arc::clone(engine), call.to_owned(), decision.clone());
         engine.tasks.spawn(async move {
-            let _ = answer.send(decide_early(&at_work, id, &call, decided).await);
+            let _ = sender.send(decide_early(&task_engine, id, &call, decision).await);
         });
-        if answered.await.unwrap_or(Err(StoreError::Closed.into()))? {
+        if receiver.await.unwrap_or(Err(StoreError::Closed.into()))? {
             return Ok(());
         }
     }
@@ -211,120 +218,133 @@ async fn decide_early(
     engine: &Engine,
     id: RunId,
     call: &str,
-    decided: Decided,
+    decision: ApprovalDecision,
 ) -> Result<bool, DecideError> {
-    let _turn = engine.desk.early.lock().await;
-    let _gate = engine.suspension.gate.read().await;
-    if engine.desk.lock().contains_key(&(id, call.to_owned())) {
+    let _guard = engine.pending_approvals.early_decision_lock.lock().await;
+    let _gate = engine.suspension.resume_lock.read().await;
+    if engine
+        .pending_approvals
+        .lock()
+        .contains_key(&(id, call.to_owned()))
+    {
         return Ok(false);
     }
     let run = engine.journal.store().run(id).await?;
-    let run: Run = run.ok_or(DecideError::NoSuchRun(id))?;
+    let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
     if !matches!(run.status, Status::Waiting | Status::Running) {
         let why = format!("the run is {}", run.status.as_str());
-        return Err(nothing(id, call, &why));
+        return Err(not_pending(id, call, &why));
     }
-    let begun = remains::calls(engine, run.root_id, id).await?;
-    if !begun.requested.contains_key(call) {
-        return Err(nothing(id, call, "it did not ask for one"));
+    let recorded_calls = run_log::load_calls(engine, run.root_id, id).await?;
+    if !recorded_calls.approvals_requested.contains_key(call) {
+        return Err(not_pending(id, call, "it did not ask for one"));
     }
-    if begun.decided.contains_key(call) {
-        return Err(nothing(id, call, "it is decided"));
+    if recorded_calls.decisions.contains_key(call) {
+        return Err(not_pending(id, call, "it is decided"));
     }
-    let live = engine.live.get(id);
+    let live = engine.active_runs.get(id);
     if live.as_ref().is_some_and(|live| live.is_suspended()) {
         return Err(StoreError::Suspended.into());
     }
     // A call of this process that waits no more has given up, and its result says why.
     let is_over = live.as_ref().is_some_and(|live| {
-        let is_ours = !live.tree.is_revived && !engine.draining.is_cancelled();
-        is_ours || live.stop.is_cancelled()
+        let is_ours = !live.tree.is_recovered && !engine.draining.is_cancelled();
+        is_ours || live.cancel_token.is_cancelled()
     });
-    if is_over || begun.completed.contains(call) {
-        return Err(nothing(id, call, "it waits no more"));
+    if is_over || recorded_calls.completed.contains(call) {
+        return Err(not_pending(id, call, "it waits no more"));
     }
-    let event = decided.event(call);
+    let event = decision.to_event(call);
     match live {
         Some(live) => {
             let journal = &engine.journal;
-            let told = journal.record_request(&live, Change::Nothing, event);
-            told.await?;
+            let commit = journal.append_request(&live, Change::Unchanged, event);
+            commit.await?;
         }
         None => {
             let journal = &engine.journal;
-            let told = journal.record_undriven(&run, Change::Nothing, event);
-            told.await?;
+            let commit = journal.append_inactive(&run, Change::Unchanged, event);
+            commit.await?;
         }
     }
     Ok(true)
 }
 
-fn nothing(run: RunId, call: &str, why: &str) -> DecideError {
-    DecideError::NothingWaits {
+fn not_pending(run: RunId, call: &str, reason: &str) -> DecideError {
+    DecideError::NotPending {
         run,
         call: shorten(call, 80),
-        why: why.to_owned(),
+        reason: reason.to_owned(),
     }
 }
 
 /// What came of a word.
-enum Handed {
+enum DeliveryResult {
     /// The call has it, and says when it is committed.
-    ToCall(oneshot::Receiver<Result<(), StoreError>>),
+    Delivered(oneshot::Receiver<Result<(), StoreError>>),
     /// Another word came first.
-    TooLate,
+    AlreadyDecided,
     /// No call of this process waits for it.
-    ToNobody,
+    NotWaiting,
 }
 
-impl Desk {
-    fn hand(&self, run: RunId, call: &str, decided: &Decided) -> Handed {
-        let mut asking = self.lock();
-        let Some(place) = asking.get_mut(&(run, call.to_owned())) else {
-            return Handed::ToNobody;
+impl PendingApprovals {
+    fn deliver(&self, run: RunId, call: &str, decision: &ApprovalDecision) -> DeliveryResult {
+        let mut waiters = self.lock();
+        let Some(entry) = waiters.get_mut(&(run, call.to_owned())) else {
+            return DeliveryResult::NotWaiting;
         };
-        let Some(place) = place.take() else {
-            return Handed::TooLate;
+        let Some(sender) = entry.take() else {
+            return DeliveryResult::AlreadyDecided;
         };
-        let (told, committed) = oneshot::channel();
-        let decided = decided.clone();
+        let (ack, committed) = oneshot::channel();
+        let decision = decision.clone();
         // Where the call has just given up, the other end tells at once.
-        let _ = place.send(Word { decided, told });
-        Handed::ToCall(committed)
+        let _ = sender.send(DecisionMessage { decision, ack });
+        DeliveryResult::Delivered(committed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Asking> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A call's place at the desk, left when it is dropped.
-struct Place<'d> {
-    desk: &'d Desk,
+struct PendingApproval<'d> {
+    approvals: &'d PendingApprovals,
     key: (RunId, String),
-    word: oneshot::Receiver<Word>,
+    receiver: oneshot::Receiver<DecisionMessage>,
 }
 
-impl<'d> Place<'d> {
-    fn take(desk: &'d Desk, run: RunId, call: &str) -> Self {
-        let (sender, word) = oneshot::channel();
+impl<'d> PendingApproval<'d> {
+    fn register(approvals: &'d PendingApprovals, run: RunId, call: &str) -> Self {
+        let (sender, receiver) = oneshot::channel();
         let key = (run, call.to_owned());
-        desk.lock().insert(key.clone(), Some(sender));
-        Self { desk, key, word }
+        approvals.lock().insert(key.clone(), Some(sender));
+        Self {
+            approvals,
+            key,
+            receiver,
+        }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for PendingApproval<'_> {
     fn drop(&mut self) {
-        self.desk.lock().remove(&self.key);
+        self.approvals.lock().remove(&self.key);
     }
 }
 
-fn request(turn: u32, call: &ToolCall, name: &str, deadline: Option<Timestamp>) -> EventKind {
-    let whole = call.arguments.get();
-    let truncated = whole.len() > MOST_ARGUMENTS;
+fn requested_event(
+    turn: u32,
+    call: &ToolCall,
+    name: &str,
+    deadline: Option<Timestamp>,
+) -> EventKind {
+    let json = call.arguments.get();
+    let truncated = json.len() > MAX_ARGUMENTS_BYTES;
     let cut = || {
-        serde_json::value::to_raw_value(beginning(whole, MOST_ARGUMENTS))
+        serde_json::value::to_raw_value(truncate_to_bytes(json, MAX_ARGUMENTS_BYTES))
             .map(Arc::from)
             .ok()
     };
@@ -339,16 +359,16 @@ fn request(turn: u32, call: &ToolCall, name: &str, deadline: Option<Timestamp>) 
     }
 }
 
-fn after(at: Timestamp, time: Duration) -> Timestamp {
+fn saturating_add(start: Timestamp, time: Duration) -> Timestamp {
     let time = SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX);
-    at.checked_add(time).unwrap_or(Timestamp::MAX)
+    start.checked_add(time).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::request;
+    use super::requested_event;
     use crate::domain::message::ToolCall;
 
     #[test]
@@ -361,7 +381,7 @@ mod tests {
                 name: "write_file".to_owned(),
                 arguments: raw.into(),
             };
-            let event = request(1, &call, "write_file", None);
+            let event = requested_event(1, &call, "write_file", None);
             serde_json::to_value(event).expect("JSON")
         };
         let small = shown(json!({"path": "a"}));
@@ -369,7 +389,7 @@ mod tests {
         assert_eq!(small.get("truncated"), None);
         let large = shown(json!({"content": "ä".repeat(20_000)}));
         let text = large["arguments"].as_str().expect("text");
-        assert!(text.starts_with("{\"content\":\"ä") && text.len() <= super::MOST_ARGUMENTS);
+        assert!(text.starts_with("{\"content\":\"ä") && text.len() <= super::MAX_ARGUMENTS_BYTES);
         assert_eq!(large["truncated"], true);
     }
 }

@@ -10,33 +10,33 @@ use secrecy::SecretString;
 use crate::domain::event::EventKind;
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
+use crate::engine::active_run::ActiveRun;
 use crate::engine::blobs;
-use crate::engine::left_batch::{LeftBatch, Submitted};
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
+use crate::engine::context::Engine;
+use crate::engine::pause::{self, PauseReason};
+use crate::engine::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::engine::turn_error::TurnError;
-use crate::engine::waiting::{self, Call};
-use crate::providers::batches::{Batches, Look};
-use crate::providers::registry::Served;
-use crate::providers::{Batched, Category, ChatRequest, Delta, ProviderError, Reply};
+use crate::providers::batches::{BatchClient, BatchStatus};
+use crate::providers::registry::ProviderHandle;
+use crate::providers::{BatchProvider, ChatRequest, Delta, ErrorCategory, ProviderError, Reply};
 
 /// The longest that a batch is waited for: services promise that.
-const LONGEST: SignedDuration = SignedDuration::from_hours(24);
+const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
 /// The pause before the first look; each later one is twice as long, up to the provider's longest.
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How long one look may take.
-const LOOK: Duration = Duration::from_secs(60);
+const POLL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a cancelled run waits for the service to take its batch back.
-const CANCEL: Duration = Duration::from_secs(5);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is asked, of whom, and with whose key.
-pub struct Ask<'a> {
+pub struct BatchRequest<'a> {
     /// The turn.
     pub turn: u32,
     /// `provider/model`.
     pub model: &'a str,
     /// Who answers.
-    pub served: &'a Served,
+    pub provider: &'a ProviderHandle,
     /// The request.
     pub request: ChatRequest<'a>,
 }
@@ -44,172 +44,199 @@ pub struct Ask<'a> {
 /// Has a batch answer the request.
 pub async fn complete(
     engine: &Engine,
-    live: &LiveRun,
-    ask: Ask<'_>,
+    live: &ActiveRun,
+    batch_request: BatchRequest<'_>,
     deltas: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<Result<Reply, ProviderError>, TurnError> {
-    let Ask {
-        served, request, ..
-    } = ask;
-    let key = request.key;
-    let Some(batched) = served.provider.batched() else {
+    let BatchRequest {
+        provider, request, ..
+    } = batch_request;
+    let key = request.api_key;
+    let Some(batched) = provider.provider.batch_provider() else {
         let message = "the provider has no batches";
-        return Ok(Err(ProviderError::new(Category::BadRequest, message)));
+        return Ok(Err(ProviderError::new(ErrorCategory::BadRequest, message)));
     };
-    let name = format!("{}-{}", live.scope.run, ask.turn);
-    let batches = batched.batches();
-    let submitted = match live.left_batch.get() {
-        LeftBatch::Known(known) if known.turn == ask.turn && known.model == ask.model => {
-            waiting::rest(engine, live, Call::Batch, None).await?;
-            known
+    let name = format!("{}-{}", live.scope.run, batch_request.turn);
+    let batches = batched.batch_client();
+    let submitted = match live.pending_batch.get() {
+        PendingBatch::Submitted(submitted)
+            if submitted.turn == batch_request.turn && submitted.model == batch_request.model =>
+        {
+            pause::pause(engine, live, PauseReason::Batch, None).await?;
+            submitted
         }
-        left => {
-            let may_be_there = left == LeftBatch::Unknown { turn: ask.turn };
-            let found = match may_be_there {
-                true => waiting::until(live, batches.find(&name, key)).await?,
+        pending => {
+            let may_exist = pending
+                == PendingBatch::Unknown {
+                    turn: batch_request.turn,
+                };
+            let found = match may_exist {
+                true => pause::within_deadline(live, batches.find(&name, key)).await?,
                 false => Ok(None),
             };
             let batch = match found {
                 Ok(Some(found)) => Ok(found),
-                Ok(None) => submit(engine, live, batched, &ask, &name).await?,
+                Ok(None) => submit(engine, live, batched, &batch_request, &name).await?,
                 Err(error) => Err(error),
             };
             let batch = match batch {
                 Ok(batch) => batch,
-                Err(error) => return Ok(Err(hidden(error, key))),
+                Err(error) => return Ok(Err(redact_key(error, key))),
             };
-            let submitted = Submitted {
-                turn: ask.turn,
-                model: ask.model.to_owned(),
-                batch,
-                since: now(),
+            let submitted = SubmittedBatch {
+                turn: batch_request.turn,
+                model: batch_request.model.to_owned(),
+                batch_id: batch,
+                submitted_at: now(),
             };
-            waiting::rest(engine, live, Call::Batch, Some(told(&submitted))).await?;
+            pause::pause(
+                engine,
+                live,
+                PauseReason::Batch,
+                Some(submitted_event(&submitted)),
+            )
+            .await?;
             submitted
         }
     };
-    live.left_batch.set(LeftBatch::Nothing);
-    let waited = wait(live, batches, &submitted, &name, key).await;
-    if waited.is_err() && !live.is_suspended() {
-        take_back(batches, &submitted, key).await;
+    live.pending_batch.set(PendingBatch::Absent);
+    let result = poll_until_done(live, batches, &submitted, &name, key).await;
+    if result.is_err() && !live.is_suspended() {
+        cancel_batch(batches, &submitted, key).await;
     }
-    waiting::go(engine, live, Call::Batch).await?;
-    match waited? {
-        Ok(Look::Answered { status, body }) => {
-            let reply = waiting::until(live, batched.hear_item(request, status, body, deltas));
-            Ok(reply.await?.map_err(|error| hidden(error, key)))
+    pause::unpause(engine, live, PauseReason::Batch).await?;
+    match result? {
+        Ok(BatchStatus::Completed { status, body }) => {
+            let reply = pause::within_deadline(
+                live,
+                batched.read_batch_reply(request, status, body, deltas),
+            );
+            Ok(reply.await?.map_err(|error| redact_key(error, key)))
         }
-        Ok(Look::Failed(error)) => Ok(Err(hidden(error, key))),
-        Ok(Look::Expired | Look::Working) => Err(TurnError::BatchExpired),
+        Ok(BatchStatus::Failed(error)) => Ok(Err(redact_key(error, key))),
+        Ok(BatchStatus::Expired | BatchStatus::InProgress) => Err(TurnError::BatchExpired),
         Err(mut error) => {
             // The service may have answered, and nobody can look.
-            error.may_have_cost = true;
-            Ok(Err(hidden(error, key)))
+            error.may_be_billed = true;
+            Ok(Err(redact_key(error, key)))
         }
     }
 }
 
 /// Gives up a batch of an earlier process that no turn came to: what it cost nobody will tell.
-pub async fn give_up(engine: &Engine, live: &LiveRun) {
-    let LeftBatch::Known(left) = live.left_batch.get() else {
+pub async fn abandon(engine: &Engine, live: &ActiveRun) {
+    let PendingBatch::Submitted(submitted) = live.pending_batch.get() else {
         return;
     };
-    live.left_batch.set(LeftBatch::Nothing);
-    live.spend(&Usage {
+    live.pending_batch.set(PendingBatch::Absent);
+    live.add_usage(&Usage {
         unreported: 1,
         ..Usage::default()
     });
-    let provider = left.model.split('/').next().unwrap_or_default();
+    let provider_name = submitted.model.split('/').next().unwrap_or_default();
     let keys = &live.tree.provider_keys;
-    let Ok(key) = keys.get(&live.agent, provider) else {
+    let Ok(key) = keys.get(&live.agent, provider_name) else {
         return;
     };
-    let served = engine.providers.get_for(provider, key.is_some());
-    if let Some(batched) = served.ok().and_then(|served| served.provider.batched()) {
-        take_back(batched.batches(), &left, key).await;
+    let provider = engine.providers.get_with_key(provider_name, key.is_some());
+    if let Some(batched) = provider
+        .ok()
+        .and_then(|provider| provider.provider.batch_provider())
+    {
+        cancel_batch(batched.batch_client(), &submitted, key).await;
     }
 }
 
 /// Hands the request over.
 async fn submit(
     engine: &Engine,
-    live: &LiveRun,
-    batched: &dyn Batched,
-    ask: &Ask<'_>,
+    live: &ActiveRun,
+    batched: &dyn BatchProvider,
+    batch_request: &BatchRequest<'_>,
     name: &str,
 ) -> Result<Result<String, ProviderError>, TurnError> {
     // Held while the batch is made, and not while it is waited for.
-    let _permit = match &ask.served.permits {
-        Some(permits) => waiting::until(live, permits.acquire()).await?.ok(),
+    let _permit = match &batch_request.provider.permits {
+        Some(permits) => pause::within_deadline(live, permits.acquire()).await?.ok(),
         None => None,
     };
     // The bytes of pictures and files are not kept while the batch is waited for.
-    let blobs = Box::pin(blobs::load(engine, ask.request.messages)).await?;
+    let blobs = Box::pin(blobs::load(engine, batch_request.request.messages)).await?;
     let request = ChatRequest {
         blobs: blobs.as_ref(),
-        ..ask.request
+        ..batch_request.request
     };
-    let item = match batched.item(&request) {
+    let item = match batched.batch_item(&request) {
         Ok(item) => item,
         Err(error) => return Ok(Err(error)),
     };
     drop(blobs);
-    let created = batched.batches().create(name, &item, ask.request.key);
-    waiting::until(live, created).await
+    let created = batched
+        .batch_client()
+        .create(name, &item, batch_request.request.api_key);
+    pause::within_deadline(live, created).await
 }
 
 /// Looks at the batch until it is done, or has taken too long.
-async fn wait(
-    live: &LiveRun,
-    batches: &Batches,
-    submitted: &Submitted,
+async fn poll_until_done(
+    live: &ActiveRun,
+    batches: &BatchClient,
+    submitted: &SubmittedBatch,
     name: &str,
     key: Option<&SecretString>,
-) -> Result<Result<Look, ProviderError>, TurnError> {
-    let mut pause = FIRST_PAUSE.min(batches.longest_pause);
+) -> Result<Result<BatchStatus, ProviderError>, TurnError> {
+    let mut pause = FIRST_POLL_INTERVAL.min(batches.max_poll_interval);
     loop {
-        waiting::until(live, tokio::time::sleep(pause)).await?;
-        pause = (pause * 2).min(batches.longest_pause);
-        let look = batches.look(&submitted.batch, name, key);
-        match waiting::until(live, tokio::time::timeout(LOOK, look)).await? {
-            Ok(Ok(Look::Working)) | Err(_) => {}
+        pause::within_deadline(live, tokio::time::sleep(pause)).await?;
+        pause = (pause * 2).min(batches.max_poll_interval);
+        let look = batches.poll(&submitted.batch_id, name, key);
+        match pause::within_deadline(live, tokio::time::timeout(POLL_TIMEOUT, look)).await? {
+            Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
             Ok(Ok(look)) => return Ok(Ok(look)),
             Ok(Err(error)) if error.category.is_retryable() => {
-                let error = hidden(error, key);
+                let error = redact_key(error, key);
                 tracing::warn!(
                     run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
                     depth = live.scope.depth.0,
-                    "Batch {} could not be looked at ({error}), trying again in {pause:?}", submitted.batch
+                    "Batch {} could not be looked at ({error}), trying again in {pause:?}", submitted.batch_id
                 );
             }
             Ok(Err(error)) => return Ok(Err(error)),
         }
-        if now().duration_since(submitted.since) >= LONGEST {
+        if now().duration_since(submitted.submitted_at) >= MAX_BATCH_AGE {
             return Err(TurnError::BatchExpired);
         }
     }
 }
 
 /// Has the service not begin with a batch that nobody waits for. What it has begun it may charge for.
-async fn take_back(batches: &Batches, submitted: &Submitted, key: Option<&SecretString>) {
-    let cancelled = tokio::time::timeout(CANCEL, batches.cancel(&submitted.batch, key)).await;
+async fn cancel_batch(
+    batches: &BatchClient,
+    submitted: &SubmittedBatch,
+    key: Option<&SecretString>,
+) {
+    let cancelled =
+        tokio::time::timeout(CANCEL_TIMEOUT, batches.cancel(&submitted.batch_id, key)).await;
     if let Ok(Err(error)) = cancelled {
-        let error = hidden(error, key);
-        tracing::warn!("Batch {} could not be cancelled: {error}", submitted.batch);
+        let error = redact_key(error, key);
+        tracing::warn!(
+            "Batch {} could not be cancelled: {error}",
+            submitted.batch_id
+        );
     }
 }
 
-fn told(submitted: &Submitted) -> EventKind {
+fn submitted_event(submitted: &SubmittedBatch) -> EventKind {
     EventKind::BatchSubmitted {
         turn: submitted.turn,
         model: submitted.model.clone(),
-        batch_id: submitted.batch.clone(),
+        batch_id: submitted.batch_id.clone(),
     }
 }
 
-fn hidden(error: ProviderError, key: Option<&SecretString>) -> ProviderError {
+fn redact_key(error: ProviderError, key: Option<&SecretString>) -> ProviderError {
     match key {
-        Some(key) => error.without(key),
+        Some(key) => error.redact(key),
         None => error,
     }
 }

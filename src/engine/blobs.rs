@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::domain::attachment::Blobs;
 use crate::domain::message::Message;
-use crate::engine::parts::Engine;
+use crate::engine::context::Engine;
 use crate::store::StoreError;
 
 /// The bytes of these messages' pictures and files, which are in memory only while a request is under way; `None` if there

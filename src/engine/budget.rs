@@ -17,12 +17,12 @@ pub struct Budgets {
 
 /// The accounts that one run draws on: its root's, and those of ancestors with limits and its own. Most trees have
 /// none at all, and then nothing here costs anything.
-pub type Accounts = Vec<usize>;
+pub type AccountIds = Vec<usize>;
 
 /// A limit that is reached. Displays as the contract's text.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("budget exceeded: used {used} of {limit} {unit}")]
-pub struct Exceeded {
+pub struct BudgetExceeded {
     used: String,
     limit: String,
     unit: &'static str,
@@ -40,11 +40,11 @@ struct Account {
 /// A tool call or a run that was refused. The run that wished for it stops at its next check, and with it those above
 /// it that draw on the same account; who was let in before goes on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refused {
+pub struct BudgetRefusal {
     /// The account that is full.
     pub account: usize,
     /// Its limit.
-    pub exceeded: Exceeded,
+    pub exceeded: BudgetExceeded,
 }
 
 /// Tokens and money, the two things that are known only after a request.
@@ -60,17 +60,17 @@ pub struct Amount {
 #[derive(Debug)]
 pub struct Reservation<'a> {
     budgets: &'a Budgets,
-    parts: Vec<(usize, Amount)>,
+    shares: Vec<(usize, Amount)>,
 }
 
 impl Budgets {
     /// Opens an account for a run whose limits are these, beside those that its caller draws on. `used` is what its
     /// subtree has used before, in another process.
-    pub fn open(&self, limits: &Budget, callers: &[usize], used: &TreeUsage) -> Accounts {
-        let mut drawn = callers.to_vec();
+    pub fn open_account(&self, limits: &Budget, callers: &[usize], used: &TreeUsage) -> AccountIds {
+        let mut account_ids = callers.to_vec();
         if *limits != Budget::default() {
             let mut accounts = self.lock();
-            drawn.push(accounts.len());
+            account_ids.push(accounts.len());
             accounts.push(Account {
                 limits: *limits,
                 used: Amount {
@@ -82,46 +82,46 @@ impl Budgets {
                 runs: used.runs,
             });
         }
-        drawn
+        account_ids
     }
 
     /// Tokens used of an account.
-    pub fn tokens(&self, account: usize) -> u64 {
+    pub fn tokens_used(&self, account: usize) -> u64 {
         self.lock()
             .get(account)
             .map_or(0, |account| account.used.tokens)
     }
 
     /// Whether the run may go on.
-    pub fn check(&self, drawn: &[usize]) -> Result<(), Exceeded> {
-        if drawn.is_empty() {
+    pub fn check(&self, account_ids: &[usize]) -> Result<(), BudgetExceeded> {
+        if account_ids.is_empty() {
             return Ok(());
         }
         let accounts = self.lock();
-        drawn.iter().try_for_each(|&at| accounts[at].check())
+        account_ids.iter().try_for_each(|&id| accounts[id].check())
     }
 
     /// Sets aside what a request may use, at most what is left; waits while other requests hold all that is left.
     /// A single request is never refused for its size.
     pub async fn reserve(
         &self,
-        drawn: &[usize],
-        wanted: Amount,
-    ) -> Result<Reservation<'_>, Exceeded> {
-        if drawn.is_empty() {
+        account_ids: &[usize],
+        requested: Amount,
+    ) -> Result<Reservation<'_>, BudgetExceeded> {
+        if account_ids.is_empty() {
             return Ok(Reservation {
                 budgets: self,
-                parts: Vec::new(),
+                shares: Vec::new(),
             });
         }
         loop {
             // Subscribe first, then look: a settlement between the two is not missed.
             let mut settled = std::pin::pin!(self.settled.notified());
             settled.as_mut().enable();
-            if let Some(parts) = self.try_reserve(drawn, wanted)? {
+            if let Some(shares) = self.try_reserve(account_ids, requested)? {
                 return Ok(Reservation {
                     budgets: self,
-                    parts,
+                    shares,
                 });
             }
             settled.await;
@@ -129,8 +129,8 @@ impl Budgets {
     }
 
     /// Counts a tool call, or refuses it.
-    pub fn take_tool_call(&self, drawn: &[usize]) -> Result<(), Refused> {
-        self.take(drawn, |account| {
+    pub fn count_tool_call(&self, account_ids: &[usize]) -> Result<(), BudgetRefusal> {
+        self.count(account_ids, |account| {
             (
                 &mut account.tool_calls,
                 account.limits.max_tool_calls,
@@ -140,79 +140,79 @@ impl Budgets {
     }
 
     /// Counts a run, or refuses it.
-    pub fn take_run(&self, drawn: &[usize]) -> Result<(), Refused> {
-        self.take(drawn, |account| {
+    pub fn count_run(&self, account_ids: &[usize]) -> Result<(), BudgetRefusal> {
+        self.count(account_ids, |account| {
             (&mut account.runs, account.limits.max_runs, "runs")
         })
     }
 
     /// The refusals of whatever is counted and full now, the nearest to the root first.
-    pub fn refusals(&self, drawn: &[usize]) -> Vec<Refused> {
-        if drawn.is_empty() {
+    pub fn refusals(&self, account_ids: &[usize]) -> Vec<BudgetRefusal> {
+        if account_ids.is_empty() {
             return Vec::new();
         }
         let accounts = self.lock();
-        let full = drawn.iter().flat_map(|&account| {
+        let full = account_ids.iter().flat_map(|&account| {
             let Account {
                 limits,
                 tool_calls,
                 runs,
                 ..
             } = &accounts[account];
-            let counted = [
+            let counters = [
                 (*tool_calls, limits.max_tool_calls, "tool calls"),
                 (*runs, limits.max_runs, "runs"),
             ];
-            counted.into_iter().filter_map(move |(used, limit, unit)| {
+            counters.into_iter().filter_map(move |(used, limit, unit)| {
                 let limit = limit.filter(|limit| used >= *limit)?;
                 let exceeded = exceeded(used, limit, unit);
-                Some(Refused { account, exceeded })
+                Some(BudgetRefusal { account, exceeded })
             })
         });
         full.collect()
     }
 
-    fn take(
+    fn count(
         &self,
-        drawn: &[usize],
+        account_ids: &[usize],
         counter: impl for<'c> Fn(&'c mut Account) -> (&'c mut u64, Option<u64>, &'static str),
-    ) -> Result<(), Refused> {
-        if drawn.is_empty() {
+    ) -> Result<(), BudgetRefusal> {
+        if account_ids.is_empty() {
             return Ok(());
         }
         let mut accounts = self.lock();
-        for &account in drawn {
+        for &account in account_ids {
             let (used, limit, unit) = counter(&mut accounts[account]);
             if let Some(limit) = limit.filter(|limit| *used >= *limit) {
                 let exceeded = exceeded(*used, limit, unit);
-                return Err(Refused { account, exceeded });
+                return Err(BudgetRefusal { account, exceeded });
             }
         }
-        for &at in drawn {
-            *counter(&mut accounts[at]).0 += 1;
+        for &id in account_ids {
+            *counter(&mut accounts[id]).0 += 1;
         }
         Ok(())
     }
 
     fn try_reserve(
         &self,
-        drawn: &[usize],
-        wanted: Amount,
-    ) -> Result<Option<Vec<(usize, Amount)>>, Exceeded> {
+        account_ids: &[usize],
+        requested: Amount,
+    ) -> Result<Option<Vec<(usize, Amount)>>, BudgetExceeded> {
         let mut accounts = self.lock();
-        let mut parts = Vec::with_capacity(drawn.len());
-        for &at in drawn {
-            accounts[at].check()?;
-            match accounts[at].share(wanted) {
-                Some(share) => parts.push((at, share)),
+        let mut shares = Vec::with_capacity(account_ids.len());
+        for &id in account_ids {
+            accounts[id].check()?;
+            match accounts[id].reservable(requested) {
+                Some(share) => shares.push((id, share)),
                 None => return Ok(None),
             }
         }
-        for &(at, share) in &parts {
-            accounts[at].reserved.tokens += share.tokens;
-            accounts[at].reserved.cost.0 += share.cost.0;
+        for &(id, share) in &shares {
+            accounts[id].reserved.tokens += share.tokens;
+            accounts[id].reserved.cost.0 += share.cost.0;
         }
-        Ok(Some(parts))
+        Ok(Some(shares))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Account>> {
@@ -224,22 +224,22 @@ impl Reservation<'_> {
     /// Books what the request really used and gives the rest back.
     pub fn settle(self, used: Amount) {
         let mut accounts = self.budgets.lock();
-        for &(at, _) in &self.parts {
-            accounts[at].used.tokens = accounts[at].used.tokens.saturating_add(used.tokens);
-            accounts[at].used.cost.0 = accounts[at].used.cost.0.saturating_add(used.cost.0);
+        for &(id, _) in &self.shares {
+            accounts[id].used.tokens = accounts[id].used.tokens.saturating_add(used.tokens);
+            accounts[id].used.cost.0 = accounts[id].used.cost.0.saturating_add(used.cost.0);
         }
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if self.parts.is_empty() {
+        if self.shares.is_empty() {
             return;
         }
         let mut accounts = self.budgets.lock();
-        for &(at, share) in &self.parts {
-            accounts[at].reserved.tokens -= share.tokens;
-            accounts[at].reserved.cost.0 -= share.cost.0;
+        for &(id, share) in &self.shares {
+            accounts[id].reserved.tokens -= share.tokens;
+            accounts[id].reserved.cost.0 -= share.cost.0;
         }
         drop(accounts);
         self.budgets.settled.notify_waiters();
@@ -247,7 +247,7 @@ impl Drop for Reservation<'_> {
 }
 
 impl Account {
-    fn check(&self) -> Result<(), Exceeded> {
+    fn check(&self) -> Result<(), BudgetExceeded> {
         if let Some(limit) = self
             .limits
             .max_tokens
@@ -260,40 +260,40 @@ impl Account {
             .max_cost
             .filter(|limit| self.used.cost >= *limit)
         {
-            return Err(exceeded(self.used.cost.usd(), limit.usd(), "USD"));
+            return Err(exceeded(self.used.cost.to_usd(), limit.to_usd(), "USD"));
         }
         Ok(())
     }
 
     /// How much of `wanted` can be set aside now; none where others hold all that is left.
-    fn share(&self, wanted: Amount) -> Option<Amount> {
-        let part = |limit: Option<u64>, used: u64, reserved: u64, wanted: u64| match limit {
+    fn reservable(&self, requested: Amount) -> Option<Amount> {
+        let available = |limit: Option<u64>, used: u64, reserved: u64, requested: u64| match limit {
             None => Some(0),
             Some(limit) => match limit.saturating_sub(used + reserved) {
                 0 if reserved > 0 => None,
-                left => Some(wanted.min(left)),
+                remaining => Some(requested.min(remaining)),
             },
         };
         Some(Amount {
-            tokens: part(
+            tokens: available(
                 self.limits.max_tokens,
                 self.used.tokens,
                 self.reserved.tokens,
-                wanted.tokens,
+                requested.tokens,
             )?,
-            cost: Cost(part(
+            cost: Cost(available(
                 self.limits.max_cost.map(|cost| cost.0),
                 self.used.cost.0,
                 self.reserved.cost.0,
-                wanted.cost.0,
+                requested.cost.0,
             )?),
         })
     }
 }
 
 /// A limit that is reached, of something that no account counts.
-pub fn exceeded(used: impl ToString, limit: impl ToString, unit: &'static str) -> Exceeded {
-    Exceeded {
+pub fn exceeded(used: impl ToString, limit: impl ToString, unit: &'static str) -> BudgetExceeded {
+    BudgetExceeded {
         used: used.to_string(),
         limit: limit.to_string(),
         unit,
@@ -316,9 +316,9 @@ mod tests {
     }
 
     #[test]
-    fn requests_in_flight_hold_what_is_left_and_the_next_waits_for_them() {
+    fn reservations_make_the_next_request_wait_until_settled() {
         let budgets = Budgets::default();
-        let drawn = budgets.open(
+        let account_ids = budgets.open_account(
             &Budget {
                 max_tokens: Some(100),
                 ..Budget::default()
@@ -328,23 +328,23 @@ mod tests {
         );
         // A request larger than the whole budget is let through.
         let first = budgets
-            .reserve(&drawn, tokens(4000))
+            .reserve(&account_ids, tokens(4000))
             .now_or_never()
             .expect("at once")
             .expect("within");
-        let mut second = Box::pin(budgets.reserve(&drawn, tokens(10)));
+        let mut second = Box::pin(budgets.reserve(&account_ids, tokens(10)));
         assert!(second.as_mut().now_or_never().is_none());
         first.settle(tokens(60));
         let second = second.now_or_never().expect("woken").expect("within");
         second.settle(tokens(50));
-        let error = budgets.check(&drawn).expect_err("spent");
+        let error = budgets.check(&account_ids).expect_err("spent");
         assert_eq!(error.to_string(), "budget exceeded: used 110 of 100 tokens");
     }
 
     #[test]
     fn counted_things_are_refused_past_the_limit() {
         let budgets = Budgets::default();
-        let root = budgets.open(
+        let root = budgets.open_account(
             &Budget {
                 max_tool_calls: Some(2),
                 ..Budget::default()
@@ -352,7 +352,7 @@ mod tests {
             &[],
             &TreeUsage::default(),
         );
-        let child = budgets.open(
+        let child = budgets.open_account(
             &Budget {
                 max_tool_calls: Some(1),
                 ..Budget::default()
@@ -360,9 +360,9 @@ mod tests {
             &root,
             &TreeUsage::default(),
         );
-        assert!(budgets.take_tool_call(&child).is_ok());
+        assert!(budgets.count_tool_call(&child).is_ok());
         let refused = budgets
-            .take_tool_call(&child)
+            .count_tool_call(&child)
             .expect_err("the child's own limit");
         assert_eq!(
             refused.exceeded.to_string(),
@@ -372,8 +372,10 @@ mod tests {
             !root.contains(&refused.account),
             "a child's budget bounds only its subtree"
         );
-        assert!(budgets.take_tool_call(&root).is_ok());
-        let refused = budgets.take_tool_call(&root).expect_err("the root's limit");
+        assert!(budgets.count_tool_call(&root).is_ok());
+        let refused = budgets
+            .count_tool_call(&root)
+            .expect_err("the root's limit");
         assert_eq!(vec![refused.account], root);
     }
 }

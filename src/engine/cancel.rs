@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{RunId, Status};
+use crate::engine::active_run::{ActiveRun, CancelState};
+use crate::engine::context::Engine;
 use crate::engine::journal;
-use crate::engine::live::{CancelState, LiveRun};
-use crate::engine::parts::Engine;
 #[cfg(doc)]
-use crate::engine::sessions::Seat;
+use crate::engine::sessions::SessionGuard;
 use crate::store::{Change, StoreError, Write};
 
 /// Cancels a run with its descendants. Returns once the record says so, or the run has ended by itself; does nothing
@@ -20,27 +20,27 @@ use crate::store::{Change, StoreError, Write};
 /// since a restart) ends when it is taken up.
 pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
     let live = {
-        let _gate = engine.suspension.gate.read().await;
-        let live = engine.live.get(id);
+        let _gate = engine.suspension.resume_lock.read().await;
+        let live = engine.active_runs.get(id);
         match &live {
-            Some(live) => cancel_live(engine, live, reason).await?,
-            None => cancel_undriven(engine, id, reason).await?,
+            Some(live) => cancel_active(engine, live, reason).await?,
+            None => cancel_inactive(engine, id, reason).await?,
         }
         live
     };
     match live {
-        Some(live) if live.is_ending() => end_of(&live).await,
+        Some(live) if live.is_ending() => await_end(&live).await,
         _ => Ok(()),
     }
 }
 
-async fn cancel_live(engine: &Engine, live: &LiveRun, reason: &str) -> Result<(), StoreError> {
-    let Some(reason) = begin(live, reason) else {
+async fn cancel_active(engine: &Engine, live: &ActiveRun, reason: &str) -> Result<(), StoreError> {
+    let Some(reason) = begin_cancel(live, reason) else {
         return Ok(());
     };
-    let (change, event) = cancelling(&reason);
+    let (change, event) = cancel_entry(&reason);
     let journal = &engine.journal;
-    let recorded = journal.record_request(live, change, event).await;
+    let recorded = journal.append_request(live, change, event).await;
     match recorded {
         Ok(()) => live.cancel(&reason),
         Err(_) => live.withdraw_cancel(),
@@ -50,78 +50,78 @@ async fn cancel_live(engine: &Engine, live: &LiveRun, reason: &str) -> Result<()
 
 /// The reason to record, `None` if nothing is to be recorded. Two cancels at once record the same reason, that of the
 /// first: the store ignores the second write, and either may be it.
-fn begin(live: &LiveRun, reason: &str) -> Option<String> {
+fn begin_cancel(live: &ActiveRun, reason: &str) -> Option<String> {
     match live.begin_cancel(reason) {
         CancelState::Recorded | CancelState::TooLate => None,
-        CancelState::Began => Some(reason.to_owned()),
+        CancelState::Started => Some(reason.to_owned()),
         CancelState::Pending(first) => Some(first),
     }
 }
 
 /// Waits for the end of a run that is ending by itself; fails where that cannot be recorded.
-async fn end_of(live: &LiveRun) -> Result<(), StoreError> {
-    match live.ended().await {
+async fn await_end(live: &ActiveRun) -> Result<(), StoreError> {
+    match live.wait_for_end().await {
         None if live.is_suspended() => Err(StoreError::Suspended),
         _ => Ok(()),
     }
 }
 
-async fn cancel_undriven(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
+async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
     let Some(run) = engine.journal.store().run(id).await? else {
         return Ok(());
     };
     if run.status.is_terminal() || run.status == Status::Cancelling {
         return Ok(());
     }
-    let (change, event) = cancelling(reason);
-    engine.journal.record_undriven(&run, change, event).await?;
-    if engine.left.cancel(id, reason) {
+    let (change, event) = cancel_entry(reason);
+    engine.journal.append_inactive(&run, change, event).await?;
+    if engine.orphans.cancel(id, reason) {
         return Ok(());
     }
     // Its parent may have come to it meanwhile.
-    if let Some(live) = engine.live.get(id) {
+    if let Some(live) = engine.active_runs.get(id) {
         live.cancel(reason);
     }
     Ok(())
 }
 
 /// The runs that a new one replaces in its session, whose cancels are recorded with its acceptance.
-pub struct Cancels<'e> {
-    runs: Vec<(Arc<LiveRun>, String)>,
+pub struct PendingCancels<'e> {
+    runs: Vec<(Arc<ActiveRun>, String)>,
     /// None of them is taken up from its record meanwhile.
     _gate: Option<RwLockReadGuard<'e, ()>>,
 }
 
 /// Those that come before the run `by` in its session (see [`Seat::before`]), once each is on the record.
-pub async fn those_before(
+pub async fn begin_cancels(
     engine: &Engine,
-    before: Vec<(RunId, CancellationToken)>,
-    by: RunId,
-) -> Cancels<'_> {
-    let reason = format!("{by} takes its place in the session");
+    predecessors: Vec<(RunId, CancellationToken)>,
+    successor: RunId,
+) -> PendingCancels<'_> {
+    let reason = format!("{successor} takes its place in the session");
     let mut runs = Vec::new();
-    if before.is_empty() {
-        return Cancels { runs, _gate: None };
+    if predecessors.is_empty() {
+        return PendingCancels { runs, _gate: None };
     }
-    for (_, accepted) in &before {
+    for (_, accepted) in &predecessors {
         accepted.cancelled().await;
     }
-    let gate = engine.suspension.gate.read().await;
+    let gate = engine.suspension.resume_lock.read().await;
     // The last first: none of them is to start because the one before it has ended.
-    for (before, _) in before.into_iter().rev() {
-        let live = engine.live.get(before);
+    for (id, _) in predecessors.into_iter().rev() {
+        let live = engine.active_runs.get(id);
         runs.extend(live.and_then(|live| {
-            let reason = begin(&live, &reason)?;
+            let reason = begin_cancel(&live, &reason)?;
             Some((live, reason))
         }));
     }
-    Cancels {
+    PendingCancels {
         runs,
         _gate: Some(gate),
     }
 }
 
-impl Cancels<'_> {
+impl PendingCancels<'_> {
     /// Whether there is nobody to cancel.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
@@ -129,22 +129,22 @@ impl Cancels<'_> {
 
     /// What is to be recorded.
     pub fn writes(&self) -> Vec<Write> {
-        let write = |(live, reason): &(Arc<LiveRun>, String)| {
-            let (change, event) = cancelling(reason);
-            journal::entry(live, change, Vec::new(), vec![event])
+        let write = |(live, reason): &(Arc<ActiveRun>, String)| {
+            let (change, event) = cancel_entry(reason);
+            journal::build_write(live, change, Vec::new(), vec![event])
         };
         self.runs.iter().map(write).collect()
     }
 
     /// Their cancels are on the record: stops the runs.
-    pub fn settle(mut self) {
+    pub fn apply(mut self) {
         for (live, reason) in std::mem::take(&mut self.runs) {
             live.cancel(&reason);
         }
     }
 }
 
-impl Drop for Cancels<'_> {
+impl Drop for PendingCancels<'_> {
     /// Who is not cancelled by now will not be.
     fn drop(&mut self) {
         for (live, _) in &self.runs {
@@ -153,10 +153,10 @@ impl Drop for Cancels<'_> {
     }
 }
 
-fn cancelling(reason: &str) -> (Change, EventKind) {
+fn cancel_entry(reason: &str) -> (Change, EventKind) {
     let reason = reason.to_owned();
     let event = EventKind::RunCancelling {
         reason: reason.clone(),
     };
-    (Change::Cancelling { reason }, event)
+    (Change::RequestCancel { reason }, event)
 }

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use crate::domain::event::EventKind;
-use crate::engine::answers::failed_turn;
-use crate::engine::close::{Ending, State};
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
+use crate::engine::active_run::ActiveRun;
+use crate::engine::context::Engine;
+use crate::engine::finish::{Ending, LoopState};
+use crate::engine::tool_results::error_ending;
 use crate::engine::turn;
 use crate::store::{Change, Step};
 use crate::validation;
@@ -17,14 +17,14 @@ use crate::validation;
 pub const MAX_RESUMED_CHECKS: u32 = 3;
 
 /// What is to be recorded of a reply; empty once it is.
-pub struct Unrecorded {
+pub struct UnrecordedReply {
     /// The reply.
     pub steps: Vec<Step>,
     /// The end of its turn.
     pub events: Vec<EventKind>,
 }
 
-impl Unrecorded {
+impl UnrecordedReply {
     /// Records it, if it is not yet.
     ///
     /// # Errors
@@ -32,8 +32,8 @@ impl Unrecorded {
     pub async fn record(
         &mut self,
         engine: &Arc<Engine>,
-        live: &Arc<LiveRun>,
-        state: &State,
+        live: &Arc<ActiveRun>,
+        state: &LoopState,
     ) -> Result<(), Ending> {
         if self.steps.is_empty() && self.events.is_empty() {
             return Ok(());
@@ -43,7 +43,7 @@ impl Unrecorded {
             std::mem::take(&mut self.events),
         );
         let change = Change::Progress(state.progress.clone());
-        engine.journal.record(live, change, steps, events).await?;
+        engine.journal.append(live, change, steps, events).await?;
         Ok(())
     }
 }
@@ -52,46 +52,46 @@ impl Unrecorded {
 ///
 /// # Errors
 /// The run's end, if it was stopped meanwhile, is overdue, or could not be recorded.
-pub async fn check(
+pub async fn check_output(
     engine: &Arc<Engine>,
-    live: &Arc<LiveRun>,
-    state: &State,
+    live: &Arc<ActiveRun>,
+    state: &LoopState,
     content: &str,
-    reply: &mut Unrecorded,
+    reply: &mut UnrecordedReply,
 ) -> Result<Result<bool, Vec<String>>, Ending> {
     let format = &live.agent.params.response_format;
-    if let Some(checked) = validation::output_inline(format, content) {
+    if let Some(checked) = validation::check_output_inline(format, content) {
         return Ok(checked);
     }
     Box::pin(reply.record(engine, live, state)).await?;
-    let key = live.tree.owner.as_deref();
-    let checked = Box::pin(validation::output(format, content, key));
-    let checked = turn::bounded(live, checked).await;
-    checked.map_err(|error| failed_turn(live, error))
+    let owner = live.tree.owner.as_deref();
+    let checked = Box::pin(validation::check_output(format, content, owner));
+    let checked = turn::within_deadline(live, checked).await;
+    checked.map_err(|error| error_ending(live, error))
 }
 
 /// As [`check`], for a reply that an earlier process recorded; the run was resumed that often since.
 ///
 /// # Errors
 /// As [`check`].
-pub async fn check_again(
-    live: &LiveRun,
+pub async fn check_recorded_output(
+    live: &ActiveRun,
     content: &str,
-    resumed: u32,
+    resume_count: u32,
 ) -> Result<Result<bool, Vec<String>>, Ending> {
     let format = &live.agent.params.response_format;
-    if let Some(checked) = validation::output_inline(format, content) {
+    if let Some(checked) = validation::check_output_inline(format, content) {
         return Ok(checked);
     }
-    if resumed >= MAX_RESUMED_CHECKS {
-        let why = format!(
+    if resume_count >= MAX_RESUMED_CHECKS {
+        let message = format!(
             "the daemon stopped {} times while it was checked",
-            resumed + 1
+            resume_count + 1
         );
-        return Ok(Err(vec![why]));
+        return Ok(Err(vec![message]));
     }
-    let key = live.tree.owner.as_deref();
-    let checked = Box::pin(validation::output(format, content, key));
-    let checked = turn::bounded(live, checked).await;
-    checked.map_err(|error| failed_turn(live, error))
+    let owner = live.tree.owner.as_deref();
+    let checked = Box::pin(validation::check_output(format, content, owner));
+    let checked = turn::within_deadline(live, checked).await;
+    checked.map_err(|error| error_ending(live, error))
 }

@@ -7,16 +7,16 @@ use crate::config::AttachmentLimits;
 use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::run::{Run, Status};
-use crate::engine::parts::Engine;
-use crate::providers::thinking;
+use crate::engine::context::Engine;
+use crate::providers::reasoning;
 use crate::store::{SessionQuery, Step, StoreError};
 
 /// Stands where earlier messages were left out.
-const NOTICE: &str = "[Earlier messages of this conversation were left out.]";
+const OMITTED_NOTICE: &str = "[Earlier messages of this conversation were left out.]";
 
 /// A run's conversation as recorded.
 #[derive(Debug, Default)]
-pub struct Recorded {
+pub struct RecordedConversation {
     /// The system prompt; none where the run never came to have one.
     pub system: Option<String>,
     /// Its messages, oldest first, with those that came before the run.
@@ -25,9 +25,9 @@ pub struct Recorded {
     pub compaction: Option<Compaction>,
 }
 
-impl Recorded {
+impl RecordedConversation {
     /// The conversation that these steps are: results are recorded as they come, and read in the order of their calls.
-    pub fn of(steps: Vec<Step>) -> Self {
+    pub fn from_steps(steps: Vec<Step>) -> Self {
         let mut results: BTreeMap<(u32, u32), ToolResult> = BTreeMap::new();
         let mut others = Vec::with_capacity(steps.len());
         for step in steps {
@@ -40,7 +40,7 @@ impl Recorded {
                 other => others.push(other),
             }
         }
-        let mut talk = Self::default();
+        let mut conversation = Self::default();
         for step in others {
             match step {
                 Step::Prompt {
@@ -48,40 +48,42 @@ impl Recorded {
                     message,
                     earlier,
                 } => {
-                    talk.system = Some(system);
+                    conversation.system = Some(system);
                     // A run that had to wait stands there with its message alone, and again with its whole prompt.
-                    talk.messages = earlier;
-                    talk.messages.push(Message::User { content: message });
-                    for said in &mut talk.messages {
-                        if let Message::User { content } = said {
-                            *content = std::mem::take(content).into_shown();
+                    conversation.messages = earlier;
+                    conversation
+                        .messages
+                        .push(Message::User { content: message });
+                    for recorded_message in &mut conversation.messages {
+                        if let Message::User { content } = recorded_message {
+                            *content = std::mem::take(content).into_redacted();
                         }
                     }
-                    talk.compaction = None;
+                    conversation.compaction = None;
                 }
                 Step::Reply { turn, message } => {
-                    talk.messages.push(Message::Assistant(message));
+                    conversation.messages.push(Message::Assistant(message));
                     let later = results.split_off(&(turn + 1, 0));
                     let tool_results: Vec<_> = std::mem::replace(&mut results, later)
                         .into_values()
                         .collect();
                     if !tool_results.is_empty() {
-                        talk.messages.push(Message::Tool { tool_results });
+                        conversation.messages.push(Message::Tool { tool_results });
                     }
                 }
                 Step::Remembers { .. } => {}
-                Step::Said { content } => talk.messages.push(Message::user(content)),
-                Step::Compacted { compaction } => talk.compaction = Some(compaction),
+                Step::Said { content } => conversation.messages.push(Message::user(content)),
+                Step::Compacted { compaction } => conversation.compaction = Some(compaction),
                 Step::Result { .. } | Step::Compacting => {}
             }
         }
-        talk
+        conversation
     }
 }
 
 /// What a run of a session goes on with.
 #[derive(Debug, Default)]
-pub struct Earlier {
+pub struct SessionHistory {
     /// The messages.
     pub messages: Vec<Message>,
     /// What requests leave out of them: what the last run's left out.
@@ -90,7 +92,7 @@ pub struct Earlier {
 
 /// How much of a session's conversation its next run goes on with.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct HistoryLimits {
     /// Messages.
     pub messages: usize,
     /// Bytes of their texts, arguments included.
@@ -101,12 +103,12 @@ pub struct Bounds {
 
 /// What a run of a session goes on with: the conversation of the last completed run of that session and agent. Read when
 /// it is the run's turn, as those before it have ended then.
-pub async fn earlier(engine: &Engine, run: &Run) -> Result<Earlier, StoreError> {
+pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistory, StoreError> {
     let Some(name) = &run.session else {
-        return Ok(Earlier::default());
+        return Ok(SessionHistory::default());
     };
     let store = engine.journal.store();
-    let last = SessionQuery {
+    let query = SessionQuery {
         owner: run.owner.clone(),
         name: name.clone(),
         agent: Some(run.agent.clone()),
@@ -114,26 +116,26 @@ pub async fn earlier(engine: &Engine, run: &Run) -> Result<Earlier, StoreError> 
         before: None,
         limit: 1,
     };
-    let Some(last) = store.session(last).await?.pop() else {
-        return Ok(Earlier::default());
+    let Some(last) = store.session_runs(query).await?.pop() else {
+        return Ok(SessionHistory::default());
     };
-    let talk = Recorded::of(store.steps(last.id).await?);
-    let count = talk.messages.len();
-    let mut messages = trimmed(talk.messages, engine.settings.session);
-    let compaction = talk.compaction.map(|compaction| {
-        let gone = count.saturating_sub(messages.len());
-        if compaction.before > gone || compaction.before == 0 {
-            return compaction.without(gone);
+    let conversation = RecordedConversation::from_steps(store.steps(last.id).await?);
+    let count = conversation.messages.len();
+    let mut messages = trim(conversation.messages, engine.settings.history_limits);
+    let compaction = conversation.compaction.map(|compaction| {
+        let removed = count.saturating_sub(messages.len());
+        if compaction.before > removed || compaction.before == 0 {
+            return compaction.without_first(removed);
         }
         // The summary needs a message that it stands for.
-        messages.insert(0, Message::user(NOTICE));
+        messages.insert(0, Message::user(OMITTED_NOTICE));
         Compaction {
             before: 1,
             task: None,
-            ..compaction.without(gone.saturating_sub(1))
+            ..compaction.without_first(removed.saturating_sub(1))
         }
     });
-    Ok(Earlier {
+    Ok(SessionHistory {
         messages,
         compaction,
     })
@@ -141,43 +143,43 @@ pub async fn earlier(engine: &Engine, run: &Run) -> Result<Earlier, StoreError> 
 
 /// The messages, or as many of the last ones as the bounds allow, with a notice before them. They begin with a user's
 /// message where one fits, else with a reply, and never with the results of calls that are gone.
-fn trimmed(mut messages: Vec<Message>, bounds: Bounds) -> Vec<Message> {
+fn trim(mut messages: Vec<Message>, limits: HistoryLimits) -> Vec<Message> {
     let mut bytes = 0;
     let (mut attachments, mut attached_bytes) = (0, 0);
-    let mut begins = None;
-    for (at, message) in messages.iter().enumerate().rev() {
-        bytes += size(message);
+    let mut start = None;
+    for (index, message) in messages.iter().enumerate().rev() {
+        bytes += message_bytes(message);
         attachments += message.attachments().count();
-        attached_bytes += attached(message);
-        if bytes > bounds.bytes
-            || messages.len() - at > bounds.messages
-            || attachments > bounds.attachments.count
-            || attached_bytes > bounds.attachments.total / 2
+        attached_bytes += attachment_bytes(message);
+        if bytes > limits.bytes
+            || messages.len() - index > limits.messages
+            || attachments > limits.attachments.count
+            || attached_bytes > limits.attachments.total / 2
         {
             break;
         }
-        match (message, begins) {
-            (Message::User { .. }, _) => begins = Some(at),
-            (Message::Assistant(_), None) => begins = Some(at),
-            (Message::Assistant(_), Some(last)) if !is_user(&messages[last]) => begins = Some(at),
+        match (message, start) {
+            (Message::User { .. }, _) => start = Some(index),
+            (Message::Assistant(_), None) => start = Some(index),
+            (Message::Assistant(_), Some(last)) if !is_user(&messages[last]) => start = Some(index),
             _ => {}
         }
     }
-    if begins == Some(0) || messages.is_empty() {
+    if start == Some(0) || messages.is_empty() {
         return messages;
     }
-    messages.drain(..begins.unwrap_or(messages.len()));
+    messages.drain(..start.unwrap_or(messages.len()));
     match messages.first_mut() {
         // One message, as some models take no two of a user's in a row.
-        Some(Message::User { content }) => content.prepend(NOTICE),
-        _ => messages.insert(0, Message::user(NOTICE)),
+        Some(Message::User { content }) => content.prepend(OMITTED_NOTICE),
+        _ => messages.insert(0, Message::user(OMITTED_NOTICE)),
     }
-    thinking::drop(&mut messages);
+    reasoning::strip_reasoning(&mut messages);
     messages
 }
 
 /// Bytes of the pictures and files of a message.
-pub fn attached(message: &Message) -> usize {
+pub fn attachment_bytes(message: &Message) -> usize {
     let bytes = message.attachments().map(|attachment| attachment.bytes);
     usize::try_from(bytes.sum::<u64>()).unwrap_or(usize::MAX)
 }
@@ -188,14 +190,14 @@ fn is_user(message: &Message) -> bool {
 
 /// Bytes of a message: its text, arguments, results, and the provider's own form of it. Its pictures and files count by
 /// themselves: see [`attached`].
-pub fn size(message: &Message) -> usize {
+pub fn message_bytes(message: &Message) -> usize {
     match message {
         Message::User { content } => content.text_bytes(),
-        Message::Assistant(said) => {
-            let calls = said.tool_calls.iter();
+        Message::Assistant(reply) => {
+            let calls = reply.tool_calls.iter();
             let calls = calls.map(|call| call.name.len() + call.arguments.get().len());
-            let echo = said.echo.as_ref().map_or(0, |echo| echo.body.get().len());
-            said.content.len() + calls.sum::<usize>() + echo
+            let echo = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
+            reply.content.len() + calls.sum::<usize>() + echo
         }
         Message::Tool { tool_results } => {
             tool_results.iter().map(|result| result.content.len()).sum()
@@ -205,14 +207,16 @@ pub fn size(message: &Message) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bounds, NOTICE, Recorded, trimmed};
+    use super::{HistoryLimits, OMITTED_NOTICE, RecordedConversation, trim};
     use crate::config::AttachmentLimits;
     use crate::domain::attachment::Attachment;
     use crate::domain::content::Content;
-    use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
+    use crate::domain::message::{
+        AssistantMessage, Message, ToolCall, ToolResult, empty_arguments,
+    };
     use crate::store::Step;
 
-    const BOUNDS: Bounds = Bounds {
+    const LIMITS: HistoryLimits = HistoryLimits {
         messages: 100,
         bytes: 1000,
         attachments: AttachmentLimits {
@@ -231,7 +235,7 @@ mod tests {
             id: id.to_owned(),
             provider_id: String::new(),
             name: "t".to_owned(),
-            arguments: no_arguments(),
+            arguments: empty_arguments(),
         });
         AssistantMessage {
             content: text.to_owned(),
@@ -244,21 +248,21 @@ mod tests {
         ToolResult::text(id, format!("of {id}"), false)
     }
 
-    fn told(messages: &[Message]) -> String {
-        let words: Vec<String> = messages
+    fn describe(messages: &[Message]) -> String {
+        let parts: Vec<String> = messages
             .iter()
             .map(|message| match message {
                 Message::User { content } => {
-                    format!("u:{}", content.plain().replace(NOTICE, "…"))
+                    format!("u:{}", content.to_plain_text().replace(OMITTED_NOTICE, "…"))
                 }
-                Message::Assistant(said) => format!("a:{}", said.content),
+                Message::Assistant(assistant) => format!("a:{}", assistant.content),
                 Message::Tool { tool_results } => format!("t:{}", tool_results.len()),
             })
             .collect();
-        words.join("|").replace('\n', "")
+        parts.join("|").replace('\n', "")
     }
 
-    fn talk() -> Vec<Message> {
+    fn conversation() -> Vec<Message> {
         vec![
             user("1"),
             Message::Assistant(reply("one")),
@@ -277,13 +281,14 @@ mod tests {
 
     #[test]
     fn whole_turns_go_from_the_front() {
-        let most = |messages: usize| told(&trimmed(talk(), Bounds { messages, ..BOUNDS }));
+        let trimmed_to =
+            |messages: usize| describe(&trim(conversation(), HistoryLimits { messages, ..LIMITS }));
         let whole = "u:1|a:one|u:2|a:calls c1|t:1|a:calls c2|t:1|a:two";
-        assert_eq!(most(8), whole);
-        assert_eq!(most(7), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
-        assert_eq!(most(6), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
+        assert_eq!(trimmed_to(8), whole);
+        assert_eq!(trimmed_to(7), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
+        assert_eq!(trimmed_to(6), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
         // The last exchange alone is too much: calls go with their results.
-        for (messages, left) in [
+        for (messages, expected) in [
             (5, "u:…|a:calls c1|t:1|a:calls c2|t:1|a:two"),
             (4, "u:…|a:calls c2|t:1|a:two"),
             (3, "u:…|a:calls c2|t:1|a:two"),
@@ -291,48 +296,52 @@ mod tests {
             (1, "u:…|a:two"),
             (0, "u:…"),
         ] {
-            assert_eq!(most(messages), left, "{messages}");
+            assert_eq!(trimmed_to(messages), expected, "{messages}");
         }
     }
 
     #[test]
-    fn pictures_count_by_themselves() {
+    fn pictures_have_their_own_limits() {
         let picture = |text: &str| {
             let data = bytes::Bytes::from(format!("GIF89a{text}"));
-            let picture = Attachment::of(data, None).expect("a picture");
+            let picture = Attachment::from_bytes(data, None).expect("a picture");
             Message::user(Content::Parts(vec![picture.into()]))
         };
-        let said = Message::Assistant(reply("x"));
-        let left = |texts: &[&str]| {
-            let exchange = |text: &&str| [picture(text), said.clone()];
+        let assistant = Message::Assistant(reply("x"));
+        let attachments_after_trim = |texts: &[&str]| {
+            let exchange = |text: &&str| [picture(text), assistant.clone()];
             let messages = texts.iter().flat_map(exchange).collect();
-            let left = trimmed(messages, BOUNDS);
-            left.iter().flat_map(Message::attachments).count()
+            let trimmed = trim(messages, LIMITS);
+            trimmed.iter().flat_map(Message::attachments).count()
         };
-        assert_eq!(left(&["a"]), 1);
-        assert_eq!(left(&["", "", ""]), 1, "half of the bytes");
-        assert_eq!(left(&["too large"]), 0);
+        assert_eq!(attachments_after_trim(&["a"]), 1);
+        assert_eq!(
+            attachments_after_trim(&["", "", ""]),
+            1,
+            "half of the bytes"
+        );
+        assert_eq!(attachments_after_trim(&["too large"]), 0);
     }
 
     #[test]
-    fn bytes_count_too_and_the_notice_is_told_once() {
-        let bounds = |bytes| Bounds { bytes, ..BOUNDS };
-        assert_eq!(told(&trimmed(talk(), bounds(3))), "u:…|a:two");
-        assert!(trimmed(Vec::new(), bounds(0)).is_empty());
-        let mut again = trimmed(
-            talk(),
-            Bounds {
+    fn bytes_are_limited_and_the_notice_appears_once() {
+        let limits = |bytes| HistoryLimits { bytes, ..LIMITS };
+        assert_eq!(describe(&trim(conversation(), limits(3))), "u:…|a:two");
+        assert!(trim(Vec::new(), limits(0)).is_empty());
+        let mut continued = trim(
+            conversation(),
+            HistoryLimits {
                 messages: 6,
-                ..BOUNDS
+                ..LIMITS
             },
         );
-        again.extend([user("3"), Message::Assistant(reply("three"))]);
+        continued.extend([user("3"), Message::Assistant(reply("three"))]);
         assert_eq!(
-            told(&trimmed(again.clone(), bounds(1000))),
-            told(&again),
+            describe(&trim(continued.clone(), limits(1000))),
+            describe(&continued),
             "what fits stays as it is"
         );
-        assert_eq!(told(&trimmed(again, bounds(10))), "u:…3|a:three");
+        assert_eq!(describe(&trim(continued, limits(10))), "u:…3|a:three");
     }
 
     #[test]
@@ -340,27 +349,27 @@ mod tests {
         let prompt = |system: &str| Step::Prompt {
             system: system.to_owned(),
             message: "go".into(),
-            earlier: talk(),
+            earlier: conversation(),
         };
-        let turn = |turn, text| Step::Reply {
+        let reply_step = |turn, text| Step::Reply {
             turn,
             message: reply(text),
         };
-        let came = |turn, position, id| Step::Result {
+        let result_step = |turn, position, id| Step::Result {
             turn,
             position,
             result: result(id),
         };
-        let recorded = Recorded::of(vec![
+        let recorded = RecordedConversation::from_steps(vec![
             prompt(""),
             prompt("be brief"),
-            turn(1, "calls c3"),
-            came(1, 1, "late"),
-            came(1, 0, "c3"),
-            turn(2, "done"),
+            reply_step(1, "calls c3"),
+            result_step(1, 1, "late"),
+            result_step(1, 0, "c3"),
+            reply_step(2, "done"),
         ]);
         assert_eq!(recorded.system.as_deref(), Some("be brief"));
-        let whole = told(&recorded.messages);
+        let whole = describe(&recorded.messages);
         assert!(
             whole.ends_with("a:two|u:go|a:calls c3|t:2|a:done"),
             "{whole}"

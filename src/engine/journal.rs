@@ -9,20 +9,20 @@ use tokio::sync::broadcast;
 use crate::domain::event::{Event, EventKind, StoredEvent};
 use crate::domain::run::{Failure, Outcome, Run, RunId, now};
 use crate::domain::webhook::Webhook;
-use crate::engine::live::LiveRun;
-use crate::engine::webhook;
-use crate::store::{Change, Closing, Progress, RunStore, Step, StoreError, Write};
+use crate::engine::active_run::ActiveRun;
+use crate::engine::webhook_events;
+use crate::store::{Change, FinishedRun, Progress, RunStore, Step, StoreError, Write};
 
 /// How many notices a listener may be behind before it has to read the store again.
-const BELL_LENGTH: usize = 256;
+const BROADCAST_CAPACITY: usize = 256;
 
 /// What a listener to a tree hears.
 #[derive(Clone, Debug)]
-pub enum Notice {
+pub enum StreamEvent {
     /// A committed event.
     Stored(Arc<StoredEvent>),
     /// News without a number (`text.delta`, `reasoning.delta`, …): its run, its name and its JSON.
-    Whisper {
+    Ephemeral {
         /// The run it is about.
         run_id: RunId,
         /// Its name.
@@ -33,68 +33,68 @@ pub enum Notice {
 }
 
 /// A listener's end: [`Notice`]s from the moment it was made. `Lagged` means: read the store and go on.
-pub type Listener = broadcast::Receiver<Notice>;
+pub type Subscription = broadcast::Receiver<StreamEvent>;
 
 /// Who listens to which tree. Lent to the store, which rings after each commit.
 #[derive(Debug, Default)]
-pub struct Bells {
-    trees: Mutex<HashMap<RunId, broadcast::Sender<Notice>>>,
+pub struct EventBroadcaster {
+    channels: Mutex<HashMap<RunId, broadcast::Sender<StreamEvent>>>,
 }
 
-impl Bells {
+impl EventBroadcaster {
     /// Whether anyone listens to this root.
-    pub fn listening(&self, root: RunId) -> bool {
+    pub fn has_subscribers(&self, root: RunId) -> bool {
         self.lock().contains_key(&root)
     }
 
     /// Tells committed events to whoever listens.
-    pub fn ring(&self, root: RunId, events: Vec<StoredEvent>) {
-        self.tell(root, || {
+    pub fn publish(&self, root: RunId, events: Vec<StoredEvent>) {
+        self.send(root, || {
             events
                 .into_iter()
-                .map(|event| Notice::Stored(Arc::new(event)))
+                .map(|event| StreamEvent::Stored(Arc::new(event)))
         });
     }
 
     /// Listens to a tree.
-    pub fn listen(&self, root: RunId) -> Listener {
-        let mut trees = self.lock();
-        trees
+    pub fn subscribe(&self, root: RunId) -> Subscription {
+        let mut channels = self.lock();
+        channels
             .entry(root)
-            .or_insert_with(|| broadcast::Sender::new(BELL_LENGTH))
+            .or_insert_with(|| broadcast::Sender::new(BROADCAST_CAPACITY))
             .subscribe()
     }
 
     /// The tree has ended: nothing more will be told.
-    pub fn silence(&self, root: RunId) {
+    pub fn close(&self, root: RunId) {
         self.lock().remove(&root);
     }
 
-    fn tell<I: IntoIterator<Item = Notice>>(&self, root: RunId, notices: impl FnOnce() -> I) {
-        let Some(bell) = self.lock().get(&root).cloned() else {
+    fn send<I: IntoIterator<Item = StreamEvent>>(&self, root: RunId, events: impl FnOnce() -> I) {
+        let Some(sender) = self.lock().get(&root).cloned() else {
             return;
         };
-        for notice in notices() {
+        for event in events() {
             // Nobody there any more is no fault.
-            let _ = bell.send(notice);
+            let _ = sender.send(event);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, broadcast::Sender<Notice>>> {
-        self.trees.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, broadcast::Sender<StreamEvent>>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Writes runs, steps and events; nobody else does.
 pub struct Journal {
     store: Arc<dyn RunStore>,
-    bells: Arc<Bells>,
+    broadcaster: Arc<EventBroadcaster>,
 }
 
 impl Journal {
     /// Over a store that rings these bells.
-    pub fn new(store: Arc<dyn RunStore>, bells: Arc<Bells>) -> Self {
-        Self { store, bells }
+    pub fn new(store: Arc<dyn RunStore>, broadcaster: Arc<EventBroadcaster>) -> Self {
+        Self { store, broadcaster }
     }
 
     /// The record, for reading.
@@ -103,66 +103,72 @@ impl Journal {
     }
 
     /// Who listens.
-    pub fn bells(&self) -> &Bells {
-        &self.bells
+    pub fn broadcaster(&self) -> &EventBroadcaster {
+        &self.broadcaster
     }
 
     /// Commits a change with its steps and events, and returns the last event's number. The run's tree is suspended if
     /// that fails, and a suspended one writes nothing.
-    pub async fn record(
+    pub async fn append(
         &self,
-        live: &LiveRun,
+        live: &ActiveRun,
         change: Change,
         steps: Vec<Step>,
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
-        check(live)?;
-        let written = self.store.write(entry(live, change, steps, kinds)).await;
-        suspended_by(live, written)
+        check_not_suspended(live)?;
+        let result = self
+            .store
+            .write(build_write(live, change, steps, kinds))
+            .await;
+        suspend_on_error(live, result)
     }
 
     /// Commits what somebody requests of a run, who is told if that fails: the run goes on as if nobody had.
-    pub async fn record_request(
+    pub async fn append_request(
         &self,
-        live: &LiveRun,
+        live: &ActiveRun,
         change: Change,
         event: EventKind,
     ) -> Result<(), StoreError> {
-        check(live)?;
-        let write = entry(live, change, Vec::new(), vec![event]);
+        check_not_suspended(live)?;
+        let write = build_write(live, change, Vec::new(), vec![event]);
         self.store.write(write).await.map(drop)
     }
 
     /// Hands a change over without waiting: for what the next recorded step makes good.
-    pub async fn note(
+    pub async fn enqueue(
         &self,
-        live: &LiveRun,
+        live: &ActiveRun,
         change: Change,
         steps: Vec<Step>,
         kinds: Vec<EventKind>,
     ) -> Result<(), StoreError> {
-        check(live)?;
-        let posted = self.store.post(entry(live, change, steps, kinds)).await;
-        suspended_by(live, posted)
+        check_not_suspended(live)?;
+        let result = self
+            .store
+            .enqueue(build_write(live, change, steps, kinds))
+            .await;
+        suspend_on_error(live, result)
     }
 
     /// Commits a change as [`Journal::record`] does, with writes about other runs in the same transaction.
-    pub async fn record_with(
+    pub async fn append_with(
         &self,
-        live: &LiveRun,
+        live: &ActiveRun,
         change: Change,
         step: Step,
         kinds: Vec<EventKind>,
         others: Vec<Write>,
     ) -> Result<u64, StoreError> {
-        check(live)?;
-        let write = entry(live, change, vec![step], kinds);
-        let written = self.store.write_with(write, others).await;
-        suspended_by(live, written)
+        check_not_suspended(live)?;
+        let write = build_write(live, change, vec![step], kinds);
+        let result = self.store.write_with(write, others).await;
+        suspend_on_error(live, result)
     }
 
     /// Writes something that happened to a run which nobody drives now.
-    pub async fn record_undriven(
+    pub async fn append_inactive(
         &self,
         run: &Run,
         change: Change,
@@ -173,7 +179,7 @@ impl Journal {
             root: run.root_id,
             change,
             steps: Vec::new(),
-            events: vec![event_of(run, kind)],
+            events: vec![new_event(run, kind)],
             deliveries: Vec::new(),
         };
         self.store.write(write).await.map(drop)
@@ -189,29 +195,29 @@ impl Journal {
         let kind = EventKind::RunFailed {
             error: failure.clone(),
         };
-        let event = event_of(run, kind);
-        let closing = Closing {
+        let event = new_event(run, kind);
+        let closing = FinishedRun {
             completion_status: None,
             outcome: Outcome::Failed {
                 failure,
                 partial: run.partial_content.clone(),
             },
-            at: event.time,
+            finished_at: event.time,
             progress: Progress {
                 turns: run.turns,
                 model: run.model.clone(),
                 stop_reason: run.stop_reason.clone(),
                 usage: run.usage,
             },
-            tree: run.tree,
+            tree_usage: run.tree,
         };
-        let change = Change::Close(Box::new(closing));
+        let change = Change::Finish(Box::new(closing));
         let write = Write {
             run: run.id,
             root: run.root_id,
             change,
             steps: Vec::new(),
-            deliveries: webhook::deliveries(
+            deliveries: webhook_events::deliveries(
                 webhooks,
                 std::slice::from_ref(&event),
                 (&run.usage, &run.tree),
@@ -222,24 +228,24 @@ impl Journal {
     }
 
     /// Tells listeners something that has no number and may be lost.
-    pub fn whisper(&self, live: &LiveRun, kind: EventKind) {
+    pub fn publish_ephemeral(&self, live: &ActiveRun, kind: EventKind) {
         let root = live.scope.root;
-        if !self.bells.listening(root) {
+        if !self.broadcaster.has_subscribers(root) {
             return;
         }
         let name = kind.name();
         let data = serde_json::to_string(&live.event(kind)).unwrap_or_default();
-        let notice = Notice::Whisper {
+        let event = StreamEvent::Ephemeral {
             run_id: live.scope.run,
             name,
             data: data.into(),
         };
-        self.bells.tell(root, || [notice]);
+        self.broadcaster.send(root, || [event]);
     }
 }
 
 /// Whether anything may be written about the run's tree.
-fn check(live: &LiveRun) -> Result<(), StoreError> {
+fn check_not_suspended(live: &ActiveRun) -> Result<(), StoreError> {
     match live.is_suspended() {
         true => Err(StoreError::Suspended),
         false => Ok(()),
@@ -247,15 +253,15 @@ fn check(live: &LiveRun) -> Result<(), StoreError> {
 }
 
 /// Suspends the run's tree if its write failed.
-fn suspended_by<T>(live: &LiveRun, written: Result<T, StoreError>) -> Result<T, StoreError> {
-    if let Err(error) = &written {
+fn suspend_on_error<T>(live: &ActiveRun, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    if let Err(error) = &result {
         live.suspend(error);
     }
-    written
+    result
 }
 
 /// An event about a run that nobody drives, now.
-fn event_of(run: &Run, kind: EventKind) -> Event {
+fn new_event(run: &Run, kind: EventKind) -> Event {
     Event {
         run_id: run.id,
         root_id: run.root_id,
@@ -267,13 +273,18 @@ fn event_of(run: &Run, kind: EventKind) -> Event {
 }
 
 /// A write about a run at work, with what its webhook is sent.
-pub fn entry(live: &LiveRun, change: Change, steps: Vec<Step>, kinds: Vec<EventKind>) -> Write {
+pub fn build_write(
+    live: &ActiveRun,
+    change: Change,
+    steps: Vec<Step>,
+    kinds: Vec<EventKind>,
+) -> Write {
     let events: Vec<Event> = kinds.into_iter().map(|kind| live.event(kind)).collect();
     let webhooks = &live.tree.webhooks;
     let deliveries = match live.parent.is_none() && !webhooks.is_empty() {
         true => {
             let (own, tree) = live.usage();
-            webhook::deliveries(webhooks, &events, (&own, &tree))
+            webhook_events::deliveries(webhooks, &events, (&own, &tree))
         }
         false => Vec::new(),
     };

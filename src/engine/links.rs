@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::domain::attachment::Attachment;
-use crate::domain::content::{Content, Link, Part};
+use crate::domain::content::{AttachmentLink, Content, Part};
 use crate::domain::message::Message;
-use crate::engine::parts::Engine;
-use crate::engine::resolve::Input;
-use crate::net;
+use crate::engine::context::Engine;
+use crate::engine::prepare::RunInput;
+use crate::ssrf;
 
 /// Whether something is still to be fetched.
-pub fn has_links(input: &Input) -> bool {
+pub fn has_links(input: &RunInput) -> bool {
     let earlier = input.earlier.iter().any(|message| match message {
         Message::User { content } => content.links().next().is_some(),
         Message::Assistant(_) | Message::Tool { .. } => false,
@@ -25,7 +25,7 @@ pub fn has_links(input: &Input) -> bool {
 pub async fn fetch(
     engine: &Arc<Engine>,
     key: Option<&str>,
-    input: &mut Input,
+    input: &mut RunInput,
 ) -> Result<(), String> {
     let earlier = input
         .earlier
@@ -40,23 +40,37 @@ pub async fn fetch(
         };
         for part in parts {
             if let Part::Link(link) = part {
-                let fetched = fetch_one(engine, key, link).await;
-                let shown = net::shown(&link.url);
-                *part = fetched.map_err(|why| format!("could not fetch {shown}: {why}"))?;
+                let fetched = fetch_link(engine, key, link).await;
+                let redacted_url = ssrf::redact_query(&link.url);
+                *part = fetched.map_err(|why| format!("could not fetch {redacted_url}: {why}"))?;
             }
         }
     }
     Ok(())
 }
 
-async fn fetch_one(engine: &Engine, key: Option<&str>, link: &Link) -> Result<Part, String> {
-    let data = engine.shelf.downloads()?.get(&link.url, key).await?;
-    let Some(attachment) = Attachment::of(data, link.name.clone()) else {
+async fn fetch_link(
+    engine: &Engine,
+    key: Option<&str>,
+    link: &AttachmentLink,
+) -> Result<Part, String> {
+    let data = engine
+        .tool_registry
+        .downloader()?
+        .download(&link.url, key)
+        .await?;
+    let Some(attachment) = Attachment::from_bytes(data, link.name.clone()) else {
         return Err("it is of no kind that is taken".to_owned());
     };
-    let is = attachment.media_type;
-    if link.media_type.is_some_and(|stated| stated != is) || link.is_image != is.is_image() {
-        return Err(format!("it is {is}, and the request says otherwise"));
+    let media_type = attachment.media_type;
+    if link
+        .media_type
+        .is_some_and(|declared| declared != media_type)
+        || link.is_image != media_type.is_image()
+    {
+        return Err(format!(
+            "it is {media_type}, and the request says otherwise"
+        ));
     }
     Ok(Part::from(attachment))
 }

@@ -19,7 +19,7 @@ use crate::domain::message::shorten;
 /// A memory file above this is not read: something else wrote it.
 const MAX_FILE: u64 = 64 << 20;
 /// Characters of a result that an entry keeps.
-const RESULT_CHARACTERS: usize = 1000;
+const MAX_RESULT_CHARS: usize = 1000;
 
 /// One entry of an agent's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -59,7 +59,7 @@ pub struct GcReport {
 pub enum MemoryError {
     /// No such agent, a broken file, a provider that is not there.
     #[error(transparent)]
-    Start(#[from] crate::engine::ask::StartError),
+    Start(#[from] crate::engine::request::StartError),
     /// The agent has no memory.
     #[error("agent \"{0}\" has no memory; set [memory] enabled = true in its file")]
     Disabled(String),
@@ -67,28 +67,28 @@ pub enum MemoryError {
     #[error(transparent)]
     Provider(#[from] crate::providers::ProviderError),
     /// The file could not be read or written.
-    #[error("memory of agent \"{agent}\": {why}")]
+    #[error("memory of agent \"{agent}\": {reason}")]
     File {
         /// The agent.
         agent: String,
         /// What is wrong.
-        why: String,
+        reason: String,
     },
 }
 
 /// All agents' memories. Writes of one file are serialised.
 pub struct Memories {
     directory: PathBuf,
-    files: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
+    file_locks: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
     /// The last time that an entry was given, in microseconds.
-    last_time: AtomicI64,
+    last_entry_time: AtomicI64,
 }
 
 /// What a run leaves in its agent's memory.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct NewEntry {
     /// Its heading, from [`Memories::next_time`].
-    pub at: Timestamp,
+    pub time: Timestamp,
     /// Whether an earlier attempt may have written it already; then it is not written twice.
     pub may_exist: bool,
     /// The user message.
@@ -102,8 +102,8 @@ impl Memories {
     pub fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
-            files: Mutex::default(),
-            last_time: AtomicI64::default(),
+            file_locks: Mutex::default(),
+            last_entry_time: AtomicI64::default(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Memories {
         let next = |last: i64| wanted.max(last + 1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let last = self
-            .last_time
+            .last_entry_time
             .fetch_update(set, fetch, |last| Some(next(last)))
             .unwrap_or_default();
         Timestamp::from_microsecond(next(last)).unwrap_or(now)
@@ -128,7 +128,7 @@ impl Memories {
     ) -> Result<Vec<MemoryEntry>, MemoryError> {
         read(&self.path(agent, key))
             .map(|text| parse(&text))
-            .map_err(|error| failure(agent, &error))
+            .map_err(|error| file_error(agent, &error))
     }
 
     /// The last `last_n` entries as they enter the prompt. Blocking.
@@ -151,21 +151,21 @@ impl Memories {
         &self,
         agent: &Agent,
         key: Option<&str>,
-        entry: &Entry,
+        entry: &NewEntry,
     ) -> Result<usize, MemoryError> {
         let path = self.path(agent, key);
-        let guard = self.guard(&path);
-        let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = render(entry.at, &entry.task, &entry.result);
+        let file_lock = self.file_lock(&path);
+        let _guard = file_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = render(entry.time, &entry.task, &entry.result);
         if entry.may_exist {
             let entries = read(&path)
                 .map(|text| parse(&text))
-                .map_err(|error| failure(agent, &error))?;
-            if entries.iter().rev().any(|found| found.text == text) {
+                .map_err(|error| file_error(agent, &error))?;
+            if entries.iter().rev().any(|existing| existing.text == text) {
                 return Ok(entries.len());
             }
         }
-        append(&path, &text).map_err(|error| failure(agent, &error))
+        append(&path, &text).map_err(|error| file_error(agent, &error))
     }
 
     /// Keeps the newest `keep` entries, by an atomic replace, and returns how many there are now. Blocking.
@@ -176,13 +176,13 @@ impl Memories {
         keep: usize,
     ) -> Result<usize, MemoryError> {
         let path = self.path(agent, key);
-        let guard = self.guard(&path);
-        let _held = guard.lock().unwrap_or_else(PoisonError::into_inner);
-        trim(&path, keep).map_err(|error| failure(agent, &error))
+        let file_lock = self.file_lock(&path);
+        let _guard = file_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        trim(&path, keep).map_err(|error| file_error(agent, &error))
     }
 
     /// The file of an agent's memory from before it belonged to keys, where that is not read any more.
-    pub fn left_behind(&self, agent: &Agent) -> Option<PathBuf> {
+    pub fn legacy_file(&self, agent: &Agent) -> Option<PathBuf> {
         if !agent.memory.enabled || agent.memory.shared {
             return None;
         }
@@ -195,22 +195,25 @@ impl Memories {
         match key.filter(|_| !agent.memory.shared) {
             Some(key) => self.directory.join(name).join(format!("{key}.md")),
             None => {
-                let named = agent.memory.path.clone();
-                named.unwrap_or_else(|| self.directory.join(format!("{name}.md")))
+                let configured = agent.memory.path.clone();
+                configured.unwrap_or_else(|| self.directory.join(format!("{name}.md")))
             }
         }
     }
 
-    fn guard(&self, path: &Path) -> Arc<Mutex<()>> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(files.entry(path.to_owned()).or_default())
+    fn file_lock(&self, path: &Path) -> Arc<Mutex<()>> {
+        let mut file_locks = self
+            .file_locks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(file_locks.entry(path.to_owned()).or_default())
     }
 }
 
-fn failure(agent: &Agent, error: &io::Error) -> MemoryError {
+fn file_error(agent: &Agent, error: &io::Error) -> MemoryError {
     MemoryError::File {
         agent: agent.name.clone(),
-        why: error.to_string(),
+        reason: error.to_string(),
     }
 }
 
@@ -218,7 +221,7 @@ fn read(path: &Path) -> io::Result<String> {
     let mut file = match fs::File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
-        Err(error) => return Err(named(path, &error)),
+        Err(error) => return Err(with_path(path, &error)),
     };
     let meta = file.metadata()?;
     if !meta.is_file() || meta.len() > MAX_FILE {
@@ -229,15 +232,15 @@ fn read(path: &Path) -> io::Result<String> {
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)
-        .map_err(|error| named(path, &error))?;
+        .map_err(|error| with_path(path, &error))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn append(path: &Path, entry: &str) -> io::Result<usize> {
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(|error| named(directory, &error))?;
+        fs::create_dir_all(directory).map_err(|error| with_path(directory, &error))?;
     }
-    let mut file = locked(path)?;
+    let mut file = open_locked(path)?;
     let before = read(path)?;
     let length = file.metadata()?.len();
     // What a crash or an editor left without its blank line must not run into the new entry.
@@ -246,15 +249,15 @@ fn append(path: &Path, entry: &str) -> io::Result<usize> {
         () if before.ends_with('\n') => "\n",
         () => "\n\n",
     };
-    let written = file
+    let result = file
         .write_all(format!("{gap}{entry}").as_bytes())
         .and_then(|()| file.sync_data());
-    if let Err(error) = written {
+    if let Err(error) = result {
         // The disk may be full: nothing that is not whole stays, as far as that can be helped.
         if let Err(error) = file.set_len(length) {
             tracing::warn!(error = %error, "{} ends with a part of an entry: {error}", path.display());
         }
-        return Err(named(path, &error));
+        return Err(with_path(path, &error));
     }
     Ok(parse(&before).len() + 1)
 }
@@ -263,35 +266,35 @@ fn trim(path: &Path, keep: usize) -> io::Result<usize> {
     if !path.exists() {
         return Ok(0);
     }
-    let _locked = locked(path)?;
+    let _lock = open_locked(path)?;
     let entries = parse(&read(path)?);
     if entries.len() <= keep {
         return Ok(entries.len());
     }
-    let kept: String = entries[entries.len() - keep..]
+    let newest: String = entries[entries.len() - keep..]
         .iter()
         .map(|entry| entry.text.as_str())
         .collect();
-    let aside = path.with_extension("md.new");
-    let mut file = fs::File::create(&aside).map_err(|error| named(&aside, &error))?;
-    file.write_all(kept.as_bytes())?;
+    let temp_path = path.with_extension("md.new");
+    let mut file = fs::File::create(&temp_path).map_err(|error| with_path(&temp_path, &error))?;
+    file.write_all(newest.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&aside, path).map_err(|error| named(path, &error))?;
+    fs::rename(&temp_path, path).map_err(|error| with_path(path, &error))?;
     Ok(keep)
 }
 
 /// The file, for appending. As long as it is open no other process writes to it: `axed run` does beside a daemon.
-fn locked(path: &Path) -> io::Result<fs::File> {
+fn open_locked(path: &Path) -> io::Result<fs::File> {
     loop {
         let file = fs::File::options()
             .create(true)
             .append(true)
             .open(path)
-            .map_err(|error| named(path, &error))?;
+            .map_err(|error| with_path(path, &error))?;
         match file.lock() {
             // Some network disks have no locks; then the processes are one.
             Err(error) if error.kind() != io::ErrorKind::Unsupported => {
-                return Err(named(path, &error));
+                return Err(with_path(path, &error));
             }
             _ => {}
         }
@@ -306,19 +309,19 @@ fn locked(path: &Path) -> io::Result<fs::File> {
     }
 }
 
-fn named(path: &Path, error: &io::Error) -> io::Error {
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-fn render(at: Timestamp, task: &str, result: &str) -> String {
+fn render(time: Timestamp, task: &str, result: &str) -> String {
     let task = task.split_whitespace().collect::<Vec<_>>().join(" ");
     let task = if task.is_empty() { "(none)" } else { &task };
     let result = result.trim();
-    let cut = match result.is_empty() {
+    let shortened = match result.is_empty() {
         true => "(none)".to_owned(),
-        false => shorten(result, RESULT_CHARACTERS),
+        false => shorten(result, MAX_RESULT_CHARS),
     };
-    let escaped: Vec<String> = cut
+    let escaped: Vec<String> = shortened
         .lines()
         .map(|line| {
             if line.starts_with("## ") {
@@ -329,17 +332,17 @@ fn render(at: Timestamp, task: &str, result: &str) -> String {
         })
         .collect();
     format!(
-        "## {at}\n**Task:** {task}\n**Result:** {}\n\n",
+        "## {time}\n**Task:** {task}\n**Result:** {}\n\n",
         escaped.join("\n")
     )
 }
 
 fn parse(text: &str) -> Vec<MemoryEntry> {
     let mut entries: Vec<MemoryEntry> = Vec::new();
-    let mut part = Part::Task;
+    let mut part = EntryPart::Task;
     for line in text.split_inclusive('\n') {
-        let bare = line.trim_end();
-        if let Some(time) = heading(bare) {
+        let trimmed = line.trim_end();
+        if let Some(time) = parse_heading(trimmed) {
             let (time, text) = (time.to_owned(), line.to_owned());
             entries.push(MemoryEntry {
                 time,
@@ -347,25 +350,28 @@ fn parse(text: &str) -> Vec<MemoryEntry> {
                 result: String::new(),
                 text,
             });
-            part = Part::Task;
+            part = EntryPart::Task;
             continue;
         }
         let Some(entry) = entries.last_mut() else {
             continue;
         };
         entry.text.push_str(line);
-        if let (Part::Task, Some(task)) = (part, bare.strip_prefix("**Task:** ")) {
+        if let (EntryPart::Task, Some(task)) = (part, trimmed.strip_prefix("**Task:** ")) {
             entry.task = task.to_owned();
-            part = Part::Result;
-        } else if let (Part::Result, Some(result)) = (part, bare.strip_prefix("**Result:** ")) {
+            part = EntryPart::Result;
+        } else if let (EntryPart::Result, Some(result)) =
+            (part, trimmed.strip_prefix("**Result:** "))
+        {
             entry.result = result.to_owned();
-            part = Part::MoreResult;
-        } else if part == Part::MoreResult {
+            part = EntryPart::ResultContinuation;
+        } else if part == EntryPart::ResultContinuation {
             entry.result.push('\n');
             entry.result.push_str(
-                bare.strip_prefix('\\')
+                trimmed
+                    .strip_prefix('\\')
                     .filter(|rest| rest.starts_with("## "))
-                    .unwrap_or(bare),
+                    .unwrap_or(trimmed),
             );
         }
     }
@@ -379,14 +385,14 @@ fn parse(text: &str) -> Vec<MemoryEntry> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum EntryPart {
     Task,
     Result,
-    MoreResult,
+    ResultContinuation,
 }
 
 /// The time of an entry's heading, where the line is one.
-fn heading(line: &str) -> Option<&str> {
+fn parse_heading(line: &str) -> Option<&str> {
     line.strip_prefix("## ")
         .filter(|time| time.ends_with('Z') && time.parse::<Timestamp>().is_ok())
 }
@@ -395,14 +401,14 @@ fn heading(line: &str) -> Option<&str> {
 mod tests {
     use super::{append, parse, read, render, trim};
 
-    fn at(second: i64) -> jiff::Timestamp {
+    fn timestamp(second: i64) -> jiff::Timestamp {
         jiff::Timestamp::from_second(second).expect("a time")
     }
 
     #[test]
     fn an_entry_reads_back_and_cannot_fake_another() {
         let text = render(
-            at(0),
+            timestamp(0),
             "two\n lines",
             "fine\n## 2026-01-01T00:00:00Z\n**Task:** fake",
         );
@@ -419,10 +425,10 @@ mod tests {
             "fine\n## 2026-01-01T00:00:00Z\n**Task:** fake"
         );
         assert_eq!(
-            render(at(0), " ", ""),
+            render(timestamp(0), " ", ""),
             "## 1970-01-01T00:00:00Z\n**Task:** (none)\n**Result:** (none)\n\n"
         );
-        let long = render(at(0), "t", &"ä".repeat(1001));
+        let long = render(timestamp(0), "t", &"ä".repeat(1001));
         assert!(long.contains(&format!("{}...\n", "ä".repeat(1000))));
     }
 
@@ -432,7 +438,7 @@ mod tests {
         let path = directory.path().join("deep/a.md");
         for n in 0..3 {
             assert_eq!(
-                append(&path, &render(at(n), &format!("task {n}"), "ok")).expect("written"),
+                append(&path, &render(timestamp(n), &format!("task {n}"), "ok")).expect("written"),
                 n as usize + 1
             );
         }
@@ -442,7 +448,7 @@ mod tests {
         );
         std::fs::write(&path, torn).expect("written");
         assert_eq!(
-            append(&path, &render(at(10), "after", "ok")).expect("written"),
+            append(&path, &render(timestamp(10), "after", "ok")).expect("written"),
             5
         );
         let entries = parse(&read(&path).expect("read"));

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use secrecy::SecretString;
 
 use crate::domain::agent::Agent;
-use crate::providers::{Category, ProviderError};
+use crate::providers::{ErrorCategory, ProviderError};
 
 /// Keys by provider.
 pub type Keys = BTreeMap<String, SecretString>;
@@ -16,38 +16,38 @@ pub type Keys = BTreeMap<String, SecretString>;
 #[derive(Debug, Default)]
 pub struct ProviderKeys {
     /// The providers that the request came with keys for.
-    given: Vec<String>,
+    providers: Vec<String>,
     /// The keys; empty after a restart.
     keys: OnceLock<Arc<Keys>>,
 }
 
 impl ProviderKeys {
     /// Those that came with a request.
-    pub fn of(keys: Keys) -> Self {
+    pub fn from_request(keys: Keys) -> Self {
         Self {
-            given: keys.keys().cloned().collect(),
+            providers: keys.keys().cloned().collect(),
             keys: OnceLock::from(Arc::new(keys)),
         }
     }
 
     /// Those that an earlier process had, or this one before the tree was suspended: see [`ProviderKeys::take_over`].
-    pub fn recorded(given: &[String]) -> Self {
+    pub fn from_record(providers: &[String]) -> Self {
         Self {
-            given: given.to_vec(),
+            providers: providers.to_vec(),
             keys: OnceLock::new(),
         }
     }
 
     /// Takes the keys of the same tree as it was before it was suspended.
-    pub fn take_over(&self, before: &Self) {
-        if let Some(keys) = before.keys.get() {
+    pub fn restore_from(&self, previous: &Self) {
+        if let Some(keys) = previous.keys.get() {
             let _ = self.keys.set(Arc::clone(keys));
         }
     }
 
     /// Whether this agent's requests to the provider use a person's own key.
-    pub fn serve(&self, agent: &Agent, provider: &str) -> bool {
-        agent.allow_provider_keys && self.given.iter().any(|given| given == provider)
+    pub fn has_own_key(&self, agent: &Agent, provider: &str) -> bool {
+        agent.allow_provider_keys && self.providers.iter().any(|given| given == provider)
     }
 
     /// The person's key for this agent's requests to the provider; `None` if they use the operator's.
@@ -59,13 +59,13 @@ impl ProviderKeys {
         agent: &Agent,
         provider: &str,
     ) -> Result<Option<&SecretString>, ProviderError> {
-        if !self.serve(agent, provider) {
+        if !self.has_own_key(agent, provider) {
             return Ok(None);
         }
         match self.keys.get().and_then(|keys| keys.get(provider)) {
             Some(key) => Ok(Some(key)),
             None => Err(ProviderError::new(
-                Category::Auth,
+                ErrorCategory::Auth,
                 format!(
                     "the request came with its own key for provider \"{provider}\" (X-Provider-Key), which is kept in \
                      memory only and was lost when the daemon restarted; send the request again"
@@ -82,10 +82,10 @@ mod tests {
     #[test]
     fn a_debug_print_shows_no_key() {
         let keys = Keys::from([("openai".to_owned(), "sk-of-a-person".into())]);
-        let shown = format!("{:?}", ProviderKeys::of(keys));
+        let debug = format!("{:?}", ProviderKeys::from_request(keys));
         assert!(
-            shown.contains("openai") && !shown.contains("sk-of"),
-            "{shown}"
+            debug.contains("openai") && !debug.contains("sk-of"),
+            "{debug}"
         );
     }
 }

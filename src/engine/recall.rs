@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::domain::message::{Message, beginning};
+use crate::domain::message::{Message, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status};
-use crate::engine::history::Recorded;
-use crate::engine::parts::Engine;
+use crate::engine::context::Engine;
+use crate::engine::history::RecordedConversation;
 use crate::store::{SessionQuery, Step, StoreError};
 use crate::tools::recall::NAME;
 
@@ -14,21 +14,21 @@ const MAX_SEARCHED: usize = 16 << 20;
 /// The most earlier runs of a session that one call reads.
 const MAX_RUNS: usize = 200;
 /// Bytes of a passage that are shown.
-const EXCERPT: usize = 600;
+const EXCERPT_BYTES: usize = 600;
 /// The most words of a query.
 const MAX_WORDS: usize = 16;
 
 /// A text that was recorded, and where.
 #[derive(Debug)]
 struct Passage {
-    place: String,
+    source: String,
     text: String,
 }
 
 impl Passage {
-    fn new(when: &str, turn: u32, what: &str, text: String) -> Self {
-        let place = format!("{when}turn {turn}, {what}");
-        Self { place, text }
+    fn new(run_label: &str, turn: u32, what: &str, text: String) -> Self {
+        let source = format!("{run_label}turn {turn}, {what}");
+        Self { source, text }
     }
 }
 
@@ -43,34 +43,38 @@ pub async fn search(
     let mut passages = Vec::new();
     let mut bytes = 0;
     let mut next = store.run(id).await?;
-    for earlier in 0..=MAX_RUNS {
+    for runs_back in 0..=MAX_RUNS {
         let Some(run) = next.take() else { break };
         let steps = store.steps(run.id).await?;
-        let own = if run.session.is_some() {
-            own_only(steps)
+        let own_steps = if run.session.is_some() {
+            without_earlier(steps)
         } else {
             steps
         };
-        let when = match earlier {
+        let run_label = match runs_back {
             0 => String::new(),
             _ => format!("in the run of {}, ", run.created_at),
         };
-        for passage in of_messages(Recorded::of(own).messages, &when) {
+        for passage in passages_from(
+            RecordedConversation::from_steps(own_steps).messages,
+            &run_label,
+        ) {
             bytes += passage.text.len();
             passages.push(passage);
         }
         if bytes >= MAX_SEARCHED {
             break;
         }
-        next = before(engine, &run).await?;
+        next = previous_run(engine, &run).await?;
     }
     let query = query.to_owned();
-    let found = tokio::task::spawn_blocking(move || found(&passages, &query, limit)).await;
-    found.map_err(|_| StoreError::Closed)
+    let result =
+        tokio::task::spawn_blocking(move || render_matches(&passages, &query, limit)).await;
+    result.map_err(|_| StoreError::Closed)
 }
 
 /// The completed run of the session before this one.
-async fn before(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreError> {
+async fn previous_run(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreError> {
     let Some(name) = &run.session else {
         return Ok(None);
     };
@@ -82,11 +86,11 @@ async fn before(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreError> {
         before: Some(run.id),
         limit: 1,
     };
-    Ok(engine.journal.store().session(query).await?.pop())
+    Ok(engine.journal.store().session_runs(query).await?.pop())
 }
 
 /// Without what came before the run: those runs are read themselves.
-fn own_only(mut steps: Vec<Step>) -> Vec<Step> {
+fn without_earlier(mut steps: Vec<Step>) -> Vec<Step> {
     for step in &mut steps {
         if let Step::Prompt { earlier, .. } = step {
             earlier.clear();
@@ -96,26 +100,26 @@ fn own_only(mut steps: Vec<Step>) -> Vec<Step> {
 }
 
 /// What can be found in messages, the newest first. What `recall` itself found is not found again.
-fn of_messages(messages: Vec<Message>, when: &str) -> Vec<Passage> {
+fn passages_from(messages: Vec<Message>, run_label: &str) -> Vec<Passage> {
     let mut passages = Vec::new();
     let mut names: HashMap<String, String> = HashMap::new();
     let mut turn = 0;
     for message in messages {
         match message {
             Message::User { content } => {
-                let text = content.plain().into_owned();
-                passages.push(Passage::new(when, turn, "a user's message", text));
+                let text = content.to_plain_text().into_owned();
+                passages.push(Passage::new(run_label, turn, "a user's message", text));
             }
             Message::Assistant(reply) => {
                 turn += 1;
                 if !reply.content.is_empty() {
-                    passages.push(Passage::new(when, turn, "a reply", reply.content));
+                    passages.push(Passage::new(run_label, turn, "a reply", reply.content));
                 }
                 for call in reply.tool_calls {
                     if call.name != NAME {
-                        let what = format!("a call of {}", beginning(&call.name, 200));
+                        let what = format!("a call of {}", truncate_to_bytes(&call.name, 200));
                         let arguments = call.arguments.get().to_owned();
-                        passages.push(Passage::new(when, turn, &what, arguments));
+                        passages.push(Passage::new(run_label, turn, &what, arguments));
                     }
                     names.insert(call.id, call.name);
                 }
@@ -124,8 +128,8 @@ fn of_messages(messages: Vec<Message>, when: &str) -> Vec<Passage> {
                 for result in tool_results {
                     let name = names.get(&result.call_id).map_or("a tool", String::as_str);
                     if name != NAME {
-                        let what = format!("the result of {}", beginning(name, 200));
-                        passages.push(Passage::new(when, turn, &what, result.content));
+                        let what = format!("the result of {}", truncate_to_bytes(name, 200));
+                        passages.push(Passage::new(run_label, turn, &what, result.content));
                     }
                 }
             }
@@ -136,7 +140,7 @@ fn of_messages(messages: Vec<Message>, when: &str) -> Vec<Passage> {
 }
 
 /// The passages in which most of the words occur, as text for the model.
-fn found(passages: &[Passage], query: &str, limit: usize) -> String {
+fn render_matches(passages: &[Passage], query: &str, limit: usize) -> String {
     let query = query.to_lowercase();
     let mut seen = HashSet::new();
     let words: Vec<&str> = query
@@ -144,27 +148,27 @@ fn found(passages: &[Passage], query: &str, limit: usize) -> String {
         .filter(|word| seen.insert(*word))
         .take(MAX_WORDS)
         .collect();
-    let mut hits: Vec<(usize, String)> = Vec::new();
+    let mut matches: Vec<(usize, String)> = Vec::new();
     for passage in passages {
         let (rank, excerpt) = best_excerpt(&passage.text, &words);
         if rank > 0 {
-            hits.push((rank, format!("{}:\n{excerpt}", passage.place)));
+            matches.push((rank, format!("{}:\n{excerpt}", passage.source)));
         }
     }
-    if hits.is_empty() {
+    if matches.is_empty() {
         return "Nothing was found: no recorded text has any of these words.".to_owned();
     }
     // Stable: among equals the newest stays first.
-    hits.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
-    let all = hits.len();
-    let shown = hits.iter().take(limit).enumerate();
+    matches.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
+    let total = matches.len();
+    let shown = matches.iter().take(limit).enumerate();
     let mut text: Vec<String> = shown
         .map(|(at, (_, excerpt))| format!("{}. {excerpt}", at + 1))
         .collect();
-    if all > limit {
+    if total > limit {
         text.push(format!(
             "{} more were found; use more specific words.",
-            all - limit
+            total - limit
         ));
     }
     text.join("\n\n")
@@ -172,19 +176,19 @@ fn found(passages: &[Passage], query: &str, limit: usize) -> String {
 
 /// The part of a text in which most of the words occur, and how many: a whole word counts twice.
 fn best_excerpt(text: &str, words: &[&str]) -> (usize, String) {
-    let (mut best, mut shown, mut from) = (0, "", 0);
+    let (mut best, mut excerpt, mut offset) = (0, "", 0);
     loop {
         let is_boundary = |at: &usize| text.is_char_boundary(*at);
-        let start = (from..=text.len()).find(is_boundary);
-        let part = beginning(&text[start.unwrap_or(text.len())..], EXCERPT);
+        let start = (offset..=text.len()).find(is_boundary);
+        let part = truncate_to_bytes(&text[start.unwrap_or(text.len())..], EXCERPT_BYTES);
         let lower = part.to_lowercase();
         let rank = words.iter().map(|word| rank(&lower, word)).sum();
         if rank > best {
-            (best, shown) = (rank, part);
+            (best, excerpt) = (rank, part);
         }
-        from += EXCERPT / 2;
-        if from + EXCERPT / 2 >= text.len() {
-            return (best, shown.trim().to_owned());
+        offset += EXCERPT_BYTES / 2;
+        if offset + EXCERPT_BYTES / 2 >= text.len() {
+            return (best, excerpt.trim().to_owned());
         }
     }
 }
@@ -196,24 +200,26 @@ fn rank(text: &str, word: &str) -> usize {
         let after = text[at + word.len()..].chars().next();
         !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
     };
-    let mut places = text.match_indices(word).peekable();
-    match places.peek() {
+    let mut occurrences = text.match_indices(word).peekable();
+    match occurrences.peek() {
         None => 0,
-        Some(_) => 1 + usize::from(places.any(is_whole)),
+        Some(_) => 1 + usize::from(occurrences.any(is_whole)),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Passage, best_excerpt, found, of_messages};
-    use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
+    use super::{Passage, best_excerpt, passages_from, render_matches};
+    use crate::domain::message::{
+        AssistantMessage, Message, ToolCall, ToolResult, empty_arguments,
+    };
 
     fn turn(tool: &str, result: &str) -> [Message; 2] {
         let call = ToolCall {
             id: "1".to_owned(),
             provider_id: String::new(),
             name: tool.to_owned(),
-            arguments: no_arguments(),
+            arguments: empty_arguments(),
         };
         let reply = AssistantMessage {
             tool_calls: vec![call],
@@ -225,8 +231,8 @@ mod tests {
 
     #[test]
     fn the_passage_with_most_words_comes_first() {
-        let passage = |place: &str, text: &str| Passage {
-            place: place.to_owned(),
+        let passage = |source: &str, text: &str| Passage {
+            source: source.to_owned(),
             text: text.to_owned(),
         };
         let passages = [
@@ -234,31 +240,31 @@ mod tests {
             passage("b", "Nothing here"),
             passage("a", "The RED key opens the door"),
         ];
-        let text = found(&passages, "red key red", 5);
+        let text = render_matches(&passages, "red key red", 5);
         assert_eq!(
             text,
             "1. a:\nThe RED key opens the door\n\n2. c:\nThe key is in the drawer"
         );
-        let text = found(&passages, "key", 1);
+        let text = render_matches(&passages, "key", 1);
         assert!(
             text.starts_with("1. c:")
                 && text.ends_with("1 more were found; use more specific words.")
         );
-        assert!(found(&passages, "window", 5).starts_with("Nothing was found"));
+        assert!(render_matches(&passages, "window", 5).starts_with("Nothing was found"));
     }
 
     #[test]
-    fn what_was_recalled_is_not_recalled_again() {
+    fn recall_results_are_not_searched() {
         let task = Message::user("Go");
         let messages = [
             vec![task],
             turn("grep", "gold").to_vec(),
             turn("recall", "gold").to_vec(),
         ];
-        let passages = of_messages(messages.concat(), "");
-        let places: Vec<&str> = passages.iter().map(|it| it.place.as_str()).collect();
+        let passages = passages_from(messages.concat(), "");
+        let sources: Vec<&str> = passages.iter().map(|it| it.source.as_str()).collect();
         assert_eq!(
-            places,
+            sources,
             [
                 "turn 1, the result of grep",
                 "turn 1, a call of grep",

@@ -9,42 +9,42 @@ use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::domain::webhook::Webhook;
+use crate::engine::active_run::{ActiveRun, Deadline, RestoredState, Tree, TreeSuspension};
 use crate::engine::ad_hoc;
+use crate::engine::ad_hoc_quotas::AdHocQuotas;
+use crate::engine::agent_snapshots;
 use crate::engine::budget::Budgets;
-use crate::engine::definitions;
-use crate::engine::endings;
-use crate::engine::live::{Deadline, LiveRun, Recorded, Tree, TreeSuspension};
-use crate::engine::parts::Engine;
+use crate::engine::context::Engine;
+use crate::engine::failures;
 use crate::engine::provider_keys::ProviderKeys;
-use crate::engine::quotas::Quotas;
-use crate::engine::record;
-use crate::engine::root_slot::RootSlot;
-use crate::engine::spans::Trace;
+use crate::engine::root_permit::RootPermit;
+use crate::engine::run_record;
+use crate::engine::run_spans::TreeTrace;
 use crate::engine::workdir::RunWorkdir;
-use crate::store::{StoreError, Unfinished};
+use crate::store::{StoreError, UnfinishedRun};
 
 /// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
 #[derive(Default)]
-pub struct Left {
-    children: Mutex<HashMap<RunId, Unfinished>>,
+pub struct OrphanedChildren {
+    children: Mutex<HashMap<RunId, UnfinishedRun>>,
 }
 
-impl Left {
+impl OrphanedChildren {
     /// Brings a child back to life below `parent`, whose accounts `callers` are drawn on too, once, and lists it among the runs at work: a cancel finds it either
     /// here or there.
-    pub fn hand_over(
+    pub fn recover_child(
         &self,
         engine: &Engine,
         child: RunId,
-        parent: &Arc<LiveRun>,
+        parent: &Arc<ActiveRun>,
         callers: &[usize],
-    ) -> Option<(Arc<LiveRun>, Run)> {
+    ) -> Option<(Arc<ActiveRun>, Run)> {
         let mut children = self.lock();
-        let found = children.remove(&child)?;
-        let live = revive(engine, &found, Some(parent), callers)?;
-        engine.live.add(&live);
+        let orphan = children.remove(&child)?;
+        let live = recover(engine, &orphan, Some(parent), callers)?;
+        engine.active_runs.add(&live);
         engine.suspension.changed.notify_waiters();
-        Some((live, found.run))
+        Some((live, orphan.run))
     }
 
     /// Whether a child waits here.
@@ -55,46 +55,45 @@ impl Left {
     /// Has a child begin cancelled when its turn comes, as the record says; false if it is not here.
     pub fn cancel(&self, child: RunId, reason: &str) -> bool {
         let mut children = self.lock();
-        let Some(found) = children.get_mut(&child) else {
+        let Some(orphan) = children.get_mut(&child) else {
             return false;
         };
-        found.run.status = Status::Cancelling;
-        found.run.cancel_reason = Some(reason.to_owned());
+        orphan.run.status = Status::Cancelling;
+        orphan.run.cancel_reason = Some(reason.to_owned());
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Unfinished>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, UnfinishedRun>> {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Fails what no call came back to of a tree whose root has ended, deepest first: a child that could not be revived may
 /// have left children of its own.
-pub async fn sweep(engine: &Engine, root: RunId) -> Result<(), StoreError> {
-    let mut left = {
-        let mut children = engine.left.lock();
-        let of_root: Vec<RunId> = children
+pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError> {
+    let mut orphans = {
+        let mut children = engine.orphans.lock();
+        let ids: Vec<RunId> = children
             .values()
-            .filter(|found| found.run.root_id == root)
-            .map(|found| found.run.id)
+            .filter(|orphan| orphan.run.root_id == root)
+            .map(|orphan| orphan.run.id)
             .collect();
-        of_root
-            .into_iter()
+        ids.into_iter()
             .filter_map(|id| children.remove(&id))
             .collect::<Vec<_>>()
     };
-    left.sort_by_key(|found| (found.run.depth, found.run.id));
+    orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
     engine.suspension.changed.notify_waiters();
-    for found in left.into_iter().rev() {
-        interrupt(engine, found.run.id, &[]).await?;
+    for orphan in orphans.into_iter().rev() {
+        interrupt(engine, orphan.run.id, &[]).await?;
     }
     Ok(())
 }
 
 /// A root run that can go on.
-pub struct Revived {
+pub struct RecoveredRun {
     /// The run at work.
-    pub live: Arc<LiveRun>,
+    pub live: Arc<ActiveRun>,
     /// Its record.
     pub run: Arc<Run>,
     /// Whole seconds that it may take from its start, where it still waits for a slot.
@@ -103,42 +102,45 @@ pub struct Revived {
 
 /// The root runs of `unfinished` (parents before their children) that can go on, in its order; their children wait in
 /// `engine.left`. What cannot go on is failed as `interrupted`, children before their parents.
-pub async fn revive_all(
+pub async fn recover_all(
     engine: &Engine,
-    unfinished: Vec<Unfinished>,
-) -> Result<Vec<Revived>, StoreError> {
-    let mut revived = Vec::new();
-    let mut alive = HashSet::new();
+    unfinished: Vec<UnfinishedRun>,
+) -> Result<Vec<RecoveredRun>, StoreError> {
+    let mut recovered = Vec::new();
+    let mut recovered_ids = HashSet::new();
     let mut orphans = Vec::new();
-    for found in unfinished {
-        match found.run.parent_id {
-            None => match revive(engine, &found, None, &[]) {
+    for unfinished_run in unfinished {
+        match unfinished_run.run.parent_id {
+            None => match recover(engine, &unfinished_run, None, &[]) {
                 Some(live) => {
-                    alive.insert(found.run.id);
-                    let timeout = found
-                        .continuation
+                    recovered_ids.insert(unfinished_run.run.id);
+                    let timeout = unfinished_run
+                        .resume_state
                         .map_or(0, |continuation| continuation.timeout);
-                    revived.push(Revived {
+                    recovered.push(RecoveredRun {
                         live,
-                        run: Arc::new(found.run),
+                        run: Arc::new(unfinished_run.run),
                         timeout,
                     });
                 }
-                None => orphans.push(found),
+                None => orphans.push(unfinished_run),
             },
-            Some(parent) if alive.contains(&parent) => {
-                alive.insert(found.run.id);
-                engine.left.lock().insert(found.run.id, found);
+            Some(parent) if recovered_ids.contains(&parent) => {
+                recovered_ids.insert(unfinished_run.run.id);
+                engine
+                    .orphans
+                    .lock()
+                    .insert(unfinished_run.run.id, unfinished_run);
             }
-            Some(_) => orphans.push(found),
+            Some(_) => orphans.push(unfinished_run),
         }
     }
     for orphan in orphans.into_iter().rev() {
-        let webhooks = orphan.continuation.as_ref();
+        let webhooks = orphan.resume_state.as_ref();
         let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
         interrupt(engine, orphan.run.id, webhooks).await?;
     }
-    Ok(revived)
+    Ok(recovered)
 }
 
 /// Fails a run that cannot go on.
@@ -151,7 +153,7 @@ pub async fn interrupt(
         Ok(Some(run)) => run,
         Ok(None) => return Ok(()),
         // Its end cannot be recorded either; it delays no other run.
-        Err(error @ StoreError::Damaged(_)) => {
+        Err(error @ StoreError::Corrupt(_)) => {
             tracing::error!(run.id = %id, error = %error, "{id} cannot be failed as interrupted: {error}");
             return Ok(());
         }
@@ -163,9 +165,11 @@ pub async fn interrupt(
     );
     engine
         .journal
-        .close_orphan(&run, webhooks, endings::interrupted(&message))
+        .close_orphan(&run, webhooks, failures::interrupted(&message))
         .await?;
-    engine.metrics.run_ended(&run.agent, Status::Failed, None);
+    engine
+        .metrics
+        .run_finished(&run.agent, Status::Failed, None);
     tracing::warn!(
         run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
         "{} was {} when the daemon stopped and cannot go on; it is failed as interrupted", run.id, run.status.as_str()
@@ -175,21 +179,26 @@ pub async fn interrupt(
 
 /// The run as it stood: its definition, place, accounts, meter, deadline and stop; none where the record lacks what
 /// that takes. `callers` are the accounts that it draws on beside its own.
-pub fn revive(
+pub fn recover(
     engine: &Engine,
-    found: &Unfinished,
-    parent: Option<&Arc<LiveRun>>,
+    unfinished: &UnfinishedRun,
+    parent: Option<&Arc<ActiveRun>>,
     callers: &[usize],
-) -> Option<Arc<LiveRun>> {
-    let Unfinished { run, continuation } = found;
+) -> Option<Arc<ActiveRun>> {
+    let UnfinishedRun {
+        run,
+        resume_state: continuation,
+    } = unfinished;
     let continuation = continuation.as_ref()?;
-    let agent = definitions::read(&continuation.definition)?;
+    let agent = agent_snapshots::parse(&continuation.definition)?;
     let scope = match parent {
         None => Scope::root(run.id, agent.delegation.max_depth),
         Some(parent) => {
             let scope = &parent.scope;
             let limit = match agent.ad_hoc {
-                Some(_) => scope.ad_hoc_limit(ad_hoc::settings(&parent.agent).max_depth),
+                Some(_) => {
+                    scope.max_ad_hoc_depth(ad_hoc::subagent_settings(&parent.agent).max_depth)
+                }
                 None => scope.max_depth,
             };
             scope.child(run.id, agent.delegation.max_depth, limit)?
@@ -199,34 +208,34 @@ pub fn revive(
         Some(parent) => Arc::clone(&parent.tree),
         None => Arc::new(Tree {
             budgets: Budgets::default(),
-            slot: RootSlot::default(),
-            stream: continuation.stream,
+            root_permit: RootPermit::default(),
+            is_streaming: continuation.stream,
             owner: run.owner.clone(),
-            quotas: Quotas::default(),
-            is_revived: true,
+            ad_hoc_quotas: AdHocQuotas::default(),
+            is_recovered: true,
             suspension: TreeSuspension::default(),
             webhooks: continuation.webhooks.clone(),
-            trace: Trace::of(engine.traces.as_ref(), None, run.id),
-            runs: AtomicU64::new(run.tree.runs),
-            provider_keys: ProviderKeys::recorded(&agent.given_keys),
+            trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id),
+            run_count: AtomicU64::new(run.tree.runs),
+            provider_keys: ProviderKeys::from_record(&agent.given_keys),
         }),
     };
-    let accounts = tree.budgets.open(&agent.budget, callers, &run.tree);
-    let recorded = Recorded {
-        definition: Arc::clone(&continuation.definition),
-        workdir: RunWorkdir::known(continuation.workdir),
-        own: run.usage,
-        below: run.tree,
+    let accounts = tree.budgets.open_account(&agent.budget, callers, &run.tree);
+    let recorded = RestoredState {
+        agent_json: Arc::clone(&continuation.definition),
+        workdir: RunWorkdir::with_id(continuation.workdir),
+        usage: run.usage,
+        tree_usage: run.tree,
     };
-    let live = LiveRun::again(scope, agent, tree, parent.cloned(), accounts, recorded);
+    let live = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {
         // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
         let since = continuation.waiting_since.unwrap_or_else(now);
         live.set_deadline(Deadline {
-            at: Instant::now() + record::time_left(since.duration_until(at), seconds),
+            at: Instant::now() + run_record::remaining_time(since.duration_until(at), seconds),
             seconds,
         });
-        live.clock().is_told = continuation.waiting_since.is_some();
+        live.clock().is_pause_recorded = continuation.waiting_since.is_some();
     }
     if run.status == Status::Cancelling {
         live.cancel(

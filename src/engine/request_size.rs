@@ -1,101 +1,104 @@
 //! How large a request is: bytes counted, and tokens estimated at four bytes each. Pure.
 
 use crate::domain::attachment::Attachment;
-use crate::domain::content::estimated_tokens;
+use crate::domain::content::estimate_tokens;
 use crate::domain::message::{Message, ToolResult, ToolSpec};
 
 /// Bytes that services are taken to read as one token.
 const BYTES_PER_TOKEN: usize = 4;
 /// What surrounds a message, a call or a result on every wire: a role, an id, a type.
-const FRAME: usize = 16;
+const FRAME_BYTES: usize = 16;
 
 /// The tokens of so many bytes.
-pub fn tokens(bytes: usize) -> u64 {
+pub fn tokens_from_bytes(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN) as u64
 }
 
 /// The bytes of so many tokens.
-pub fn bytes(tokens: u64) -> usize {
+pub fn bytes_from_tokens(tokens: u64) -> usize {
     usize::try_from(tokens)
         .unwrap_or(usize::MAX)
         .saturating_mul(BYTES_PER_TOKEN)
 }
 
 /// The bytes of what every request of a run begins with.
-pub fn preamble(system: &str, tools: &[ToolSpec]) -> usize {
-    let of_tool = |tool: &ToolSpec| {
-        FRAME + tool.name.len() + tool.description.len() + tool.parameters.get().len()
+pub fn preamble_bytes(system: &str, tools: &[ToolSpec]) -> usize {
+    let tool_bytes = |tool: &ToolSpec| {
+        FRAME_BYTES + tool.name.len() + tool.description.len() + tool.parameters.get().len()
     };
-    system.len() + tools.iter().map(of_tool).sum::<usize>()
+    system.len() + tools.iter().map(tool_bytes).sum::<usize>()
 }
 
 /// The bytes of messages.
-pub fn messages(messages: &[Message]) -> usize {
-    messages.iter().map(message).sum()
+pub fn messages_bytes(messages: &[Message]) -> usize {
+    messages.iter().map(message_bytes).sum()
 }
 
 /// The bytes of a message.
-pub fn message(message: &Message) -> usize {
+pub fn message_bytes(message: &Message) -> usize {
     let content = match message {
-        Message::User { content } => content.text_bytes() + attached(content.attachments()),
+        Message::User { content } => content.text_bytes() + attachment_bytes(content.attachments()),
         Message::Assistant(reply) => {
             let calls = reply.tool_calls.iter();
-            let calls = calls
-                .map(|call| FRAME + call.id.len() + call.name.len() + call.arguments.get().len());
-            let own = reply.content.len() + calls.sum::<usize>();
+            let calls = calls.map(|call| {
+                FRAME_BYTES + call.id.len() + call.name.len() + call.arguments.get().len()
+            });
+            let own_bytes = reply.content.len() + calls.sum::<usize>();
             // Sent instead of the text and the calls by the wire that it is of.
-            let echo = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
-            own.max(echo)
+            let echo_bytes = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
+            own_bytes.max(echo_bytes)
         }
         Message::Tool { tool_results } => {
             let results = tool_results.iter();
-            let results = results.map(|it| FRAME + it.call_id.len() + result(it));
+            let results = results.map(|it| FRAME_BYTES + it.call_id.len() + result_bytes(it));
             results.sum()
         }
     };
-    FRAME + content
+    FRAME_BYTES + content
 }
 
 /// The bytes of what a tool returned.
-pub fn result(result: &ToolResult) -> usize {
-    result.content.len() + attached(result.attachments.iter())
+pub fn result_bytes(result: &ToolResult) -> usize {
+    result.content.len() + attachment_bytes(result.attachments.iter())
 }
 
 /// As many bytes as stand for the tokens of pictures and files.
-fn attached<'a>(attachments: impl Iterator<Item = &'a Attachment>) -> usize {
-    attachments.map(estimated_tokens).sum::<usize>() * BYTES_PER_TOKEN
+fn attachment_bytes<'a>(attachments: impl Iterator<Item = &'a Attachment>) -> usize {
+    attachments.map(estimate_tokens).sum::<usize>() * BYTES_PER_TOKEN
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, message, messages, preamble, tokens};
+    use super::{
+        bytes_from_tokens, message_bytes, messages_bytes, preamble_bytes, tokens_from_bytes,
+    };
     use crate::domain::message::{
-        AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec, no_arguments,
+        AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec, empty_arguments,
     };
 
     #[test]
     fn tokens_are_rounded_up() {
-        assert_eq!([0, 1, 4, 5].map(tokens), [0, 1, 1, 2]);
-        assert_eq!(bytes(2), 8);
-        assert_eq!(bytes(u64::MAX), usize::MAX);
+        assert_eq!([0, 1, 4, 5].map(tokens_from_bytes), [0, 1, 1, 2]);
+        assert_eq!(bytes_from_tokens(2), 8);
+        assert_eq!(bytes_from_tokens(u64::MAX), usize::MAX);
     }
 
     #[test]
     fn everything_that_is_sent_counts() {
         let user = Message::user("12345");
-        assert_eq!(message(&user), 21);
+        assert_eq!(message_bytes(&user), 21);
         let call = ToolCall {
             id: "id".to_owned(),
             provider_id: String::new(),
             name: "read".to_owned(),
-            arguments: no_arguments(),
+            arguments: empty_arguments(),
         };
         let mut reply = AssistantMessage {
             content: "text".to_owned(),
             tool_calls: vec![call],
             echo: None,
         };
-        assert_eq!(message(&Message::Assistant(reply.clone())), 44);
+        assert_eq!(message_bytes(&Message::Assistant(reply.clone())), 44);
         let body = serde_json::value::to_raw_value(&"x".repeat(98)).expect("JSON");
         reply.echo = Some(Echo {
             wire: "anthropic".to_owned(),
@@ -103,13 +106,13 @@ mod tests {
             prefix: 0,
         });
         let reply = Message::Assistant(reply);
-        assert_eq!(message(&reply), 116);
+        assert_eq!(message_bytes(&reply), 116);
         let result = Message::Tool {
             tool_results: vec![ToolResult::text("id", "found", false)],
         };
-        assert_eq!(message(&result), 39);
-        assert_eq!(messages(&[user, reply, result]), 176);
-        let tool = ToolSpec::new("read", "Reads", &no_arguments());
-        assert_eq!(preamble("Be brief", &[tool]), 35);
+        assert_eq!(message_bytes(&result), 39);
+        assert_eq!(messages_bytes(&[user, reply, result]), 176);
+        let tool = ToolSpec::new("read", "Reads", &empty_arguments());
+        assert_eq!(preamble_bytes("Be brief", &[tool]), 35);
     }
 }

@@ -8,141 +8,141 @@ use futures_util::future::try_join_all;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Kept, Retention};
+use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
-use crate::store::{EndedBefore, NewestEnded, Outlived, RunStore, StoreError};
+use crate::store::{Cutoff, ExpiredQuery, NthNewestQuery, RunStore, StoreError};
 
 /// From one pass to the next, where no age asks for more. Passes also give back what clients' deletions left.
-const USUAL_PAUSE: Duration = Duration::from_secs(60);
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 /// However short the ages are.
-const LEAST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Trees handed over at once: the store commits together what waits together.
-const AT_ONCE: usize = 8;
+const DELETE_BATCH: usize = 8;
 /// Roots counted in one read.
-const COUNTED: usize = 5_000;
+const COUNT_PAGE: usize = 5_000;
 
 /// Passes now and again and again, until it is told to stop. What a pass had no time for, the next one finds, in another
 /// process too.
-pub async fn keep(store: Arc<dyn RunStore>, retention: Retention, stop: CancellationToken) {
-    let pause = pause(&retention);
-    let passing = async {
+pub async fn run(store: Arc<dyn RunStore>, retention: Retention, stop: CancellationToken) {
+    let interval = interval(&retention);
+    let passes = async {
         loop {
-            match pass(store.as_ref(), &retention).await {
+            match run_pass(store.as_ref(), &retention).await {
                 Ok(0) => {}
                 Ok(removed) => {
                     tracing::info!("Removed {removed} ended root runs with their trees: retention");
                 }
                 Err(StoreError::Closed) => return,
                 Err(error) => {
-                    tracing::warn!(error = %error, "Retention stopped halfway and goes on in {pause:?}: {error}");
+                    tracing::warn!(error = %error, "Retention stopped halfway and goes on in {interval:?}: {error}");
                 }
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(interval).await;
         }
     };
     tokio::select! {
-        () = passing => {}
+        () = passes => {}
         () = stop.cancelled() => {}
     }
 }
 
 /// A tenth of the shortest age, so that nothing is kept much longer than it should be.
-fn pause(retention: &Retention) -> Duration {
+fn interval(retention: &Retention) -> Duration {
     let ages = [retention.completed, retention.failed, retention.cancelled];
-    let shortest = ages.iter().filter_map(|kept| kept.age).min();
-    shortest.map_or(USUAL_PAUSE, |age| {
-        (age / 10).clamp(LEAST_PAUSE, USUAL_PAUSE)
+    let shortest = ages.iter().filter_map(|policy| policy.age).min();
+    shortest.map_or(DEFAULT_INTERVAL, |age| {
+        (age / 10).clamp(MIN_INTERVAL, DEFAULT_INTERVAL)
     })
 }
 
 /// Removes everything that is due and tidies up; returns how many roots went.
-async fn pass(store: &dyn RunStore, retention: &Retention) -> Result<usize, StoreError> {
+async fn run_pass(store: &dyn RunStore, retention: &Retention) -> Result<usize, StoreError> {
     let mut removed = 0;
-    for (status, kept) in [
+    for (status, policy) in [
         (Status::Completed, retention.completed),
         (Status::Failed, retention.failed),
         (Status::Cancelled, retention.cancelled),
     ] {
-        for before in due(store, status, kept).await? {
-            removed += remove(store, status, before).await?;
+        for cutoff in cutoffs(store, status, policy).await? {
+            removed += delete_before(store, status, cutoff).await?;
         }
     }
-    let mut began = Instant::now();
-    while store.tidy().await? {
-        rest(&mut began).await;
+    let mut step_started = Instant::now();
+    while store.vacuum().await? {
+        throttle(&mut step_started).await;
     }
     Ok(removed)
 }
 
 /// Where what is old begins now, by each of the two bounds.
-async fn due(
+async fn cutoffs(
     store: &dyn RunStore,
     status: Status,
-    kept: Kept,
-) -> Result<Vec<EndedBefore>, StoreError> {
-    let mut due = Vec::new();
+    policy: RetentionLimit,
+) -> Result<Vec<Cutoff>, StoreError> {
+    let mut cutoffs = Vec::new();
     // Nothing is older than time itself.
-    if let Some(age) = kept.age
+    if let Some(age) = policy.age
         && let Ok(since) = now().checked_sub(age)
     {
-        due.push(EndedBefore::Time(since));
+        cutoffs.push(Cutoff::EndedBefore(since));
     }
-    if let Some(count) = kept.count
-        && let Some(oldest) = oldest_kept(store, status, count).await?
+    if let Some(count) = policy.count
+        && let Some(oldest_root) = oldest_retained(store, status, count).await?
     {
-        due.push(EndedBefore::Run(oldest));
+        cutoffs.push(Cutoff::CreatedBefore(oldest_root));
     }
-    Ok(due)
+    Ok(cutoffs)
 }
 
 /// The oldest root that is kept where so many are; none where there are not more.
-async fn oldest_kept(
+async fn oldest_retained(
     store: &dyn RunStore,
     status: Status,
     count: usize,
 ) -> Result<Option<RunId>, StoreError> {
-    let mut left = count;
+    let mut remaining = count;
     let mut before = None;
-    let mut began = Instant::now();
-    while left > 0 {
-        let step = left.min(COUNTED);
-        let but = step - 1;
+    let mut step_started = Instant::now();
+    while remaining > 0 {
+        let step = remaining.min(COUNT_PAGE);
+        let offset = step - 1;
         before = store
-            .newest_ended(NewestEnded {
+            .nth_newest_ended(NthNewestQuery {
                 status,
                 before,
-                but,
+                offset,
             })
             .await?;
         if before.is_none() {
             return Ok(None);
         }
-        left -= step;
-        rest(&mut began).await;
+        remaining -= step;
+        throttle(&mut step_started).await;
     }
     Ok(before)
 }
 
 /// Removes what is old; returns how many roots went.
-async fn remove(
+async fn delete_before(
     store: &dyn RunStore,
     status: Status,
-    before: EndedBefore,
+    cutoff: Cutoff,
 ) -> Result<usize, StoreError> {
     let mut removed = 0;
     let mut after = None;
-    let mut began = Instant::now();
+    let mut step_started = Instant::now();
     loop {
-        let query = Outlived {
+        let query = ExpiredQuery {
             status,
-            before,
+            cutoff,
             after,
         };
-        let page = store.outlived(query).await?;
-        for roots in page.roots.chunks(AT_ONCE) {
-            let gone = try_join_all(roots.iter().map(|root| store.delete(*root))).await?;
-            removed += gone.into_iter().filter(|gone| *gone).count();
-            rest(&mut began).await;
+        let page = store.expired_roots(query).await?;
+        for roots in page.roots.chunks(DELETE_BATCH) {
+            let deleted = try_join_all(roots.iter().map(|root| store.delete(*root))).await?;
+            removed += deleted.into_iter().filter(|gone| *gone).count();
+            throttle(&mut step_started).await;
         }
         after = page.next;
         if after.is_none() {
@@ -152,30 +152,30 @@ async fn remove(
 }
 
 /// Rests as long as the step took: the busier the store, the longer.
-async fn rest(began: &mut Instant) {
-    tokio::time::sleep(began.elapsed()).await;
-    *began = Instant::now();
+async fn throttle(step_started: &mut Instant) {
+    tokio::time::sleep(step_started.elapsed()).await;
+    *step_started = Instant::now();
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::pause;
-    use crate::config::{Kept, Retention};
+    use super::interval;
+    use crate::config::{Retention, RetentionLimit};
 
     #[test]
-    fn short_ages_are_looked_after_more_often() {
+    fn short_ages_shorten_the_interval() {
         let with = |seconds| Retention {
-            failed: Kept {
+            failed: RetentionLimit {
                 age: Some(Duration::from_secs(seconds)),
                 count: None,
             },
             ..Retention::default()
         };
-        assert_eq!(pause(&Retention::default()), Duration::from_secs(60));
-        assert_eq!(pause(&with(86_400)), Duration::from_secs(60));
-        assert_eq!(pause(&with(100)), Duration::from_secs(10));
-        assert_eq!(pause(&with(1)), Duration::from_secs(1));
+        assert_eq!(interval(&Retention::default()), Duration::from_secs(60));
+        assert_eq!(interval(&with(86_400)), Duration::from_secs(60));
+        assert_eq!(interval(&with(100)), Duration::from_secs(10));
+        assert_eq!(interval(&with(1)), Duration::from_secs(1));
     }
 }

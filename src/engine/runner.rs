@@ -14,28 +14,28 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
-use crate::engine::approval::{self, DecideError, Desk};
-use crate::engine::ask::{DryRun, RunAsk, StartError};
+use crate::engine::active_run::{ActiveRun, ActiveRuns, Tree, TreeSuspension};
+use crate::engine::ad_hoc_quotas::AdHocQuotas;
+use crate::engine::agent_snapshots::AgentSnapshots;
+use crate::engine::approval::{self, DecideError, PendingApprovals};
 use crate::engine::budget::Budgets;
-use crate::engine::definitions::Definitions;
-use crate::engine::journal::Listener;
-use crate::engine::live::{LiveRun, LiveRuns, Tree, TreeSuspension};
+use crate::engine::context::{Engine, EngineDeps};
+use crate::engine::journal::Subscription;
 use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
-use crate::engine::parts::{Engine, Parts};
+use crate::engine::prepare::{self, RunInput};
 use crate::engine::provider_keys::ProviderKeys;
-use crate::engine::quotas::Quotas;
-use crate::engine::recovery::Left;
-use crate::engine::remains::Decided;
-use crate::engine::resolve::{self, Input};
-use crate::engine::root::{self, Root};
-use crate::engine::root_slot::RootSlot;
-use crate::engine::sessions::{OnBusy, Seat, SessionKey, Sessions};
-use crate::engine::spans::Trace;
+use crate::engine::recovery::OrphanedChildren;
+use crate::engine::request::{DryRun, RunRequest, StartError};
+use crate::engine::root_permit::RootPermit;
+use crate::engine::root_run::{self, NewRoot};
+use crate::engine::run_log::ApprovalDecision;
+use crate::engine::run_spans::TreeTrace;
+use crate::engine::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::suspension::Suspension;
-use crate::engine::{cancel, collect, record, recovery, take_up, webhook};
-use crate::fair::queue::Queue;
+use crate::engine::{cancel, memory_gc, recovery, resume_suspended, run_record, webhook_events};
+use crate::fair::admission::AdmissionQueue;
 use crate::store::{RunStore, StoreError};
-use crate::telemetry::metrics::{Metrics, Now};
+use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
 
 /// The engine's front: cheap to clone.
 #[derive(Clone)]
@@ -45,45 +45,45 @@ pub struct Runner {
 
 impl Runner {
     /// Over these parts.
-    pub fn new(parts: Parts) -> Self {
-        let Parts {
+    pub fn new(deps: EngineDeps) -> Self {
+        let EngineDeps {
             catalog,
             providers,
-            shelf,
+            tool_registry,
             workdirs,
             mcp,
             journal,
             memories,
             settings,
             traces,
-        } = parts;
-        let queue = Queue::new(settings.limits());
-        let live = Arc::<LiveRuns>::default();
-        let at_work = Arc::clone(&live);
+        } = deps;
+        let queue = AdmissionQueue::new(settings.queue_limits());
+        let active_runs = Arc::<ActiveRuns>::default();
+        let runs = Arc::clone(&active_runs);
         // Not the engine: its last owner must not be the store's own thread.
-        let gap = move |root| at_work.suspend(root, &StoreError::Suspended);
-        journal.store().on_gap(Box::new(gap));
+        let suspend_tree = move |root| runs.suspend(root, &StoreError::Suspended);
+        journal.store().on_write_failed(Box::new(suspend_tree));
         let engine = Engine {
             catalog,
             providers,
-            shelf,
+            tool_registry,
             workdirs,
             mcp,
             journal,
             memories,
-            definitions: Definitions::default(),
-            left: Left::default(),
-            live,
-            suspension: Suspension::new(take_up::supervise),
+            agent_snapshots: AgentSnapshots::default(),
+            orphans: OrphanedChildren::default(),
+            active_runs,
+            suspension: Suspension::new(resume_suspended::supervise),
             metrics: Arc::default(),
             traces,
             settings,
             queue,
-            desk: Desk::default(),
+            pending_approvals: PendingApprovals::default(),
             draining: CancellationToken::new(),
             sessions: Sessions::default(),
             tasks: TaskTracker::new(),
-            halt: CancellationToken::new(),
+            shutdown: CancellationToken::new(),
         };
         Self {
             engine: Arc::new(engine),
@@ -92,22 +92,29 @@ impl Runner {
 
     /// Checks and accepts a root run, commits it, and sets it going. Returns its record as accepted.
     /// The run does not depend on the caller's future from then on.
-    pub async fn start(&self, ask: RunAsk) -> Result<Arc<Run>, StartError> {
-        let root = self.check(ask).await?;
-        self.set_going(root).await
+    pub async fn start(&self, request: RunRequest) -> Result<Arc<Run>, StartError> {
+        let root = self.admit(request).await?;
+        self.spawn(root).await
     }
 
     /// As [`Runner::start`], with a listener that stands before the run is set going: it hears the tree's first event
     /// and everything after it.
-    pub async fn start_listening(&self, ask: RunAsk) -> Result<(Arc<Run>, Listener), StartError> {
-        let root = self.check(ask).await?;
-        let listener = self.engine.journal.bells().listen(root.live.scope.run);
-        let run = self.set_going(root).await?;
-        Ok((run, listener))
+    pub async fn start_and_subscribe(
+        &self,
+        request: RunRequest,
+    ) -> Result<(Arc<Run>, Subscription), StartError> {
+        let root = self.admit(request).await?;
+        let subscription = self
+            .engine
+            .journal
+            .broadcaster()
+            .subscribe(root.live.scope.run);
+        let run = self.spawn(root).await?;
+        Ok((run, subscription))
     }
 
     /// A root run for this wish, with its slot or its place in line.
-    async fn check(&self, ask: RunAsk) -> Result<Root, StartError> {
+    async fn admit(&self, request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
         if self.is_draining() {
             return Err(StartError::Draining);
@@ -115,104 +122,109 @@ impl Runner {
         if self.is_store_down() {
             return Err(StoreError::Suspended.into());
         }
-        let agent = resolve::agent(engine, &ask).await?;
-        resolve::check_provider(engine, &agent)?;
-        resolve::check_prices(engine, &ask, &agent)?;
-        let timeout = resolve::timeout(&engine.settings, &ask, &agent);
-        let webhooks = webhook::of(&engine.settings, &ask, &agent)?;
+        let agent = prepare::resolve_agent(engine, &request).await?;
+        prepare::check_provider(engine, &agent)?;
+        prepare::check_prices(engine, &request, &agent)?;
+        let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
+        let webhooks = webhook_events::for_run(&engine.settings, &request, &agent)?;
         // In line before its caller is told, so that who comes after that stays behind it.
-        let (id, seat) = match &ask.session {
+        let (id, session_guard) = match &request.session {
             Some(name) => {
                 let key = SessionKey {
-                    owner: ask.owner.clone(),
+                    owner: request.owner.clone(),
                     name: name.clone(),
                 };
-                let must_be_free = ask.on_busy == OnBusy::Reject;
+                let must_be_free = request.on_busy == OnBusy::Reject;
                 match engine.sessions.enter(key, must_be_free) {
-                    Ok((id, seat)) => (id, Some(seat)),
+                    Ok((id, session_guard)) => (id, Some(session_guard)),
                     Err((run, accepted)) => {
-                        if ask.claim.is_some() {
+                        if request.claim.is_some() {
                             // It may be this very request, sent twice: its key says so once it is on the record.
                             accepted.cancelled().await;
                         }
                         let session = name.clone();
-                        return Err(StartError::Busy { session, run });
+                        return Err(StartError::SessionBusy { session, run });
                     }
                 }
             }
             None => (RunId::new(), None),
         };
-        let owner = ask.owner.as_deref();
-        let place = match seat.as_ref().is_some_and(Seat::waits) {
-            true => engine.queue.stand_aside(owner, &agent.name),
+        let owner = request.owner.as_deref();
+        let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
+            true => engine.queue.enter_deferred(owner, &agent.name),
             false => engine.queue.enter(owner, &agent.name),
         };
-        let place = place.map_err(StartError::Full)?;
-        let input = Input {
-            earlier: ask.messages,
-            message: prompt::root_message(ask.input.as_ref(), ask.context.as_deref()),
+        let admission = admission.map_err(StartError::QueueFull)?;
+        let input = RunInput {
+            earlier: request.messages,
+            message: prompt::root_message(request.input.as_ref(), request.context.as_deref()),
             compaction: None,
         };
         let scope = Scope::root(id, agent.delegation.max_depth);
         let tree = Arc::new(Tree {
             budgets: Budgets::default(),
-            slot: RootSlot::default(),
-            stream: ask.stream.unwrap_or(agent.stream),
-            owner: ask.owner,
-            quotas: Quotas::default(),
-            is_revived: false,
+            root_permit: RootPermit::default(),
+            is_streaming: request.stream.unwrap_or(agent.stream),
+            owner: request.owner,
+            ad_hoc_quotas: AdHocQuotas::default(),
+            is_recovered: false,
             suspension: TreeSuspension::default(),
             webhooks,
-            trace: Trace::of(engine.traces.as_ref(), ask.trace.as_deref(), scope.run),
-            runs: AtomicU64::new(1),
-            provider_keys: ProviderKeys::of(ask.provider_keys),
+            trace: TreeTrace::for_tree(engine.traces.as_ref(), request.trace.as_deref(), scope.run),
+            run_count: AtomicU64::new(1),
+            provider_keys: ProviderKeys::from_request(request.provider_keys),
         });
-        let accounts = tree.budgets.open(&agent.budget, &[], &TreeUsage::default());
+        let accounts = tree
+            .budgets
+            .open_account(&agent.budget, &[], &TreeUsage::default());
         // A root's own run counts; it is never refused, whatever its budget says.
-        let _ = tree.budgets.take_run(&accounts);
-        let definition = engine.definitions.text(&agent);
-        let live = LiveRun::new(scope, agent, tree, None, accounts, definition);
+        let _ = tree.budgets.count_run(&accounts);
+        let agent_json = engine.agent_snapshots.agent_json(&agent);
+        let live = ActiveRun::new(scope, agent, tree, None, accounts, agent_json);
         let run = Arc::new(Run {
-            input: ask.input.unwrap_or_default().into_shown(),
-            labels: ask.labels,
-            session: ask.session,
-            ..record::new(&live)
+            input: request.input.unwrap_or_default().into_redacted(),
+            labels: request.labels,
+            session: request.session,
+            ..run_record::new_run(&live)
         });
-        Ok(Root {
+        Ok(NewRoot {
             live,
             run,
             input,
             timeout,
-            claim: ask.claim,
-            place,
-            seat,
-            cancels: ask.on_busy == OnBusy::CancelPrevious,
+            claim: request.claim,
+            admission,
+            session_guard,
+            cancels_previous: request.on_busy == OnBusy::CancelPrevious,
         })
     }
 
     /// Hands the run to a task of its own, and waits for its commit.
-    async fn set_going(&self, root: Root) -> Result<Arc<Run>, StartError> {
+    async fn spawn(&self, root: NewRoot) -> Result<Arc<Run>, StartError> {
         let engine = &self.engine;
-        let accepted = root.seat.as_ref().map(Seat::accepted);
-        let _heard = accepted.map(CancellationToken::drop_guard);
-        engine.live.add(&root.live);
-        let (accepted, told) = oneshot::channel();
-        engine.tasks.spawn(root.work(Arc::clone(engine), accepted));
-        told.await
+        let accepted_token = root.session_guard.as_ref().map(SessionGuard::accepted);
+        let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
+        engine.active_runs.add(&root.live);
+        let (sender, receiver) = oneshot::channel();
+        engine
+            .tasks
+            .spawn(root.run_task(Arc::clone(engine), sender));
+        receiver
+            .await
             .unwrap_or(Err(StoreError::Closed))
             .map_err(StartError::from)
     }
 
     /// What that run would be. Calls no model and needs no key.
-    pub async fn dry_run(&self, ask: RunAsk) -> Result<DryRun, StartError> {
-        resolve::dry_run(&self.engine, ask).await
+    pub async fn dry_run(&self, request: RunRequest) -> Result<DryRun, StartError> {
+        prepare::dry_run(&self.engine, request).await
     }
 
     /// Waits until the run is terminal, at most for `limit`, and returns its record as it then stands; none where
     /// there is no such run.
-    pub async fn wait(&self, id: RunId, limit: Duration) -> Result<Option<Arc<Run>>, StoreError> {
-        if !limit.is_zero()
-            && let Ok(Some(run)) = tokio::time::timeout(limit, self.ended(id)).await
+    pub async fn wait(&self, id: RunId, timeout: Duration) -> Result<Option<Arc<Run>>, StoreError> {
+        if !timeout.is_zero()
+            && let Ok(Some(run)) = tokio::time::timeout(timeout, self.wait_for_end(id)).await
         {
             return Ok(Some(run));
         }
@@ -220,10 +232,10 @@ impl Runner {
     }
 
     /// The record at a run's end, over suspensions of its tree; none where nobody drives it any more.
-    async fn ended(&self, id: RunId) -> Option<Arc<Run>> {
+    async fn wait_for_end(&self, id: RunId) -> Option<Arc<Run>> {
         let Engine {
-            live,
-            left,
+            active_runs,
+            orphans,
             suspension,
             ..
         } = &*self.engine;
@@ -231,14 +243,14 @@ impl Runner {
             // Listens before it looks.
             let mut changed = pin!(suspension.changed.notified());
             changed.as_mut().enable();
-            match live.get(id) {
-                Some(live) => match live.ended().await {
+            match active_runs.get(id) {
+                Some(live) => match live.wait_for_end().await {
                     Some(run) => return Some(run),
                     None if live.is_suspended() => {}
                     None => return None,
                 },
                 // Its parent has not come to it yet.
-                None if left.contains(id) => {}
+                None if orphans.contains(id) => {}
                 None => return None,
             }
             changed.await;
@@ -253,16 +265,16 @@ impl Runner {
         reason: Option<String>,
     ) -> Result<Option<Arc<Run>>, StoreError> {
         let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
-        let (answer, cancelled) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let engine = Arc::clone(&self.engine);
         // In a task of its own: a client that goes away leaves no cancel half done.
         self.engine.tasks.spawn(async move {
             tokio::select! {
-                cancelled = cancel::cancel(&engine, id, &reason) => drop(answer.send(cancelled)),
-                () = engine.halt.cancelled() => {}
+                cancelled = cancel::cancel(&engine, id, &reason) => drop(sender.send(cancelled)),
+                () = engine.shutdown.cancelled() => {}
             }
         });
-        cancelled.await.unwrap_or(Err(StoreError::Closed))?;
+        receiver.await.unwrap_or(Err(StoreError::Closed))?;
         Ok(self.store().run(id).await?.map(Arc::new))
     }
 
@@ -271,39 +283,39 @@ impl Runner {
         &self,
         id: RunId,
         call: &str,
-        decided: Decided,
+        decision: ApprovalDecision,
     ) -> Result<Run, DecideError> {
-        approval::decide(&self.engine, id, call, decided).await?;
+        approval::decide(&self.engine, id, call, decision).await?;
         let run = self.store().run(id).await?;
-        run.ok_or(DecideError::NoSuchRun(id))
+        run.ok_or(DecideError::RunNotFound(id))
     }
 
     /// Whether this process drives the run.
     pub fn is_at_work(&self, id: RunId) -> bool {
-        self.engine.live.get(id).is_some()
+        self.engine.active_runs.get(id).is_some()
     }
 
     /// Listens to a tree; none where it is not at work in this process (then the store has all there will be).
     /// Subscribe first, then read the store, then follow.
-    pub fn listen(&self, root: RunId) -> Option<Listener> {
+    pub fn subscribe(&self, root: RunId) -> Option<Subscription> {
         let engine = &self.engine;
-        engine.live.get(root)?;
-        let listener = engine.journal.bells().listen(root);
-        if engine.live.get(root).is_none() {
+        engine.active_runs.get(root)?;
+        let subscription = engine.journal.broadcaster().subscribe(root);
+        if engine.active_runs.get(root).is_none() {
             // It ended between the two: nobody else would take the bell down.
-            engine.journal.bells().silence(root);
+            engine.journal.broadcaster().close(root);
             return None;
         }
-        Some(listener)
+        Some(subscription)
     }
 
     /// The agent's memory of the key of this name, oldest first.
     pub async fn memory(
         &self,
         agent: &str,
-        key: Option<&str>,
+        owner: Option<&str>,
     ) -> Result<Vec<MemoryEntry>, MemoryError> {
-        collect::entries(&self.engine, agent, key).await
+        memory_gc::entries(&self.engine, agent, owner).await
     }
 
     /// Has the agent's model analyse its memory of the key of this name, and trims it unless `dry_run`.
@@ -313,7 +325,7 @@ impl Runner {
         key: Option<&str>,
         dry_run: bool,
     ) -> Result<GcReport, MemoryError> {
-        collect::collect(&self.engine, agent, key, dry_run).await
+        memory_gc::collect(&self.engine, agent, key, dry_run).await
     }
 
     /// The catalogue that runs start from.
@@ -327,7 +339,7 @@ impl Runner {
     }
 
     /// Root runs at work, and waiting for a slot.
-    pub fn load(&self) -> (usize, usize) {
+    pub fn queue_load(&self) -> (usize, usize) {
         self.engine.queue.load()
     }
 
@@ -335,21 +347,21 @@ impl Runner {
     /// root runs that are. What cannot go on is failed as `interrupted`.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let engine = &self.engine;
-        let unfinished = self.store().unfinished().await?;
-        let revived = recovery::revive_all(engine, unfinished).await?;
-        let count = revived.len();
+        let unfinished = self.store().unfinished_runs().await?;
+        let recovered = recovery::recover_all(engine, unfinished).await?;
+        let count = recovered.len();
         if count > 0 {
             tracing::info!(
                 "Going on with {count} root runs that an earlier process left unfinished"
             );
         }
-        root::go_on(engine, revived, HashMap::new());
+        root_run::resume_all(engine, recovered, HashMap::new());
         Ok(count)
     }
 
     /// Whether a write failed and the store has not been seen to work since: nothing is accepted.
     pub fn is_store_down(&self) -> bool {
-        self.engine.suspension.is_down()
+        self.engine.suspension.is_store_down()
     }
 
     /// What is counted for whoever watches the daemon.
@@ -358,13 +370,14 @@ impl Runner {
     }
 
     /// What stands now, to be shown beside what is counted.
-    pub fn now(&self) -> Now {
-        let (_, queued) = self.load();
-        Now {
+    pub fn gauges(&self) -> GaugeSnapshot {
+        let (_, queued) = self.queue_load();
+        GaugeSnapshot {
             // The live runs include those that are queued and those that are idle.
-            running: (self.engine.live.count()).saturating_sub(queued + self.engine.live.idle()),
+            running: (self.engine.active_runs.count())
+                .saturating_sub(queued + self.engine.active_runs.idle_count()),
             queued,
-            commits: self.store().commits(),
+            commits: self.store().commit_count(),
         }
     }
 
@@ -380,14 +393,14 @@ impl Runner {
     }
 
     /// Waits until every run has ended. [`Runner::drain`] comes first.
-    pub async fn idle(&self) {
+    pub async fn wait_idle(&self) {
         self.engine.tasks.wait().await;
     }
 
     /// Drops every run where it stands and waits until all are gone. Their records stay as last committed.
-    pub async fn halt(&self) {
+    pub async fn shut_down(&self) {
         self.drain();
-        self.engine.halt.cancel();
-        self.idle().await;
+        self.engine.shutdown.cancel();
+        self.wait_idle().await;
     }
 }

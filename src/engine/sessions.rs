@@ -10,8 +10,8 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::RunId;
-use crate::engine::live::LiveRun;
-use crate::fair::queue::Slot;
+use crate::engine::active_run::ActiveRun;
+use crate::fair::admission::RunPermit;
 
 /// What a session is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,14 +36,14 @@ pub enum OnBusy {
 
 /// The sessions that have a run which has not ended.
 #[derive(Clone, Default)]
-pub struct Sessions(Arc<Mutex<HashMap<SessionKey, Busy>>>);
+pub struct Sessions(Arc<Mutex<HashMap<SessionKey, ActiveSession>>>);
 
 /// A session with runs.
-struct Busy {
+struct ActiveSession {
     /// Its one permit is held by the run at work.
-    turn: Arc<Semaphore>,
+    semaphore: Arc<Semaphore>,
     /// Cancelled when the run at work is let go of where it stands: it goes on at the next start, before all others.
-    left: CancellationToken,
+    suspended: CancellationToken,
     /// The run at work and those that wait, in their order, each with what is cancelled once it has been accepted, or
     /// will not be.
     runs: Vec<(RunId, CancellationToken)>,
@@ -57,86 +57,93 @@ impl Sessions {
         &self,
         key: SessionKey,
         must_be_free: bool,
-    ) -> Result<(RunId, Seat), (RunId, CancellationToken)> {
-        let mut open = lock(&self.0);
-        let at_work = open.get(&key).and_then(|busy| busy.runs.first());
-        if let Some(at_work) = at_work.filter(|_| must_be_free) {
-            return Err(at_work.clone());
+    ) -> Result<(RunId, SessionGuard), (RunId, CancellationToken)> {
+        let mut sessions = lock(&self.0);
+        let active = sessions.get(&key).and_then(|session| session.runs.first());
+        if let Some(active) = active.filter(|_| must_be_free) {
+            return Err(active.clone());
         }
         let id = RunId::new();
-        Ok((id, self.sit(&mut open, key, id)))
+        Ok((id, self.enqueue(&mut sessions, key, id)))
     }
 
     /// The last seat for a run that was accepted before.
-    pub fn enter_again(&self, key: SessionKey, id: RunId) -> Seat {
-        let seat = self.sit(&mut lock(&self.0), key, id);
-        seat.accepted.cancel();
-        seat
+    pub fn enter_accepted(&self, key: SessionKey, id: RunId) -> SessionGuard {
+        let guard = self.enqueue(&mut lock(&self.0), key, id);
+        guard.accepted.cancel();
+        guard
     }
 
-    fn sit(&self, open: &mut HashMap<SessionKey, Busy>, key: SessionKey, run: RunId) -> Seat {
-        let busy = open.entry(key.clone()).or_insert_with(|| Busy {
-            turn: Arc::new(Semaphore::new(1)),
-            left: CancellationToken::new(),
-            runs: Vec::new(),
-        });
+    fn enqueue(
+        &self,
+        sessions: &mut HashMap<SessionKey, ActiveSession>,
+        key: SessionKey,
+        run: RunId,
+    ) -> SessionGuard {
+        let session = sessions
+            .entry(key.clone())
+            .or_insert_with(|| ActiveSession {
+                semaphore: Arc::new(Semaphore::new(1)),
+                suspended: CancellationToken::new(),
+                runs: Vec::new(),
+            });
         let accepted = CancellationToken::new();
-        busy.runs.push((run, accepted.clone()));
+        session.runs.push((run, accepted.clone()));
         // The first poll stands in line, so it must not be put off for the sake of other tasks.
-        let wait = tokio::task::unconstrained(Arc::clone(&busy.turn).acquire_owned());
-        let mut wait: BoxFuture<'static, _> = Box::pin(wait);
-        let turn = match (&mut wait).now_or_never() {
-            Some(permit) => Turn::Come {
+        let acquire = tokio::task::unconstrained(Arc::clone(&session.semaphore).acquire_owned());
+        let mut acquire: BoxFuture<'static, _> = Box::pin(acquire);
+        let state = match (&mut acquire).now_or_never() {
+            Some(permit) => GuardState::Acquired {
                 _permit: permit.ok(),
             },
-            None => Turn::Waits(wait),
+            None => GuardState::Waiting(acquire),
         };
-        Seat {
+        SessionGuard {
             sessions: self.clone(),
-            left: busy.left.clone(),
+            suspended: session.suspended.clone(),
             accepted,
             key,
             run,
-            turn,
+            state,
         }
     }
 }
 
 /// A run's place in its session. Whoever drops it has left the session, and the next one's turn comes.
-pub struct Seat {
+pub struct SessionGuard {
     sessions: Sessions,
-    left: CancellationToken,
+    suspended: CancellationToken,
     accepted: CancellationToken,
     key: SessionKey,
     run: RunId,
-    turn: Turn,
+    state: GuardState,
 }
 
-enum Turn {
-    Come {
+enum GuardState {
+    Acquired {
         _permit: Option<OwnedSemaphorePermit>,
     },
-    Waits(BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>),
+    Waiting(BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>),
 }
 
-impl Seat {
+impl SessionGuard {
     /// Whether others come before it.
-    pub fn waits(&self) -> bool {
-        matches!(self.turn, Turn::Waits(_))
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.state, GuardState::Waiting(_))
     }
 
     /// Comes back when all before it have left.
-    pub async fn turn(&mut self) {
-        if let Turn::Waits(wait) = &mut self.turn {
+    pub async fn acquire(&mut self) {
+        if let GuardState::Waiting(acquire) = &mut self.state {
             // Nobody closes the semaphore.
-            let permit = wait.await.ok();
-            self.turn = Turn::Come { _permit: permit };
+            let permit = acquire.await.ok();
+            self.state = GuardState::Acquired { _permit: permit };
         }
     }
 
     /// Cancelled by the run at work when it is let go of where it stands: nobody's turn comes after that.
-    pub fn left(&self) -> CancellationToken {
-        self.left.clone()
+    pub fn suspended(&self) -> CancellationToken {
+        self.suspended.clone()
     }
 
     /// To be cancelled once the run is on the record.
@@ -146,11 +153,11 @@ impl Seat {
 
     /// Those that come before it now, in their order, each with what is cancelled once it has been accepted, or will not
     /// be.
-    pub fn before(&self) -> Vec<(RunId, CancellationToken)> {
-        let open = lock(&self.sessions.0);
-        let runs = open
+    pub fn preceding_runs(&self) -> Vec<(RunId, CancellationToken)> {
+        let sessions = lock(&self.sessions.0);
+        let runs = sessions
             .get(&self.key)
-            .map_or(&[][..], |busy| busy.runs.as_slice());
+            .map_or(&[][..], |session| session.runs.as_slice());
         runs.iter()
             .take_while(|(run, _)| *run != self.run)
             .cloned()
@@ -158,15 +165,15 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         // Its permit goes after this, so that whoever finds the session free can enter it at once.
         self.accepted.cancel();
-        let mut open = lock(&self.sessions.0);
-        if let Some(busy) = open.get_mut(&self.key) {
-            busy.runs.retain(|(run, _)| *run != self.run);
-            if busy.runs.is_empty() {
-                open.remove(&self.key);
+        let mut sessions = lock(&self.sessions.0);
+        if let Some(session) = sessions.get_mut(&self.key) {
+            session.runs.retain(|(run, _)| *run != self.run);
+            if session.runs.is_empty() {
+                sessions.remove(&self.key);
             }
         }
     }
@@ -174,41 +181,43 @@ impl Drop for Seat {
 
 /// What a root run gives back when it has ended, before anybody hears of that.
 #[derive(Default)]
-pub struct Held<'s> {
+pub struct RunPermits<'s> {
     /// Its slot, once it has one.
-    pub slot: Option<Slot>,
+    pub run_permit: Option<RunPermit>,
     /// Its seat in a session, which outlives a suspension.
-    pub seat: Option<&'s mut Option<Seat>>,
+    pub session_guard: Option<&'s mut Option<SessionGuard>>,
 }
 
-impl Held<'_> {
+impl RunPermits<'_> {
     /// Gives everything back, unless the run's tree is suspended before it `has_ended`: then it keeps its order.
-    pub fn release(self, live: &LiveRun, has_ended: bool) {
+    pub fn release(self, live: &ActiveRun, has_ended: bool) {
         if live.is_suspended() && !has_ended {
-            if let Some(slot) = self.slot {
-                live.tree.slot.put(slot);
+            if let Some(permit) = self.run_permit {
+                live.tree.root_permit.set(permit);
             }
             return;
         }
         if live.parent.is_none() {
-            drop(live.tree.slot.take());
+            drop(live.tree.root_permit.take());
         }
-        drop(self.slot);
-        if let Some(seat) = self.seat {
-            drop(seat.take());
+        drop(self.run_permit);
+        if let Some(guard) = self.session_guard {
+            drop(guard.take());
         }
     }
 }
 
-fn lock(open: &Mutex<HashMap<SessionKey, Busy>>) -> MutexGuard<'_, HashMap<SessionKey, Busy>> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(
+    sessions: &Mutex<HashMap<SessionKey, ActiveSession>>,
+) -> MutexGuard<'_, HashMap<SessionKey, ActiveSession>> {
+    sessions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
 
-    use super::{Seat, SessionKey, Sessions};
+    use super::{SessionGuard, SessionKey, Sessions};
 
     fn key(owner: Option<&str>) -> SessionKey {
         SessionKey {
@@ -217,12 +226,12 @@ mod tests {
         }
     }
 
-    fn has_come(seat: &mut Seat) -> bool {
-        seat.turn().now_or_never().is_some()
+    fn has_acquired(guard: &mut SessionGuard) -> bool {
+        guard.acquire().now_or_never().is_some()
     }
 
     #[test]
-    fn one_at_a_time_in_the_order_of_their_coming() {
+    fn one_run_at_a_time_in_order_of_arrival() {
         let sessions = Sessions::default();
         let enter = || sessions.enter(key(None), false).expect("a seat");
         let (first_id, first) = enter();
@@ -230,8 +239,12 @@ mod tests {
         let (third_id, mut third) = enter();
         let (_, mut fourth) = enter();
         assert!(first_id < second_id && second_id < third_id);
-        assert!(!first.waits() && second.waits() && third.waits());
-        let before: Vec<_> = third.before().into_iter().map(|(run, _)| run).collect();
+        assert!(!first.is_waiting() && second.is_waiting() && third.is_waiting());
+        let before: Vec<_> = third
+            .preceding_runs()
+            .into_iter()
+            .map(|(run, _)| run)
+            .collect();
         assert_eq!(before, [first_id, second_id]);
         assert_eq!(
             sessions
@@ -243,15 +256,15 @@ mod tests {
         assert!(sessions.enter(key(Some("ada")), true).is_ok());
         // One that goes before its turn lets nobody pass the one at work.
         drop(third);
-        assert!(!has_come(&mut second) && !has_come(&mut fourth));
+        assert!(!has_acquired(&mut second) && !has_acquired(&mut fourth));
         drop(first);
-        assert!(!has_come(&mut fourth));
-        assert!(has_come(&mut second));
+        assert!(!has_acquired(&mut fourth));
+        assert!(has_acquired(&mut second));
         drop(second);
-        assert!(has_come(&mut fourth));
+        assert!(has_acquired(&mut fourth));
         drop(fourth);
         assert!(super::lock(&sessions.0).is_empty());
         third = sessions.enter(key(None), true).expect("free").1;
-        assert!(!third.waits());
+        assert!(!third.is_waiting());
     }
 }

@@ -3,80 +3,92 @@
 use std::sync::Arc;
 
 use crate::domain::event::EventKind;
-use crate::engine::answers::{check, failed_turn};
-use crate::engine::close::{Ending, How, State};
+use crate::engine::active_run::ActiveRun;
 use crate::engine::compaction::{self, RequestBounds};
+use crate::engine::context::Engine;
 use crate::engine::conversation::Conversation;
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
-use crate::engine::turn::{self, Answer, Question, Streamed};
+use crate::engine::finish::{Ending, LoopOutcome, LoopState};
+use crate::engine::tool_results::{check_limits, error_ending};
+use crate::engine::turn::{self, StreamedReply, TurnReply, TurnRequest};
 use crate::engine::turn_error::TurnError;
-use crate::providers::End;
+use crate::providers::ReplyOutcome;
 use crate::store::{Change, Step};
 
 /// What an unnamed agent is asked when its task is done.
-pub fn prompt(live: &LiveRun) -> Option<&str> {
+pub fn summary_prompt(live: &ActiveRun) -> Option<&str> {
     live.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
 }
 
 /// Asks an unnamed agent to sum up: a turn without tools, which is not counted. Where it fails, the task's own text is
 /// the result.
-pub async fn ask(
+pub async fn request_summary(
     engine: &Arc<Engine>,
-    live: &Arc<LiveRun>,
-    state: &mut State,
+    live: &Arc<ActiveRun>,
+    state: &mut LoopState,
     system: &str,
-    talk: &mut Conversation,
-    task: String,
+    conversation: &mut Conversation,
+    fallback: String,
 ) -> Ending {
     // Without tools the request begins otherwise than those before it.
-    talk.drop_thinking(0);
-    let user = talk.task().into_owned();
-    let done = |content| How::Completed {
+    conversation.drop_thinking(0);
+    let task = conversation.task().into_owned();
+    let completed_with = |content| LoopOutcome::Completed {
         content,
         structured: false,
-        task: user,
-        remembers: None,
+        task,
+        memory_time: None,
     };
-    let bounds = RequestBounds::of(engine, live, system, &[]);
-    if let Some(bounds) = bounds.filter(|bounds| bounds.are_passed(talk)) {
-        let mut draft = None;
-        let shortened = compaction::shorten(engine, live, state, &bounds, talk, &mut draft);
-        match Box::pin(shortened).await {
+    let bounds = RequestBounds::new(engine, live, system, &[]);
+    if let Some(bounds) = bounds.filter(|bounds| bounds.is_exceeded(conversation)) {
+        let mut pending_write = None;
+        let compacting = compaction::compact(
+            engine,
+            live,
+            state,
+            &bounds,
+            conversation,
+            &mut pending_write,
+        );
+        match Box::pin(compacting).await {
             Ok(()) => {}
-            Err(ending) if matches!(ending.how, Ok(How::Failed(_))) => {
-                return Ending::of(done(task));
+            Err(ending) if matches!(ending.outcome, Ok(LoopOutcome::Failed(_))) => {
+                return Ending::new(completed_with(fallback));
             }
             Err(ending) => return ending,
         }
     }
-    let turn = talk.turn() + 1;
-    let begun = EventKind::TurnStarted {
+    let turn = conversation.turn() + 1;
+    let turn_started = EventKind::TurnStarted {
         turn,
-        messages: talk.messages().len(),
+        messages: conversation.messages().len(),
         results: 0,
     };
-    let question = Question {
+    let turn_request = TurnRequest {
         turn,
         system,
-        messages: talk.messages(),
+        messages: conversation.messages(),
         tools: &[],
         params: &live.agent.params,
         is_turn: true,
     };
     // The task's own text is what there is without a summary, not the beginning of one.
-    let mut streamed = Streamed::default();
-    let answered = async {
-        check(live)?;
+    let mut streamed = StreamedReply::default();
+    let result = async {
+        check_limits(live)?;
         let journal = &engine.journal;
-        let told = journal.record(live, Change::Nothing, Vec::new(), vec![begun]);
-        told.await?;
-        turn::take(engine, live, question, &mut streamed).await
+        let commit = journal.append(live, Change::Unchanged, Vec::new(), vec![turn_started]);
+        commit.await?;
+        turn::request(engine, live, turn_request, &mut streamed).await
     };
-    let Answer { reply, asked } = match answered.await {
-        Ok(answer) => answer,
-        Err(error @ (TurnError::Stopped | TurnError::Store(_))) => return failed_turn(live, error),
-        Err(_) => return Ending::of(done(task)),
+    let TurnReply {
+        reply,
+        requested_model: asked,
+    } = match result.await {
+        Ok(turn_reply) => turn_reply,
+        Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
+            return error_ending(live, error);
+        }
+        Err(_) => return Ending::new(completed_with(fallback)),
     };
     let tokens = reply.usage.unwrap_or_default();
     state.progress.model = reply.model.unwrap_or(asked.model);
@@ -95,10 +107,11 @@ pub async fn ask(
     };
     let mut message = reply.message;
     message.tool_calls.clear();
-    let is_summary = reply.end == End::Answer && !message.content.trim().is_empty();
+    let is_summary = reply.outcome == ReplyOutcome::Complete && !message.content.trim().is_empty();
     let content = match is_summary {
         true => message.content.clone(),
-        false => task,
+        false => fallback,
     };
-    Ending::of(done(content)).with(vec![Step::Reply { turn, message }], vec![completed])
+    Ending::new(completed_with(content))
+        .with_records(vec![Step::Reply { turn, message }], vec![completed])
 }

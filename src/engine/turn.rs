@@ -12,20 +12,22 @@ use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, Usage};
+use crate::engine::active_run::ActiveRun;
 use crate::engine::budget::Amount;
-use crate::engine::left_batch::LeftBatch;
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
+use crate::engine::context::Engine;
+use crate::engine::pending_batch::PendingBatch;
 use crate::engine::request_size;
-use crate::engine::spans::Chat;
+use crate::engine::run_spans::ChatSpan;
 use crate::engine::turn_error::TurnError;
-use crate::engine::{batch, blobs, waiting};
-use crate::providers::registry::Served;
-use crate::providers::{Category, ChatRequest, Delta, ProviderError, Reply, fit, parts, retry};
+use crate::engine::{batch, blobs, pause};
+use crate::providers::registry::ProviderHandle;
+use crate::providers::{
+    ChatRequest, Delta, ErrorCategory, ProviderError, Reply, content_parts, model_params, retry,
+};
 use crate::store::{Change, StoreError};
 
 /// What is asked of the model.
-pub struct Question<'a> {
+pub struct TurnRequest<'a> {
     /// The turn's number.
     pub turn: u32,
     /// The assembled prompt.
@@ -42,46 +44,48 @@ pub struct Question<'a> {
 
 /// What listeners have been sent of a reply and that has not been withdrawn.
 #[derive(Debug, Default)]
-pub struct Streamed {
+pub struct StreamedReply {
     /// Its text: what there is of a reply that is broken off.
     pub text: String,
     has_reasoning: bool,
 }
 
 /// A reply, and who gave it.
-pub struct Answer {
+pub struct TurnReply {
     /// The reply.
     pub reply: Reply,
     /// The model that was asked.
-    pub asked: ModelRef,
+    pub requested_model: ModelRef,
 }
 
 /// Takes one turn. Usage of the reply is booked for the run and its ancestors.
-pub async fn take(
+pub async fn request(
     engine: &Engine,
-    live: &LiveRun,
-    question: Question<'_>,
-    streamed: &mut Streamed,
-) -> Result<Answer, TurnError> {
-    let (agent, clock) = (&live.agent, Instant::now());
-    let mut failed = None;
+    live: &ActiveRun,
+    turn_request: TurnRequest<'_>,
+    streamed: &mut StreamedReply,
+) -> Result<TurnReply, TurnError> {
+    let (agent, started_at) = (&live.agent, Instant::now());
+    let mut last_error = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
     // A batch of an earlier process is of a model that was come to.
-    let at = match live.left_batch.get() {
-        LeftBatch::Known(left) => models().position(|model| model.to_string() == left.model),
-        LeftBatch::Nothing | LeftBatch::Unknown { .. } => None,
+    let start_index = match live.pending_batch.get() {
+        PendingBatch::Submitted(submitted) => {
+            models().position(|model| model.to_string() == submitted.model)
+        }
+        PendingBatch::Absent | PendingBatch::Unknown { .. } => None,
     };
-    for model in models().skip(at.unwrap_or(0)) {
-        let target = match target(engine, live, model) {
+    for model in models().skip(start_index.unwrap_or(0)) {
+        let target = match resolve_target(engine, live, model) {
             Ok(target) => target,
-            Err(error) if failed.is_none() => return Err(error),
+            Err(error) if last_error.is_none() => return Err(error),
             // A fallback that is not there is passed over, and does not hide why the model before it failed.
             Err(_) => continue,
         };
-        if let Some(TurnError::Provider(error)) = &failed {
-            withdraw(engine, live, question.turn, streamed, error);
-            let scheduled = EventKind::RetryScheduled {
-                turn: question.turn,
+        if let Some(TurnError::Provider(error)) = &last_error {
+            withdraw_streamed(engine, live, turn_request.turn, streamed, error);
+            let retry_event = EventKind::RetryScheduled {
+                turn: turn_request.turn,
                 model: model.to_string(),
                 attempt: 0,
                 wait_ms: 0,
@@ -89,64 +93,66 @@ pub async fn take(
             };
             engine
                 .journal
-                .note(live, Change::Nothing, Vec::new(), vec![scheduled])
+                .enqueue(live, Change::Unchanged, Vec::new(), vec![retry_event])
                 .await?;
         }
-        match ask(engine, live, &question, model, target, streamed).await {
+        match request_with_retries(engine, live, &turn_request, model, target, streamed).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
-                failed = Some(TurnError::Provider(error));
+                last_error = Some(TurnError::Provider(error));
             }
-            ended => {
-                if ended.is_ok() {
-                    engine.metrics.turn_taken(clock.elapsed());
+            result => {
+                if result.is_ok() {
+                    engine.metrics.turn_completed(started_at.elapsed());
                 }
-                return ended;
+                return result;
             }
         }
     }
     // At least one model was asked, so there is a failure to tell.
-    Err(failed.unwrap_or(TurnError::Stopped))
+    Err(last_error.unwrap_or(TurnError::Cancelled))
 }
 
 /// Who answers a request, and the person's own key that it carries.
 #[derive(Clone, Copy)]
 struct Target<'a> {
-    served: &'a Served,
+    provider: &'a ProviderHandle,
     key: Option<&'a SecretString>,
 }
 
 /// Who answers this run's requests for a model.
-fn target<'a>(
+fn resolve_target<'a>(
     engine: &'a Engine,
-    live: &'a LiveRun,
+    live: &'a ActiveRun,
     model: &ModelRef,
 ) -> Result<Target<'a>, TurnError> {
     let keys = &live.tree.provider_keys;
     let key = keys.get(&live.agent, &model.provider);
     let key = key.map_err(TurnError::Provider)?;
-    let served = engine.providers.get_for(&model.provider, key.is_some());
-    let served = served.map_err(TurnError::Unavailable)?;
-    Ok(Target { served, key })
+    let provider = engine
+        .providers
+        .get_with_key(&model.provider, key.is_some());
+    let provider = provider.map_err(TurnError::Unavailable)?;
+    Ok(Target { provider, key })
 }
 
 /// Asks one model, again where its agent's policy says so.
-async fn ask(
+async fn request_with_retries(
     engine: &Engine,
-    live: &LiveRun,
-    question: &Question<'_>,
+    live: &ActiveRun,
+    turn_request: &TurnRequest<'_>,
     model: &ModelRef,
     target: Target<'_>,
-    streamed: &mut Streamed,
-) -> Result<Answer, TurnError> {
-    let served = target.served;
+    streamed: &mut StreamedReply,
+) -> Result<TurnReply, TurnError> {
+    let provider = target.provider;
     let policy = &live.agent.retry;
     let mut attempt = 0;
     loop {
-        let error = match ask_once(engine, live, question, model, target, streamed).await {
+        let error = match request_once(engine, live, turn_request, model, target, streamed).await {
             Ok(reply) => {
-                return Ok(Answer {
+                return Ok(TurnReply {
                     reply,
-                    asked: model.clone(),
+                    requested_model: model.clone(),
                 });
             }
             Err(TurnError::Provider(error)) => error,
@@ -156,23 +162,23 @@ async fn ask(
         if !error.category.is_retryable() || attempt > policy.max_retries {
             return Err(TurnError::Provider(error));
         }
-        let wait = retry::wait(policy, attempt, error.retry_after, random());
-        let left = live
+        let wait = retry::retry_delay(policy, attempt, error.retry_after, random_fraction());
+        let remaining = live
             .deadline()
             .map(|deadline| deadline.at.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| wait >= left) {
+        if remaining.is_some_and(|remaining| wait >= remaining) {
             // The service would have us wait longer than the run has: its own words say more than a timeout would.
             return Err(TurnError::Provider(error));
         }
         tracing::warn!(
             run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-            depth = live.scope.depth.0, provider = %served.name,
-            "{} failed ({error}), trying again in {wait:?}", served.name
+            depth = live.scope.depth.0, provider = %provider.name,
+            "{} failed ({error}), trying again in {wait:?}", provider.name
         );
-        engine.metrics.retried(&served.name);
-        withdraw(engine, live, question.turn, streamed, &error);
-        let scheduled = EventKind::RetryScheduled {
-            turn: question.turn,
+        engine.metrics.request_retried(&provider.name);
+        withdraw_streamed(engine, live, turn_request.turn, streamed, &error);
+        let retry_event = EventKind::RetryScheduled {
+            turn: turn_request.turn,
             model: model.to_string(),
             attempt,
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
@@ -180,88 +186,100 @@ async fn ask(
         };
         engine
             .journal
-            .note(live, Change::Nothing, Vec::new(), vec![scheduled])
+            .enqueue(live, Change::Unchanged, Vec::new(), vec![retry_event])
             .await?;
-        bounded(live, tokio::time::sleep(wait)).await?;
+        within_deadline(live, tokio::time::sleep(wait)).await?;
     }
 }
 
 /// One request: reserves budget, takes a permit, asks, books.
-async fn ask_once(
+async fn request_once(
     engine: &Engine,
-    live: &LiveRun,
-    question: &Question<'_>,
+    live: &ActiveRun,
+    turn_request: &TurnRequest<'_>,
     model: &ModelRef,
-    Target { served, key }: Target<'_>,
-    streamed: &mut Streamed,
+    Target { provider, key }: Target<'_>,
+    streamed: &mut StreamedReply,
 ) -> Result<Reply, TurnError> {
-    let asked = model.to_string();
+    let model_name = model.to_string();
     let facts = engine.settings.models.get(&model.provider, &model.model);
-    let (mut params, mut warnings) = fit::fit(&asked, question.params, facts);
-    warnings.extend(fit::fit_service(
-        &asked,
+    let (mut params, mut warnings) =
+        model_params::fit_to_model(&model_name, turn_request.params, facts);
+    warnings.extend(model_params::fit_service_tier(
+        &model_name,
         &mut params,
         facts,
-        &served.services,
+        &provider.services,
     ));
-    if !question.is_turn && params.service == Some(Service::Batch) {
+    if !turn_request.is_turn && params.service == Some(Service::Batch) {
         // What only shortens the conversation is not waited for.
         params.to_mut().service = None;
     }
     let is_batch = params.service == Some(Service::Batch);
-    let wanted = match live.accounts.is_empty() {
+    let estimated_usage = match live.accounts.is_empty() {
         true => Amount::default(),
         false => {
-            let price = price(facts, &params, params.service.unwrap_or_default());
-            estimate(question, &params, price.as_ref())
+            let price = price_for_request(facts, &params, params.service.unwrap_or_default());
+            estimate_usage(turn_request, &params, price.as_ref())
         }
     };
-    let reservation = bounded(live, live.tree.budgets.reserve(&live.accounts, wanted))
-        .await?
-        .map_err(TurnError::Budget)?;
+    let reservation = within_deadline(
+        live,
+        live.tree.budgets.reserve(&live.accounts, estimated_usage),
+    )
+    .await?
+    .map_err(TurnError::Budget)?;
     // A batch takes its own when it is made, and lets go of them.
     let blobs = match is_batch {
         true => None,
-        false => Box::pin(blobs::load(engine, question.messages)).await?,
+        false => Box::pin(blobs::load(engine, turn_request.messages)).await?,
     };
-    warnings.extend(served.provider.left_out(&model.model, &params, facts));
+    warnings.extend(
+        provider
+            .provider
+            .dropped_params_warning(&model.model, &params, facts),
+    );
     if blobs.is_some() || is_batch {
-        warnings.extend(parts::warnings(&asked, question.messages, facts));
+        warnings.extend(content_parts::attachment_warnings(
+            &model_name,
+            turn_request.messages,
+            facts,
+        ));
     }
-    warn(engine, live, question.turn, warnings).await?;
-    let chat = Chat::begin(live);
+    record_warnings(engine, live, turn_request.turn, warnings).await?;
+    let chat_span = ChatSpan::start(live);
     let request = ChatRequest {
         model: &model.model,
-        system: question.system,
-        messages: question.messages,
+        system: turn_request.system,
+        messages: turn_request.messages,
         blobs: blobs.as_ref(),
-        tools: question.tools,
+        tools: turn_request.tools,
         params: &params,
         facts,
-        stream: live.streams() && !is_batch,
-        multi_turn: !question.tools.is_empty() && live.agent.max_turns > 1,
-        cache_key: match question.is_turn {
+        stream: live.is_streaming() && !is_batch,
+        multi_turn: !turn_request.tools.is_empty() && live.agent.max_turns > 1,
+        cache_key: match turn_request.is_turn {
             true => &live.agent.version,
             false => "",
         },
-        trace: chat.as_deref().map(|chat| &chat.place),
-        key,
+        trace: chat_span.as_deref().map(|span| &span.context),
+        api_key: key,
     };
-    let (mut reported, mut billed) = (None, params.service.unwrap_or_default());
-    let turn = question.turn;
-    let mut take_in = |delta: Delta<'_>| {
+    let (mut reported_usage, mut billed_service) = (None, params.service.unwrap_or_default());
+    let turn = turn_request.turn;
+    let mut on_delta = |delta: Delta<'_>| {
         let event = match delta {
             Delta::Usage(usage) => {
-                reported = Some(usage);
+                reported_usage = Some(usage);
                 return;
             }
             // What a reply in a batch says is another matter.
-            Delta::Billed(_) if is_batch => return,
-            Delta::Billed(service) => {
-                billed = service;
+            Delta::ServiceTier(_) if is_batch => return,
+            Delta::ServiceTier(service) => {
+                billed_service = service;
                 return;
             }
-            _ if !question.is_turn => return,
+            _ if !turn_request.is_turn => return,
             Delta::Text(text) => {
                 streamed.text.push_str(text);
                 let text = text.to_owned();
@@ -277,129 +295,133 @@ async fn ask_once(
                 EventKind::ReasoningStarted { turn }
             }
         };
-        engine.journal.whisper(live, event);
+        engine.journal.publish_ephemeral(live, event);
     };
-    let answered = match is_batch {
+    let result = match is_batch {
         true => {
-            let ask = batch::Ask {
-                turn: question.turn,
-                model: &asked,
-                served,
+            let batch_request = batch::BatchRequest {
+                turn: turn_request.turn,
+                model: &model_name,
+                provider,
                 request,
             };
-            Box::pin(batch::complete(engine, live, ask, &mut take_in)).await
+            Box::pin(batch::complete(engine, live, batch_request, &mut on_delta)).await
         }
         false => {
-            at_once(
+            request_now(
                 engine,
                 live,
-                question.is_turn,
-                served,
+                turn_request.is_turn,
+                provider,
                 request,
-                &mut take_in,
+                &mut on_delta,
             )
             .await
         }
     };
-    let explained = |error| explained(error, model, question, facts);
-    let answered = answered.map(|reply| reply.map_err(explained));
-    if let Some(chat) = chat {
-        chat.end(live, question, model, &answered);
+    let explained = |error| explained(error, model, turn_request, facts);
+    let answered = result.map(|reply| reply.map_err(explained));
+    if let Some(chat_span) = chat_span {
+        chat_span.end(live, turn_request, model, &answered);
     }
-    let (known, is_whole) = match &answered {
+    let (token_usage, is_complete) = match &answered {
         Ok(Ok(reply)) => (reply.usage, true),
-        Ok(Err(error)) if !error.may_have_cost => {
+        Ok(Err(error)) if !error.may_be_billed => {
             return Err(TurnError::Provider(error.clone()));
         }
         // A reply that came whole and was rejected counts as one that was taken.
-        Ok(Err(error)) if error.is_counted => (reported, true),
+        Ok(Err(error)) if error.has_final_usage => (reported_usage, true),
         // The request was under way: what the service had reported counts, and nobody will tell the rest.
-        Ok(Err(_)) | Err(_) => (reported, false),
+        Ok(Err(_)) | Err(_) => (reported_usage, false),
     };
-    let price = price(facts, &params, billed);
-    let spent = Usage {
-        tokens: known.unwrap_or_default(),
-        model_calls: u64::from(is_whole),
+    let price = price_for_request(facts, &params, billed_service);
+    let usage = Usage {
+        tokens: token_usage.unwrap_or_default(),
+        model_calls: u64::from(is_complete),
         tool_calls: 0,
-        cost: price.zip(known).map(|(price, tokens)| price.of(&tokens)),
-        unreported: u64::from(!is_whole || known.is_none()),
+        cost: price
+            .zip(token_usage)
+            .map(|(price, tokens)| price.cost(&tokens)),
+        unreported: u64::from(!is_complete || token_usage.is_none()),
     };
-    live.spend(&spent);
-    if is_whole || known.is_some() {
-        engine.metrics.spent(&asked, &spent.tokens, spent.cost);
+    live.add_usage(&usage);
+    if is_complete || token_usage.is_some() {
+        engine
+            .metrics
+            .record_usage(&model_name, &usage.tokens, usage.cost);
     }
     reservation.settle(Amount {
-        tokens: spent.tokens.total(),
-        cost: spent.cost.unwrap_or_default(),
+        tokens: usage.tokens.total(),
+        cost: usage.cost.unwrap_or_default(),
     });
     answered?.map_err(TurnError::Provider)
 }
 
 /// Asks for a reply at once.
-async fn at_once(
+async fn request_now(
     engine: &Engine,
-    live: &LiveRun,
+    live: &ActiveRun,
     is_turn: bool,
-    served: &Served,
+    provider: &ProviderHandle,
     request: ChatRequest<'_>,
-    take_in: &mut (dyn FnMut(Delta<'_>) + Send),
+    on_delta: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<Result<Reply, ProviderError>, TurnError> {
-    if live.left_batch.get() != LeftBatch::Nothing {
+    if live.pending_batch.get() != PendingBatch::Absent {
         if is_turn {
             // The configuration has changed, so that no batch is gone on with.
-            batch::give_up(engine, live).await;
+            batch::abandon(engine, live).await;
         }
-        waiting::resume(engine, live).await?;
+        pause::ensure_running(engine, live).await?;
     }
     // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
-    let _permit = match &served.permits {
-        Some(permits) => bounded(live, permits.acquire()).await?.ok(),
+    let _permit = match &provider.permits {
+        Some(permits) => within_deadline(live, permits.acquire()).await?.ok(),
         None => None,
     };
-    bounded(live, served.complete(request, take_in)).await
+    within_deadline(live, provider.complete(request, on_delta)).await
 }
 
 /// A refusal of a request with pictures or files of which it is not known whether the model takes them: with a word on it.
 fn explained(
     error: ProviderError,
     model: &ModelRef,
-    question: &Question<'_>,
+    question: &TurnRequest<'_>,
     facts: Option<&ModelFacts>,
 ) -> ProviderError {
-    if error.category != Category::BadRequest {
+    if error.category != ErrorCategory::BadRequest {
         return error;
     }
-    match parts::in_doubt(&model.provider, &model.model, question.messages, facts) {
+    match content_parts::in_doubt(&model.provider, &model.model, question.messages, facts) {
         Some(advice) => error.with(&advice),
         None => error,
     }
 }
 
 /// Takes back what listeners have been sent of a reply that is requested anew.
-fn withdraw(
+fn withdraw_streamed(
     engine: &Engine,
-    live: &LiveRun,
+    live: &ActiveRun,
     turn: u32,
-    streamed: &mut Streamed,
+    streamed: &mut StreamedReply,
     error: &ProviderError,
 ) {
     if streamed.has_reasoning || !streamed.text.is_empty() {
-        *streamed = Streamed::default();
+        *streamed = StreamedReply::default();
         let reason = error.to_string();
         let event = EventKind::TextWithdrawn { turn, reason };
-        engine.journal.whisper(live, event);
+        engine.journal.publish_ephemeral(live, event);
     }
 }
 
 /// Records what a request had to leave out, once for each text of a run.
-async fn warn(
+async fn record_warnings(
     engine: &Engine,
-    live: &LiveRun,
+    live: &ActiveRun,
     turn: u32,
     warnings: Vec<String>,
 ) -> Result<(), StoreError> {
-    let new = warnings.into_iter().filter(|it| live.warn_once(it));
-    let events: Vec<_> = new
+    let new_warnings = warnings.into_iter().filter(|it| live.insert_warning(it));
+    let events: Vec<_> = new_warnings
         .map(|message| EventKind::ModelWarning { turn, message })
         .collect();
     match events.is_empty() {
@@ -407,15 +429,19 @@ async fn warn(
         false => {
             let journal = &engine.journal;
             journal
-                .note(live, Change::Nothing, Vec::new(), events)
+                .enqueue(live, Change::Unchanged, Vec::new(), events)
                 .await
         }
     }
 }
 
 /// What a request with these parameters costs on this tier.
-fn price(facts: Option<&ModelFacts>, params: &Params, service: Service) -> Option<Price> {
-    let price = facts?.price_on(service)?;
+fn price_for_request(
+    facts: Option<&ModelFacts>,
+    params: &Params,
+    service: Service,
+) -> Option<Price> {
+    let price = facts?.price_for(service)?;
     match params.cache {
         Cache::OneHour => Some(price.with_hour_cache()),
         Cache::FiveMinutes | Cache::Off => Some(price),
@@ -423,8 +449,11 @@ fn price(facts: Option<&ModelFacts>, params: &Params, service: Service) -> Optio
 }
 
 /// Waits for something within the run's deadline and as long as nobody stops it.
-pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result<T, TurnError> {
-    let overdue = async {
+pub async fn within_deadline<T>(
+    live: &ActiveRun,
+    work: impl Future<Output = T>,
+) -> Result<T, TurnError> {
+    let deadline_passed = async {
         match live.deadline() {
             Some(deadline) => tokio::time::sleep_until(deadline.at).await,
             None => std::future::pending().await,
@@ -432,31 +461,35 @@ pub async fn bounded<T>(live: &LiveRun, work: impl Future<Output = T>) -> Result
     };
     tokio::select! {
         biased;
-        () = live.stop.cancelled() => Err(TurnError::Stopped),
+        () = live.cancel_token.cancelled() => Err(TurnError::Cancelled),
         done = work => Ok(done),
-        () = overdue => Err(TurnError::Overdue),
+        () = deadline_passed => Err(TurnError::DeadlineExceeded),
     }
 }
 
 /// What a request may use: its estimated input, and the most it may answer.
-fn estimate(question: &Question<'_>, params: &Params, price: Option<&Price>) -> Amount {
+fn estimate_usage(
+    turn_request: &TurnRequest<'_>,
+    params: &Params,
+    price: Option<&Price>,
+) -> Amount {
     const DEFAULT_MAX_TOKENS: u32 = 4096;
-    let preamble = request_size::preamble(question.system, question.tools);
-    let messages = request_size::messages(question.messages);
+    let preamble_bytes = request_size::preamble_bytes(turn_request.system, turn_request.tools);
+    let messages_bytes = request_size::messages_bytes(turn_request.messages);
     let max_tokens = params.max_tokens;
     let tokens = crate::domain::usage::TokenUsage {
-        input: request_size::tokens(preamble + messages),
+        input: request_size::tokens_from_bytes(preamble_bytes + messages_bytes),
         output: u64::from(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         ..Default::default()
     };
     Amount {
         tokens: tokens.total(),
-        cost: price.map_or(Cost(0), |price| price.of(&tokens)),
+        cost: price.map_or(Cost(0), |price| price.cost(&tokens)),
     }
 }
 
 /// A number in 0..1, good enough to spread retries: the hasher's keys are random.
-pub fn random() -> f64 {
+pub fn random_fraction() -> f64 {
     let bits = RandomState::new().hash_one(Instant::now()) >> 11;
     bits as f64 / (1_u64 << 53) as f64
 }

@@ -1,25 +1,25 @@
 //! Why a turn has no reply. Only data.
 
-use crate::engine::budget::Exceeded;
+use crate::engine::budget::BudgetExceeded;
 use crate::providers::ProviderError;
-use crate::providers::registry::Unavailable;
+use crate::providers::registry::ProviderUnavailable;
 use crate::store::StoreError;
 
 /// Why there is no reply.
 #[derive(Debug)]
 pub enum TurnError {
     /// Somebody cancelled.
-    Stopped,
+    Cancelled,
     /// The run's deadline passed.
-    Overdue,
+    DeadlineExceeded,
     /// A budget is spent.
-    Budget(Exceeded),
+    Budget(BudgetExceeded),
     /// The provider (and every fallback) failed.
     Provider(ProviderError),
     /// Its batch was not done within a day.
     BatchExpired,
     /// The provider is not there.
-    Unavailable(Unavailable),
+    Unavailable(ProviderUnavailable),
     /// The record could not be written.
     Store(StoreError),
 }

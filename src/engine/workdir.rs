@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
-use crate::engine::live::LiveRun;
-use crate::engine::parts::Engine;
-use crate::engine::resolve::blocking;
+use crate::engine::active_run::ActiveRun;
+use crate::engine::context::Engine;
+use crate::engine::prepare::run_blocking;
 use crate::workdirs::{FileId, Workdir};
 
 /// The directory of a run, so far as it is known.
@@ -20,12 +20,12 @@ pub struct RunWorkdir {
 
 impl RunWorkdir {
     /// One that was opened before, where it was.
-    pub fn known(id: Option<FileId>) -> Self {
-        let known = Self::default();
+    pub fn with_id(id: Option<FileId>) -> Self {
+        let workdir = Self::default();
         if let Some(id) = id {
-            let _ = known.id.set(id);
+            let _ = workdir.id.set(id);
         }
-        known
+        workdir
     }
 
     /// What it is known by; none before it was opened.
@@ -48,14 +48,14 @@ impl RunWorkdir {
 /// Whether runs of this agent use files.
 pub fn is_used(engine: &Engine, agent: &Agent) -> bool {
     let mut tools = agent.tools.iter();
-    !agent.files.is_empty() || tools.any(|name| engine.shelf.uses_workdir(name))
+    !agent.files.is_empty() || tools.any(|name| engine.tool_registry.uses_workdir(name))
 }
 
 /// Opens the run's directory, where it uses one.
 ///
 /// # Errors
 /// Why that cannot be the run's directory.
-pub async fn open(engine: &Arc<Engine>, live: &LiveRun) -> Result<(), PromptError> {
+pub async fn open(engine: &Arc<Engine>, live: &ActiveRun) -> Result<(), PromptError> {
     if live.workdir.dir().is_some() || !is_used(engine, &live.agent) {
         return Ok(());
     }
@@ -72,7 +72,7 @@ pub async fn open(engine: &Arc<Engine>, live: &LiveRun) -> Result<(), PromptErro
 
 /// Looks which directory the run of a queued root will work in, and holds none open meanwhile. What is wrong with it shows
 /// when the run starts.
-pub async fn remember(engine: &Arc<Engine>, live: &LiveRun) {
+pub async fn record_id(engine: &Arc<Engine>, live: &ActiveRun) {
     if !is_used(engine, &live.agent) {
         return;
     }
@@ -85,17 +85,17 @@ pub async fn remember(engine: &Arc<Engine>, live: &LiveRun) {
 pub async fn open_dir(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
-    known: Option<FileId>,
+    expected: Option<FileId>,
 ) -> Result<Arc<Workdir>, PromptError> {
     let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
-    blocking(move || {
-        follow_agents(&engine);
+    run_blocking(move || {
+        update_agent_workdirs(&engine);
         let path = agent.workdir.as_deref();
-        engine.workdirs.open(path, known).map_err(|why| {
-            let named = path.unwrap_or(std::path::Path::new("."));
+        engine.workdirs.open(path, expected).map_err(|error| {
+            let shown_path = path.unwrap_or(std::path::Path::new("."));
             PromptError::Workdir {
                 agent: agent.name.clone(),
-                why: format!("{} {why}", named.display()),
+                why: format!("{} {error}", shown_path.display()),
             }
         })
     })
@@ -103,11 +103,13 @@ pub async fn open_dir(
 }
 
 /// Has the directories know which ones the agents of now work in.
-pub fn follow_agents(engine: &Engine) {
+pub fn update_agent_workdirs(engine: &Engine) {
     let agents = engine.catalog.current();
-    engine.workdirs.follow(agents.generation, || {
-        let agents = agents.entries.values().filter_map(|it| it.agent.as_deref());
-        let used = agents.filter(|agent| is_used(engine, agent));
-        used.map(|agent| agent.workdir.as_deref()).collect()
-    });
+    engine
+        .workdirs
+        .update_agent_workdirs(agents.generation, || {
+            let agents = agents.entries.values().filter_map(|it| it.agent.as_deref());
+            let used = agents.filter(|agent| is_used(engine, agent));
+            used.map(|agent| agent.workdir.as_deref()).collect()
+        });
 }

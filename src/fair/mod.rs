@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-pub mod line;
-pub mod queue;
+pub mod admission;
+pub mod fair_queue;
+pub mod fair_semaphore;
 pub mod shares;
-pub mod turns;
 
 /// What a line is bounded by. Without anything set there is no bound.
 #[derive(Clone, Debug)]
@@ -22,11 +22,11 @@ pub struct Limits {
     /// Slots of one key, by its name.
     pub per_key: BTreeMap<String, usize>,
     /// Slots of each key that is not named there.
-    pub other_keys: Option<usize>,
+    pub default_per_key: Option<usize>,
     /// The configured keys, each of which has a part of the room for those that wait.
     pub keys: Vec<String>,
     /// Whether each of them has a part of the slots, too.
-    pub shares_slots: bool,
+    pub shares_permits: bool,
 }
 
 impl Default for Limits {
@@ -37,20 +37,20 @@ impl Default for Limits {
             max_queued: usize::MAX,
             per_agent: BTreeMap::new(),
             per_key: BTreeMap::new(),
-            other_keys: None,
+            default_per_key: None,
             keys: Vec::new(),
-            shares_slots: false,
+            shares_permits: false,
         }
     }
 }
 
 impl Limits {
     /// So many slots, of which each of these keys has a part of its own.
-    pub fn shared(slots: usize, keys: &[String]) -> Self {
+    pub fn with_shared_permits(permits: usize, keys: &[String]) -> Self {
         Self {
-            max_running: slots,
+            max_running: permits,
             keys: keys.to_vec(),
-            shares_slots: true,
+            shares_permits: true,
             ..Self::default()
         }
     }

@@ -4,52 +4,52 @@
 #[derive(Debug)]
 pub struct Shares {
     /// Of each key.
-    part: usize,
+    share: usize,
     /// What is left for whoever comes first.
-    common: usize,
+    common_capacity: usize,
     /// Of that, what is taken.
-    taken: usize,
+    common_used: usize,
 }
 
 impl Shares {
     /// So much room for so many keys: half of it is shared out between them, at least `least` for each.
-    pub fn new(room: usize, keys: usize, least: usize) -> Self {
-        let half = room / 2;
-        let part = match (room, half.checked_div(keys)) {
+    pub fn new(capacity: usize, keys: usize, min_share: usize) -> Self {
+        let half = capacity / 2;
+        let share = match (capacity, half.checked_div(keys)) {
             (0, _) | (_, None) => 0,
-            (_, Some(part)) => part.max(least),
+            (_, Some(share)) => share.max(min_share),
         };
         Self {
-            part,
-            common: room - part.saturating_mul(keys).min(half),
-            taken: 0,
+            share,
+            common_capacity: capacity - share.saturating_mul(keys).min(half),
+            common_used: 0,
         }
     }
 
     /// The part of a key, where it is configured.
-    pub fn part(&self, is_configured: bool) -> usize {
+    pub fn share(&self, is_configured: bool) -> usize {
         match is_configured {
-            true => self.part,
+            true => self.share,
             false => 0,
         }
     }
 
     /// Whether there is room for one more of a key that has this part and has taken so much.
-    pub fn has_room(&self, part: usize, taken: usize) -> bool {
-        taken < part || self.taken < self.common
+    pub fn has_capacity(&self, share: usize, used: usize) -> bool {
+        used < share || self.common_used < self.common_capacity
     }
 
     /// One more of a key that has this part and had taken so much before, whether there is room or not.
-    pub fn add(&mut self, part: usize, taken: usize) {
-        if taken >= part {
-            self.taken += 1;
+    pub fn add(&mut self, share: usize, used: usize) {
+        if used >= share {
+            self.common_used += 1;
         }
     }
 
     /// One less of a key that has this part and had taken so much before.
-    pub fn remove(&mut self, part: usize, taken: usize) {
-        if taken > part {
-            self.taken -= 1;
+    pub fn remove(&mut self, share: usize, used: usize) {
+        if used > share {
+            self.common_used -= 1;
         }
     }
 }
@@ -59,10 +59,10 @@ mod tests {
     use super::Shares;
 
     #[test]
-    fn half_is_shared_out_and_the_rest_is_for_whoever_comes_first() {
-        let parts = |room, keys, least| {
-            let shares = Shares::new(room, keys, least);
-            (shares.part, shares.common)
+    fn half_is_split_between_keys_and_half_is_common() {
+        let parts = |capacity, keys, min_share| {
+            let shares = Shares::new(capacity, keys, min_share);
+            (shares.share, shares.common_capacity)
         };
         assert_eq!(parts(100, 0, 1), (0, 100));
         assert_eq!(parts(100, 2, 1), (25, 50));
@@ -75,17 +75,17 @@ mod tests {
     }
 
     #[test]
-    fn a_key_takes_its_part_first_and_gives_it_back_last() {
+    fn a_key_uses_its_share_first_and_frees_it_last() {
         let mut shares = Shares::new(4, 2, 1);
-        let part = shares.part(true);
-        for taken in 0..3 {
-            assert!(shares.has_room(part, taken));
-            shares.add(part, taken);
+        let share = shares.share(true);
+        for used in 0..3 {
+            assert!(shares.has_capacity(share, used));
+            shares.add(share, used);
         }
-        assert!(!shares.has_room(part, 3));
+        assert!(!shares.has_capacity(share, 3));
         // The other key has its own, and who is not configured has none.
-        assert!(shares.has_room(part, 0) && !shares.has_room(0, 0));
-        shares.remove(part, 3);
-        assert!(shares.has_room(0, 0));
+        assert!(shares.has_capacity(share, 0) && !shares.has_capacity(0, 0));
+        shares.remove(share, 3);
+        assert!(shares.has_capacity(0, 0));
     }
 }

@@ -15,55 +15,55 @@ use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
-use crate::providers::batches::{BatchItem, Batches, Form};
-use crate::providers::counts::{self, Count, Lenient};
-use crate::providers::echo::Origin;
+use crate::providers::batches::{BatchApi, BatchClient, BatchItem};
+use crate::providers::content_parts::{self, Base64, ContentPart, MediaData};
+use crate::providers::echo::ReplyOrigin;
 use crate::providers::endpoint::Endpoint;
-use crate::providers::lines::Format;
-use crate::providers::parts::{self, Base64, Data, Piece};
+use crate::providers::http_client::{BaseUrl, BodyPart, HttpClient, KeyHeader};
 use crate::providers::reply_builder::ReplyBuilder;
-use crate::providers::wire::{Base, KeyHeader, Part, Wire};
+use crate::providers::stream_decoder::StreamFormat;
+use crate::providers::token_counts::{self, Lenient, TokenCount};
 use crate::providers::{
-    Batched, Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal,
-    request_body, wire,
+    BatchProvider, ChatRequest, Delta, ErrorCategory, Provider, ProviderError, Reply, ReplyOutcome,
+    error_mapping, http_client, request_body, tool_call_codec,
 };
 
-const BASE: &str = "https://api.anthropic.com";
-const VERSION: &str = "2023-06-01";
+const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
+const DEFAULT_API_VERSION: &str = "2023-06-01";
 /// The API wants a bound on every reply. Where the agent sets none it is the model's longest reply, at most this: thinking
 /// counts too.
-const MAX_TOKENS: u32 = 32_000;
+const MAX_DEFAULT_TOKENS: u32 = 32_000;
 /// The bound for a model whose longest reply is not known.
-const UNKNOWN_MAX_TOKENS: u32 = 8192;
+const FALLBACK_MAX_TOKENS: u32 = 8192;
 
 /// A client of one service that speaks Anthropic's Messages API.
 pub struct Anthropic {
-    endpoint: Endpoint<Heard>,
-    batches: Batches,
+    endpoint: Endpoint<AnthropicReplyBuilder>,
+    batch_client: BatchClient,
 }
 
 impl Anthropic {
     /// A client of the configured service. The error says what is wrong with the configuration.
-    pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
-        let base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
-        let wire = Wire::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
-        let version = config.version.as_deref().unwrap_or(VERSION);
-        let wire = wire.with_header("anthropic-version", version)?;
-        let batches = Batches::new(&wire, &base, Form::Anthropic, config.batch_poll);
+    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
+        let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
+        let client = HttpClient::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
+        let version = config.version.as_deref().unwrap_or(DEFAULT_API_VERSION);
+        let client = client.with_header("anthropic-version", version)?;
+        let batch_client = BatchClient::new(&client, &base, BatchApi::Anthropic, config.batch_poll);
         Ok(Self {
-            endpoint: Endpoint::new(wire, mark),
-            batches,
+            endpoint: Endpoint::new(client, service_id),
+            batch_client,
         })
     }
 
     /// What it sends to and reads from.
-    pub fn endpoint(&self) -> &Endpoint<Heard> {
+    pub fn endpoint(&self) -> &Endpoint<AnthropicReplyBuilder> {
         &self.endpoint
     }
 }
 
 impl Provider for Anthropic {
-    fn batched(&self) -> Option<&dyn Batched> {
+    fn batch_provider(&self) -> Option<&dyn BatchProvider> {
         Some(self)
     }
 
@@ -72,41 +72,41 @@ impl Provider for Anthropic {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = Body::of(&request, self.endpoint.origin(request.model));
+        let body = RequestBody::new(&request, self.endpoint.origin(request.model));
         self.endpoint.complete(&body, &request, deltas)
     }
 }
 
-impl Batched for Anthropic {
-    fn batches(&self) -> &Batches {
-        &self.batches
+impl BatchProvider for Anthropic {
+    fn batch_client(&self) -> &BatchClient {
+        &self.batch_client
     }
 
-    fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
-        let body = Body::of(request, self.endpoint.origin(request.model));
-        let body = request_body::write(&body, request)?;
+    fn batch_item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
+        let body = RequestBody::new(request, self.endpoint.origin(request.model));
+        let body = request_body::serialize_with_extra(&body, request)?;
         let path = "/v1/messages";
         Ok(BatchItem { path, body })
     }
 
-    fn hear_item<'a>(
+    fn read_batch_reply<'a>(
         &'a self,
         request: ChatRequest<'a>,
         status: u16,
         body: Bytes,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        (self.endpoint).read_item(request.model, status, body, deltas)
+        (self.endpoint).read_batch_reply(request.model, status, body, deltas)
     }
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct RequestBody<'a> {
     model: &'a str,
     max_tokens: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     system: Option<System<'a>>,
-    messages: Vec<Turn<'a>>,
+    messages: Vec<MessageOut<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,7 +147,7 @@ struct CacheControl {
 
 impl CacheControl {
     /// `None` if the run has one turn only, or its agent wants no caching.
-    fn of(request: &ChatRequest<'_>) -> Option<Self> {
+    fn for_request(request: &ChatRequest<'_>) -> Option<Self> {
         let ttl = match request.params.cache {
             Cache::FiveMinutes => None,
             Cache::OneHour => Some("1h"),
@@ -196,7 +196,7 @@ struct OutputFormat<'a> {
 }
 
 #[derive(Serialize)]
-struct Turn<'a> {
+struct MessageOut<'a> {
     role: &'static str,
     content: Content<'a>,
 }
@@ -256,8 +256,8 @@ struct Source<'a> {
     data: Base64<'a>,
 }
 
-impl<'a> From<Data<'a>> for Source<'a> {
-    fn from(data: Data<'a>) -> Self {
+impl<'a> From<MediaData<'a>> for Source<'a> {
+    fn from(data: MediaData<'a>) -> Self {
         Self {
             r#type: "base64",
             media_type: data.media_type.as_str(),
@@ -266,15 +266,15 @@ impl<'a> From<Data<'a>> for Source<'a> {
     }
 }
 
-impl<'a> From<Piece<'a>> for BlockOut<'a> {
-    fn from(piece: Piece<'a>) -> Self {
-        match piece {
-            Piece::Text(text) => Self::text(text),
-            Piece::Image(data) => Self::Image {
+impl<'a> From<ContentPart<'a>> for BlockOut<'a> {
+    fn from(part: ContentPart<'a>) -> Self {
+        match part {
+            ContentPart::Text(text) => Self::text(text),
+            ContentPart::Image(data) => Self::Image {
                 source: data.into(),
                 cache_control: None,
             },
-            Piece::File { name, data } => Self::Document {
+            ContentPart::File { name, data } => Self::Document {
                 source: data.into(),
                 title: name,
                 cache_control: None,
@@ -292,10 +292,10 @@ impl<'a> BlockOut<'a> {
     }
 }
 
-impl<'a> Body<'a> {
-    fn of(request: &ChatRequest<'a>, origin: Origin<'_>) -> Self {
+impl<'a> RequestBody<'a> {
+    fn new(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Self {
         let params = request.params;
-        let cache = CacheControl::of(request);
+        let cache = CacheControl::for_request(request);
         let system = match (request.system, cache) {
             ("", _) => None,
             (text, Some(cache_control)) => Some(System::Cached([SystemBlock {
@@ -318,20 +318,22 @@ impl<'a> Body<'a> {
         if let Some(last) = tools.last_mut() {
             last.cache_control = cache;
         }
-        let mut messages = turns(request, origin);
+        let mut messages = build_messages(request, origin);
         if let Some(cache) = cache {
-            mark_ends(&mut messages, cache);
+            set_cache_breakpoints(&mut messages, cache);
         }
         Self {
             model: request.model,
-            max_tokens: params.max_tokens.unwrap_or_else(|| max_tokens(request)),
+            max_tokens: params
+                .max_tokens
+                .unwrap_or_else(|| default_max_tokens(request)),
             system,
             messages,
             tools,
             temperature: params.temperature,
             top_p: params.top_p,
             stop_sequences: &params.stop,
-            thinking: thinking(request),
+            thinking: thinking_config(request),
             output_config: output_config(params),
             stream: request.stream.then_some(true),
         }
@@ -340,23 +342,23 @@ impl<'a> Body<'a> {
 
 /// Marks where this request and the one before it end: this one is read up to the first mark that the service has kept, and
 /// kept up to the last.
-fn mark_ends(turns: &mut [Turn<'_>], cache: CacheControl) {
-    let is_user = |turn: &&mut Turn<'_>| turn.role == "user";
-    let mut ends = 0;
+fn set_cache_breakpoints(messages: &mut [MessageOut<'_>], cache: CacheControl) {
+    let is_user = |message: &&mut MessageOut<'_>| message.role == "user";
+    let mut breakpoints = 0;
     let mut after_assistant = true;
-    for turn in turns.iter_mut().rev() {
-        if ends == 2 {
+    for message in messages.iter_mut().rev() {
+        if breakpoints == 2 {
             break;
         }
-        if !is_user(&turn) {
+        if !is_user(&message) {
             after_assistant = true;
             continue;
         }
         if !std::mem::take(&mut after_assistant) {
             continue;
         }
-        ends += 1;
-        if let Content::Blocks(blocks) = &mut turn.content
+        breakpoints += 1;
+        if let Content::Blocks(blocks) = &mut message.content
             && let Some(
                 BlockOut::Text { cache_control, .. }
                 | BlockOut::ToolResult { cache_control, .. }
@@ -369,13 +371,15 @@ fn mark_ends(turns: &mut [Turn<'_>], cache: CacheControl) {
     }
 }
 
-fn max_tokens(request: &ChatRequest<'_>) -> u32 {
-    let longest = request.facts.and_then(|facts| facts.max_output);
-    longest.map_or(UNKNOWN_MAX_TOKENS, |longest| longest.min(MAX_TOKENS))
+fn default_max_tokens(request: &ChatRequest<'_>) -> u32 {
+    let max_output = request.facts.and_then(|facts| facts.max_output);
+    max_output.map_or(FALLBACK_MAX_TOKENS, |longest| {
+        longest.min(MAX_DEFAULT_TOKENS)
+    })
 }
 
 /// What effort and the wish for a summary make of thinking; `None` if the agent sets neither.
-fn thinking(request: &ChatRequest<'_>) -> Option<Thinking> {
+fn thinking_config(request: &ChatRequest<'_>) -> Option<Thinking> {
     let is_adaptive = request.facts.and_then(|facts| facts.adaptive_thinking);
     let display = request.params.reasoning_summary.map(|_| "summarized");
     match request.params.effort {
@@ -398,24 +402,24 @@ fn output_config(params: &Params) -> Option<OutputConfig<'_>> {
     (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format })
 }
 
-fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
+fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec<MessageOut<'a>> {
     let (messages, has_tools) = (request.messages, !request.tools.is_empty());
-    let mut turns = Vec::with_capacity(messages.len());
-    let mut called: &[ToolCall] = &[];
-    let mut echoed = false;
+    let mut wire_messages = Vec::with_capacity(messages.len());
+    let mut last_calls: &[ToolCall] = &[];
+    let mut is_echoed = false;
     for message in messages {
         let (role, content) = match message {
             // Blocks also where a text would do: a mark must not change the bytes around it.
-            Message::User { content } => ("user", Content::Blocks(user(content, request))),
-            Message::Assistant(said) => {
-                called = &said.tool_calls;
-                let is_whole = has_tools || said.tool_calls.is_empty();
-                let echo = origin.body(said).filter(|_| is_whole);
-                echoed = echo.is_some();
+            Message::User { content } => ("user", Content::Blocks(user_blocks(content, request))),
+            Message::Assistant(reply) => {
+                last_calls = &reply.tool_calls;
+                let can_send_calls = has_tools || reply.tool_calls.is_empty();
+                let echo = origin.echo_body(reply).filter(|_| can_send_calls);
+                is_echoed = echo.is_some();
                 let content = match echo {
-                    Some(body) => Content::Echo(with_unique_ids(body, &said.tool_calls)),
-                    None if is_whole => Content::Blocks(rebuilt(said)),
-                    None => Content::Blocks(told(said)),
+                    Some(body) => Content::Echo(with_unique_ids(body, &reply.tool_calls)),
+                    None if can_send_calls => Content::Blocks(rebuild_blocks(reply)),
+                    None => Content::Blocks(calls_as_text(reply)),
                 };
                 // The API refuses a message without content, and one that says nothing is not missed.
                 if matches!(&content, Content::Blocks(blocks) if blocks.is_empty()) {
@@ -426,20 +430,23 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
             Message::Tool { tool_results } if !has_tools => {
                 let results = tool_results.iter().flat_map(|result| {
                     let text = BlockOut::text(format!("[Result]\n{}", result.content));
-                    let shown = parts::shown_after(std::slice::from_ref(result), request);
-                    std::iter::once(text).chain(shown.into_iter().map(BlockOut::from))
+                    let attachments = content_parts::result_attachment_parts(
+                        std::slice::from_ref(result),
+                        request,
+                    );
+                    std::iter::once(text).chain(attachments.into_iter().map(BlockOut::from))
                 });
                 ("user", Content::Blocks(results.collect()))
             }
             Message::Tool { tool_results } => {
-                let results = tool_results.iter().enumerate().map(|(place, result)| {
-                    let call = calls::answered(called, place, result);
+                let results = tool_results.iter().enumerate().map(|(index, result)| {
+                    let call = tool_call_codec::find_call(last_calls, index, result);
                     let id = call.map_or(&result.call_id, |call| &call.id);
                     BlockOut::ToolResult {
                         // An echo holds the id in the letters that the service gave.
-                        tool_use_id: match echoed {
+                        tool_use_id: match is_echoed {
                             true => Cow::Borrowed(id),
-                            false => calls::plain_id(id),
+                            false => tool_call_codec::sanitize_id(id),
                         },
                         content: result_content(result, request),
                         is_error: result.is_error,
@@ -449,26 +456,26 @@ fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
                 ("user", Content::Blocks(results.collect()))
             }
         };
-        turns.push(Turn { role, content });
+        wire_messages.push(MessageOut { role, content });
     }
-    turns
+    wire_messages
 }
 
-fn user<'a>(content: &'a MessageContent, request: &ChatRequest<'a>) -> Vec<BlockOut<'a>> {
+fn user_blocks<'a>(content: &'a MessageContent, request: &ChatRequest<'a>) -> Vec<BlockOut<'a>> {
     match content {
         MessageContent::Text(text) => vec![BlockOut::text(text.as_str())],
         MessageContent::Parts(parts) => {
-            let pieces = parts::pieces(parts, request);
-            pieces.into_iter().map(BlockOut::from).collect()
+            let parts = content_parts::user_parts(parts, request);
+            parts.into_iter().map(BlockOut::from).collect()
         }
     }
 }
 
 fn result_content<'a>(result: &'a ToolResult, request: &ChatRequest<'a>) -> ResultContent<'a> {
-    let pieces = parts::result_pieces(result, request);
-    match pieces.is_empty() {
+    let parts = content_parts::result_parts(result, request);
+    match parts.is_empty() {
         true => ResultContent::Text(&result.content),
-        false => ResultContent::Blocks(pieces.into_iter().map(BlockOut::from).collect()),
+        false => ResultContent::Blocks(parts.into_iter().map(BlockOut::from).collect()),
     }
 }
 
@@ -482,8 +489,8 @@ fn with_unique_ids<'a>(blocks: &'a RawValue, calls: &[ToolCall]) -> Cow<'a, RawV
         let mut calls = calls.iter();
         let mut all: Vec<Cow<'_, RawValue>> = Vec::new();
         for block in serde_json::from_str::<Vec<&RawValue>>(blocks.get()).ok()? {
-            let read: BlockIn<'_> = serde_json::from_str(block.get()).ok()?;
-            let call = match read.kind.as_str() {
+            let parsed: BlockIn<'_> = serde_json::from_str(block.get()).ok()?;
+            let call = match parsed.kind.as_str() {
                 "tool_use" => calls.next().filter(|call| !call.provider_id.is_empty()),
                 _ => None,
             };
@@ -503,26 +510,26 @@ fn with_unique_ids<'a>(blocks: &'a RawValue, calls: &[ToolCall]) -> Cow<'a, RawV
 }
 
 /// An assistant message from its text and calls.
-fn rebuilt(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
-    let mut blocks = Vec::with_capacity(said.tool_calls.len() + 1);
-    if !said.content.trim().is_empty() {
-        blocks.push(BlockOut::text(said.content.as_str()));
+fn rebuild_blocks(reply: &AssistantMessage) -> Vec<BlockOut<'_>> {
+    let mut blocks = Vec::with_capacity(reply.tool_calls.len() + 1);
+    if !reply.content.trim().is_empty() {
+        blocks.push(BlockOut::text(reply.content.as_str()));
     }
-    blocks.extend(said.tool_calls.iter().map(|call| BlockOut::ToolUse {
-        id: calls::plain_id(&call.id),
-        name: calls::plain_name(&call.name),
+    blocks.extend(reply.tool_calls.iter().map(|call| BlockOut::ToolUse {
+        id: tool_call_codec::sanitize_id(&call.id),
+        name: tool_call_codec::sanitize_name(&call.name),
         input: &call.arguments,
     }));
     blocks
 }
 
 /// An assistant message with its calls as text: the API takes no blocks of tools in a request that offers none.
-fn told(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
-    let mut text = said.content.clone();
-    for call in &said.tool_calls {
-        let parted = if text.is_empty() { "" } else { "\n" };
+fn calls_as_text(reply: &AssistantMessage) -> Vec<BlockOut<'_>> {
+    let mut text = reply.content.clone();
+    for call in &reply.tool_calls {
+        let separator = if text.is_empty() { "" } else { "\n" };
         text.push_str(&format!(
-            "{parted}[Calls {} with {}]",
+            "{separator}[Calls {} with {}]",
             call.name,
             call.arguments.get()
         ));
@@ -532,7 +539,7 @@ fn told(said: &AssistantMessage) -> Vec<BlockOut<'_>> {
 
 /// A whole reply, and the beginning of one in `message_start`.
 #[derive(Deserialize)]
-struct Whole<'a> {
+struct MessageIn<'a> {
     #[serde(borrow)]
     content: Option<Vec<&'a RawValue>>,
     model: Option<String>,
@@ -549,7 +556,7 @@ struct Event<'a> {
     kind: String,
     index: Option<u64>,
     #[serde(borrow)]
-    message: Option<Whole<'a>>,
+    message: Option<MessageIn<'a>>,
     #[serde(borrow)]
     content_block: Option<&'a RawValue>,
     delta: Option<BlockDelta>,
@@ -572,13 +579,13 @@ struct BlockDelta {
 #[derive(Deserialize)]
 struct UsageIn {
     #[serde(default)]
-    input_tokens: Count,
+    input_tokens: TokenCount,
     #[serde(default)]
-    output_tokens: Count,
+    output_tokens: TokenCount,
     #[serde(default)]
-    cache_read_input_tokens: Count,
+    cache_read_input_tokens: TokenCount,
     #[serde(default)]
-    cache_creation_input_tokens: Count,
+    cache_creation_input_tokens: TokenCount,
     #[serde(default)]
     output_tokens_details: Lenient<OutputDetails>,
 }
@@ -586,7 +593,7 @@ struct UsageIn {
 #[derive(Deserialize)]
 struct OutputDetails {
     #[serde(default)]
-    thinking_tokens: Count,
+    thinking_tokens: TokenCount,
 }
 
 #[derive(Deserialize)]
@@ -605,25 +612,25 @@ struct BlockIn<'a> {
 }
 
 /// A content block as far as it has come.
-struct Block {
+struct PartialBlock {
     index: Option<u64>,
-    kind: Kind,
+    kind: BlockKind,
     /// The block as it began.
     start: Box<RawValue>,
     /// Whether it has fields that text and calls do not keep.
-    is_rich: bool,
+    has_extra_fields: bool,
     /// What deltas added.
-    added: Added,
+    appended: AppendedDeltas,
 }
 
-enum Kind {
+enum BlockKind {
     Text(String),
     ToolUse(ToolCall),
     Other,
 }
 
 #[derive(Default)]
-struct Added {
+struct AppendedDeltas {
     text: String,
     json: String,
     thinking: String,
@@ -632,37 +639,37 @@ struct Added {
 
 /// A reply as far as it has come.
 #[derive(Default)]
-pub struct Heard {
-    blocks: Vec<Block>,
+pub struct AnthropicReplyBuilder {
+    blocks: Vec<PartialBlock>,
     /// The counts as reported, without the sum that ours is.
     usage: Option<TokenUsage>,
     /// Whether one of them made no sense.
-    is_senseless: bool,
+    has_invalid_usage: bool,
     /// Whether the last of them have come.
-    is_over: bool,
+    is_finished: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
 
-impl ReplyBuilder for Heard {
-    const FORMAT: Format = Format::Sse;
+impl ReplyBuilder for AnthropicReplyBuilder {
+    const FORMAT: StreamFormat = StreamFormat::Sse;
 
-    fn part(
+    fn push_part(
         &mut self,
-        part: Part<'_>,
+        part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
         match part {
-            Part::Whole(text) => self.whole(text, deltas),
-            Part::Message(text) => self.event(text, deltas),
+            BodyPart::Document(text) => self.push_document(text, deltas),
+            BodyPart::Message(text) => self.push_event(text, deltas),
         }
     }
 
-    fn is_counted(&self) -> bool {
-        self.is_over && self.usage().is_some()
+    fn has_final_usage(&self) -> bool {
+        self.is_finished && self.valid_usage().is_some()
     }
 
-    fn reply(mut self, origin: Origin<'_>) -> Result<Reply, ProviderError> {
+    fn finish(mut self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
         for block in &mut self.blocks {
             block.finish();
         }
@@ -672,33 +679,33 @@ impl ReplyBuilder for Heard {
         let mut is_plain = true;
         for block in &self.blocks {
             match &block.kind {
-                Kind::Text(piece) if piece.is_empty() => {}
-                Kind::Text(piece) => {
-                    is_plain &= text.is_empty() && tool_calls.is_empty() && !block.is_rich;
-                    wire::append(&mut text, piece.clone());
+                BlockKind::Text(piece) if piece.is_empty() => {}
+                BlockKind::Text(piece) => {
+                    is_plain &= text.is_empty() && tool_calls.is_empty() && !block.has_extra_fields;
+                    http_client::append(&mut text, piece.clone());
                 }
-                Kind::ToolUse(call) => {
-                    is_plain &= !block.is_rich;
+                BlockKind::ToolUse(call) => {
+                    is_plain &= !block.has_extra_fields;
                     tool_calls.push(call.clone());
                 }
-                Kind::Other => is_plain = false,
+                BlockKind::Other => is_plain = false,
             }
         }
         let end = match self.stop_reason.as_deref() {
-            _ if !tool_calls.is_empty() => End::Answer,
-            Some("refusal") => End::Refused,
-            _ if !text.is_empty() => End::Answer,
-            Some("end_turn" | "stop_sequence") => End::Answer,
-            Some("max_tokens" | "model_context_window_exceeded") => End::Truncated,
+            _ if !tool_calls.is_empty() => ReplyOutcome::Complete,
+            Some("refusal") => ReplyOutcome::Refused,
+            _ if !text.is_empty() => ReplyOutcome::Complete,
+            Some("end_turn" | "stop_sequence") => ReplyOutcome::Complete,
+            Some("max_tokens" | "model_context_window_exceeded") => ReplyOutcome::Truncated,
             _ => {
-                let why = "response contains no content";
-                return Err(ProviderError::new(Category::Server, why));
+                let message = "response contains no content";
+                return Err(ProviderError::new(ErrorCategory::Server, message));
             }
         };
-        let filled = calls::fill_ids(&mut tool_calls);
-        let echo = match is_plain || filled {
+        let has_filled = tool_call_codec::fill_missing_ids(&mut tool_calls);
+        let echo = match is_plain || has_filled {
             true => None,
-            false => self.echo(origin),
+            false => self.build_echo(origin),
         };
         Ok(Reply {
             message: AssistantMessage {
@@ -706,67 +713,67 @@ impl ReplyBuilder for Heard {
                 tool_calls,
                 echo,
             },
-            usage: self.usage(),
+            usage: self.valid_usage(),
             stop_reason: self.stop_reason,
             model: self.model,
-            end,
+            outcome: end,
         })
     }
 }
 
-impl Heard {
+impl AnthropicReplyBuilder {
     /// Takes a whole reply.
-    fn whole(
+    fn push_document(
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
-        self.is_over = true;
-        let whole: Whole<'_> = wire::read(text).inspect_err(|_| {
-            if let Some(unread) = counts::of_unread(text) {
-                self.count(&unread, deltas);
+        self.is_finished = true;
+        let message: MessageIn<'_> = http_client::parse_json(text).inspect_err(|_| {
+            if let Some(usage) = token_counts::parse_usage_only(text) {
+                self.push_usage(&usage, deltas);
             }
         })?;
-        if whole.error.is_some() {
-            return Err(refusal::in_reply(text));
+        if message.error.is_some() {
+            return Err(error_mapping::from_error_body(text));
         }
-        self.begin(whole, deltas)?;
+        self.start_message(message, deltas)?;
         Ok(true)
     }
 
     /// Takes one event; says whether it was the last.
-    fn event(
+    fn push_event(
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
-        let event: Event<'_> = wire::read(text)?;
+        let event: Event<'_> = http_client::parse_json(text)?;
         // Servers that speak OpenAI's language too send its errors here, without a type.
         if event.error.is_some() || event.kind == "error" {
-            return Err(refusal::in_reply(text));
+            return Err(error_mapping::from_error_body(text));
         }
         if let Some(usage) = event.usage.0 {
-            self.count(&usage, deltas);
+            self.push_usage(&usage, deltas);
         }
         match event.kind.as_str() {
             "message_start" => {
                 if let Some(message) = event.message {
-                    self.begin(message, deltas)?;
+                    self.start_message(message, deltas)?;
                 }
             }
             "content_block_start" => {
                 if let Some(block) = event.content_block {
-                    self.block(event.index, block, deltas)?;
+                    self.push_block(event.index, block, deltas)?;
                 }
             }
             "content_block_delta" => {
                 if let Some(delta) = event.delta {
-                    self.add(event.index, delta, deltas);
+                    self.push_delta(event.index, delta, deltas);
                 }
             }
             "message_delta" => {
                 let stop_reason = event.delta.and_then(|delta| delta.stop_reason);
-                self.is_over |= stop_reason.is_some();
+                self.is_finished |= stop_reason.is_some();
                 self.stop_reason = stop_reason.or(self.stop_reason.take());
             }
             "message_stop" => return Ok(true),
@@ -776,44 +783,44 @@ impl Heard {
         Ok(false)
     }
 
-    fn begin(
+    fn start_message(
         &mut self,
-        message: Whole<'_>,
+        message: MessageIn<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
         if let Some(usage) = message.usage.0 {
-            self.count(&usage, deltas);
+            self.push_usage(&usage, deltas);
         }
         self.model = message.model;
         self.stop_reason = message.stop_reason;
         for block in message.content.into_iter().flatten() {
-            self.block(None, block, deltas)?;
+            self.push_block(None, block, deltas)?;
         }
         Ok(())
     }
 
     /// Takes a block, or the beginning of one.
-    fn block(
+    fn push_block(
         &mut self,
         index: Option<u64>,
         start: &RawValue,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<(), ProviderError> {
-        calls::check_count(self.blocks.len() + 1)?;
-        let block: BlockIn<'_> = wire::read(start.get())?;
+        tool_call_codec::check_call_count(self.blocks.len() + 1)?;
+        let block: BlockIn<'_> = http_client::parse_json(start.get())?;
         let kind = match block.kind.as_str() {
             "text" => {
                 let text = block.text.unwrap_or_default();
                 if !text.is_empty() {
                     deltas(Delta::Text(&text));
                 }
-                Kind::Text(text)
+                BlockKind::Text(text)
             }
-            "tool_use" => Kind::ToolUse(ToolCall {
+            "tool_use" => BlockKind::ToolUse(ToolCall {
                 id: block.id.unwrap_or_default(),
                 provider_id: String::new(),
                 name: block.name.unwrap_or_default(),
-                arguments: calls::arguments_from_json(block.input),
+                arguments: tool_call_codec::arguments_from_json(block.input),
             }),
             kind => {
                 match block.thinking.filter(|text| !text.is_empty()) {
@@ -823,125 +830,136 @@ impl Heard {
                     }
                     None => {}
                 }
-                Kind::Other
+                BlockKind::Other
             }
         };
-        self.blocks.push(Block {
+        self.blocks.push(PartialBlock {
             index,
-            is_rich: matches!(kind, Kind::Other)
+            has_extra_fields: matches!(kind, BlockKind::Other)
                 || block.caller.is_some()
                 || block.toolset_name.is_some()
                 || block.citations.is_some(),
             kind,
             start: start.to_owned(),
-            added: Added::default(),
+            appended: AppendedDeltas::default(),
         });
         Ok(())
     }
 
     /// Adds to the block that a delta names. A delta of a block that never began is dropped, as the API's own SDKs do.
-    fn add(&mut self, index: Option<u64>, delta: BlockDelta, deltas: &mut dyn FnMut(Delta<'_>)) {
+    fn push_delta(
+        &mut self,
+        index: Option<u64>,
+        delta: BlockDelta,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) {
         let Some(block) = self.blocks.iter_mut().rfind(|b| b.index == index) else {
             return;
         };
         if let Some(text) = delta.text.filter(|text| !text.is_empty()) {
-            if matches!(block.kind, Kind::Text(_)) {
+            if matches!(block.kind, BlockKind::Text(_)) {
                 deltas(Delta::Text(&text));
             }
-            wire::append(&mut block.added.text, text);
+            http_client::append(&mut block.appended.text, text);
         }
-        wire::append(
-            &mut block.added.json,
+        http_client::append(
+            &mut block.appended.json,
             delta.partial_json.unwrap_or_default(),
         );
         if let Some(thinking) = delta.thinking.filter(|text| !text.is_empty()) {
             deltas(Delta::Reasoning(&thinking));
-            wire::append(&mut block.added.thinking, thinking);
+            http_client::append(&mut block.appended.thinking, thinking);
         }
-        wire::append(
-            &mut block.added.signature,
+        http_client::append(
+            &mut block.appended.signature,
             delta.signature.unwrap_or_default(),
         );
     }
 
     /// Takes counts; those of a stream are totals so far, in one event or another.
-    fn count(&mut self, reported: &UsageIn, deltas: &mut dyn FnMut(Delta<'_>)) {
+    fn push_usage(&mut self, reported: &UsageIn, deltas: &mut dyn FnMut(Delta<'_>)) {
         let counts = [
             reported.input_tokens,
             reported.output_tokens,
             reported.cache_read_input_tokens,
             reported.cache_creation_input_tokens,
         ];
-        if counts == [Count::Absent; 4] {
+        if counts == [TokenCount::Absent; 4] {
             return;
         }
-        self.is_senseless |= counts.contains(&Count::Senseless);
+        self.has_invalid_usage |= counts.contains(&TokenCount::Invalid);
         let usage = self.usage.get_or_insert_default();
-        let [input, output, cache_read, cache_write] = counts.map(Count::known);
+        let [input, output, cache_read, cache_write] = counts.map(TokenCount::or_zero);
         usage.input = usage.input.max(input);
         usage.output = usage.output.max(output);
         usage.cache_read = usage.cache_read.max(cache_read);
         usage.cache_write = usage.cache_write.max(cache_write);
         if let Some(details) = &reported.output_tokens_details.0 {
-            usage.reasoning = usage.reasoning.max(details.thinking_tokens.known());
+            usage.reasoning = usage.reasoning.max(details.thinking_tokens.or_zero());
         }
-        if let Some(usage) = self.usage() {
+        if let Some(usage) = self.valid_usage() {
             deltas(Delta::Usage(usage));
         }
     }
 
     /// What it has reported, if all of it makes sense.
-    fn usage(&self) -> Option<TokenUsage> {
-        self.usage.filter(|_| !self.is_senseless).map(counted)
+    fn valid_usage(&self) -> Option<TokenUsage> {
+        self.usage
+            .filter(|_| !self.has_invalid_usage)
+            .map(with_cached_input)
     }
 
     /// All blocks as the service sent them, but for what it would not take back.
-    fn echo(&self, origin: Origin<'_>) -> Option<Echo> {
-        let blocks: Vec<_> = self.blocks.iter().filter_map(Block::whole).collect();
+    fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
+        let blocks: Vec<_> = self
+            .blocks
+            .iter()
+            .filter_map(PartialBlock::to_raw_json)
+            .collect();
         origin.echo(&blocks)
     }
 }
 
 /// The counts as ours: the API leaves cached tokens out of `input_tokens`.
-fn counted(usage: TokenUsage) -> TokenUsage {
+fn with_cached_input(usage: TokenUsage) -> TokenUsage {
     TokenUsage {
         input: usage.input + usage.cache_read + usage.cache_write,
         ..usage
     }
 }
 
-impl Block {
+impl PartialBlock {
     /// Puts what deltas added into text and arguments.
     fn finish(&mut self) {
         match &mut self.kind {
-            Kind::Text(text) => text.push_str(&self.added.text),
-            Kind::ToolUse(call) if !self.added.json.is_empty() => {
-                call.arguments = calls::arguments_from_text(&self.added.json);
+            BlockKind::Text(text) => text.push_str(&self.appended.text),
+            BlockKind::ToolUse(call) if !self.appended.json.is_empty() => {
+                call.arguments = tool_call_codec::arguments_from_text(&self.appended.json);
             }
-            Kind::ToolUse(_) | Kind::Other => {}
+            BlockKind::ToolUse(_) | BlockKind::Other => {}
         }
     }
 
     /// The block as one document; none if the API would refuse it for being empty.
-    fn whole(&self) -> Option<Cow<'_, RawValue>> {
+    fn to_raw_json(&self) -> Option<Cow<'_, RawValue>> {
         let mut fields: Vec<(&str, Box<RawValue>)> = Vec::new();
         let mut add = |field, text: &String| {
             if !text.is_empty() {
                 fields.extend(to_raw_value(text).map(|text| (field, text)));
             }
         };
-        add("thinking", &self.added.thinking);
-        add("signature", &self.added.signature);
+        add("thinking", &self.appended.thinking);
+        add("signature", &self.appended.signature);
         match &self.kind {
-            Kind::Text(text) if text.trim().is_empty() => return None,
-            Kind::Text(text) if !self.added.text.is_empty() => add("text", text),
+            BlockKind::Text(text) if text.trim().is_empty() => return None,
+            BlockKind::Text(text) if !self.appended.text.is_empty() => add("text", text),
             // A streamed block may begin without `input`, and a cut one ends with half of it.
-            Kind::ToolUse(call) => fields.push(("input", RawValue::to_owned(&call.arguments))),
-            Kind::Other if !self.added.json.is_empty() => {
-                let input = calls::arguments_from_text(&self.added.json);
+            BlockKind::ToolUse(call) => fields.push(("input", RawValue::to_owned(&call.arguments))),
+            BlockKind::Other if !self.appended.json.is_empty() => {
+                let input = tool_call_codec::arguments_from_text(&self.appended.json);
                 fields.push(("input", RawValue::to_owned(&input)));
             }
-            Kind::Text(_) | Kind::Other => {}
+            BlockKind::Text(_) | BlockKind::Other => {}
         }
         if fields.is_empty() {
             return Some(Cow::Borrowed(&self.start));

@@ -11,28 +11,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use crate::providers::wire::{self, Base, Call, Wire};
-use crate::providers::{Category, ProviderError, refusal};
+use crate::providers::http_client::{self, ApiRequest, BaseUrl, HttpClient};
+use crate::providers::{ErrorCategory, ProviderError, error_mapping};
 
 /// How long OpenAI keeps the files of a batch, in seconds: longer than any batch takes.
-const KEPT: u64 = 172_800;
+const FILE_EXPIRY_SECS: u64 = 172_800;
 /// The key of OpenAI's metadata by which a batch is found again.
-const ITEM: &str = "axed_item";
+const METADATA_KEY: &str = "axed_item";
 /// Most characters of a batch's id.
-const MAX_ID: usize = 128;
+const MAX_ID_LEN: usize = 128;
 
 /// A service's batches.
-pub struct Batches {
-    wire: Wire,
-    base: Base,
-    form: Form,
+pub struct BatchClient {
+    client: HttpClient,
+    base_url: BaseUrl,
+    api: BatchApi,
     /// The longest pause between two looks at a batch.
-    pub longest_pause: Duration,
+    pub max_poll_interval: Duration,
 }
 
 /// Whose batches they are.
 #[derive(Clone, Copy, Debug)]
-pub enum Form {
+pub enum BatchApi {
     /// A file of requests, a batch of that file, and a file of replies.
     Openai,
     /// A list of requests, and a list of replies.
@@ -49,11 +49,11 @@ pub struct BatchItem {
 
 /// What a look at a batch found.
 #[derive(Debug)]
-pub enum Look {
+pub enum BatchStatus {
     /// It is not done.
-    Working,
+    InProgress,
     /// What the service answered, as it would have at once.
-    Answered {
+    Completed {
         /// HTTP's status.
         status: u16,
         /// The body.
@@ -65,14 +65,19 @@ pub enum Look {
     Expired,
 }
 
-impl Batches {
+impl BatchClient {
     /// Those of the service below `base`.
-    pub fn new(wire: &Wire, base: &Base, form: Form, longest_pause: Duration) -> Self {
+    pub fn new(
+        client: &HttpClient,
+        base_url: &BaseUrl,
+        api: BatchApi,
+        max_poll_interval: Duration,
+    ) -> Self {
         Self {
-            wire: wire.clone(),
-            base: base.clone(),
-            form,
-            longest_pause,
+            client: client.clone(),
+            base_url: base_url.clone(),
+            api,
+            max_poll_interval,
         }
     }
 
@@ -83,9 +88,10 @@ impl Batches {
         item: &BatchItem,
         key: Option<&SecretString>,
     ) -> Result<String, ProviderError> {
-        let body: &RawValue = wire::read(std::str::from_utf8(&item.body).unwrap_or_default())?;
-        let created = match self.form {
-            Form::Anthropic => {
+        let body: &RawValue =
+            http_client::parse_json(std::str::from_utf8(&item.body).unwrap_or_default())?;
+        let response = match self.api {
+            BatchApi::Anthropic => {
                 #[derive(Serialize)]
                 struct Request<'a> {
                     custom_id: &'a str,
@@ -101,36 +107,41 @@ impl Batches {
                         params: body,
                     }],
                 };
-                let call = Call::post("/v1/messages/batches", wire::write(&create)?);
-                self.wire.call(&self.base, call, key).await?
+                let call = ApiRequest::post(
+                    "/v1/messages/batches",
+                    http_client::serialize_json(&create)?,
+                );
+                self.client.call_api(&self.base_url, call, key).await?
             }
-            Form::Openai => {
+            BatchApi::Openai => {
                 #[derive(Serialize)]
-                struct Line<'a> {
+                struct RequestLine<'a> {
                     custom_id: &'a str,
                     method: &'static str,
                     url: &'static str,
                     body: &'a RawValue,
                 }
-                let line = Line {
+                let line = RequestLine {
                     custom_id: name,
                     method: "POST",
                     url: item.path,
                     body,
                 };
-                let file = self.upload(name, wire::write(&line)?, key).await?;
+                let file = self
+                    .upload(name, http_client::serialize_json(&line)?, key)
+                    .await?;
                 let create = json!({
                     "input_file_id": file,
                     "endpoint": item.path,
                     "completion_window": "24h",
-                    "metadata": {ITEM: name},
-                    "output_expires_after": {"anchor": "created_at", "seconds": KEPT},
+                    "metadata": {METADATA_KEY: name},
+                    "output_expires_after": {"anchor": "created_at", "seconds": FILE_EXPIRY_SECS},
                 });
-                let call = Call::post("/batches", wire::write(&create)?);
-                self.wire.call(&self.base, call, key).await?
+                let call = ApiRequest::post("/batches", http_client::serialize_json(&create)?);
+                self.client.call_api(&self.base_url, call, key).await?
             }
         };
-        id_in(&created)
+        parse_id(&response)
     }
 
     /// Uploads a file of one line; its id.
@@ -150,7 +161,7 @@ impl Batches {
         let mut body = [
             field("purpose", "batch"),
             field("expires_after[anchor]", "created_at"),
-            field("expires_after[seconds]", &KEPT.to_string()),
+            field("expires_after[seconds]", &FILE_EXPIRY_SECS.to_string()),
             format!(
                 "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}.jsonl\"\r\n\
                  Content-Type: application/jsonl\r\n\r\n"
@@ -160,11 +171,11 @@ impl Batches {
         .into_bytes();
         body.extend(line);
         body.extend(format!("\n\r\n--{boundary}--\r\n").into_bytes());
-        let call = Call {
+        let call = ApiRequest {
             content_type: Some(format!("multipart/form-data; boundary={boundary}")),
-            ..Call::post("/files", body)
+            ..ApiRequest::post("/files", body)
         };
-        id_in(&self.wire.call(&self.base, call, key).await?)
+        parse_id(&self.client.call_api(&self.base_url, call, key).await?)
     }
 
     /// Finds the batch of a request that was handed over, where the service tells: Anthropic does not.
@@ -174,88 +185,94 @@ impl Batches {
         key: Option<&SecretString>,
     ) -> Result<Option<String>, ProviderError> {
         #[derive(Deserialize)]
-        struct Listed {
+        struct BatchInfo {
             id: String,
             status: Option<String>,
             metadata: Option<serde_json::Map<String, serde_json::Value>>,
         }
         #[derive(Deserialize)]
-        struct List {
-            data: Vec<Listed>,
+        struct BatchList {
+            data: Vec<BatchInfo>,
         }
-        if let Form::Anthropic = self.form {
+        if let BatchApi::Anthropic = self.api {
             return Ok(None);
         }
-        let call = Call {
+        let call = ApiRequest {
             query: Some("limit=100"),
-            ..Call::get("/batches")
+            ..ApiRequest::get("/batches")
         };
-        let list = self.wire.call(&self.base, call, key).await?;
-        let list: List = read(&list)?;
-        let is_it = |batch: &Listed| {
-            let named = batch
+        let list = self.client.call_api(&self.base_url, call, key).await?;
+        let list: BatchList = parse_body(&list)?;
+        let is_match = |batch: &BatchInfo| {
+            let item_name = batch
                 .metadata
                 .as_ref()
-                .and_then(|it| it.get(ITEM)?.as_str());
-            let is_over = matches!(
+                .and_then(|it| it.get(METADATA_KEY)?.as_str());
+            let is_finished = matches!(
                 batch.status.as_deref(),
                 Some("failed" | "cancelled" | "cancelling")
             );
-            named == Some(name) && !is_over
+            item_name == Some(name) && !is_finished
         };
-        let found = list.data.into_iter().find(is_it);
-        found.map(|batch| checked(batch.id)).transpose()
+        let matched = list.data.into_iter().find(is_match);
+        matched.map(|batch| check_id(batch.id)).transpose()
     }
 
     /// Looks at a batch, and fetches what it has for the request once it is done.
     ///
     /// # Errors
     /// The look failed, which says nothing of the batch.
-    pub async fn look(
+    pub async fn poll(
         &self,
         batch: &str,
         name: &str,
         key: Option<&SecretString>,
-    ) -> Result<Look, ProviderError> {
-        match self.form {
-            Form::Anthropic => self.look_at_anthropic(batch, name, key).await,
-            Form::Openai => self.look_at_openai(batch, name, key).await,
+    ) -> Result<BatchStatus, ProviderError> {
+        match self.api {
+            BatchApi::Anthropic => self.poll_anthropic(batch, name, key).await,
+            BatchApi::Openai => self.poll_openai(batch, name, key).await,
         }
     }
 
-    async fn look_at_anthropic(
+    async fn poll_anthropic(
         &self,
         batch: &str,
         name: &str,
         key: Option<&SecretString>,
-    ) -> Result<Look, ProviderError> {
+    ) -> Result<BatchStatus, ProviderError> {
         #[derive(Deserialize)]
-        struct State<'a> {
+        struct BatchState<'a> {
             processing_status: Cow<'a, str>,
         }
         let path = format!("/v1/messages/batches/{batch}");
-        let state = self.wire.call(&self.base, Call::get(&path), key).await?;
-        if read::<State<'_>>(&state)?.processing_status != "ended" {
-            return Ok(Look::Working);
+        let state = self
+            .client
+            .call_api(&self.base_url, ApiRequest::get(&path), key)
+            .await?;
+        if parse_body::<BatchState<'_>>(&state)?.processing_status != "ended" {
+            return Ok(BatchStatus::InProgress);
         }
         let results = format!("{path}/results");
-        let results = self.wire.call(&self.base, Call::get(&results), key).await?;
-        of_anthropic(text(&results)?, name)
+        let results = self
+            .client
+            .call_api(&self.base_url, ApiRequest::get(&results), key)
+            .await?;
+        parse_anthropic_results(body_text(&results)?, name)
     }
 
-    async fn look_at_openai(
+    async fn poll_openai(
         &self,
         batch: &str,
         name: &str,
         key: Option<&SecretString>,
-    ) -> Result<Look, ProviderError> {
+    ) -> Result<BatchStatus, ProviderError> {
         #[derive(Deserialize)]
         struct Errors<'a> {
             #[serde(borrow)]
             data: Option<Vec<&'a RawValue>>,
         }
         #[derive(Deserialize)]
-        struct State<'a> {
+        struct BatchState<'a> {
             status: Cow<'a, str>,
             output_file_id: Option<String>,
             error_file_id: Option<String>,
@@ -263,36 +280,46 @@ impl Batches {
             errors: Option<Errors<'a>>,
         }
         let path = format!("/batches/{batch}");
-        let state = self.wire.call(&self.base, Call::get(&path), key).await?;
-        let state: State<'_> = read(&state)?;
-        let without = match state.status.as_ref() {
-            "completed" => Look::Failed(ProviderError::new(
-                Category::Server,
+        let state = self
+            .client
+            .call_api(&self.base_url, ApiRequest::get(&path), key)
+            .await?;
+        let state: BatchState<'_> = parse_body(&state)?;
+        let status_without_reply = match state.status.as_ref() {
+            "completed" => BatchStatus::Failed(ProviderError::new(
+                ErrorCategory::Server,
                 "the batch has no reply to the request",
             )),
-            "expired" => Look::Expired,
-            "cancelled" => cancelled(),
+            "expired" => BatchStatus::Expired,
+            "cancelled" => cancelled_status(),
             "failed" => {
                 let error = state
                     .errors
                     .and_then(|errors| errors.data?.into_iter().next());
-                let said = error.map(|error| refusal::in_reply(error.get()).message);
-                let said = said.unwrap_or_else(|| "the batch failed".to_owned());
-                return Ok(Look::Failed(ProviderError::new(Category::BadRequest, said)));
+                let message =
+                    error.map(|error| error_mapping::from_error_body(error.get()).message);
+                let message = message.unwrap_or_else(|| "the batch failed".to_owned());
+                return Ok(BatchStatus::Failed(ProviderError::new(
+                    ErrorCategory::BadRequest,
+                    message,
+                )));
             }
-            _ => return Ok(Look::Working),
+            _ => return Ok(BatchStatus::InProgress),
         };
         for file in [state.output_file_id, state.error_file_id]
             .into_iter()
             .flatten()
         {
-            let path = format!("/files/{}/content", checked(file)?);
-            let lines = self.wire.call(&self.base, Call::get(&path), key).await?;
-            if let Some(found) = of_openai(text(&lines)?, name)? {
-                return Ok(found);
+            let path = format!("/files/{}/content", check_id(file)?);
+            let lines = self
+                .client
+                .call_api(&self.base_url, ApiRequest::get(&path), key)
+                .await?;
+            if let Some(status) = parse_openai_results(body_text(&lines)?, name)? {
+                return Ok(status);
             }
         }
-        Ok(without)
+        Ok(status_without_reply)
     }
 
     /// Asks the service not to begin with a batch.
@@ -301,16 +328,19 @@ impl Batches {
         batch: &str,
         key: Option<&SecretString>,
     ) -> Result<(), ProviderError> {
-        let path = match self.form {
-            Form::Anthropic => format!("/v1/messages/batches/{batch}/cancel"),
-            Form::Openai => format!("/batches/{batch}/cancel"),
+        let path = match self.api {
+            BatchApi::Anthropic => format!("/v1/messages/batches/{batch}/cancel"),
+            BatchApi::Openai => format!("/batches/{batch}/cancel"),
         };
-        let call = Call::post(&path, Vec::new());
-        self.wire.call(&self.base, call, key).await.map(drop)
+        let call = ApiRequest::post(&path, Vec::new());
+        self.client
+            .call_api(&self.base_url, call, key)
+            .await
+            .map(drop)
     }
 }
 
-fn of_anthropic(lines: &str, name: &str) -> Result<Look, ProviderError> {
+fn parse_anthropic_results(lines: &str, name: &str) -> Result<BatchStatus, ProviderError> {
     #[derive(Deserialize)]
     struct Outcome<'a> {
         #[serde(rename = "type")]
@@ -321,30 +351,35 @@ fn of_anthropic(lines: &str, name: &str) -> Result<Look, ProviderError> {
         error: Option<&'a RawValue>,
     }
     #[derive(Deserialize)]
-    struct Line<'a> {
+    struct ResultLine<'a> {
         #[serde(borrow)]
         custom_id: Cow<'a, str>,
         #[serde(borrow)]
         result: Outcome<'a>,
     }
     for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-        let Line { custom_id, result } = wire::read(line)?;
+        let ResultLine { custom_id, result } = http_client::parse_json(line)?;
         if custom_id != name {
             continue;
         }
         return Ok(match (result.kind.as_ref(), result.message, result.error) {
-            ("succeeded", Some(message), _) => answered(200, message),
-            ("errored", _, Some(error)) => Look::Failed(refusal::in_reply(error.get())),
-            ("expired", ..) => Look::Expired,
-            ("canceled", ..) => cancelled(),
-            _ => Look::Failed(refusal::in_reply(line)),
+            ("succeeded", Some(message), _) => completed_status(200, message),
+            ("errored", _, Some(error)) => {
+                BatchStatus::Failed(error_mapping::from_error_body(error.get()))
+            }
+            ("expired", ..) => BatchStatus::Expired,
+            ("canceled", ..) => cancelled_status(),
+            _ => BatchStatus::Failed(error_mapping::from_error_body(line)),
         });
     }
     let message = "the batch has no reply to the request";
-    Ok(Look::Failed(ProviderError::new(Category::Server, message)))
+    Ok(BatchStatus::Failed(ProviderError::new(
+        ErrorCategory::Server,
+        message,
+    )))
 }
 
-fn of_openai(lines: &str, name: &str) -> Result<Option<Look>, ProviderError> {
+fn parse_openai_results(lines: &str, name: &str) -> Result<Option<BatchStatus>, ProviderError> {
     #[derive(Deserialize)]
     struct Response<'a> {
         status_code: u16,
@@ -352,11 +387,11 @@ fn of_openai(lines: &str, name: &str) -> Result<Option<Look>, ProviderError> {
         body: &'a RawValue,
     }
     #[derive(Deserialize)]
-    struct Fault<'a> {
+    struct LineError<'a> {
         code: Option<Cow<'a, str>>,
     }
     #[derive(Deserialize)]
-    struct Line<'a> {
+    struct ResultLine<'a> {
         #[serde(borrow)]
         custom_id: Cow<'a, str>,
         #[serde(borrow)]
@@ -365,81 +400,81 @@ fn of_openai(lines: &str, name: &str) -> Result<Option<Look>, ProviderError> {
         error: Option<&'a RawValue>,
     }
     for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-        let read: Line<'_> = wire::read(line)?;
-        if read.custom_id != name {
+        let parsed: ResultLine<'_> = http_client::parse_json(line)?;
+        if parsed.custom_id != name {
             continue;
         }
-        if let Some(Response { status_code, body }) = read.response {
-            return Ok(Some(answered(status_code, body)));
+        if let Some(Response { status_code, body }) = parsed.response {
+            return Ok(Some(completed_status(status_code, body)));
         }
-        let error = read.error.map_or(line, RawValue::get);
-        let fault = serde_json::from_str::<Fault<'_>>(error).ok();
-        let code = fault.and_then(|fault| fault.code).unwrap_or_default();
+        let error = parsed.error.map_or(line, RawValue::get);
+        let line_error = serde_json::from_str::<LineError<'_>>(error).ok();
+        let code = line_error.and_then(|fault| fault.code).unwrap_or_default();
         return Ok(Some(match code.as_ref() {
-            "batch_expired" => Look::Expired,
-            "batch_cancelled" => cancelled(),
-            _ => Look::Failed(refusal::in_reply(error)),
+            "batch_expired" => BatchStatus::Expired,
+            "batch_cancelled" => cancelled_status(),
+            _ => BatchStatus::Failed(error_mapping::from_error_body(error)),
         }));
     }
     Ok(None)
 }
 
-fn answered(status: u16, body: &RawValue) -> Look {
-    Look::Answered {
+fn completed_status(status: u16, body: &RawValue) -> BatchStatus {
+    BatchStatus::Completed {
         status,
         body: Bytes::copy_from_slice(body.get().as_bytes()),
     }
 }
 
 /// Somebody cancelled it at the service.
-fn cancelled() -> Look {
+fn cancelled_status() -> BatchStatus {
     let message = "the batch was cancelled at the service";
-    Look::Failed(ProviderError::new(Category::BadRequest, message))
+    BatchStatus::Failed(ProviderError::new(ErrorCategory::BadRequest, message))
 }
 
-fn id_in(body: &Bytes) -> Result<String, ProviderError> {
+fn parse_id(body: &Bytes) -> Result<String, ProviderError> {
     #[derive(Deserialize)]
-    struct Made {
+    struct Created {
         id: String,
     }
-    checked(read::<Made>(body)?.id)
+    check_id(parse_body::<Created>(body)?.id)
 }
 
 /// An id that may stand in a path.
-fn checked(id: String) -> Result<String, ProviderError> {
+fn check_id(id: String) -> Result<String, ProviderError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    match (1..=MAX_ID).contains(&id.len()) && id.chars().all(is_plain) {
+    match (1..=MAX_ID_LEN).contains(&id.len()) && id.chars().all(is_plain) {
         true => Ok(id),
         false => Err(ProviderError::new(
-            Category::Server,
+            ErrorCategory::Server,
             "the service named a batch or file by what is no id",
         )),
     }
 }
 
-fn text(body: &Bytes) -> Result<&str, ProviderError> {
-    std::str::from_utf8(body).map_err(|why| {
-        let message = format!("failed to parse response: {why}");
-        ProviderError::new(Category::Server, message)
+fn body_text(body: &Bytes) -> Result<&str, ProviderError> {
+    std::str::from_utf8(body).map_err(|error| {
+        let message = format!("failed to parse response: {error}");
+        ProviderError::new(ErrorCategory::Server, message)
     })
 }
 
-fn read<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ProviderError> {
-    wire::read(text(body)?)
+fn parse_body<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ProviderError> {
+    http_client::parse_json(body_text(body)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Look, checked, of_anthropic, of_openai};
+    use super::{BatchStatus, check_id, parse_anthropic_results, parse_openai_results};
 
-    fn shown(look: &Look) -> String {
-        match look {
-            Look::Working => "working".to_owned(),
-            Look::Answered { status, body } => {
+    fn describe(status: &BatchStatus) -> String {
+        match status {
+            BatchStatus::InProgress => "working".to_owned(),
+            BatchStatus::Completed { status, body } => {
                 format!("{status} {}", String::from_utf8_lossy(body))
             }
-            Look::Failed(error) => error.to_string(),
-            Look::Expired => "expired".to_owned(),
+            BatchStatus::Failed(error) => error.to_string(),
+            BatchStatus::Expired => "expired".to_owned(),
         }
     }
 
@@ -460,7 +495,7 @@ mod tests {
             ("e", "server: the batch has no reply to the request"),
         ] {
             assert_eq!(
-                shown(&of_anthropic(anthropic, name).expect("lines")),
+                describe(&parse_anthropic_results(anthropic, name).expect("lines")),
                 wanted
             );
         }
@@ -475,17 +510,19 @@ mod tests {
             ("c", Some("rate_limit: busy")),
             ("d", None),
         ] {
-            let found = of_openai(openai, name).expect("lines");
-            assert_eq!(found.as_ref().map(shown).as_deref(), wanted);
+            let status = parse_openai_results(openai, name).expect("lines");
+            assert_eq!(status.as_ref().map(describe).as_deref(), wanted);
         }
-        assert!(of_openai("{", "a").is_err() && of_anthropic("[]", "a").is_err());
+        assert!(
+            parse_openai_results("{", "a").is_err() && parse_anthropic_results("[]", "a").is_err()
+        );
     }
 
     #[test]
     fn an_id_cannot_lead_elsewhere() {
-        assert!(checked("batch_01-Ab".to_owned()).is_ok());
+        assert!(check_id("batch_01-Ab".to_owned()).is_ok());
         for bad in ["", "../files", "a/b", "a?b", "a#b", "é", &"a".repeat(129)] {
-            assert!(checked(bad.to_owned()).is_err(), "{bad}");
+            assert!(check_id(bad.to_owned()).is_err(), "{bad}");
         }
     }
 }

@@ -9,14 +9,14 @@ use crate::domain::message::{AssistantMessage, Echo, ToolSpec};
 
 /// Who gave a reply: signatures and encrypted thinking are accepted by that model of that service only.
 #[derive(Clone, Copy, Debug)]
-pub struct Origin<'a> {
+pub struct ReplyOrigin<'a> {
     /// The wire and the provider's name.
     pub service: &'a str,
     /// The model that the request named.
     pub model: &'a str,
 }
 
-impl Origin<'_> {
+impl ReplyOrigin<'_> {
     /// An echo with this body.
     pub fn echo(self, body: &impl Serialize) -> Option<Echo> {
         Some(Echo {
@@ -27,24 +27,24 @@ impl Origin<'_> {
     }
 
     /// What this model of this service sent for a message.
-    pub fn body(self, message: &AssistantMessage) -> Option<&RawValue> {
+    pub fn echo_body(self, message: &AssistantMessage) -> Option<&RawValue> {
         let echo = message.echo.as_ref()?;
-        (self.model_of(echo)? == self.model).then_some(&*echo.body)
+        (self.echo_model(echo)? == self.model).then_some(&*echo.body)
     }
 
     /// What another model of this service sent for a message.
-    pub fn body_of_other_model(self, message: &AssistantMessage) -> Option<&RawValue> {
+    pub fn foreign_echo_body(self, message: &AssistantMessage) -> Option<&RawValue> {
         let echo = message.echo.as_ref()?;
-        (self.model_of(echo)? != self.model).then_some(&*echo.body)
+        (self.echo_model(echo)? != self.model).then_some(&*echo.body)
     }
 
-    fn model_of(self, echo: &Echo) -> Option<&str> {
+    fn echo_model(self, echo: &Echo) -> Option<&str> {
         echo.wire.strip_prefix(self.service)?.strip_prefix(':')
     }
 }
 
 /// Identifies what every request of a run begins with: the system prompt and the tools.
-pub fn prefix(system: &str, tools: &[ToolSpec]) -> u64 {
+pub fn prefix_hash(system: &str, tools: &[ToolSpec]) -> u64 {
     let mut hasher = Sha256::new();
     let mut add = |text: &str| {
         hasher.update((text.len() as u64).to_le_bytes());

@@ -6,39 +6,39 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 
-use crate::providers::echo::Origin;
+use crate::providers::echo::ReplyOrigin;
+use crate::providers::http_client::{HttpClient, HttpResponse};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
-use crate::providers::wire::{Answered, Wire};
-use crate::providers::{Category, ChatRequest, Delta, ProviderError, Reply, request_body};
+use crate::providers::{ChatRequest, Delta, ErrorCategory, ProviderError, Reply, request_body};
 
 /// One service whose replies a `B` reads.
 pub struct Endpoint<B> {
-    wire: Wire,
+    client: HttpClient,
     /// Marks the echoes of this service.
-    mark: String,
+    service_id: String,
     builder: PhantomData<fn() -> B>,
 }
 
 impl<B: ReplyBuilder> Endpoint<B> {
     /// The service that `wire` posts to.
-    pub fn new(wire: Wire, mark: String) -> Self {
+    pub fn new(client: HttpClient, service_id: String) -> Self {
         let builder = PhantomData;
         Self {
-            wire,
-            mark,
+            client,
+            service_id,
             builder,
         }
     }
 
     /// What it posts with.
-    pub fn wire(&self) -> &Wire {
-        &self.wire
+    pub fn client(&self) -> &HttpClient {
+        &self.client
     }
 
     /// Where the replies of that model come from.
-    pub fn origin<'a>(&'a self, model: &'a str) -> Origin<'a> {
-        let service = &self.mark;
-        Origin { service, model }
+    pub fn origin<'a>(&'a self, model: &'a str) -> ReplyOrigin<'a> {
+        let service = &self.service_id;
+        ReplyOrigin { service, model }
     }
 
     /// Sends the request as this body, and reads the reply.
@@ -48,12 +48,12 @@ impl<B: ReplyBuilder> Endpoint<B> {
         request: &ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = request_body::write(body, request);
+        let body = request_body::serialize_with_extra(body, request);
         let (model, stream, trace) = (request.model, request.stream, request.trace);
-        let key = request.key;
+        let key = request.api_key;
         Box::pin(async move {
-            let answered = self.wire.send(body?, trace, key).await?;
-            self.read(answered, model, stream, deltas).await
+            let response = self.client.send(body?, trace, key).await?;
+            self.read_response(response, model, stream, deltas).await
         })
     }
 
@@ -62,29 +62,31 @@ impl<B: ReplyBuilder> Endpoint<B> {
     ///
     /// # Errors
     /// See [`read_reply`].
-    pub fn read<'a>(
+    pub fn read_response<'a>(
         &'a self,
-        answered: Answered,
+        response: HttpResponse,
         model: &'a str,
         stream: bool,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> impl Future<Output = Result<Reply, ProviderError>> + Send + 'a {
         let origin = self.origin(model);
-        read_reply::<B>(&self.wire, answered, origin, stream, deltas)
+        read_reply::<B>(&self.client, response, origin, stream, deltas)
     }
 
     /// Reads an answer that came in a batch as one of the network's.
-    pub fn read_item<'a>(
+    pub fn read_batch_reply<'a>(
         &'a self,
         model: &'a str,
         status: u16,
         body: Bytes,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let answered = Answered::whole(status, "application/json", [body]).map_err(|why| {
-            let message = format!("the batch answered with a status that there is not: {why}");
-            ProviderError::new(Category::Server, message)
-        });
-        Box::pin(async move { self.read(answered?, model, false, deltas).await })
+        let response =
+            HttpResponse::from_chunks(status, "application/json", [body]).map_err(|error| {
+                let message =
+                    format!("the batch answered with a status that there is not: {error}");
+                ProviderError::new(ErrorCategory::Server, message)
+            });
+        Box::pin(async move { self.read_response(response?, model, false, deltas).await })
     }
 }

@@ -13,28 +13,28 @@ use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::TokenUsage;
-use crate::providers::batches::{BatchItem, Batches};
+use crate::providers::batches::{BatchClient, BatchItem};
 
 pub mod anthropic;
 pub mod batches;
-pub mod calls;
-pub mod counts;
+pub mod content_parts;
 pub mod echo;
 pub mod endpoint;
-pub mod fit;
-pub mod lines;
+pub mod error_mapping;
+pub mod http_client;
+pub mod model_params;
 pub mod ollama;
-pub mod openai;
-pub mod parts;
-pub mod refusal;
+pub mod openai_chat;
+pub mod openai_responses;
+pub mod reasoning;
 pub mod registry;
 pub mod reply_builder;
 pub mod request_body;
-pub mod responses;
 pub mod retry;
 pub mod scripted;
-pub mod thinking;
-pub mod wire;
+pub mod stream_decoder;
+pub mod token_counts;
+pub mod tool_call_codec;
 
 /// A service that answers turns.
 pub trait Provider: Send + Sync + 'static {
@@ -47,12 +47,12 @@ pub trait Provider: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
 
     /// Its batches; `None` if it speaks no wire that has them.
-    fn batched(&self) -> Option<&dyn Batched> {
+    fn batch_provider(&self) -> Option<&dyn BatchProvider> {
         None
     }
 
     /// What a request to this model leaves out of these parameters and why, in words for the run's reader.
-    fn left_out(
+    fn dropped_params_warning(
         &self,
         _model: &str,
         _params: &Params,
@@ -63,18 +63,18 @@ pub trait Provider: Send + Sync + 'static {
 }
 
 /// A provider that sells batches.
-pub trait Batched: Send + Sync {
+pub trait BatchProvider: Send + Sync {
     /// Where they are made and looked at.
-    fn batches(&self) -> &Batches;
+    fn batch_client(&self) -> &BatchClient;
 
     /// The request as a batch takes it.
     ///
     /// # Errors
     /// It cannot be written as JSON.
-    fn item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError>;
+    fn batch_item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError>;
 
     /// The reply in the answer that a batch has for the request.
-    fn hear_item<'a>(
+    fn read_batch_reply<'a>(
         &'a self,
         request: ChatRequest<'a>,
         status: u16,
@@ -89,7 +89,7 @@ pub enum Delta<'a> {
     /// More of the text.
     Text(&'a str),
     /// The tier that the service says it answered on.
-    Billed(Service),
+    ServiceTier(Service),
     /// The model began to think, and the service may give no text of it.
     ReasoningStarted,
     /// More of its thinking, or of a summary.
@@ -124,7 +124,7 @@ pub struct ChatRequest<'a> {
     /// Where it stands in a trace, told to the service; none where nobody traces.
     pub trace: Option<&'a TraceContext>,
     /// A person's own key, sent in place of the configured one.
-    pub key: Option<&'a SecretString>,
+    pub api_key: Option<&'a SecretString>,
 }
 
 /// What the model answered.
@@ -139,15 +139,15 @@ pub struct Reply {
     /// The model that the provider says answered, without prefix.
     pub model: Option<String>,
     /// Whether it is an answer at all.
-    pub end: End,
+    pub outcome: ReplyOutcome,
 }
 
 /// What a reply came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum End {
+pub enum ReplyOutcome {
     /// An answer: text, calls, or after a normal end nothing.
     #[default]
-    Answer,
+    Complete,
     /// The limit of tokens came before any text or call.
     Truncated,
     /// The model, or a filter of its service, refused; the text says why, if there is any.
@@ -159,26 +159,26 @@ pub enum End {
 #[error("{}: {message}", category.as_str())]
 pub struct ProviderError {
     /// What kind of failure.
-    pub category: Category,
+    pub category: ErrorCategory,
     /// The service's own words where it had any. Never holds a secret.
     pub message: String,
     /// How long the service asks us to wait.
     pub retry_after: Option<Duration>,
     /// Whether the request may have been paid for (it reached the service and broke off after an answer began).
-    pub may_have_cost: bool,
+    pub may_be_billed: bool,
     /// Whether the tokens that were reported on the way are all that it used: the reply was whole, and then rejected.
-    pub is_counted: bool,
+    pub has_final_usage: bool,
 }
 
 impl ProviderError {
     /// An error without a wish to wait, from a request that was not answered.
-    pub fn new(category: Category, message: impl Into<String>) -> Self {
+    pub fn new(category: ErrorCategory, message: impl Into<String>) -> Self {
         Self {
             category,
             message: message.into(),
             retry_after: None,
-            may_have_cost: false,
-            is_counted: false,
+            may_be_billed: false,
+            has_final_usage: false,
         }
     }
 
@@ -189,7 +189,7 @@ impl ProviderError {
     }
 
     /// The error without this secret, which some services repeat.
-    pub fn without(mut self, secret: &SecretString) -> Self {
+    pub fn redact(mut self, secret: &SecretString) -> Self {
         let secret = secret.expose_secret().trim();
         if !secret.is_empty() && self.message.contains(secret) {
             self.message = self.message.replace(secret, "[redacted]");
@@ -198,15 +198,15 @@ impl ProviderError {
     }
 
     /// The error of a reply that had reported all its tokens, or had not.
-    pub fn counted(mut self, is_counted: bool) -> Self {
-        self.is_counted = is_counted;
+    pub fn with_final_usage(mut self, has_final_usage: bool) -> Self {
+        self.has_final_usage = has_final_usage;
         self
     }
 }
 
 /// The kinds of provider failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Category {
+pub enum ErrorCategory {
     /// 401, 403, or no key.
     Auth,
     /// 400, 404, 405, 413, 415, 422.
@@ -221,7 +221,7 @@ pub enum Category {
     Timeout,
 }
 
-impl Category {
+impl ErrorCategory {
     /// The word in messages, errors and the contract's table.
     pub fn as_str(self) -> &'static str {
         match self {

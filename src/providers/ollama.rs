@@ -12,37 +12,39 @@ use crate::domain::agent::{Effort, ResponseFormat};
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;
-use crate::providers::counts::{Count, Counts, Lenient};
-use crate::providers::echo::Origin;
+use crate::providers::content_parts::{self, Base64, ContentPart};
+use crate::providers::echo::ReplyOrigin;
 use crate::providers::endpoint::Endpoint;
-use crate::providers::lines::Format;
-use crate::providers::parts::{self, Base64, Piece};
+use crate::providers::http_client::{BaseUrl, BodyPart, HttpClient, KeyHeader};
 use crate::providers::reply_builder::ReplyBuilder;
-use crate::providers::wire::{Base, KeyHeader, Part, Wire};
+use crate::providers::stream_decoder::StreamFormat;
+use crate::providers::token_counts::{Lenient, TokenCount, TokenCounts};
 use crate::providers::{
-    Category, ChatRequest, Delta, End, Provider, ProviderError, Reply, calls, refusal, wire,
+    ChatRequest, Delta, ErrorCategory, Provider, ProviderError, Reply, ReplyOutcome, error_mapping,
+    http_client, tool_call_codec,
 };
 
-const BASE: &str = "http://localhost:11434";
+const DEFAULT_BASE_URL: &str = "http://localhost:11434";
 
 /// A client of one Ollama server.
 pub struct Ollama {
-    endpoint: Endpoint<Heard>,
+    endpoint: Endpoint<OllamaReplyBuilder>,
 }
 
 impl Ollama {
     /// A client of the configured server. The error says what is wrong with the configuration.
-    pub fn new(mark: String, config: &config::Provider) -> Result<Self, String> {
-        let base = Base::parse(config.base_url.as_deref().unwrap_or(BASE))?;
-        let refused = format!("connection refused: is Ollama running? (expected at {base})");
-        let wire = Wire::new(config, &base, "/api/chat", KeyHeader::Bearer)?;
-        let wire = wire.when_refused(refused);
-        let endpoint = Endpoint::new(wire, mark);
+    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
+        let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
+        let refused_message =
+            format!("connection refused: is Ollama running? (expected at {base})");
+        let client = HttpClient::new(config, &base, "/api/chat", KeyHeader::Bearer)?;
+        let client = client.with_refused_message(refused_message);
+        let endpoint = Endpoint::new(client, service_id);
         Ok(Self { endpoint })
     }
 
     /// What it sends to and reads from.
-    pub fn endpoint(&self) -> &Endpoint<Heard> {
+    pub fn endpoint(&self) -> &Endpoint<OllamaReplyBuilder> {
         &self.endpoint
     }
 }
@@ -53,21 +55,21 @@ impl Provider for Ollama {
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let body = Body::of(&request, self.endpoint.origin(request.model));
+        let body = RequestBody::new(&request, self.endpoint.origin(request.model));
         self.endpoint.complete(&body, &request, deltas)
     }
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct RequestBody<'a> {
     model: &'a str,
-    messages: Vec<Turn<'a>>,
+    messages: Vec<MessageOut<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool<'a>>,
     // Always there: Ollama streams unless it is told not to.
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<Shape<'a>>,
+    format: Option<OutputFormat<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     think: Option<Think>,
     #[serde(skip_serializing_if = "Options::is_empty")]
@@ -117,14 +119,14 @@ impl Options<'_> {
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Shape<'a> {
-    Word(&'static str),
+enum OutputFormat<'a> {
+    Name(&'static str),
     Schema(&'a RawValue),
 }
 
 #[derive(Serialize)]
 #[serde(tag = "role", rename_all = "lowercase")]
-enum Turn<'a> {
+enum MessageOut<'a> {
     System {
         content: &'a str,
     },
@@ -183,18 +185,18 @@ impl<'a> From<&'a ToolSpec> for Tool<'a> {
     }
 }
 
-impl<'a> Body<'a> {
-    fn of(request: &ChatRequest<'a>, origin: Origin<'_>) -> Self {
+impl<'a> RequestBody<'a> {
+    fn new(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Self {
         let params = request.params;
         Self {
             model: request.model,
-            messages: turns(request, origin),
+            messages: build_messages(request, origin),
             tools: request.tools.iter().map(Tool::from).collect(),
             stream: request.stream,
             format: match &params.response_format {
                 ResponseFormat::Text => None,
-                ResponseFormat::JsonObject => Some(Shape::Word("json")),
-                ResponseFormat::JsonSchema(schema) => Some(Shape::Schema(schema)),
+                ResponseFormat::JsonObject => Some(OutputFormat::Name("json")),
+                ResponseFormat::JsonSchema(schema) => Some(OutputFormat::Schema(schema)),
             },
             think: params.effort.map(Think::from),
             options: Options {
@@ -207,67 +209,67 @@ impl<'a> Body<'a> {
     }
 }
 
-fn turns<'a>(request: &ChatRequest<'a>, origin: Origin<'_>) -> Vec<Turn<'a>> {
-    let mut turns = Vec::with_capacity(request.messages.len() + 1);
+fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec<MessageOut<'a>> {
+    let mut messages = Vec::with_capacity(request.messages.len() + 1);
     if !request.system.is_empty() {
-        turns.push(Turn::System {
+        messages.push(MessageOut::System {
             content: request.system,
         });
     }
-    let mut called: &[ToolCall] = &[];
+    let mut last_calls: &[ToolCall] = &[];
     for message in request.messages {
         match message {
-            Message::User { content } => turns.push(match content {
-                Content::Text(text) => Turn::User {
+            Message::User { content } => messages.push(match content {
+                Content::Text(text) => MessageOut::User {
                     content: Cow::Borrowed(text),
                     images: Vec::new(),
                 },
-                Content::Parts(parts) => user(parts::pieces(parts, request)),
+                Content::Parts(parts) => user_message(content_parts::user_parts(parts, request)),
             }),
-            Message::Assistant(said) => {
-                called = &said.tool_calls;
-                turns.push(Turn::Assistant {
-                    content: &said.content,
+            Message::Assistant(reply) => {
+                last_calls = &reply.tool_calls;
+                messages.push(MessageOut::Assistant {
+                    content: &reply.content,
                     thinking: origin
-                        .body(said)
+                        .echo_body(reply)
                         .and_then(|body| serde_json::from_str::<Thinking<'_>>(body.get()).ok())
                         .map(|echo| echo.thinking),
-                    tool_calls: said.tool_calls.iter().map(call_out).collect(),
+                    tool_calls: reply.tool_calls.iter().map(call_out).collect(),
                 });
             }
             Message::Tool { tool_results } => {
-                for (place, result) in tool_results.iter().enumerate() {
-                    let call = calls::answered(called, place, result);
-                    turns.push(Turn::Tool {
+                for (index, result) in tool_results.iter().enumerate() {
+                    let call = tool_call_codec::find_call(last_calls, index, result);
+                    messages.push(MessageOut::Tool {
                         content: &result.content,
                         tool_name: call.map_or("", |call| &call.name),
                     });
                 }
                 // Templates of models show no images of the role `tool`.
-                let shown = parts::shown_after(tool_results, request);
-                if !shown.is_empty() {
-                    turns.push(user(shown));
+                let attachments = content_parts::result_attachment_parts(tool_results, request);
+                if !attachments.is_empty() {
+                    messages.push(user_message(attachments));
                 }
             }
         }
     }
-    turns
+    messages
 }
 
 /// A user's message: all text, then all pictures, as the API has it. It has nothing for files.
-fn user(pieces: Vec<Piece<'_>>) -> Turn<'_> {
+fn user_message(parts: Vec<ContentPart<'_>>) -> MessageOut<'_> {
     let (mut texts, mut images) = (Vec::new(), Vec::new());
-    for piece in pieces {
-        match piece {
-            Piece::Text(text) => texts.push(text),
-            Piece::Image(data) => images.push(data.base64()),
-            Piece::File { name, data } => texts.push(Cow::Owned(format!(
+    for part in parts {
+        match part {
+            ContentPart::Text(text) => texts.push(text),
+            ContentPart::Image(data) => images.push(data.base64()),
+            ContentPart::File { name, data } => texts.push(Cow::Owned(format!(
                 "[file: {name}, {}, left out: Ollama takes no files]",
                 data.media_type
             ))),
         }
     }
-    Turn::User {
+    MessageOut::User {
         content: Cow::Owned(texts.join("\n\n")),
         images,
     }
@@ -291,21 +293,21 @@ struct Thinking<'a> {
 
 /// One line of a stream, or the whole reply: they have the same fields.
 #[derive(Deserialize)]
-struct Line<'a> {
+struct ResponseLine<'a> {
     model: Option<String>,
-    message: Option<Said<'a>>,
+    message: Option<MessageIn<'a>>,
     done: Option<bool>,
     done_reason: Option<String>,
     #[serde(default)]
-    prompt_eval_count: Count,
+    prompt_eval_count: TokenCount,
     #[serde(default)]
-    eval_count: Count,
+    eval_count: TokenCount,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Said<'a> {
+struct MessageIn<'a> {
     content: Option<String>,
     thinking: Option<String>,
     #[serde(borrow)]
@@ -327,52 +329,55 @@ struct FunctionIn<'a> {
 
 /// What counts of a line that could not be read for other reasons.
 #[derive(Deserialize)]
-struct Unread {
+struct UsageLine {
     #[serde(default)]
     done: Lenient<bool>,
     #[serde(default)]
-    prompt_eval_count: Count,
+    prompt_eval_count: TokenCount,
     #[serde(default)]
-    eval_count: Count,
+    eval_count: TokenCount,
 }
 
 /// A reply as far as it has come.
 #[derive(Default)]
-pub struct Heard {
+pub struct OllamaReplyBuilder {
     text: String,
     thinking: String,
     calls: Vec<ToolCall>,
     usage: Option<TokenUsage>,
-    done: bool,
+    is_finished: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
 
-impl ReplyBuilder for Heard {
-    const FORMAT: Format = Format::Ndjson;
+impl ReplyBuilder for OllamaReplyBuilder {
+    const FORMAT: StreamFormat = StreamFormat::Ndjson;
 
-    fn part(
+    fn push_part(
         &mut self,
-        part: Part<'_>,
+        part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
-        let (Part::Whole(text) | Part::Message(text)) = part;
-        self.line(text, deltas)
+        let (BodyPart::Document(text) | BodyPart::Message(text)) = part;
+        self.push_line(text, deltas)
     }
 
-    fn is_counted(&self) -> bool {
-        self.done && self.usage.is_some()
+    fn has_final_usage(&self) -> bool {
+        self.is_finished && self.usage.is_some()
     }
 
-    fn reply(self, origin: Origin<'_>) -> Result<Reply, ProviderError> {
+    fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
         // Older servers give no reason with `done`.
-        let normal_end = self.done && matches!(self.stop_reason.as_deref(), None | Some("stop"));
+        let is_normal_end =
+            self.is_finished && matches!(self.stop_reason.as_deref(), None | Some("stop"));
         let end = match self.stop_reason.as_deref() {
-            _ if normal_end || !self.text.is_empty() || !self.calls.is_empty() => End::Answer,
-            Some("length") => End::Truncated,
+            _ if is_normal_end || !self.text.is_empty() || !self.calls.is_empty() => {
+                ReplyOutcome::Complete
+            }
+            Some("length") => ReplyOutcome::Truncated,
             _ => {
-                let why = "response contains no content";
-                return Err(ProviderError::new(Category::Server, why));
+                let message = "response contains no content";
+                return Err(ProviderError::new(ErrorCategory::Server, message));
             }
         };
         let thinking = match self.thinking.is_empty() {
@@ -394,38 +399,38 @@ impl ReplyBuilder for Heard {
             usage: self.usage,
             stop_reason: self.stop_reason,
             model: self.model,
-            end,
+            outcome: end,
         })
     }
 }
 
-impl Heard {
+impl OllamaReplyBuilder {
     /// Takes one line; says whether it was the last.
-    fn line(
+    fn push_line(
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, ProviderError> {
-        let line: Line<'_> = wire::read(text).inspect_err(|_| {
-            if let Ok(unread) = serde_json::from_str::<Unread>(text) {
-                self.report(unread.prompt_eval_count, unread.eval_count, deltas);
-                self.done = unread.done.0 == Some(true);
+        let line: ResponseLine<'_> = http_client::parse_json(text).inspect_err(|_| {
+            if let Ok(usage) = serde_json::from_str::<UsageLine>(text) {
+                self.set_usage(usage.prompt_eval_count, usage.eval_count, deltas);
+                self.is_finished = usage.done.0 == Some(true);
             }
         })?;
         if line.error.is_some() {
-            return Err(refusal::in_reply(text));
+            return Err(error_mapping::from_error_body(text));
         }
-        if let Some(said) = line.message {
-            if let Some(content) = said.content.filter(|content| !content.is_empty()) {
+        if let Some(message) = line.message {
+            if let Some(content) = message.content.filter(|content| !content.is_empty()) {
                 deltas(Delta::Text(&content));
-                wire::append(&mut self.text, content);
+                http_client::append(&mut self.text, content);
             }
-            if let Some(thinking) = said.thinking.filter(|text| !text.is_empty()) {
+            if let Some(thinking) = message.thinking.filter(|text| !text.is_empty()) {
                 deltas(Delta::Reasoning(&thinking));
-                wire::append(&mut self.thinking, thinking);
+                http_client::append(&mut self.thinking, thinking);
             }
-            for call in said.tool_calls.into_iter().flatten() {
-                calls::check_count(self.calls.len() + 1)?;
+            for call in message.tool_calls.into_iter().flatten() {
+                tool_call_codec::check_call_count(self.calls.len() + 1)?;
                 let (name, arguments) = match call.function {
                     Some(function) => (function.name.unwrap_or_default(), function.arguments),
                     None => (String::new(), None),
@@ -435,28 +440,33 @@ impl Heard {
                     id: format!("ollama_{}", self.calls.len()),
                     provider_id: String::new(),
                     name,
-                    arguments: calls::arguments_from_json(arguments),
+                    arguments: tool_call_codec::arguments_from_json(arguments),
                 });
             }
         }
-        self.report(line.prompt_eval_count, line.eval_count, deltas);
+        self.set_usage(line.prompt_eval_count, line.eval_count, deltas);
         self.model = line.model.or(self.model.take());
         self.stop_reason = line.done_reason.or(self.stop_reason.take());
-        self.done = line.done == Some(true);
-        Ok(self.done)
+        self.is_finished = line.done == Some(true);
+        Ok(self.is_finished)
     }
 
     /// Keeps what the service has reported so far.
-    fn report(&mut self, input: Count, output: Count, deltas: &mut dyn FnMut(Delta<'_>)) {
-        if [input, output] == [Count::Absent; 2] {
+    fn set_usage(
+        &mut self,
+        input: TokenCount,
+        output: TokenCount,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) {
+        if [input, output] == [TokenCount::Absent; 2] {
             return;
         }
-        let counts = Counts {
+        let counts = TokenCounts {
             input,
             output,
-            ..Counts::default()
+            ..TokenCounts::default()
         };
-        self.usage = counts.usage();
+        self.usage = counts.into_usage();
         if let Some(usage) = self.usage {
             deltas(Delta::Usage(usage));
         }

@@ -12,16 +12,16 @@ use crate::config::{self, OpenAiApi, ProviderKind};
 use crate::domain::service::Service;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
-use crate::providers::openai::{self, OpenAi};
-use crate::providers::responses::Responses;
-use crate::providers::scripted::Scripted;
+use crate::providers::openai_chat::{self, OpenAiChat};
+use crate::providers::openai_responses::OpenAiResponses;
+use crate::providers::scripted::ScriptedProvider;
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply};
 
 /// The providers that exist without being configured, in the order in which they are told.
 const BUILT_IN: [&str; 3] = ["anthropic", "openai", "ollama"];
 
 /// A provider ready to be asked.
-pub struct Served {
+pub struct ProviderHandle {
     /// Its configured name.
     pub name: String,
     /// The client.
@@ -34,46 +34,46 @@ pub struct Served {
     pub permits: Option<Arc<Semaphore>>,
 }
 
-impl Served {
+impl ProviderHandle {
     /// Sends one request, as [`Provider::complete`] does. No error repeats the request's own key.
     pub fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
-        let completed = self.provider.complete(request, deltas);
-        match request.key {
-            None => completed,
-            Some(key) => completed
-                .map(|reply| reply.map_err(|error| error.without(key)))
+        let future = self.provider.complete(request, deltas);
+        match request.api_key {
+            None => future,
+            Some(key) => future
+                .map(|reply| reply.map_err(|error| error.redact(key)))
                 .boxed(),
         }
     }
 }
 
 /// All configured providers.
-pub struct Registry {
-    providers: BTreeMap<String, Configured>,
+pub struct ProviderRegistry {
+    providers: BTreeMap<String, ProviderEntry>,
     /// Those that errors name beside the built-in ones: configured ones, and well-known services that can be asked.
-    named: Vec<String>,
+    listed_names: Vec<String>,
 }
 
 /// A configured provider.
-struct Configured {
-    served: Result<Arc<Served>, Unavailable>,
+struct ProviderEntry {
+    handle: Result<Arc<ProviderHandle>, ProviderUnavailable>,
     /// Of one that lacks nothing but a key: its client for requests that come with a key of their own.
-    keyed: Option<Box<Keyed>>,
+    with_request_key: Option<Box<LazyProvider>>,
 }
 
 /// A client that is built for the first request that needs it: most of the providers without a key are never used.
-struct Keyed {
+struct LazyProvider {
     config: config::Provider,
-    served: OnceLock<Result<Arc<Served>, Unavailable>>,
+    handle: OnceLock<Result<Arc<ProviderHandle>, ProviderUnavailable>>,
 }
 
 /// Why a model's provider cannot be asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unavailable {
+pub enum ProviderUnavailable {
     /// No such provider.
     #[error("unsupported provider \"{name}\": supported providers are {supported}")]
     Unsupported {
@@ -102,100 +102,120 @@ pub enum Unavailable {
     },
     /// Its configuration is wrong, which nobody noticed as it had no key.
     #[error(transparent)]
-    Broken(#[from] RegistryError),
+    Misconfigured(#[from] RegistryError),
 }
 
 /// Why a configured provider cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("[providers.{name}]: {why}")]
+#[error("[providers.{name}]: {reason}")]
 pub struct RegistryError {
     /// Its name.
     pub name: String,
     /// What is wrong, and what to do.
-    pub why: String,
+    pub reason: String,
 }
 
-impl Registry {
+impl ProviderRegistry {
     /// Builds a client for each. One that lacks its key is kept as that answer: agents that do not use it must run.
     pub fn build(providers: &BTreeMap<String, config::Provider>) -> Result<Self, RegistryError> {
-        let (mut built, mut named) = (BTreeMap::new(), Vec::new());
+        let (mut entries, mut listed_names) = (BTreeMap::new(), Vec::new());
         for (name, config) in providers {
-            let served = match (config.missing_address, needs_key(config)) {
-                (Some(env), _) => Err(Unavailable::MissingAddress {
+            let handle = match (config.missing_address, needs_key(config)) {
+                (Some(env), _) => Err(ProviderUnavailable::MissingAddress {
                     name: name.clone(),
                     env,
                 }),
-                (None, true) => Err(Unavailable::MissingKey {
+                (None, true) => Err(ProviderUnavailable::MissingKey {
                     name: name.clone(),
                     env: config.key_env.clone(),
                 }),
-                (None, false) => Ok(serve(name, config)?),
+                (None, false) => Ok(build_handle(name, config)?),
             };
-            let is_own = !config.is_preset || served.is_ok();
-            if is_own && !BUILT_IN.contains(&name.as_str()) {
-                named.push(name.clone());
+            let is_listed = !config.is_preset || handle.is_ok();
+            if is_listed && !BUILT_IN.contains(&name.as_str()) {
+                listed_names.push(name.clone());
             }
-            let lacks_key = matches!(served, Err(Unavailable::MissingKey { .. }));
-            let keyed = lacks_key.then(|| {
-                Box::new(Keyed {
+            let lacks_key = matches!(handle, Err(ProviderUnavailable::MissingKey { .. }));
+            let with_request_key = lacks_key.then(|| {
+                Box::new(LazyProvider {
                     config: config.clone(),
-                    served: OnceLock::new(),
+                    handle: OnceLock::new(),
                 })
             });
-            built.insert(name.clone(), Configured { served, keyed });
+            entries.insert(
+                name.clone(),
+                ProviderEntry {
+                    handle,
+                    with_request_key,
+                },
+            );
         }
         Ok(Self {
-            providers: built,
-            named,
+            providers: entries,
+            listed_names,
         })
     }
 
     /// The provider of that name.
-    pub fn get(&self, name: &str) -> Result<&Arc<Served>, Unavailable> {
+    pub fn get(&self, name: &str) -> Result<&Arc<ProviderHandle>, ProviderUnavailable> {
         match self.providers.get(name) {
-            Some(configured) => configured.served.as_ref().map_err(Unavailable::clone),
-            None => Err(Unavailable::Unsupported {
+            Some(configured) => configured
+                .handle
+                .as_ref()
+                .map_err(ProviderUnavailable::clone),
+            None => Err(ProviderUnavailable::Unsupported {
                 name: name.to_owned(),
-                supported: self.supported(),
+                supported: self.supported_names(),
             }),
         }
     }
 
     /// The provider of that name for requests that have a key of their own, where `has_key` says so: one without a key
     /// of the operator's can then be asked too.
-    pub fn get_for(&self, name: &str, has_key: bool) -> Result<&Arc<Served>, Unavailable> {
+    pub fn get_with_key(
+        &self,
+        name: &str,
+        has_key: bool,
+    ) -> Result<&Arc<ProviderHandle>, ProviderUnavailable> {
         let configured = self.providers.get(name).filter(|_| has_key);
-        let Some((name, keyed)) = configured.and_then(|it| Some((name, it.keyed.as_ref()?))) else {
+        let Some((name, lazy)) =
+            configured.and_then(|it| Some((name, it.with_request_key.as_ref()?)))
+        else {
             return self.get(name);
         };
-        let served = keyed.served.get_or_init(|| Ok(serve(name, &keyed.config)?));
-        served.as_ref().map_err(Unavailable::clone)
+        let handle = lazy
+            .handle
+            .get_or_init(|| Ok(build_handle(name, &lazy.config)?));
+        handle.as_ref().map_err(ProviderUnavailable::clone)
     }
 
     /// Whether there is a provider of that name, usable or not.
-    pub fn is_known(&self, name: &str) -> bool {
+    pub fn contains(&self, name: &str) -> bool {
         self.providers.contains_key(name)
     }
 
     /// The providers that errors name.
-    pub fn supported(&self) -> String {
+    pub fn supported_names(&self) -> String {
         BUILT_IN
             .into_iter()
-            .chain(self.named.iter().map(String::as_str))
+            .chain(self.listed_names.iter().map(String::as_str))
             .collect::<Vec<_>>()
             .join(", ")
     }
 }
 
-fn serve(name: &str, config: &config::Provider) -> Result<Arc<Served>, RegistryError> {
+fn build_handle(
+    name: &str,
+    config: &config::Provider,
+) -> Result<Arc<ProviderHandle>, RegistryError> {
     let name = name.to_owned();
-    let provider = match client(&name, config) {
+    let provider = match build_provider(&name, config) {
         Ok(provider) => provider,
-        Err(why) => return Err(RegistryError { name, why }),
+        Err(reason) => return Err(RegistryError { name, reason }),
     };
-    let permits = config.max_concurrent.filter(|most| *most > 0);
-    let semaphore = |most: usize| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
-    Ok(Arc::new(Served {
+    let permits = config.max_concurrent.filter(|max| *max > 0);
+    let semaphore = |max: usize| Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
+    Ok(Arc::new(ProviderHandle {
         name,
         provider,
         is_free: matches!(config.kind, ProviderKind::Ollama | ProviderKind::Scripted),
@@ -204,37 +224,39 @@ fn serve(name: &str, config: &config::Provider) -> Result<Arc<Served>, RegistryE
     }))
 }
 
-fn client(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, String> {
+fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, String> {
     // What one service sent is not for another, though both speak one wire: signatures are the service's own.
-    let mark = |wire: &str| match name == wire {
+    let service_id = |wire: &str| match name == wire {
         true => wire.to_owned(),
         false => format!("{wire}/{name}"),
     };
     Ok(match config.kind {
-        ProviderKind::Anthropic => Box::new(Anthropic::new(mark("anthropic"), config)?),
+        ProviderKind::Anthropic => Box::new(Anthropic::new(service_id("anthropic"), config)?),
         ProviderKind::Openai => {
-            let chat = OpenAi::new(mark("openai"), config)?;
-            match openai::address(config)? {
+            let chat = OpenAiChat::new(service_id("openai"), config)?;
+            match openai_chat::base_url_and_api(config)? {
                 (_, OpenAiApi::Chat) => Box::new(chat),
-                (base, OpenAiApi::Responses) => {
-                    Box::new(Responses::new(format!("responses/{name}"), &base, chat))
-                }
+                (base, OpenAiApi::Responses) => Box::new(OpenAiResponses::new(
+                    format!("responses/{name}"),
+                    &base,
+                    chat,
+                )),
             }
         }
-        ProviderKind::Ollama => Box::new(Ollama::new(mark("ollama"), config)?),
-        ProviderKind::Scripted => Box::new(Scripted::load(name, &config.scripts)?),
+        ProviderKind::Ollama => Box::new(Ollama::new(service_id("ollama"), config)?),
+        ProviderKind::Scripted => Box::new(ScriptedProvider::load(name, &config.scripts)?),
     })
 }
 
 /// Whether a request could not be sent for want of a key. Local servers need none, and a configured header may be one.
 fn needs_key(config: &config::Provider) -> bool {
     let has_header = |name: &str| config.headers.keys().any(|h| h.eq_ignore_ascii_case(name));
-    let wants_key = match config.kind {
+    let requires_key = match config.kind {
         ProviderKind::Anthropic => true,
         ProviderKind::Openai => config.base_url.is_none() || config.is_preset,
         ProviderKind::Ollama | ProviderKind::Scripted => false,
     };
-    wants_key
+    requires_key
         && config.api_key.is_none()
         && !has_header("authorization")
         && !has_header("x-api-key")

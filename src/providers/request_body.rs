@@ -5,30 +5,33 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
-use crate::providers::{Category, ChatRequest, ProviderError, wire};
+use crate::providers::{ChatRequest, ErrorCategory, ProviderError, http_client};
 
 /// The body as JSON, with what the configuration and the request merge into it last.
 ///
 /// # Errors
 /// A body that cannot be JSON, or that `extra` cannot be merged into.
-pub fn write(body: &impl Serialize, request: &ChatRequest<'_>) -> Result<Vec<u8>, ProviderError> {
-    let written = wire::write(body)?;
-    let of_model = request.facts.map(|facts| &facts.extra);
-    let extras: Vec<_> = of_model
+pub fn serialize_with_extra(
+    body: &impl Serialize,
+    request: &ChatRequest<'_>,
+) -> Result<Vec<u8>, ProviderError> {
+    let json = http_client::serialize_json(body)?;
+    let model_extra = request.facts.map(|facts| &facts.extra);
+    let extras: Vec<_> = model_extra
         .into_iter()
         .chain([&request.params.extra])
         .filter(|extra| !extra.is_empty())
         .collect();
     if extras.is_empty() {
-        return Ok(written);
+        return Ok(json);
     }
-    let unwritable = |why: serde_json::Error| {
-        let message = format!("extra cannot be merged into the request: {why}");
-        ProviderError::new(Category::BadRequest, message)
+    let merge_error = |error: serde_json::Error| {
+        let message = format!("extra cannot be merged into the request: {error}");
+        ProviderError::new(ErrorCategory::BadRequest, message)
     };
-    let mut body: Box<RawValue> = serde_json::from_slice(&written).map_err(unwritable)?;
+    let mut body: Box<RawValue> = serde_json::from_slice(&json).map_err(merge_error)?;
     for extra in extras {
-        body = merge(&body, extra).map_err(unwritable)?;
+        body = merge(&body, extra).map_err(merge_error)?;
     }
     Ok(String::from(Box::<str>::from(body)).into_bytes())
 }

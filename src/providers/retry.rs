@@ -6,21 +6,26 @@ use crate::domain::agent::{Backoff, Retry};
 
 /// The wait before try `attempt` (1 is the first retry): uniform between 0 and the policy's bound, or what the service
 /// asks for where that is known. `random` is a number in 0..1.
-pub fn wait(policy: &Retry, attempt: u32, retry_after: Option<Duration>, random: f64) -> Duration {
+pub fn retry_delay(
+    policy: &Retry,
+    attempt: u32,
+    retry_after: Option<Duration>,
+    random: f64,
+) -> Duration {
     // A service that names a time knows better than our guess; the caller bounds it by what is left of the deadline.
-    retry_after.unwrap_or_else(|| bound(policy, attempt).mul_f64(random.clamp(0.0, 1.0)))
+    retry_after.unwrap_or_else(|| max_backoff(policy, attempt).mul_f64(random.clamp(0.0, 1.0)))
 }
 
 /// The longest wait that the policy allows before try `attempt`.
-fn bound(policy: &Retry, attempt: u32) -> Duration {
-    let times = match policy.backoff {
+fn max_backoff(policy: &Retry, attempt: u32) -> Duration {
+    let factor = match policy.backoff {
         Backoff::Exponential => 2u32.saturating_pow(attempt.saturating_sub(1)),
         Backoff::Linear => attempt,
         Backoff::Fixed => 1,
     };
     policy
         .initial_delay
-        .saturating_mul(times)
+        .saturating_mul(factor)
         .min(policy.max_delay)
 }
 
@@ -28,7 +33,7 @@ fn bound(policy: &Retry, attempt: u32) -> Duration {
 mod tests {
     use std::time::Duration;
 
-    use super::wait;
+    use super::retry_delay;
     use crate::domain::agent::{Backoff, Retry};
 
     fn longest(backoff: Backoff, attempt: u32) -> u128 {
@@ -36,7 +41,7 @@ mod tests {
             backoff,
             ..Retry::default()
         };
-        wait(&policy, attempt, None, 1.0).as_millis()
+        retry_delay(&policy, attempt, None, 1.0).as_millis()
     }
 
     #[test]
@@ -50,13 +55,16 @@ mod tests {
     #[test]
     fn the_wait_is_spread_from_nothing_to_the_bound() {
         let policy = Retry::default();
-        let at = |random| wait(&policy, 2, None, random).as_millis();
+        let at = |random| retry_delay(&policy, 2, None, random).as_millis();
         assert_eq!([at(0.0), at(0.25), at(1.0)], [0, 250, 1000]);
     }
 
     #[test]
-    fn the_service_is_heard() {
-        let asked = Duration::from_secs(77);
-        assert_eq!(wait(&Retry::default(), 1, Some(asked), 0.1), asked);
+    fn retry_after_wins_over_backoff() {
+        let retry_after = Duration::from_secs(77);
+        assert_eq!(
+            retry_delay(&Retry::default(), 1, Some(retry_after), 0.1),
+            retry_after
+        );
     }
 }

@@ -13,41 +13,41 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::content::estimated_tokens;
+use crate::domain::content::estimate_tokens;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
 use crate::providers::scripted::script::{Reply, Script};
-use crate::providers::scripted::template::{Quotes, Unfilled};
-use crate::providers::{Category, ChatRequest, Delta, Provider, ProviderError};
+use crate::providers::scripted::template::{TemplateContext, TemplateError};
+use crate::providers::{ChatRequest, Delta, ErrorCategory, Provider, ProviderError};
 
 mod script;
 mod template;
 
 /// Most conversations whose raised errors are counted at once.
-const MAX_COUNTED: usize = 10_000;
+const MAX_COUNTED_CONVERSATIONS: usize = 10_000;
 
 /// Answers from scripts.
-pub struct Scripted {
+pub struct ScriptedProvider {
     name: String,
     /// By model.
     scripts: BTreeMap<String, Script>,
     /// How many errors each conversation that stands before a failing reply has been given.
-    raised: Mutex<HashMap<u64, u32>>,
+    error_counts: Mutex<HashMap<u64, u32>>,
 }
 
-impl Scripted {
+impl ScriptedProvider {
     /// Reads every script: files as they are named, directories with all `*.toml` directly in them. `name` is the
     /// provider's, for messages. The error names the file, and line and key where there are any.
     pub fn load(name: &str, scripts: &[PathBuf]) -> Result<Self, String> {
-        let mut from: BTreeMap<String, PathBuf> = BTreeMap::new();
-        let mut read = BTreeMap::new();
-        for path in files(scripts)? {
+        let mut paths: BTreeMap<String, PathBuf> = BTreeMap::new();
+        let mut loaded = BTreeMap::new();
+        for path in script_files(scripts)? {
             let model = path
                 .file_stem()
                 .and_then(|stem| stem.to_str())
                 .ok_or_else(|| format!("{}: the file's name is no model's name", path.display()))?
                 .to_owned();
-            if let Some(first) = from.get(&model) {
+            if let Some(first) = paths.get(&model) {
                 return Err(format!(
                     "{} and {} are both scripts of {name}/{model}; rename or remove one",
                     first.display(),
@@ -56,58 +56,61 @@ impl Scripted {
             }
             let text = std::fs::read_to_string(&path)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
-            read.insert(model.clone(), Script::read(&path, &text)?);
-            from.insert(model, path);
+            loaded.insert(model.clone(), Script::read(&path, &text)?);
+            paths.insert(model, path);
         }
         Ok(Self {
             name: name.to_owned(),
-            scripts: read,
-            raised: Mutex::default(),
+            scripts: loaded,
+            error_counts: Mutex::default(),
         })
     }
 
     fn script(&self, model: &str) -> Result<&Script, ProviderError> {
         self.scripts.get(model).ok_or_else(|| {
-            let there = if self.scripts.is_empty() {
+            let available = if self.scripts.is_empty() {
                 format!("set [providers.{}] scripts", self.name)
             } else {
                 let names: Vec<_> = self.scripts.keys().map(String::as_str).collect();
                 format!("there are {}", names.join(", "))
             };
             ProviderError::new(
-                Category::BadRequest,
-                format!("no script for model \"{}/{model}\": {there}", self.name),
+                ErrorCategory::BadRequest,
+                format!("no script for model \"{}/{model}\": {available}", self.name),
             )
         })
     }
 
     /// The error that this reply owes the conversation, if any is left. A reply without an answer starts over.
-    fn owed_error(&self, reply: &Reply, conversation: u64) -> Option<ProviderError> {
-        let all: u32 = reply
+    fn next_error(&self, reply: &Reply, conversation: u64) -> Option<ProviderError> {
+        let total: u32 = reply
             .errors
             .iter()
             .fold(0, |sum, raise| sum.saturating_add(raise.times));
-        if all == 0 {
+        if total == 0 {
             return None;
         }
-        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut given = raised.remove(&conversation).unwrap_or(0);
-        if given >= all {
-            if reply.answers() {
+        let mut error_counts = self
+            .error_counts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut raised = error_counts.remove(&conversation).unwrap_or(0);
+        if raised >= total {
+            if reply.has_answer() {
                 return None;
             }
-            given = 0;
+            raised = 0;
         }
-        if raised.len() >= MAX_COUNTED
-            && let Some(any) = raised.keys().next().copied()
+        if error_counts.len() >= MAX_COUNTED_CONVERSATIONS
+            && let Some(any) = error_counts.keys().next().copied()
         {
-            raised.remove(&any);
+            error_counts.remove(&any);
         }
-        raised.insert(conversation, given + 1);
+        error_counts.insert(conversation, raised + 1);
         let raise = reply.errors.iter().find(|raise| {
-            let due = given < raise.times;
-            given = given.saturating_sub(raise.times);
-            due
+            let is_due = raised < raise.times;
+            raised = raised.saturating_sub(raise.times);
+            is_due
         })?;
         Some(ProviderError {
             retry_after: raise.retry_after,
@@ -116,7 +119,7 @@ impl Scripted {
     }
 }
 
-impl Provider for Scripted {
+impl Provider for ScriptedProvider {
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
@@ -124,21 +127,21 @@ impl Provider for Scripted {
     ) -> BoxFuture<'a, Result<crate::providers::Reply, ProviderError>> {
         Box::pin(async move {
             let script = self.script(request.model)?;
-            let place = Place::of(request.messages);
+            let state = ConversationState::from_messages(request.messages);
             let (series, position, reply) =
-                script.choose(&place.input, place.turn).ok_or_else(|| {
+                script.select_reply(&state.input, state.turn).ok_or_else(|| {
                     ProviderError::new(
-                        Category::BadRequest,
+                        ErrorCategory::BadRequest,
                         format!(
                             "the script of {}/{} has no reply for this input; add one without `match`",
                             self.name, request.model
                         ),
                     )
                 })?;
-            if let Some(error) = self.owed_error(reply, fingerprint(&request, series, position)) {
+            if let Some(error) = self.next_error(reply, fingerprint(&request, series, position)) {
                 return Err(error);
             }
-            let message = speak(reply, &place).map_err(refused)?;
+            let message = render_reply(reply, &state).map_err(template_error)?;
             let usage = TokenUsage {
                 input: reply
                     .input_tokens
@@ -148,30 +151,30 @@ impl Provider for Scripted {
                     .unwrap_or_else(|| estimate_message(&message)),
                 ..TokenUsage::default()
             };
-            let takes = reply
+            let duration = reply
                 .delay
                 .saturating_mul(u32::try_from(usage.output).unwrap_or(u32::MAX));
             // What is reported first is what is known of a reply that is broken off, as on the other wires.
             deltas(Delta::Usage(TokenUsage { output: 0, ..usage }));
-            tell(&message.content, takes, request.stream, deltas).await;
-            let stop = match (&reply.stop_reason, message.tool_calls.is_empty()) {
-                (Some(word), _) => word.clone(),
+            stream_text(&message.content, duration, request.stream, deltas).await;
+            let stop_reason = match (&reply.stop_reason, message.tool_calls.is_empty()) {
+                (Some(stop_reason), _) => stop_reason.clone(),
                 (None, true) => "end_turn".to_owned(),
                 (None, false) => "tool_use".to_owned(),
             };
             Ok(crate::providers::Reply {
                 message,
                 usage: Some(usage),
-                stop_reason: Some(stop),
+                stop_reason: Some(stop_reason),
                 model: Some(request.model.to_owned()),
-                end: crate::providers::End::Answer,
+                outcome: crate::providers::ReplyOutcome::Complete,
             })
         })
     }
 }
 
 /// Where a conversation stands.
-struct Place<'a> {
+struct ConversationState<'a> {
     /// The last user message.
     input: Cow<'a, str>,
     /// The turn to be answered: 1 after a user message.
@@ -180,9 +183,9 @@ struct Place<'a> {
     results: &'a [ToolResult],
 }
 
-impl<'a> Place<'a> {
-    fn of(messages: &'a [Message]) -> Self {
-        let mut place = Self {
+impl<'a> ConversationState<'a> {
+    fn from_messages(messages: &'a [Message]) -> Self {
+        let mut state = Self {
             input: Cow::Borrowed(""),
             turn: 1,
             results: &[],
@@ -190,30 +193,33 @@ impl<'a> Place<'a> {
         for message in messages {
             match message {
                 Message::User { content } => {
-                    place = Self {
-                        input: content.plain(),
+                    state = Self {
+                        input: content.to_plain_text(),
                         turn: 1,
                         results: &[],
                     };
                 }
                 Message::Assistant(_) => {
-                    place.turn += 1;
-                    place.results = &[];
+                    state.turn += 1;
+                    state.results = &[];
                 }
-                Message::Tool { tool_results } => place.results = tool_results,
+                Message::Tool { tool_results } => state.results = tool_results,
             }
         }
-        place
+        state
     }
 }
 
-fn speak(reply: &Reply, place: &Place<'_>) -> Result<AssistantMessage, Unfilled> {
-    let quotes = Quotes {
-        input: &place.input,
-        results: place.results,
+fn render_reply(
+    reply: &Reply,
+    state: &ConversationState<'_>,
+) -> Result<AssistantMessage, TemplateError> {
+    let context = TemplateContext {
+        input: &state.input,
+        results: state.results,
     };
     let content = match &reply.text {
-        Some(text) => text.fill(quotes)?,
+        Some(text) => text.render(context)?,
         None => String::new(),
     };
     let tool_calls = reply
@@ -222,10 +228,10 @@ fn speak(reply: &Reply, place: &Place<'_>) -> Result<AssistantMessage, Unfilled>
         .enumerate()
         .map(|(position, call)| {
             Ok(ToolCall {
-                id: format!("scripted_{}_{}", place.turn, position + 1),
+                id: format!("scripted_{}_{}", state.turn, position + 1),
                 provider_id: String::new(),
                 name: call.name.clone(),
-                arguments: call.arguments(quotes)?.into(),
+                arguments: call.render_arguments(context)?.into(),
             })
         })
         .collect::<Result<_, _>>()?;
@@ -237,20 +243,20 @@ fn speak(reply: &Reply, place: &Place<'_>) -> Result<AssistantMessage, Unfilled>
 }
 
 /// Lets the time of the reply pass, word by word where somebody listens.
-async fn tell(
+async fn stream_text(
     text: &str,
-    takes: Duration,
+    duration: Duration,
     stream: bool,
     deltas: &mut (dyn FnMut(Delta<'_>) + Send),
 ) {
     let words: Vec<&str> = text.split_inclusive(char::is_whitespace).collect();
     if !stream || words.is_empty() {
-        if !takes.is_zero() {
-            tokio::time::sleep(takes).await;
+        if !duration.is_zero() {
+            tokio::time::sleep(duration).await;
         }
         return;
     }
-    let pause = takes / u32::try_from(words.len()).unwrap_or(u32::MAX);
+    let pause = duration / u32::try_from(words.len()).unwrap_or(u32::MAX);
     for word in words {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
@@ -259,12 +265,12 @@ async fn tell(
     }
 }
 
-fn refused(unfilled: Unfilled) -> ProviderError {
-    let category = match unfilled {
-        Unfilled::NoResult { .. } => Category::BadRequest,
-        Unfilled::TooLarge => Category::Server,
+fn template_error(error: TemplateError) -> ProviderError {
+    let category = match error {
+        TemplateError::NoResult { .. } => ErrorCategory::BadRequest,
+        TemplateError::TooLarge => ErrorCategory::Server,
     };
-    ProviderError::new(category, unfilled.to_string())
+    ProviderError::new(category, error.to_string())
 }
 
 /// Tells conversations apart that stand before the same reply.
@@ -273,10 +279,10 @@ fn fingerprint(request: &ChatRequest<'_>, series: usize, position: usize) -> u64
     (request.model, request.system, series, position).hash(&mut hasher);
     for message in request.messages {
         match message {
-            Message::User { content } => content.plain().hash(&mut hasher),
-            Message::Assistant(said) => {
-                said.content.hash(&mut hasher);
-                for call in &said.tool_calls {
+            Message::User { content } => content.to_plain_text().hash(&mut hasher),
+            Message::Assistant(reply) => {
+                reply.content.hash(&mut hasher);
+                for call in &reply.tool_calls {
                     (&call.name, call.arguments.get()).hash(&mut hasher);
                 }
             }
@@ -291,34 +297,34 @@ fn fingerprint(request: &ChatRequest<'_>, series: usize, position: usize) -> u64
 }
 
 /// Four bytes to a token, as a rule of thumb for text that no tokenizer has seen.
-fn estimate(bytes: usize) -> u64 {
+fn token_count(bytes: usize) -> u64 {
     bytes.div_ceil(4) as u64
 }
 
 fn estimate_prompt(request: &ChatRequest<'_>) -> u64 {
     let messages = request.messages.iter().map(|message| match message {
         Message::User { content } => {
-            let attached = content.attachments().map(estimated_tokens);
-            estimate(content.text_bytes()) + attached.sum::<usize>() as u64
+            let attached = content.attachments().map(estimate_tokens);
+            token_count(content.text_bytes()) + attached.sum::<usize>() as u64
         }
-        Message::Assistant(said) => estimate_message(said),
+        Message::Assistant(reply) => estimate_message(reply),
         Message::Tool { tool_results } => tool_results
             .iter()
-            .map(|result| estimate(result.content.len()))
+            .map(|result| token_count(result.content.len()))
             .sum(),
     });
-    estimate(request.system.len()) + messages.sum::<u64>()
+    token_count(request.system.len()) + messages.sum::<u64>()
 }
 
 fn estimate_message(message: &AssistantMessage) -> u64 {
     let calls = message
         .tool_calls
         .iter()
-        .map(|call| estimate(call.name.len() + call.arguments.get().len()));
-    estimate(message.content.len()) + calls.sum::<u64>()
+        .map(|call| token_count(call.name.len() + call.arguments.get().len()));
+    token_count(message.content.len()) + calls.sum::<u64>()
 }
 
-fn files(scripts: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+fn script_files(scripts: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for path in scripts {
         if path.is_dir() {
@@ -356,34 +362,34 @@ fn scripts_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
 mod tests {
     use std::sync::Arc;
 
-    use super::Scripted;
+    use super::ScriptedProvider;
     use crate::domain::agent::Params;
     use crate::domain::message::{AssistantMessage, Message, ToolResult};
-    use crate::providers::{Category, ChatRequest, Delta, Provider, ProviderError, Reply};
+    use crate::providers::{ChatRequest, Delta, ErrorCategory, Provider, ProviderError, Reply};
 
-    struct Stage {
-        scripted: Scripted,
+    struct Fixture {
+        scripted: ScriptedProvider,
         _dir: tempfile::TempDir,
     }
 
-    impl Stage {
+    impl Fixture {
         fn with(script: &str) -> Self {
             let dir = tempfile::tempdir().expect("a directory");
             std::fs::write(dir.path().join("m.toml"), script).expect("a script");
             std::fs::write(dir.path().join("notes.md"), "no script").expect("a file");
             let scripted =
-                Scripted::load("scripted", &[dir.path().to_owned()]).expect("a provider");
+                ScriptedProvider::load("scripted", &[dir.path().to_owned()]).expect("a provider");
             Self {
                 scripted,
                 _dir: dir,
             }
         }
 
-        async fn ask(&self, messages: &[Message]) -> Result<Reply, ProviderError> {
-            self.listen("m", messages, &mut |_| {}).await
+        async fn complete(&self, messages: &[Message]) -> Result<Reply, ProviderError> {
+            self.complete_model("m", messages, &mut |_| {}).await
         }
 
-        async fn listen(
+        async fn complete_model(
             &self,
             model: &str,
             messages: &[Message],
@@ -401,7 +407,7 @@ mod tests {
                 facts: None,
                 cache_key: "",
                 trace: None,
-                key: None,
+                api_key: None,
             };
             self.scripted.complete(request, deltas).await
         }
@@ -422,7 +428,7 @@ mod tests {
 
     #[tokio::test]
     async fn turns_are_counted_from_the_conversation() {
-        let stage = Stage::with(
+        let stage = Fixture::with(
             r#"
             [[replies]]
             tool_calls = [{ name = "call_agent", arguments = { agent = "a", task = "read {{input}}", n = 1 } }]
@@ -433,7 +439,7 @@ mod tests {
             stop_reason = "max_tokens"
             "#,
         );
-        let first = stage.ask(&[user("it")]).await.expect("a reply");
+        let first = stage.complete(&[user("it")]).await.expect("a reply");
         let call = &first.message.tool_calls[0];
         assert_eq!(call.id, "scripted_1_1");
         assert_eq!(
@@ -442,42 +448,42 @@ mod tests {
         );
         assert_eq!(first.stop_reason.as_deref(), Some("tool_use"));
         assert!(first.usage.is_some_and(|u| u.input == 1 && u.output > 1));
-        let talk = [
+        let conversation = [
             user("it"),
             Message::Assistant(first.message),
             results(&["x", "y"]),
         ];
-        let second = stage.ask(&talk).await.expect("a reply");
+        let second = stage.complete(&conversation).await.expect("a reply");
         assert_eq!(second.message.content, "read: x and y");
         assert_eq!(second.stop_reason.as_deref(), Some("max_tokens"));
         assert!(second.usage.is_some_and(|u| u.input == 7 && u.output == 3));
-        let mut session = talk.to_vec();
+        let mut session = conversation.to_vec();
         session.push(Message::Assistant(AssistantMessage::default()));
         session.push(user("more"));
-        let again = stage.ask(&session).await.expect("a reply");
+        let again = stage.complete(&session).await.expect("a reply");
         assert_eq!(again.message.tool_calls.len(), 1);
     }
 
     #[tokio::test]
     async fn it_streams_word_by_word_what_it_returns() {
-        let stage = Stage::with("delay_ms = 1\n[[replies]]\ntext = \"one two\\nthree \"\n");
-        let mut heard = Vec::new();
+        let stage = Fixture::with("delay_ms = 1\n[[replies]]\ntext = \"one two\\nthree \"\n");
+        let mut chunks = Vec::new();
         let reply = stage
-            .listen("m", &[user("")], &mut |delta| {
+            .complete_model("m", &[user("")], &mut |delta| {
                 if let Delta::Text(word) = delta {
-                    heard.push(word.to_owned());
+                    chunks.push(word.to_owned());
                 }
             })
             .await
             .expect("a reply");
-        assert_eq!(heard, ["one ", "two\n", "three "]);
-        assert_eq!(reply.message.content, heard.concat());
+        assert_eq!(chunks, ["one ", "two\n", "three "]);
+        assert_eq!(reply.message.content, chunks.concat());
         assert_eq!(reply.model.as_deref(), Some("m"));
     }
 
     #[tokio::test]
     async fn errors_come_their_number_of_times_for_each_conversation() {
-        let stage = Stage::with(
+        let stage = Fixture::with(
             r#"
             [[replies]]
             errors = [{ category = "rate_limit", times = 2, retry_after_ms = 5 }, { category = "server", message = "boo" }]
@@ -493,36 +499,41 @@ mod tests {
                 "rate_limit: scripted rate_limit",
                 "server: boo",
             ] {
-                let error = stage.ask(&[user("a")]).await.expect_err("an error");
+                let error = stage.complete(&[user("a")]).await.expect_err("an error");
                 assert_eq!(error.to_string(), expected);
-                if error.category == Category::RateLimit {
+                if error.category == ErrorCategory::RateLimit {
                     assert_eq!(error.retry_after, Some(std::time::Duration::from_millis(5)));
                 }
-                let other = stage.ask(&[user("broken")]).await.expect_err("an error");
-                assert_eq!(other.category, Category::Overloaded);
+                let other = stage
+                    .complete(&[user("broken")])
+                    .await
+                    .expect_err("an error");
+                assert_eq!(other.category, ErrorCategory::Overloaded);
             }
-            let reply = stage.ask(&[user("a")]).await.expect("a reply");
+            let reply = stage.complete(&[user("a")]).await.expect("a reply");
             assert_eq!(reply.message.content, "at last");
         }
     }
 
     #[tokio::test]
     async fn what_cannot_be_answered_says_why() {
-        let stage = Stage::with("[[replies]]\nmatch = \"a\"\ntext = \"{{result.1}}\"\n");
-        let why = |error: ProviderError| error.to_string();
+        let stage = Fixture::with("[[replies]]\nmatch = \"a\"\ntext = \"{{result.1}}\"\n");
+        let error_text = |error: ProviderError| error.to_string();
         assert_eq!(
-            why(stage.ask(&[user("a")]).await.expect_err("an error")),
+            error_text(stage.complete(&[user("a")]).await.expect_err("an error")),
             "bad_request: the script quotes {{result.1}}, but the last turn has 0 tool results"
         );
         assert_eq!(
-            why(stage.ask(&[user("b")]).await.expect_err("an error")),
+            error_text(stage.complete(&[user("b")]).await.expect_err("an error")),
             "bad_request: the script of scripted/m has no reply for this input; add one without `match`"
         );
         assert_eq!(
-            why(stage
-                .listen("n", &[user("a")], &mut |_| {})
-                .await
-                .expect_err("an error")),
+            error_text(
+                stage
+                    .complete_model("n", &[user("a")], &mut |_| {})
+                    .await
+                    .expect_err("an error")
+            ),
             "bad_request: no script for model \"scripted/n\": there are m"
         );
     }
@@ -532,22 +543,27 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("m.toml");
         std::fs::write(&file, "[[replies]]\ntext = \"\"\n").expect("a script");
-        let twice = Scripted::load("s", &[dir.path().to_owned(), file]).err();
-        assert!(twice.is_some_and(|why| why.contains("both scripts of s/m")));
-        let missing = Scripted::load("s", &[dir.path().join("none")]).err();
-        assert!(missing.is_some_and(|why| why.contains("neither a file nor a directory")));
+        let twice = ScriptedProvider::load("s", &[dir.path().to_owned(), file]).err();
+        assert!(twice.is_some_and(|message| message.contains("both scripts of s/m")));
+        let missing = ScriptedProvider::load("s", &[dir.path().join("none")]).err();
+        assert!(missing.is_some_and(|message| message.contains("neither a file nor a directory")));
     }
 
     #[tokio::test]
     async fn many_at_once_do_not_disturb_each_other() {
-        let stage = Arc::new(Stage::with("[[replies]]\ntext = \"you said {{input}}\"\n"));
-        let asks = (0..50).map(|n| {
+        let stage = Arc::new(Fixture::with(
+            "[[replies]]\ntext = \"you said {{input}}\"\n",
+        ));
+        let requests = (0..50).map(|n| {
             let stage = stage.clone();
             async move {
-                let reply = stage.ask(&[user(&n.to_string())]).await.expect("a reply");
+                let reply = stage
+                    .complete(&[user(&n.to_string())])
+                    .await
+                    .expect("a reply");
                 assert_eq!(reply.message.content, format!("you said {n}"));
             }
         });
-        futures_util::future::join_all(asks).await;
+        futures_util::future::join_all(requests).await;
     }
 }

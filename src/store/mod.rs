@@ -15,7 +15,7 @@ use crate::domain::message::{AssistantMessage, Message, ToolResult};
 use crate::domain::run::{Outcome, Run, RunId, Status, WaitingFor};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
-use crate::store::outbox::{Delivery, Due, DueQuery, NewDelivery, Tried};
+use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, NewDelivery};
 use crate::workdirs::FileId;
 
 pub mod open;
@@ -41,13 +41,13 @@ pub trait RunStore: Send + Sync + 'static {
 
     /// Hands a write over without waiting for its commit. A failure is logged by the store, and so that no tree goes on
     /// over a gap, every later write of that tree fails too until [`RunStore::mend`].
-    fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Sets who is called with the root of each posted write that failed: once, by the owner of the runs.
-    fn on_gap(&self, gap: Gap);
+    fn on_write_failed(&self, callback: WriteFailedFn);
 
     /// Takes writes of these trees again, which go on from what is committed.
-    fn mend(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// One run, as committed. `tree` of a run that is not terminal is summed over what is committed below it.
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
@@ -57,7 +57,7 @@ pub trait RunStore: Send + Sync + 'static {
     fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>>;
 
     /// Runs of a session, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
-    fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+    fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
 
     /// The run and all its descendants, in the order in which they were made, without their inputs and final texts, and of
     /// their tasks the first [`TASK_CHARS`] characters and one more: a tree may have thousands of runs.
@@ -80,16 +80,19 @@ pub trait RunStore: Send + Sync + 'static {
 
     /// Runs that are not terminal with what their continuation needs: parents before their children, oldest first.
     /// Their `tree` is summed as [`RunStore::run`] does.
-    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Unfinished>, StoreError>>;
+    fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
 
     /// What an idempotency key has accepted, as long as the key is kept.
-    fn claimed(&self, key: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>>;
+    fn claimed_run(
+        &self,
+        key: IdempotencyKey,
+    ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>>;
 
     /// Webhook deliveries that are due, longest due first, and when the next one will be.
-    fn due(&self, query: DueQuery) -> BoxFuture<'_, Result<Due, StoreError>>;
+    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>>;
 
     /// Writes down a try of a delivery. One that is gone with its run stays gone.
-    fn tried(&self, tried: Tried) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// The newest deliveries of a run, oldest of them first, at most [`outbox::MOST_LISTED`].
     fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>>;
@@ -99,7 +102,7 @@ pub trait RunStore: Send + Sync + 'static {
 
     /// Rings after every commit that made deliveries due. For one listener, who looks whenever it rings: a ring is kept
     /// while he is away, and several may become one.
-    fn outbox(&self) -> Arc<Notify>;
+    fn delivery_notify(&self) -> Arc<Notify>;
 
     /// Removes a root with its tree, its events, its deliveries and its idempotency keys; false where there is no such root.
     /// Nobody sees anything of it from then on. What is large goes in parts between which others write, over restarts too.
@@ -107,20 +110,23 @@ pub trait RunStore: Send + Sync + 'static {
 
     /// A page of ended roots that can go, oldest first. One with an unfinished run in its tree, or with a delivery that
     /// is still to be made, is left out.
-    fn outlived(&self, query: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>>;
+    fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>>;
 
     /// An ended root by its place among those in its state, counted from the newest; none where there are fewer.
-    fn newest_ended(&self, query: NewestEnded) -> BoxFuture<'_, Result<Option<RunId>, StoreError>>;
+    fn nth_newest_ended(
+        &self,
+        query: NthNewestQuery,
+    ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>>;
 
     /// Removes a few definitions that no run refers to, and gives a little of the space that nothing uses any more back
     /// to the file system; true where there may be more to do, also of deletions. Keeps some space for new runs.
-    fn tidy(&self) -> BoxFuture<'_, Result<bool, StoreError>>;
+    fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Whether it can be written and read now.
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// How many transactions it has committed since it was opened.
-    fn commits(&self) -> u64;
+    fn commit_count(&self) -> u64;
 
     /// Commits what was handed over and closes; later calls fail with [`StoreError::Closed`].
     fn close(&self) -> BoxFuture<'_, ()>;
@@ -128,28 +134,28 @@ pub trait RunStore: Send + Sync + 'static {
 
 /// Told of every committed write that had events, in the order of the commits, from the store's own thread: it must
 /// not block.
-pub type Bell = Box<dyn Fn(RunId, Vec<StoredEvent>) + Send + Sync>;
+pub type PublishFn = Box<dyn Fn(RunId, Vec<StoredEvent>) + Send + Sync>;
 
 /// Called with the root of a posted write that failed, from the store's own thread: it must not block.
-pub type Gap = Box<dyn Fn(RunId) + Send + Sync>;
+pub type WriteFailedFn = Box<dyn Fn(RunId) + Send + Sync>;
 
 /// Asked before events are rendered for the bell: whether anyone listens to this root.
-pub type Listening = Box<dyn Fn(RunId) -> bool + Send + Sync>;
+pub type HasSubscribersFn = Box<dyn Fn(RunId) -> bool + Send + Sync>;
 
 /// A new run as it is accepted.
 #[derive(Clone, Debug)]
-pub struct Opening {
+pub struct NewRun {
     /// Its record.
     pub run: Arc<Run>,
     /// What another process needs to go on with it.
-    pub continuation: Continuation,
+    pub resume_state: ResumeState,
     /// The idempotency key that accepts it, once.
-    pub claim: Option<Claim>,
+    pub claim: Option<IdempotencyClaim>,
 }
 
 /// What a run needs to be continued by another process; clients never see it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Continuation {
+pub struct ResumeState {
     /// The definition that it runs by, overrides applied, as the engine's JSON. Stored once for each content.
     pub definition: Arc<str>,
     /// When it must have ended, and the bound in whole seconds that set it; none while it waits for a slot.
@@ -168,16 +174,16 @@ pub struct Continuation {
 
 /// A run that no process drives, with what its continuation needs.
 #[derive(Clone, Debug)]
-pub struct Unfinished {
+pub struct UnfinishedRun {
     /// Its record.
     pub run: Run,
     /// What else is known; none for a run that an older version accepted.
-    pub continuation: Option<Continuation>,
+    pub resume_state: Option<ResumeState>,
 }
 
 /// What an idempotency key is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ClaimKey {
+pub struct IdempotencyKey {
     /// The credential's name; empty without keys.
     pub credential: String,
     /// The route, such as `POST /agents/planner/runs`.
@@ -188,22 +194,22 @@ pub struct ClaimKey {
 
 /// An idempotency key with the body that it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct IdempotencyClaim {
     /// The key.
-    pub key: ClaimKey,
+    pub key: IdempotencyKey,
     /// SHA-256 of the request's content type and body.
-    pub body: [u8; 32],
+    pub body_hash: [u8; 32],
     /// Until when it is kept. Expired ones are removed as new ones come.
-    pub expires: Timestamp,
+    pub expires_at: Timestamp,
 }
 
 /// What a kept idempotency key has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claimed {
+pub struct ClaimedRun {
     /// The run.
     pub run: RunId,
     /// The body that it was accepted for.
-    pub body: [u8; 32],
+    pub body_hash: [u8; 32],
 }
 
 /// One transaction's worth of change to one run.
@@ -227,7 +233,7 @@ pub struct Write {
 #[derive(Debug)]
 pub enum Change {
     /// A new record. Fails with [`StoreError::Claimed`] where its idempotency key has accepted a run before.
-    Open(Box<Opening>),
+    Create(Box<NewRun>),
     /// It left the queue.
     Start {
         /// When.
@@ -236,32 +242,32 @@ pub enum Change {
         deadline: (Timestamp, u64),
     },
     /// From now on it waits for a person's word. One that has been asked to stop stays `cancelling`.
-    Waiting {
+    Pause {
         /// When its time began to stand still.
         since: Timestamp,
         /// For what.
-        on: WaitingFor,
+        waiting_for: WaitingFor,
     },
     /// It waits no longer.
-    Going {
+    Unpause {
         /// Its deadline, moved by the time it waited, with the bound in whole seconds that set it.
         deadline: (Timestamp, u64),
     },
     /// Another process goes on with it: one attempt more.
     Resume,
     /// Its record stays as it is; only steps and events are added.
-    Nothing,
+    Unchanged,
     /// It is one reply further.
     Progress(Progress),
     /// It began a tool call: one more, whichever of those at work at once is written first.
-    Call,
+    CountToolCall,
     /// It was asked to stop. Ignored (with its events) where the run is already terminal, or was asked before.
-    Cancelling {
+    RequestCancel {
         /// The reason given.
         reason: String,
     },
     /// It ended. Fails with [`StoreError::AlreadyTerminal`] where it had ended before: a terminal state is written once.
-    Close(Box<Closing>),
+    Finish(Box<FinishedRun>),
 }
 
 /// How far a run is: totals, not differences.
@@ -279,17 +285,17 @@ pub struct Progress {
 
 /// A run's end.
 #[derive(Clone, Debug)]
-pub struct Closing {
+pub struct FinishedRun {
     /// How it ended.
     pub outcome: Outcome,
     /// When.
-    pub at: Timestamp,
+    pub finished_at: Timestamp,
     /// How far it came.
     pub progress: Progress,
     /// Whether the task of an unnamed agent's run was done; none for other runs.
     pub completion_status: Option<&'static str>,
     /// Usage of the run with all its descendants, all of which have ended.
-    pub tree: TreeUsage,
+    pub tree_usage: TreeUsage,
 }
 
 /// What a turn leaves in the record.
@@ -379,7 +385,7 @@ pub struct RunFilter {
     /// Only this root's tree.
     pub root: Option<RunId>,
     /// Children too; otherwise (and without `root`) only roots.
-    pub all: bool,
+    pub include_children: bool,
     /// Only those of this session.
     pub session: Option<String>,
     /// Only those with all of these labels.
@@ -426,9 +432,9 @@ pub struct EventQuery {
     /// The log: a root's.
     pub root: RunId,
     /// Of this run and its descendants; the root itself for the whole log.
-    pub of: RunId,
+    pub run: RunId,
     /// Leave the descendants out.
-    pub only: bool,
+    pub exclude_descendants: bool,
     /// Only those with a greater number.
     pub after: u64,
     /// At most about so many (a page ends at a write's last event).
@@ -437,27 +443,27 @@ pub struct EventQuery {
 
 /// Which ended roots a page of [`RunStore::outlived`] shows.
 #[derive(Clone, Copy, Debug)]
-pub struct Outlived {
+pub struct ExpiredQuery {
     /// How they ended.
     pub status: Status,
     /// How old they are.
-    pub before: EndedBefore,
+    pub cutoff: Cutoff,
     /// Only those made after this one (the cursor).
     pub after: Option<RunId>,
 }
 
 /// Where what is old begins.
 #[derive(Clone, Copy, Debug)]
-pub enum EndedBefore {
+pub enum Cutoff {
     /// Roots that ended before this time.
-    Time(Timestamp),
+    EndedBefore(Timestamp),
     /// Roots that were made before this one.
-    Run(RunId),
+    CreatedBefore(RunId),
 }
 
 /// A page of ended roots.
 #[derive(Clone, Debug, Default)]
-pub struct OutlivedPage {
+pub struct ExpiredPage {
     /// They can go.
     pub roots: Vec<RunId>,
     /// Where the next page begins; none where there is none.
@@ -466,13 +472,13 @@ pub struct OutlivedPage {
 
 /// Which ended root [`RunStore::newest_ended`] finds.
 #[derive(Clone, Copy, Debug)]
-pub struct NewestEnded {
+pub struct NthNewestQuery {
     /// How it ended.
     pub status: Status,
     /// Only among those made before this one.
     pub before: Option<RunId>,
     /// How many newer ones there are among those. Takes time in proportion: at most some thousands.
-    pub but: usize,
+    pub offset: usize,
 }
 
 /// Why the store did not do it.
@@ -486,10 +492,10 @@ pub enum StoreError {
     AlreadyTerminal(RunId),
     /// The idempotency key has accepted this run before.
     #[error("the idempotency key has accepted {} before", .0.run)]
-    Claimed(Claimed),
+    AlreadyClaimed(ClaimedRun),
     /// There is no such run to change.
     #[error("there is no {0} in the store")]
-    NoSuchRun(RunId),
+    RunNotFound(RunId),
     /// The data directory belongs to another process.
     #[error(
         "the data directory {dir} is in use by {holder}; stop it, or choose another directory with --data"
@@ -507,20 +513,20 @@ pub enum StoreError {
     #[error(
         "the database is damaged: {0}; axed data check shows what else is, and a backup or sqlite3's .recover mends it"
     )]
-    Damaged(String),
+    Corrupt(String),
     /// There is no space left to write to.
     #[error(
         "the disk is full: nothing but deletions is taken until there is space again; delete runs, or other files"
     )]
-    Full,
+    DiskFull,
     /// The engine beneath failed.
     #[error("the store failed: {0}")]
-    Engine(String),
+    Backend(String),
 }
 
 impl StoreError {
     /// Whether there would be none if the disk had space.
-    pub fn may_be_want_of_space(&self) -> bool {
-        matches!(self, Self::Full | Self::Engine(_))
+    pub fn may_be_disk_full(&self) -> bool {
+        matches!(self, Self::DiskFull | Self::Backend(_))
     }
 }

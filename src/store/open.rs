@@ -4,16 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::config::Data;
-use crate::store::sqlite::{Sqlite, maintenance};
-use crate::store::{Bell, Listening, RunStore, StoreError};
+use crate::store::sqlite::{SqliteStore, maintenance};
+use crate::store::{HasSubscribersFn, PublishFn, RunStore, StoreError};
 
 /// Opens the store in the data directory, made where it is missing, and locks it against other processes.
 pub fn open(
     data: &Data,
-    bell: Bell,
-    listening: Listening,
+    publish: PublishFn,
+    has_subscribers: HasSubscribersFn,
 ) -> Result<Arc<dyn RunStore>, StoreError> {
-    let store = Sqlite::open(&data.dir, data.durability, bell, listening)?;
+    let store = SqliteStore::open(&data.dir, data.durability, publish, has_subscribers)?;
     Ok(Arc::new(store))
 }
 
@@ -23,6 +23,6 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
 }
 
 /// Copies the store of a data directory to a file, beside a daemon or without one; returns how many bytes that are.
-pub fn backup(dir: &Path, to: &Path, replaces: bool) -> Result<u64, StoreError> {
-    maintenance::backup(dir, to, replaces)
+pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreError> {
+    maintenance::backup(dir, target, overwrite)
 }

@@ -12,9 +12,9 @@ use crate::domain::run::RunId;
 use crate::domain::webhook::{DeliveryId, Webhook};
 
 /// Most deliveries that a list shows.
-pub const MOST_LISTED: usize = 1000;
+pub const MAX_LISTED_DELIVERIES: usize = 1000;
 /// Tries that are kept of a delivery, the last ones.
-pub const KEPT_TRIES: usize = 50;
+pub const MAX_STORED_ATTEMPTS: usize = 50;
 
 /// A delivery that is committed with a write, due at once.
 #[derive(Clone, Debug)]
@@ -28,29 +28,29 @@ pub struct NewDelivery {
     /// The body, the same in all its tries.
     pub body: String,
     /// When the event happened.
-    pub at: Timestamp,
+    pub created_at: Timestamp,
 }
 
 /// Which due deliveries to hand out.
 #[derive(Clone, Debug, Default)]
 pub struct DueQuery {
     /// Due by this time.
-    pub by: Timestamp,
+    pub due_by: Timestamp,
     /// Not these, which are under way.
-    pub not: Vec<DeliveryId>,
+    pub in_flight: Vec<DeliveryId>,
     /// Not of these keys to these hosts, as [`crate::net::host_name`] spells them.
-    pub not_to: Vec<(String, String)>,
+    pub excluded_hosts: Vec<(String, String)>,
     /// At most so many of each key.
     pub limit: usize,
 }
 
 /// What is due.
 #[derive(Clone, Debug, Default)]
-pub struct Due {
+pub struct DueDeliveries {
     /// The deliveries, longest due first.
     pub deliveries: Vec<DueDelivery>,
     /// When the first of those that are not due yet will be.
-    pub next: Option<Timestamp>,
+    pub next_due_at: Option<Timestamp>,
 }
 
 /// A delivery to be tried.
@@ -75,7 +75,7 @@ pub struct DueDelivery {
     /// When it was due first, or was sent again by hand.
     pub since: Timestamp,
     /// Tries since then.
-    pub tries: u32,
+    pub attempt_count: u32,
 }
 
 impl fmt::Debug for DueDelivery {
@@ -84,31 +84,31 @@ impl fmt::Debug for DueDelivery {
         f.debug_struct("DueDelivery")
             .field("id", &self.id)
             .field("host", &self.host)
-            .field("tries", &self.tries)
+            .field("tries", &self.attempt_count)
             .finish_non_exhaustive()
     }
 }
 
 /// What came of a try.
 #[derive(Clone, Debug)]
-pub struct Tried {
+pub struct AttemptRecord {
     /// The delivery.
     pub id: DeliveryId,
     /// Its [`DueDelivery::since`]: where somebody has sent it again meanwhile, the try does not count for that.
     pub since: Timestamp,
     /// The try.
-    pub attempt: Attempt,
+    pub attempt: DeliveryAttempt,
     /// What becomes of the delivery.
-    pub then: Then,
+    pub outcome: AttemptOutcome,
 }
 
 /// What becomes of a delivery after a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum AttemptOutcome {
     /// It has arrived.
     Delivered,
     /// It is tried again at this time.
-    Again(Timestamp),
+    RetryAt(Timestamp),
     /// It is given up.
     GivenUp,
 }
@@ -116,7 +116,7 @@ pub enum Then {
 /// One try of a delivery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "DeliveryAttempt")]
-pub struct Attempt {
+pub struct DeliveryAttempt {
     /// When it began.
     pub time: Timestamp,
     /// HTTP's status, where there was an answer.
@@ -151,7 +151,7 @@ pub struct Delivery {
     /// When the event happened.
     pub created_at: Timestamp,
     /// Its tries, at most the last [`KEPT_TRIES`], oldest first.
-    pub attempts: Vec<Attempt>,
+    pub attempts: Vec<DeliveryAttempt>,
     /// When it is tried next.
     pub next_attempt_at: Option<Timestamp>,
 }

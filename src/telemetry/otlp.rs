@@ -16,25 +16,25 @@ use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
-use crate::net::{innermost, is_loopback};
-use crate::telemetry::traces::{Kind, Span, Spans, Value};
+use crate::ssrf::{is_loopback, root_cause};
+use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanReceiver};
 
 /// Spans of one request, and after how many bytes it is full: collectors take no request above some MiB.
-const BATCH: usize = 512;
-const BATCH_BYTES: usize = 2 << 20;
+const MAX_BATCH_SPANS: usize = 512;
+const MAX_BATCH_BYTES: usize = 2 << 20;
 /// How long spans wait for others to go with them.
-const GATHER: Duration = Duration::from_secs(1);
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How long one request may take, and how long its connection.
-const PATIENCE: Duration = Duration::from_secs(10);
-const CONNECT: Duration = Duration::from_secs(3);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a batch that could not be sent waits, and how often it is tried. Meanwhile the queue fills.
-const PAUSE: Duration = Duration::from_secs(2);
-const TRIES: u32 = 3;
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+const MAX_ATTEMPTS: u32 = 3;
 /// How long nothing is said of lost spans after something was.
-const SILENCE: Duration = Duration::from_secs(60);
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A collector, and what it is told of us.
-pub struct Collector {
+pub struct OtlpExporter {
     client: Client,
     url: Url,
     headers: HeaderMap,
@@ -42,16 +42,16 @@ pub struct Collector {
     /// Whether it takes nothing now: told once when it begins, and once when it ends.
     is_down: bool,
     /// When it was last told that spans were lost.
-    told: Option<Instant>,
+    warned_at: Option<Instant>,
 }
 
 /// Why a request was not taken.
-struct Refused {
-    why: String,
-    is_final: bool,
+struct ExportError {
+    reason: String,
+    is_permanent: bool,
 }
 
-impl Collector {
+impl OtlpExporter {
     /// The configured one. The error says what is wrong with the configuration.
     pub fn new(settings: &config::Otlp) -> Result<Self, String> {
         let mut headers = HeaderMap::new();
@@ -64,16 +64,16 @@ impl Collector {
             value.set_sensitive(true);
             headers.insert(header, value);
         }
-        let kind = HeaderValue::from_static("application/x-protobuf");
-        headers.insert(CONTENT_TYPE, kind);
-        let agent = HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION")));
-        headers.insert(USER_AGENT, agent);
+        let content_type = HeaderValue::from_static("application/x-protobuf");
+        headers.insert(CONTENT_TYPE, content_type);
+        let user_agent = HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION")));
+        headers.insert(USER_AGENT, user_agent);
         let url = Url::parse(&settings.endpoint)
             .map_err(|why| format!("telemetry.otlp_endpoint is not a URL ({why})"))?;
         let mut builder = Client::builder()
             .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT)
-            .timeout(PATIENCE)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(REQUEST_TIMEOUT)
             .http1_only();
         if url.scheme() == "http" {
             // A plain address never needs the system's certificates; reading them takes a while.
@@ -91,16 +91,16 @@ impl Collector {
             headers,
             service: settings.service.clone(),
             is_down: false,
-            told: None,
+            warned_at: None,
         })
     }
 
     /// Sends what comes until `stop`, and then what waits still. Its owner bounds how long that may take.
-    pub async fn feed(mut self, mut spans: Spans, stop: CancellationToken) {
+    pub async fn run(mut self, mut spans: SpanReceiver, stop: CancellationToken) {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
-                first = spans.next() => match first {
+                first = spans.recv() => match first {
                     Some(span) => batch.push(span),
                     // Nobody hands spans over any more.
                     None => return,
@@ -109,7 +109,7 @@ impl Collector {
             }
             tokio::select! {
                 () = fill(&mut batch, &mut spans) => {}
-                () = tokio::time::sleep(GATHER) => {}
+                () = tokio::time::sleep(BATCH_INTERVAL) => {}
                 () = stop.cancelled() => {}
             }
             self.send(&mut batch, &spans, &stop).await;
@@ -125,92 +125,102 @@ impl Collector {
     }
 
     /// Sends a batch, again where that may help, and empties it.
-    async fn send(&mut self, batch: &mut Vec<Span>, spans: &Spans, stop: &CancellationToken) {
+    async fn send(
+        &mut self,
+        batch: &mut Vec<Span>,
+        spans: &SpanReceiver,
+        stop: &CancellationToken,
+    ) {
         let count = batch.len() as u64;
-        let body = request(&self.service, batch.drain(..)).encode_to_vec();
+        let body = export_request(&self.service, batch.drain(..)).encode_to_vec();
         let body = Bytes::from(body);
-        let mut tries = 1;
-        let refused = loop {
+        let mut attempt = 1;
+        let export_error = loop {
             match self.post(body.clone()).await {
-                Ok(()) => return self.tell(spans),
-                Err(refused) if refused.is_final || tries == TRIES => break refused,
-                Err(refused) => self.complain(&refused),
+                Ok(()) => return self.log_dropped_spans(spans),
+                Err(export_error) if export_error.is_permanent || attempt == MAX_ATTEMPTS => {
+                    break export_error;
+                }
+                Err(export_error) => self.log_outage(&export_error),
             }
-            tries += 1;
+            attempt += 1;
             tokio::select! {
-                () = tokio::time::sleep(PAUSE) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
                 // One more try, at once.
-                () = stop.cancelled() => tries = TRIES,
+                () = stop.cancelled() => attempt = MAX_ATTEMPTS,
             }
         };
-        self.complain(&refused);
-        spans.lost.fetch_add(count, Relaxed);
+        self.log_outage(&export_error);
+        spans.dropped.fetch_add(count, Relaxed);
     }
 
     /// Tells that the collector takes spans again, and, now and then, how many were lost.
-    fn tell(&mut self, spans: &Spans) {
+    fn log_dropped_spans(&mut self, spans: &SpanReceiver) {
         if std::mem::take(&mut self.is_down) {
-            let lost = spans.lost.swap(0, Relaxed);
-            tracing::info!("Traces are sent again; {lost} spans were lost meanwhile");
-        } else if self.told.is_none_or(|told| told.elapsed() >= SILENCE) {
-            let lost = spans.lost.swap(0, Relaxed);
-            if lost > 0 {
+            let dropped = spans.dropped.swap(0, Relaxed);
+            tracing::info!("Traces are sent again; {dropped} spans were lost meanwhile");
+        } else if self
+            .warned_at
+            .is_none_or(|warned_at| warned_at.elapsed() >= WARN_INTERVAL)
+        {
+            let dropped = spans.dropped.swap(0, Relaxed);
+            if dropped > 0 {
                 tracing::warn!(
-                    "{lost} spans were lost: they ended faster than the collector takes them; a lower \
+                    "{dropped} spans were lost: they ended faster than the collector takes them; a lower \
                      telemetry.trace_sampling makes fewer"
                 );
-                self.told = Some(Instant::now());
+                self.warned_at = Some(Instant::now());
             }
         }
     }
 
     /// Tells that the collector takes nothing, once until it does again.
-    fn complain(&mut self, refused: &Refused) {
+    fn log_outage(&mut self, error: &ExportError) {
         if !std::mem::replace(&mut self.is_down, true) {
             tracing::warn!(
                 "Traces cannot be sent to {}: {}; runs are not affected, spans are lost until it takes them",
                 self.url.host_str().unwrap_or_default(),
-                refused.why
+                error.reason
             );
         }
     }
 
-    async fn post(&self, body: Bytes) -> Result<(), Refused> {
+    async fn post(&self, body: Bytes) -> Result<(), ExportError> {
         let request = self.client.post(self.url.clone());
-        let answered = request
+        let result = request
             .headers(self.headers.clone())
             .body(body)
             .send()
             .await;
         // The address may hold a key.
-        let response = answered.map_err(|why| Refused {
-            why: root_cause(&why),
-            is_final: false,
+        let response = result.map_err(|why| ExportError {
+            reason: describe_error(&why),
+            is_permanent: false,
         })?;
         let status = response.status();
         if status.is_success() {
             // Read, so that the connection can be used again; what it says of single spans nobody could act on.
-            let _ = tokio::time::timeout(CONNECT, rest(response)).await;
+            let _ = tokio::time::timeout(CONNECT_TIMEOUT, drain_body(response)).await;
             return Ok(());
         }
-        let may_help = [
+        let retryable = [
             StatusCode::TOO_MANY_REQUESTS,
             StatusCode::BAD_GATEWAY,
             StatusCode::SERVICE_UNAVAILABLE,
             StatusCode::GATEWAY_TIMEOUT,
         ];
-        Err(Refused {
-            why: format!("it answers with status {status}"),
-            is_final: !may_help.contains(&status),
+        Err(ExportError {
+            reason: format!("it answers with status {status}"),
+            is_permanent: !retryable.contains(&status),
         })
     }
 }
 
 /// Takes what comes until the batch is full, or nobody hands spans over any more.
-async fn fill(batch: &mut Vec<Span>, spans: &mut Spans) {
+async fn fill(batch: &mut Vec<Span>, spans: &mut SpanReceiver) {
     let mut bytes: usize = batch.iter().map(Span::bytes).sum();
-    while batch.len() < BATCH && bytes < BATCH_BYTES {
-        let Some(span) = spans.next().await else {
+    while batch.len() < MAX_BATCH_SPANS && bytes < MAX_BATCH_BYTES {
+        let Some(span) = spans.recv().await else {
             return;
         };
         bytes += span.bytes();
@@ -219,20 +229,20 @@ async fn fill(batch: &mut Vec<Span>, spans: &mut Spans) {
 }
 
 /// Most bytes of an answer that are read.
-const MOST_ANSWERED: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-async fn rest(mut response: reqwest::Response) {
-    let mut seen = 0;
+async fn drain_body(mut response: reqwest::Response) {
+    let mut bytes = 0;
     while let Ok(Some(chunk)) = response.chunk().await {
-        seen += chunk.len();
-        if seen > MOST_ANSWERED {
+        bytes += chunk.len();
+        if bytes > MAX_RESPONSE_BYTES {
             return;
         }
     }
 }
 
-fn root_cause(why: &reqwest::Error) -> String {
-    innermost(why).unwrap_or_else(|| match why.is_timeout() {
+fn describe_error(error: &reqwest::Error) -> String {
+    root_cause(error).unwrap_or_else(|| match error.is_timeout() {
         true => "it did not answer in time".to_owned(),
         false => "the HTTP client gave no reason".to_owned(),
     })
@@ -240,7 +250,7 @@ fn root_cause(why: &reqwest::Error) -> String {
 
 /// `ExportTraceServiceRequest`, and below it the messages of the same names.
 #[derive(Message)]
-struct Request {
+struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     resource_spans: Vec<ResourceSpans>,
 }
@@ -324,9 +334,9 @@ enum Any {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(int64, tag = "3")]
-    Whole(i64),
+    Int(i64),
     #[prost(message, tag = "5")]
-    List(ArrayValue),
+    Array(ArrayValue),
 }
 
 #[derive(Message)]
@@ -336,19 +346,20 @@ struct ArrayValue {
 }
 
 /// `SPAN_KIND_…`
-const INTERNAL: i32 = 1;
-const CLIENT: i32 = 3;
+const SPAN_KIND_INTERNAL: i32 = 1;
+const SPAN_KIND_CLIENT: i32 = 3;
 /// `STATUS_CODE_ERROR`; what did not fail says nothing, as the conventions want it.
-const FAILED: i32 = 2;
+const STATUS_CODE_ERROR: i32 = 2;
 
-fn request(service: &str, spans: impl Iterator<Item = Span>) -> Request {
+fn export_request(service: &str, spans: impl Iterator<Item = Span>) -> ExportRequest {
     let version = env!("CARGO_PKG_VERSION");
-    let about = [("service.name", service), ("service.version", version)];
-    let about = about.map(|(key, text)| attribute(key, Value::Text(text.to_owned())));
-    Request {
+    let resource_attributes = [("service.name", service), ("service.version", version)];
+    let resource_attributes = resource_attributes
+        .map(|(key, text)| attribute(key, AttributeValue::Text(text.to_owned())));
+    ExportRequest {
         resource_spans: vec![ResourceSpans {
             resource: Some(Resource {
-                attributes: about.into(),
+                attributes: resource_attributes.into(),
             }),
             scope_spans: vec![ScopeSpans {
                 scope: Some(Scope {
@@ -367,36 +378,41 @@ impl From<Span> for WireSpan {
             |at: jiff::Timestamp| u64::try_from(at.as_nanosecond()).unwrap_or_default();
         let attributes = span.attributes.into_iter();
         Self {
-            trace_id: span.place.trace.0.to_vec(),
-            span_id: span.place.span.0.to_vec(),
+            trace_id: span.context.trace.0.to_vec(),
+            span_id: span.context.span.0.to_vec(),
             parent_span_id: span.parent.map(|id| id.0.to_vec()).unwrap_or_default(),
             name: span.name,
             kind: match span.kind {
-                Kind::Internal => INTERNAL,
-                Kind::Client => CLIENT,
+                SpanKind::Internal => SPAN_KIND_INTERNAL,
+                SpanKind::Client => SPAN_KIND_CLIENT,
             },
-            start_time_unix_nano: nanoseconds(span.began),
-            end_time_unix_nano: nanoseconds(span.ended),
+            start_time_unix_nano: nanoseconds(span.started_at),
+            end_time_unix_nano: nanoseconds(span.ended_at),
             attributes: attributes
                 .map(|(key, value)| attribute(key, value))
                 .collect(),
-            status: span.failed.then_some(Status { code: FAILED }),
-            flags: u32::from(span.place.sampled),
+            status: span.is_error.then_some(Status {
+                code: STATUS_CODE_ERROR,
+            }),
+            flags: u32::from(span.context.sampled),
         }
     }
 }
 
-fn attribute(key: &str, value: Value) -> KeyValue {
-    let any = |any| AnyValue { value: Some(any) };
+fn attribute(key: &str, value: AttributeValue) -> KeyValue {
+    let wrap = |any| AnyValue { value: Some(any) };
     let value = match value {
-        Value::Text(text) => Any::Text(text),
-        Value::Whole(number) => Any::Whole(i64::try_from(number).unwrap_or(i64::MAX)),
-        Value::Texts(texts) => Any::List(ArrayValue {
-            values: texts.into_iter().map(|text| any(Any::Text(text))).collect(),
+        AttributeValue::Text(text) => Any::Text(text),
+        AttributeValue::Int(number) => Any::Int(i64::try_from(number).unwrap_or(i64::MAX)),
+        AttributeValue::TextList(texts) => Any::Array(ArrayValue {
+            values: texts
+                .into_iter()
+                .map(|text| wrap(Any::Text(text)))
+                .collect(),
         }),
     };
     KeyValue {
         key: key.to_owned(),
-        value: Some(any(value)),
+        value: Some(wrap(value)),
     }
 }

@@ -45,37 +45,37 @@ pub mod key {
 }
 
 /// Spans that wait to be sent; further ones are lost, and counted.
-const MOST_WAITING: usize = 2048;
+const MAX_QUEUED_SPANS: usize = 2048;
 /// And most bytes of those: with content a span may have a hundred thousand.
-const MOST_BYTES: usize = 32 << 20;
+const MAX_QUEUED_BYTES: usize = 32 << 20;
 /// Longest name and attribute in characters, but for content that was asked for.
-const LONGEST: usize = 200;
+const MAX_TEXT_CHARS: usize = 200;
 
 /// Where spans go that have ended. Handing one over never waits.
 #[derive(Clone, Debug)]
-pub struct Traces {
+pub struct SpanSender {
     queue: mpsc::Sender<Span>,
-    bytes: Arc<AtomicUsize>,
-    lost: Arc<AtomicU64>,
-    sampling: f64,
-    content: bool,
+    queued_bytes: Arc<AtomicUsize>,
+    dropped: Arc<AtomicU64>,
+    sampling_ratio: f64,
+    records_content: bool,
 }
 
 /// The other end: what is to be sent.
 #[derive(Debug)]
-pub struct Spans {
+pub struct SpanReceiver {
     queue: mpsc::Receiver<Span>,
     /// Of those that wait.
-    bytes: Arc<AtomicUsize>,
+    queued_bytes: Arc<AtomicUsize>,
     /// How many found the queue full.
-    pub lost: Arc<AtomicU64>,
+    pub dropped: Arc<AtomicU64>,
 }
 
-impl Spans {
+impl SpanReceiver {
     /// The next span, in the order in which they ended; none once nobody hands any over and none waits.
-    pub async fn next(&mut self) -> Option<Span> {
+    pub async fn recv(&mut self) -> Option<Span> {
         let span = self.queue.recv().await?;
-        self.bytes.fetch_sub(span.bytes(), Relaxed);
+        self.queued_bytes.fetch_sub(span.bytes(), Relaxed);
         Some(span)
     }
 
@@ -85,38 +85,45 @@ impl Spans {
     }
 }
 
-impl Traces {
+impl SpanSender {
     /// A queue for the spans of one daemon.
-    pub fn new(settings: &Otlp) -> (Self, Spans) {
-        let (sender, queue) = mpsc::channel(MOST_WAITING);
-        let (bytes, lost) = (Arc::<AtomicUsize>::default(), Arc::<AtomicU64>::default());
-        let traces = Self {
+    pub fn new(settings: &Otlp) -> (Self, SpanReceiver) {
+        let (sender, queue) = mpsc::channel(MAX_QUEUED_SPANS);
+        let (queued_bytes, dropped) = (Arc::<AtomicUsize>::default(), Arc::<AtomicU64>::default());
+        let span_sender = Self {
             queue: sender,
-            bytes: Arc::clone(&bytes),
-            lost: Arc::clone(&lost),
-            sampling: settings.sampling,
-            content: settings.content,
+            queued_bytes: Arc::clone(&queued_bytes),
+            dropped: Arc::clone(&dropped),
+            sampling_ratio: settings.sampling,
+            records_content: settings.content,
         };
-        (traces, Spans { queue, bytes, lost })
+        (
+            span_sender,
+            SpanReceiver {
+                queue,
+                queued_bytes,
+                dropped,
+            },
+        )
     }
 
     /// Which share of the traces that begin here is kept, 0 to 1.
-    pub fn sampling(&self) -> f64 {
-        self.sampling
+    pub fn sampling_ratio(&self) -> f64 {
+        self.sampling_ratio
     }
 
     /// Whether spans are to hold what models, tools and their users say.
-    pub fn content(&self) -> bool {
-        self.content
+    pub fn records_content(&self) -> bool {
+        self.records_content
     }
 
     /// Hands over a span that has ended.
     pub fn send(&self, span: Span) {
         let bytes = span.bytes();
-        let before = self.bytes.fetch_add(bytes, Relaxed);
-        if before + bytes > MOST_BYTES || self.queue.try_send(span).is_err() {
-            self.bytes.fetch_sub(bytes, Relaxed);
-            self.lost.fetch_add(1, Relaxed);
+        let before = self.queued_bytes.fetch_add(bytes, Relaxed);
+        if before + bytes > MAX_QUEUED_BYTES || self.queue.try_send(span).is_err() {
+            self.queued_bytes.fetch_sub(bytes, Relaxed);
+            self.dropped.fetch_add(1, Relaxed);
         }
     }
 }
@@ -125,26 +132,26 @@ impl Traces {
 #[derive(Debug)]
 pub struct Span {
     /// Its place.
-    pub place: TraceContext,
+    pub context: TraceContext,
     /// The span that it is below.
     pub parent: Option<SpanId>,
     /// What was done, and with what.
     pub name: String,
     /// What kind of span.
-    pub kind: Kind,
+    pub kind: SpanKind,
     /// When it began.
-    pub began: Timestamp,
+    pub started_at: Timestamp,
     /// When it ended.
-    pub ended: Timestamp,
+    pub ended_at: Timestamp,
     /// What else is known of it; what is unknown is left out.
-    pub attributes: Vec<(&'static str, Value)>,
+    pub attributes: Vec<(&'static str, AttributeValue)>,
     /// Whether what it stands for failed; why is in the attribute [`key::ERROR`].
-    pub failed: bool,
+    pub is_error: bool,
 }
 
 /// The kinds of span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpanKind {
     /// Work within this process.
     Internal,
     /// A request to another service.
@@ -154,71 +161,71 @@ pub enum Kind {
 /// What an attribute says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "they are what they are")]
-pub enum Value {
+pub enum AttributeValue {
     Text(String),
-    Texts(Vec<String>),
-    Whole(u64),
+    TextList(Vec<String>),
+    Int(u64),
 }
 
 impl Span {
     /// A span that began then and ends now, of `operation` (a word of the conventions) on `what`.
-    pub fn of(
+    pub fn new(
         operation: &str,
-        what: &str,
-        kind: Kind,
-        place: TraceContext,
+        target: &str,
+        kind: SpanKind,
+        context: TraceContext,
         parent: Option<SpanId>,
-        began: Timestamp,
+        started_at: Timestamp,
     ) -> Self {
         let span = Self {
-            place,
+            context,
             parent,
-            name: format!("{operation} {}", cut(what)),
+            name: format!("{operation} {}", truncate(target)),
             kind,
-            began,
-            ended: Timestamp::now().max(began),
+            started_at,
+            ended_at: Timestamp::now().max(started_at),
             attributes: Vec::with_capacity(12),
-            failed: false,
+            is_error: false,
         };
-        span.text(key::OPERATION, operation)
+        span.with_text(key::OPERATION, operation)
     }
 
     /// About how many bytes it takes.
     pub fn bytes(&self) -> usize {
-        let of = |value: &Value| match value {
-            Value::Text(text) => text.len(),
-            Value::Texts(texts) => texts.iter().map(String::len).sum(),
-            Value::Whole(_) => 0,
+        let value_bytes = |value: &AttributeValue| match value {
+            AttributeValue::Text(text) => text.len(),
+            AttributeValue::TextList(texts) => texts.iter().map(String::len).sum(),
+            AttributeValue::Int(_) => 0,
         };
-        let said = self.attributes.iter().map(|(_, value)| of(value));
-        size_of::<Self>() + self.name.len() + said.sum::<usize>()
+        let attribute_bytes = self.attributes.iter().map(|(_, value)| value_bytes(value));
+        size_of::<Self>() + self.name.len() + attribute_bytes.sum::<usize>()
     }
 
     /// With a text, cut where it is too long.
-    pub fn text(self, key: &'static str, text: &str) -> Self {
-        self.with(key, Value::Text(cut(text)))
+    pub fn with_text(self, key: &'static str, text: &str) -> Self {
+        self.with_attribute(key, AttributeValue::Text(truncate(text)))
     }
 
     /// With a number.
-    pub fn number(self, key: &'static str, number: u64) -> Self {
-        self.with(key, Value::Whole(number))
+    pub fn with_int(self, key: &'static str, number: u64) -> Self {
+        self.with_attribute(key, AttributeValue::Int(number))
     }
 
     /// With what it says.
-    pub fn with(mut self, key: &'static str, value: Value) -> Self {
+    pub fn with_attribute(mut self, key: &'static str, value: AttributeValue) -> Self {
         self.attributes.push((key, value));
         self
     }
 
     /// With the class of error that it failed with.
-    pub fn failed(mut self, class: &str) -> Self {
-        self.failed = true;
-        self.text(key::ERROR, class)
+    pub fn with_error(mut self, error_type: &str) -> Self {
+        self.is_error = true;
+        self.with_text(key::ERROR, error_type)
     }
 }
 
-fn cut(text: &str) -> String {
-    crate::domain::message::shorten(text, LONGEST)
+fn truncate(text: &str) -> String {
+    crate::domain::message::shorten(text, MAX_TEXT_CHARS)
 }
 
 #[cfg(test)]
@@ -228,23 +235,30 @@ mod tests {
 
     use jiff::Timestamp;
 
-    use super::{Kind, MOST_BYTES, Span, Traces, Value, key};
+    use super::{AttributeValue, MAX_QUEUED_BYTES, Span, SpanKind, SpanSender, key};
     use crate::config::Otlp;
     use crate::domain::trace::{SpanId, TraceContext, TraceId};
 
     fn span(content: usize) -> Span {
-        let place = TraceContext {
+        let context = TraceContext {
             trace: TraceId([1; 16]),
             span: SpanId([1; 8]),
             sampled: true,
         };
-        let span = Span::of("chat", "m", Kind::Client, place, None, Timestamp::now());
-        span.with(key::INPUT, Value::Text("x".repeat(content)))
+        let span = Span::new(
+            "chat",
+            "m",
+            SpanKind::Client,
+            context,
+            None,
+            Timestamp::now(),
+        );
+        span.with_attribute(key::INPUT, AttributeValue::Text("x".repeat(content)))
     }
 
     #[tokio::test]
-    async fn what_waits_has_a_bound_in_bytes_too() {
-        let (traces, mut spans) = Traces::new(&Otlp {
+    async fn the_queue_is_bounded_in_bytes() {
+        let (traces, mut spans) = SpanSender::new(&Otlp {
             endpoint: String::new(),
             headers: BTreeMap::new(),
             service: String::new(),
@@ -252,17 +266,17 @@ mod tests {
             content: true,
         });
         for _ in 0..20 {
-            traces.send(span(MOST_BYTES / 10));
+            traces.send(span(MAX_QUEUED_BYTES / 10));
         }
-        assert_eq!(spans.lost.load(Relaxed), 11);
-        spans.next().await.expect("a span");
-        traces.send(span(MOST_BYTES / 10));
-        assert_eq!(spans.lost.load(Relaxed), 11, "there is room again");
+        assert_eq!(spans.dropped.load(Relaxed), 11);
+        spans.recv().await.expect("a span");
+        traces.send(span(MAX_QUEUED_BYTES / 10));
+        assert_eq!(spans.dropped.load(Relaxed), 11, "there is room again");
         spans.close();
-        let mut left = 0;
-        while spans.next().await.is_some() {
-            left += 1;
+        let mut remaining = 0;
+        while spans.recv().await.is_some() {
+            remaining += 1;
         }
-        assert_eq!((left, spans.bytes.load(Relaxed)), (9, 0));
+        assert_eq!((remaining, spans.queued_bytes.load(Relaxed)), (9, 0));
     }
 }

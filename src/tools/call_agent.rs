@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::{ToolCall, ToolSpec};
-use crate::tools::{ChildAsk, Context, Effect, Output, Tool};
+use crate::tools::{CallContext, ChildRequest, Effect, Tool, ToolOutput};
 
 /// The name that models call it by.
 pub const NAME: &str = "call_agent";
@@ -22,7 +22,7 @@ impl CallAgent {
         Self { agents }
     }
 
-    fn names(&self) -> String {
+    fn agent_names(&self) -> String {
         self.agents
             .iter()
             .map(|(name, _)| name.as_str())
@@ -33,7 +33,7 @@ impl CallAgent {
 
 impl Tool for CallAgent {
     fn spec(&self) -> ToolSpec {
-        let names = self.names();
+        let names = self.agent_names();
         let mut description = format!(
             "Delegate a task to a sub-agent. The sub-agent runs independently with its own context and returns only \
              its final result. Available agents: {names}"
@@ -76,16 +76,16 @@ impl Tool for CallAgent {
     }
 
     fn effect(&self) -> Effect {
-        Effect::Delegates
+        Effect::Delegating
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
-            let arguments = Arguments::read(&call.arguments);
+            let arguments = Arguments::parse(&call.arguments);
             let agent = arguments.agent.trim();
             if agent.is_empty() {
                 return Err("call_agent error: \"agent\" argument is required".to_owned());
@@ -94,27 +94,27 @@ impl Tool for CallAgent {
                 return Err("call_agent error: \"task\" argument is required".to_owned());
             }
             if !self.agents.iter().any(|(name, _)| name == agent) {
-                let shown = crate::domain::message::shorten(agent, 200);
+                let display_name = crate::domain::message::shorten(agent, 200);
                 return Err(format!(
-                    "call_agent error: agent \"{shown}\" is not in this agent's sub_agents list"
+                    "call_agent error: agent \"{display_name}\" is not in this agent's sub_agents list"
                 ));
             }
-            if !context.scope.may_delegate() {
+            if !context.scope.can_delegate() {
                 let max = context.scope.max_depth;
                 return Err(format!(
                     "call_agent error: maximum sub-agent depth ({max}) reached"
                 ));
             }
-            let passed_along =
+            let child_context =
                 Some(arguments.context.as_str()).filter(|text| !text.trim().is_empty());
-            let ask = ChildAsk {
+            let request = ChildRequest {
                 tool_call_id: &call.id,
                 agent,
                 task: &arguments.task,
-                context: passed_along,
+                context: child_context,
             };
-            let result = context.delegate.run_child(ask).await;
-            result.map(Output::from).map_err(|why| {
+            let result = context.delegate.run_child(request).await;
+            result.map(ToolOutput::from).map_err(|why| {
                 format!(
                     "Error: sub-agent \"{agent}\" failed - {why}. You may retry or proceed without this result."
                 )
@@ -132,9 +132,9 @@ struct Arguments {
 }
 
 impl Arguments {
-    fn read(json: &RawValue) -> Self {
+    fn parse(json: &RawValue) -> Self {
         #[derive(Deserialize)]
-        struct Loose {
+        struct LooseArguments {
             #[serde(default)]
             agent: serde_json::Value,
             #[serde(default)]
@@ -147,11 +147,11 @@ impl Arguments {
             serde_json::Value::String(text) => text,
             other => other.to_string(),
         };
-        match serde_json::from_str::<Loose>(json.get()) {
-            Ok(loose) => Self {
-                agent: text(loose.agent),
-                task: text(loose.task),
-                context: text(loose.context),
+        match serde_json::from_str::<LooseArguments>(json.get()) {
+            Ok(parsed) => Self {
+                agent: text(parsed.agent),
+                task: text(parsed.task),
+                context: text(parsed.context),
             },
             Err(_) => Self::default(),
         }
@@ -166,7 +166,7 @@ mod tests {
     use crate::tools::Tool;
 
     #[test]
-    fn it_is_offered_in_the_contracts_words() {
+    fn spec_names_the_sub_agents() {
         let tool = CallAgent::new(vec![
             ("a".into(), None),
             ("b".into(), Some("Checks\nthings.".into())),
@@ -195,7 +195,7 @@ mod tests {
             r#"{"agent": "a", "task": {"n": [1, 2]}, "context": null}"#.into(),
         )
         .expect("JSON");
-        let arguments = Arguments::read(&raw);
+        let arguments = Arguments::parse(&raw);
         assert_eq!(arguments.task, r#"{"n":[1,2]}"#);
         assert_eq!(arguments.context, "");
     }

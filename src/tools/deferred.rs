@@ -9,83 +9,83 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::domain::mcp::SEPARATOR;
-use crate::domain::message::{ToolCall, ToolSpec, no_arguments, shorten};
-use crate::domain::schema::Schema;
-use crate::tools::{Context, Effect, Output, Tool};
+use crate::domain::json_schema::Schema;
+use crate::domain::mcp::TOOL_NAME_SEPARATOR;
+use crate::domain::message::{ToolCall, ToolSpec, empty_arguments, shorten};
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 /// The tool that finds tools.
-pub const SEARCH: &str = "tool_search";
+pub const TOOL_SEARCH: &str = "tool_search";
 /// The tool that calls tools.
-pub const CALL: &str = "tool_call";
+pub const TOOL_CALL: &str = "tool_call";
 /// Most bytes of what a search finds, unless the first tool alone has more.
-const MAX_FOUND: usize = 32 << 10;
+const MAX_RESULT_BYTES: usize = 32 << 10;
 /// Tools that a search finds if the model sets no limit.
 const DEFAULT_LIMIT: usize = 10;
 const MAX_LIMIT: usize = 50;
 /// Most words of a query that count.
 const MAX_WORDS: usize = 32;
 /// Names that an error suggests.
-const MAX_NEAR: usize = 5;
+const MAX_SUGGESTIONS: usize = 5;
 
 /// Whether, and from how many on, tools of MCP servers are found and called instead of offered.
-pub struct Deferral {
-    above: usize,
-    search: Schema,
-    call: Schema,
+pub struct ToolDeferral {
+    threshold: usize,
+    search_schema: Schema,
+    call_schema: Schema,
 }
 
-impl Deferral {
+impl ToolDeferral {
     /// For more than `above` tools; `None` if that is 0.
-    pub fn new(above: usize) -> Option<Arc<Self>> {
-        if above == 0 {
+    pub fn new(threshold: usize) -> Option<Arc<Self>> {
+        if threshold == 0 {
             return None;
         }
         Some(Arc::new(Self {
-            above,
-            search: Schema::of::<Search>().ok()?,
-            call: Schema::of::<Call>().ok()?,
+            threshold,
+            search_schema: Schema::for_type::<SearchArguments>().ok()?,
+            call_schema: Schema::for_type::<CallArguments>().ok()?,
         }))
     }
 
     /// The two tools that stand for these, if there are too many of them.
-    pub fn of(
+    pub fn defer(
         self: &Arc<Self>,
         tools: Vec<(String, Arc<dyn Tool>)>,
     ) -> Option<[(String, Arc<dyn Tool>); 2]> {
-        if tools.len() <= self.above {
+        if tools.len() <= self.threshold {
             return None;
         }
         let tools: Arc<[_]> = tools.into();
-        let make = |kind| {
+        let build_tool = |kind| {
             let (deferral, tools) = (Arc::clone(self), Arc::clone(&tools));
-            Arc::new(Deferred {
+            Arc::new(DeferredTool {
                 kind,
                 deferral,
                 tools,
             })
         };
         Some([
-            (SEARCH.to_owned(), make(Kind::Search)),
-            (CALL.to_owned(), make(Kind::Call)),
+            (TOOL_SEARCH.to_owned(), build_tool(DeferredKind::Search)),
+            (TOOL_CALL.to_owned(), build_tool(DeferredKind::Call)),
         ])
     }
 }
 
 /// What a call of [`CALL`] calls, and with what; `None` if it is no such call or names nothing.
-pub fn inner(call: &ToolCall) -> Option<(String, Arc<RawValue>)> {
+pub fn inner_call(call: &ToolCall) -> Option<(String, Arc<RawValue>)> {
     #[derive(Deserialize)]
-    struct Inner<'a> {
+    struct InnerCall<'a> {
         name: String,
         #[serde(borrow)]
         arguments: Option<&'a RawValue>,
     }
-    if call.name != CALL {
+    if call.name != TOOL_CALL {
         return None;
     }
-    let inner: Inner<'_> = serde_json::from_str(call.arguments.get()).ok()?;
-    let arguments = match inner.arguments {
-        None => no_arguments(),
+    let inner_call: InnerCall<'_> = serde_json::from_str(call.arguments.get()).ok()?;
+    let arguments = match inner_call.arguments {
+        None => empty_arguments(),
         // Some models write the object as a text.
         Some(json) => match serde_json::from_str::<String>(json.get()) {
             Ok(text) => RawValue::from_string(text).unwrap_or_else(|_| json.to_owned()),
@@ -93,25 +93,25 @@ pub fn inner(call: &ToolCall) -> Option<(String, Arc<RawValue>)> {
         }
         .into(),
     };
-    Some((inner.name, arguments))
+    Some((inner_call.name, arguments))
 }
 
 /// One of the two tools.
-struct Deferred {
-    kind: Kind,
-    deferral: Arc<Deferral>,
+struct DeferredTool {
+    kind: DeferredKind,
+    deferral: Arc<ToolDeferral>,
     tools: Arc<[(String, Arc<dyn Tool>)]>,
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum DeferredKind {
     Search,
     Call,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Search {
+struct SearchArguments {
     /// Words that the tool's name or description may have
     query: String,
     /// Most tools to find; 10 if left out
@@ -122,7 +122,7 @@ struct Search {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema and its name are read")]
-struct Call {
+struct CallArguments {
     /// The tool's name, as tool_search gives it
     name: String,
     /// The tool's own arguments, which fit the schema that tool_search gives
@@ -131,66 +131,68 @@ struct Call {
 }
 
 #[derive(Serialize)]
-struct Found {
+struct SearchResult {
     tools: Vec<ToolSpec>,
     /// Others that match and were left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     more: Option<usize>,
 }
 
-impl Tool for Deferred {
+impl Tool for DeferredTool {
     fn spec(&self) -> ToolSpec {
-        let (name, about, schema) = match self.kind {
-            Kind::Search => (
-                SEARCH,
+        let (name, description, schema) = match self.kind {
+            DeferredKind::Search => (
+                TOOL_SEARCH,
                 format!(
                     "Finds tools by words in their names and descriptions, and answers with their names, descriptions and \
-                     schemas. Call them with {CALL}. There are {}.",
-                    self.servers()
+                     schemas. Call them with {TOOL_CALL}. There are {}.",
+                    self.server_summary()
                 ),
-                &self.deferral.search,
+                &self.deferral.search_schema,
             ),
-            Kind::Call => (
-                CALL,
-                format!("Calls a tool that {SEARCH} found, and answers with its result."),
-                &self.deferral.call,
+            DeferredKind::Call => (
+                TOOL_CALL,
+                format!("Calls a tool that {TOOL_SEARCH} found, and answers with its result."),
+                &self.deferral.call_schema,
             ),
         };
-        ToolSpec::new(name, &about, schema.raw())
+        ToolSpec::new(name, &description, schema.raw())
     }
 
     fn effect(&self) -> Effect {
         // A call of a tool that is there is performed as that tool's own.
-        Effect::Reads
+        Effect::ReadOnly
     }
 
     fn schema(&self) -> Option<&Schema> {
         Some(match self.kind {
-            Kind::Search => &self.deferral.search,
-            Kind::Call => &self.deferral.call,
+            DeferredKind::Search => &self.deferral.search_schema,
+            DeferredKind::Call => &self.deferral.call_schema,
         })
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        _: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        _: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             match self.kind {
-                Kind::Search => self.search(&call.read()?).map(Output::from),
-                Kind::Call => Err(self.unknown(&call.read::<Call>()?.name)),
+                DeferredKind::Search => self.search(&call.parse_arguments()?).map(ToolOutput::from),
+                DeferredKind::Call => {
+                    Err(self.unknown_tool_message(&call.parse_arguments::<CallArguments>()?.name))
+                }
             }
         })
     }
 }
 
-impl Deferred {
+impl DeferredTool {
     /// How many tools each server has.
-    fn servers(&self) -> String {
+    fn server_summary(&self) -> String {
         let mut servers: BTreeMap<&str, usize> = BTreeMap::new();
         for (name, _) in &*self.tools {
-            let server = name.split(SEPARATOR).next().unwrap_or_default();
+            let server = name.split(TOOL_NAME_SEPARATOR).next().unwrap_or_default();
             *servers.entry(server).or_default() += 1;
         }
         let counts = servers.iter().map(|(server, count)| match count {
@@ -200,7 +202,7 @@ impl Deferred {
         counts.collect::<Vec<_>>().join(", ")
     }
 
-    fn search(&self, search: &Search) -> Result<String, String> {
+    fn search(&self, search: &SearchArguments) -> Result<String, String> {
         let query = search.query.to_lowercase();
         let words = query.split(|c: char| !c.is_alphanumeric());
         let words: Vec<&str> = words
@@ -218,13 +220,13 @@ impl Deferred {
             return Ok(format!(
                 "No tool matches \"{}\". There are {}: try other words.",
                 shorten(&search.query, 200),
-                self.servers()
+                self.server_summary()
             ));
         }
         // Stable: of equal ones the server's own order holds.
         matches.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
         let limit = search.limit.unwrap_or(DEFAULT_LIMIT).clamp(1, MAX_LIMIT);
-        let (all, mut bytes) = (matches.len(), 0);
+        let (total, mut bytes) = (matches.len(), 0);
         let tools: Vec<ToolSpec> = matches
             .into_iter()
             .take(limit)
@@ -232,35 +234,44 @@ impl Deferred {
             .enumerate()
             .take_while(|(at, spec)| {
                 bytes += spec.name.len() + spec.description.len() + spec.parameters.get().len();
-                *at == 0 || bytes <= MAX_FOUND
+                *at == 0 || bytes <= MAX_RESULT_BYTES
             })
             .map(|(_, spec)| spec)
             .collect();
-        let more = Some(all - tools.len()).filter(|more| *more > 0);
-        serde_json::to_string(&Found { tools, more }).map_err(|error| error.to_string())
+        let more = Some(total - tools.len()).filter(|more| *more > 0);
+        serde_json::to_string(&SearchResult { tools, more }).map_err(|error| error.to_string())
     }
 
     /// What a call of a tool that is not there is answered.
-    fn unknown(&self, name: &str) -> String {
-        let own = |name: &str| name.rsplit(SEPARATOR).next().unwrap_or_default().to_owned();
-        let wanted = (shorten(name, 100), own(&shorten(name, 100)));
-        let mut near: Vec<(f64, &str)> = self
+    fn unknown_tool_message(&self, name: &str) -> String {
+        let base_name = |name: &str| {
+            name.rsplit(TOOL_NAME_SEPARATOR)
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let wanted = (shorten(name, 100), base_name(&shorten(name, 100)));
+        let mut candidates: Vec<(f64, &str)> = self
             .tools
             .iter()
-            .map(|(known, _)| {
-                let whole = strsim::jaro_winkler(&wanted.0, known);
+            .map(|(tool_name, _)| {
+                let similarity = strsim::jaro_winkler(&wanted.0, tool_name);
                 (
-                    whole.max(strsim::jaro_winkler(&wanted.1, &own(known))),
-                    known.as_str(),
+                    similarity.max(strsim::jaro_winkler(&wanted.1, &base_name(tool_name))),
+                    tool_name.as_str(),
                 )
             })
             .collect();
-        near.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let near: Vec<&str> = near.iter().take(MAX_NEAR).map(|(_, name)| *name).collect();
+        candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let suggestions: Vec<&str> = candidates
+            .iter()
+            .take(MAX_SUGGESTIONS)
+            .map(|(_, name)| *name)
+            .collect();
         format!(
-            "Unknown tool: \"{}\". Names that are near: {}. {CALL} calls only what {SEARCH} finds; call other tools directly.",
+            "Unknown tool: \"{}\". Names that are near: {}. {TOOL_CALL} calls only what {TOOL_SEARCH} finds; call other tools directly.",
             shorten(name, 200),
-            near.join(", ")
+            suggestions.join(", ")
         )
     }
 }
@@ -268,9 +279,10 @@ impl Deferred {
 /// How well a tool fits: a word in its name counts more than one in the first line of its description.
 fn score(spec: &ToolSpec, words: &[&str]) -> usize {
     let name = spec.name.to_lowercase();
-    let line = spec.description.lines().next().unwrap_or_default();
-    let line = line.to_lowercase();
-    let of =
-        |word: &&str| 3 * usize::from(name.contains(*word)) + usize::from(line.contains(*word));
-    words.iter().map(of).sum()
+    let first_line = spec.description.lines().next().unwrap_or_default();
+    let first_line = first_line.to_lowercase();
+    let word_score = |word: &&str| {
+        3 * usize::from(name.contains(*word)) + usize::from(first_line.contains(*word))
+    };
+    words.iter().map(word_score).sum()
 }

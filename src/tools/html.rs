@@ -6,89 +6,89 @@ use std::borrow::Cow;
 use html5gum::{DefaultEmitter, StartTag, StringReader, Token, Tokenizer};
 use url::Url;
 
-use crate::domain::message::beginning;
+use crate::domain::message::truncate_to_bytes;
 
 /// Lists and quotes below this level are not indented further: an indent costs its width on every line.
-const MOST_LEVELS: usize = 8;
+const MAX_INDENT_LEVELS: usize = 8;
 /// Most bytes of a link's address; a longer one is left out.
-const MOST_ADDRESS: usize = 2048;
+const MAX_URL_BYTES: usize = 2048;
 
 /// The page as Markdown, at most `most` bytes and a little; whether something was left out. Links are made whole by
 /// `base`, the page's own address.
-pub fn to_markdown(html: &str, base: Option<&Url>, most: usize) -> (String, bool) {
+pub fn to_markdown(html: &str, base: Option<&Url>, max_bytes: usize) -> (String, bool) {
     let mut emitter = DefaultEmitter::default();
     // What stands in scripts and styles is no HTML.
     emitter.naively_switch_states(true);
     let tokens: Tokenizer<StringReader<'_>, DefaultEmitter> =
         Tokenizer::new_with_emitter(html, emitter);
-    let mut page = Page::new(base);
+    let mut writer = MarkdownWriter::new(base);
     for token in tokens {
         let Ok(token) = token;
         match token {
-            Token::StartTag(tag) => page.start(&tag),
-            Token::EndTag(tag) => page.end(&text_of(&tag.name)),
-            Token::String(text) => page.text(&text_of(&text)),
+            Token::StartTag(tag) => writer.start_tag(&tag),
+            Token::EndTag(tag) => writer.end_tag(&lossy_text(&tag.name)),
+            Token::String(text) => writer.push_text(&lossy_text(&text)),
             Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
         }
-        if page.out.len() > most {
-            return (page.finish(most), true);
+        if writer.output.len() > max_bytes {
+            return (writer.finish(max_bytes), true);
         }
     }
-    (page.finish(most), false)
+    (writer.finish(max_bytes), false)
 }
 
-fn text_of(bytes: &[u8]) -> Cow<'_, str> {
+fn lossy_text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
 /// The page so far.
-struct Page<'a> {
-    out: String,
+struct MarkdownWriter<'a> {
+    output: String,
     base: Option<&'a Url>,
     /// The element whose content is left out, and how many of its name are open within it.
     hidden: Option<(String, usize)>,
     /// Of each open list, the next item's number; none where it has none.
     lists: Vec<Option<u64>>,
-    quotes: usize,
+    quote_depth: usize,
     /// How many of them the last text stood in.
-    quoted: usize,
+    last_quote_depth: usize,
     /// How deep in `pre`.
-    verbatim: usize,
+    pre_depth: usize,
     /// The target of the open link, and where its text begins.
     link: Option<(String, usize)>,
     /// Line ends that the next text needs before it.
-    wanted: usize,
+    pending_newlines: usize,
     /// The next text needs a space before it.
-    space: bool,
+    needs_space: bool,
     /// What the next text's line begins with, such as an item's mark.
-    lead: String,
+    line_prefix: String,
     /// In a row of a table, how many of its cells have begun.
-    row: Option<usize>,
+    row_cells: Option<usize>,
     /// Whether a row of the open table has been told.
     has_rows: bool,
 }
 
-impl<'a> Page<'a> {
+impl<'a> MarkdownWriter<'a> {
     fn new(base: Option<&'a Url>) -> Self {
         Self {
-            out: String::new(),
+            output: String::new(),
             base,
             hidden: None,
             lists: Vec::new(),
-            quotes: 0,
-            quoted: 0,
-            verbatim: 0,
+            quote_depth: 0,
+            last_quote_depth: 0,
+            pre_depth: 0,
             link: None,
-            wanted: 0,
-            space: false,
-            lead: String::new(),
-            row: None,
+            pending_newlines: 0,
+            needs_space: false,
+            line_prefix: String::new(),
+            row_cells: None,
             has_rows: false,
         }
     }
 
-    fn start(&mut self, tag: &StartTag<()>) {
-        let name = text_of(&tag.name);
+    fn start_tag(&mut self, tag: &StartTag<()>) {
+        let name = lossy_text(&tag.name);
         let name = name.as_ref();
         if let Some((hidden, depth)) = &mut self.hidden {
             *depth += usize::from(hidden == name && !tag.self_closing);
@@ -102,12 +102,12 @@ impl<'a> Page<'a> {
                 self.hidden = Some((name.to_owned(), 1));
             }
             "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => {
-                self.block(2);
+                self.require_newlines(2);
                 let level = usize::from(name.as_bytes()[1] - b'0');
-                self.lead = format!("{} ", "#".repeat(level));
+                self.line_prefix = format!("{} ", "#".repeat(level));
             }
             "ul" | "ol" => {
-                self.block(2);
+                self.require_newlines(2);
                 let number = (name == "ol").then(|| {
                     let first = attribute(tag, b"start").and_then(|it| it.parse().ok());
                     first.unwrap_or(1)
@@ -115,8 +115,8 @@ impl<'a> Page<'a> {
                 self.lists.push(number);
             }
             "li" => {
-                self.block(1);
-                self.lead = match self.lists.last_mut() {
+                self.require_newlines(1);
+                self.line_prefix = match self.lists.last_mut() {
                     Some(Some(number)) => {
                         let mark = format!("{number}. ");
                         *number = number.saturating_add(1);
@@ -126,67 +126,67 @@ impl<'a> Page<'a> {
                 };
             }
             "blockquote" => {
-                self.block(2);
-                self.quotes += 1;
+                self.require_newlines(2);
+                self.quote_depth += 1;
             }
             "pre" => {
-                self.block(2);
-                self.verbatim += 1;
-                if self.verbatim == 1 {
-                    self.mark("```");
-                    self.wanted = 1;
+                self.require_newlines(2);
+                self.pre_depth += 1;
+                if self.pre_depth == 1 {
+                    self.push_standalone("```");
+                    self.pending_newlines = 1;
                 }
             }
-            "code" | "kbd" | "samp" if self.verbatim == 0 => self.open("`"),
-            "strong" | "b" if self.verbatim == 0 => self.open("**"),
-            "em" | "i" if self.verbatim == 0 => self.open("*"),
-            "a" if self.verbatim == 0 => {
+            "code" | "kbd" | "samp" if self.pre_depth == 0 => self.push_opening("`"),
+            "strong" | "b" if self.pre_depth == 0 => self.push_opening("**"),
+            "em" | "i" if self.pre_depth == 0 => self.push_opening("*"),
+            "a" if self.pre_depth == 0 => {
                 self.end_link();
-                if let Some(target) = attribute(tag, b"href").and_then(|it| self.whole(&it)) {
-                    self.link = Some((target, self.out.len()));
-                    self.open("[");
+                if let Some(target) = attribute(tag, b"href").and_then(|it| self.resolve_url(&it)) {
+                    self.link = Some((target, self.output.len()));
+                    self.push_opening("[");
                 }
             }
             "img" => {
-                let about = attribute(tag, b"alt").unwrap_or_default();
-                let source = attribute(tag, b"src").and_then(|it| self.whole(&it));
-                if let (false, Some(source)) = (about.trim().is_empty(), source) {
-                    self.open("![");
-                    self.text(&about);
-                    self.close(&format!("]({source})"));
+                let alt = attribute(tag, b"alt").unwrap_or_default();
+                let source = attribute(tag, b"src").and_then(|it| self.resolve_url(&it));
+                if let (false, Some(source)) = (alt.trim().is_empty(), source) {
+                    self.push_opening("![");
+                    self.push_text(&alt);
+                    self.push_closing(&format!("]({source})"));
                 }
             }
-            "br" => match self.verbatim {
-                0 => self.wanted = self.wanted.max(1),
-                _ => self.text("\n"),
+            "br" => match self.pre_depth {
+                0 => self.pending_newlines = self.pending_newlines.max(1),
+                _ => self.push_text("\n"),
             },
             "hr" => {
-                self.block(2);
-                self.mark("---");
-                self.block(2);
+                self.require_newlines(2);
+                self.push_standalone("---");
+                self.require_newlines(2);
             }
             "table" => {
-                self.block(2);
+                self.require_newlines(2);
                 self.has_rows = false;
             }
             "tr" => {
                 self.end_row();
-                self.block(1);
-                self.row = Some(0);
+                self.require_newlines(1);
+                self.row_cells = Some(0);
             }
             "td" | "th" => {
-                if let Some(cells) = self.row {
+                if let Some(cells) = self.row_cells {
                     // A cell is one line: what would end it becomes a space.
-                    self.mark(if cells == 0 { "| " } else { " | " });
-                    self.row = Some(cells + 1);
-                    self.space = false;
+                    self.push_standalone(if cells == 0 { "| " } else { " | " });
+                    self.row_cells = Some(cells + 1);
+                    self.needs_space = false;
                 }
             }
-            _ => self.block(gap(name)),
+            _ => self.require_newlines(newlines_around(name)),
         }
     }
 
-    fn end(&mut self, name: &str) {
+    fn end_tag(&mut self, name: &str) {
         if let Some((hidden, depth)) = &mut self.hidden {
             if hidden == name {
                 *depth -= 1;
@@ -197,184 +197,198 @@ impl<'a> Page<'a> {
             return;
         }
         match name {
-            "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => self.block(2),
+            "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => self.require_newlines(2),
             "ul" | "ol" => {
                 self.lists.pop();
-                self.block(2);
+                self.require_newlines(2);
             }
-            "li" => self.block(1),
+            "li" => self.require_newlines(1),
             "blockquote" => {
-                self.block(2);
-                self.quotes = self.quotes.saturating_sub(1);
+                self.require_newlines(2);
+                self.quote_depth = self.quote_depth.saturating_sub(1);
             }
-            "pre" if self.verbatim > 0 => {
-                self.verbatim -= 1;
-                if self.verbatim == 0 {
-                    if !self.out.ends_with('\n') {
-                        self.wanted = 1;
+            "pre" if self.pre_depth > 0 => {
+                self.pre_depth -= 1;
+                if self.pre_depth == 0 {
+                    if !self.output.ends_with('\n') {
+                        self.pending_newlines = 1;
                     }
-                    self.mark("```");
-                    self.block(2);
+                    self.push_standalone("```");
+                    self.require_newlines(2);
                 }
             }
-            "code" | "kbd" | "samp" if self.verbatim == 0 => self.close("`"),
-            "strong" | "b" if self.verbatim == 0 => self.close("**"),
-            "em" | "i" if self.verbatim == 0 => self.close("*"),
+            "code" | "kbd" | "samp" if self.pre_depth == 0 => self.push_closing("`"),
+            "strong" | "b" if self.pre_depth == 0 => self.push_closing("**"),
+            "em" | "i" if self.pre_depth == 0 => self.push_closing("*"),
             "a" => self.end_link(),
             "tr" => self.end_row(),
             "td" | "th" => {}
             "table" => {
                 self.end_row();
-                self.block(2);
+                self.require_newlines(2);
             }
-            _ => self.block(gap(name)),
+            _ => self.require_newlines(newlines_around(name)),
         }
     }
 
-    fn text(&mut self, text: &str) {
+    fn push_text(&mut self, text: &str) {
         if self.hidden.is_some() {
             return;
         }
-        if self.verbatim > 0 {
+        if self.pre_depth > 0 {
             if !text.is_empty() {
-                self.begin();
-                self.out.push_str(text);
+                self.flush_pending();
+                self.output.push_str(text);
             }
             return;
         }
         let mut words = text.split_ascii_whitespace().peekable();
         if words.peek().is_none() {
-            self.space |= !text.is_empty();
+            self.needs_space |= !text.is_empty();
             return;
         }
-        self.space |= text.starts_with(|c: char| c.is_ascii_whitespace());
+        self.needs_space |= text.starts_with(|c: char| c.is_ascii_whitespace());
         for word in words {
-            self.begin();
-            match self.row {
+            self.flush_pending();
+            match self.row_cells {
                 // It would end the cell.
-                Some(_) => self.out.push_str(&word.replace('|', "\\|")),
-                None => self.out.push_str(word),
+                Some(_) => self.output.push_str(&word.replace('|', "\\|")),
+                None => self.output.push_str(word),
             }
-            self.space = true;
+            self.needs_space = true;
         }
-        self.space = text.ends_with(|c: char| c.is_ascii_whitespace());
+        self.needs_space = text.ends_with(|c: char| c.is_ascii_whitespace());
     }
 
     /// A mark that belongs to what follows.
-    fn open(&mut self, mark: &str) {
-        self.begin();
-        self.out.push_str(mark);
+    fn push_opening(&mut self, mark: &str) {
+        self.flush_pending();
+        self.output.push_str(mark);
     }
 
     /// A mark that belongs to what stands before it.
-    fn close(&mut self, mark: &str) {
-        self.out.push_str(mark);
+    fn push_closing(&mut self, mark: &str) {
+        self.output.push_str(mark);
     }
 
     /// A mark that stands by itself.
-    fn mark(&mut self, mark: &str) {
-        self.space = false;
-        self.begin();
-        self.out.push_str(mark);
+    fn push_standalone(&mut self, mark: &str) {
+        self.needs_space = false;
+        self.flush_pending();
+        self.output.push_str(mark);
     }
 
     /// What follows stands in a line of its own, after so many line ends.
-    fn block(&mut self, lines: usize) {
+    fn require_newlines(&mut self, lines: usize) {
         // Right behind its mark an item's own paragraph begins.
-        if lines == 0 || self.verbatim > 0 || !self.lead.is_empty() {
+        if lines == 0 || self.pre_depth > 0 || !self.line_prefix.is_empty() {
             return;
         }
         let lines = if self.lists.is_empty() { lines } else { 1 };
-        match self.row {
-            Some(_) => self.space = true,
-            None => self.wanted = self.wanted.max(lines),
+        match self.row_cells {
+            Some(_) => self.needs_space = true,
+            None => self.pending_newlines = self.pending_newlines.max(lines),
         }
     }
 
     /// Puts what the next text needs before it.
-    fn begin(&mut self) {
-        if self.wanted > 0 || self.out.is_empty() {
-            let ends = if self.out.is_empty() { 0 } else { self.wanted };
-            let quotes = "> ".repeat(self.quotes.min(MOST_LEVELS));
+    fn flush_pending(&mut self) {
+        if self.pending_newlines > 0 || self.output.is_empty() {
+            let newlines = if self.output.is_empty() {
+                0
+            } else {
+                self.pending_newlines
+            };
+            let quote_prefix = "> ".repeat(self.quote_depth.min(MAX_INDENT_LEVELS));
             // The line between two blocks of one quote belongs to it.
-            let between = "> ".repeat(self.quotes.min(self.quoted).min(MOST_LEVELS));
-            for at in 0..ends {
-                self.out.push('\n');
-                if at + 1 < ends {
-                    self.out.push_str(between.trim_end());
+            let blank_line_prefix = "> ".repeat(
+                self.quote_depth
+                    .min(self.last_quote_depth)
+                    .min(MAX_INDENT_LEVELS),
+            );
+            for index in 0..newlines {
+                self.output.push('\n');
+                if index + 1 < newlines {
+                    self.output.push_str(blank_line_prefix.trim_end());
                 }
             }
-            self.quoted = self.quotes;
-            self.out.push_str(&quotes);
-            let lead = std::mem::take(&mut self.lead);
-            let within = self.lists.len().min(MOST_LEVELS);
-            let levels = match lead.is_empty() {
-                true => within,
-                false => within.saturating_sub(1),
+            self.last_quote_depth = self.quote_depth;
+            self.output.push_str(&quote_prefix);
+            let line_prefix = std::mem::take(&mut self.line_prefix);
+            let list_depth = self.lists.len().min(MAX_INDENT_LEVELS);
+            let levels = match line_prefix.is_empty() {
+                true => list_depth,
+                false => list_depth.saturating_sub(1),
             };
-            self.out.push_str(&"  ".repeat(levels));
-            self.out.push_str(&lead);
-            self.wanted = 0;
-        } else if self.space && !self.out.ends_with(' ') {
-            self.out.push(' ');
+            self.output.push_str(&"  ".repeat(levels));
+            self.output.push_str(&line_prefix);
+            self.pending_newlines = 0;
+        } else if self.needs_space && !self.output.ends_with(' ') {
+            self.output.push(' ');
         }
-        self.space = false;
+        self.needs_space = false;
     }
 
     fn end_row(&mut self) {
-        let Some(cells) = self.row.take() else { return };
+        let Some(cells) = self.row_cells.take() else {
+            return;
+        };
         if cells == 0 {
             return;
         }
-        self.out.push_str(" |");
-        self.wanted = 1;
-        self.space = false;
+        self.output.push_str(" |");
+        self.pending_newlines = 1;
+        self.needs_space = false;
         if !self.has_rows {
             self.has_rows = true;
-            self.mark(&format!("|{}", " --- |".repeat(cells)));
-            self.wanted = 1;
+            self.push_standalone(&format!("|{}", " --- |".repeat(cells)));
+            self.pending_newlines = 1;
         }
     }
 
     fn end_link(&mut self) {
-        let Some((target, from)) = self.link.take() else {
+        let Some((target, text_start)) = self.link.take() else {
             return;
         };
         // Nothing but the mark: a link that nobody sees.
-        match self.out.get(from..).is_some_and(|it| it.ends_with('[')) {
+        match self
+            .output
+            .get(text_start..)
+            .is_some_and(|it| it.ends_with('['))
+        {
             true => {
-                self.out.pop();
+                self.output.pop();
             }
-            false => self.close(&format!("]({target})")),
+            false => self.push_closing(&format!("]({target})")),
         }
     }
 
     /// An address made whole; none for what leads nowhere, such as a script.
-    fn whole(&self, address: &str) -> Option<String> {
+    fn resolve_url(&self, address: &str) -> Option<String> {
         let address = address.trim();
-        if address.is_empty() || address.starts_with('#') || address.len() > MOST_ADDRESS {
+        if address.is_empty() || address.starts_with('#') || address.len() > MAX_URL_BYTES {
             return None;
         }
         let url = match self.base {
             Some(base) => base.join(address).ok()?,
             None => Url::parse(address).ok()?,
         };
-        let leads_somewhere = matches!(url.scheme(), "http" | "https" | "mailto");
+        let has_linkable_scheme = matches!(url.scheme(), "http" | "https" | "mailto");
         let text = String::from(url);
-        (leads_somewhere && text.len() <= MOST_ADDRESS)
+        (has_linkable_scheme && text.len() <= MAX_URL_BYTES)
             .then(|| text.replace('(', "%28").replace(')', "%29"))
     }
 
-    fn finish(mut self, most: usize) -> String {
+    fn finish(mut self, max_bytes: usize) -> String {
         self.end_link();
-        let kept = beginning(&self.out, most).trim_end().len();
-        self.out.truncate(kept);
-        self.out
+        let trimmed_len = truncate_to_bytes(&self.output, max_bytes).trim_end().len();
+        self.output.truncate(trimmed_len);
+        self.output
     }
 }
 
 /// How many line ends part an element from what is around it; none for one within a line.
-fn gap(name: &str) -> usize {
+fn newlines_around(name: &str) -> usize {
     match name {
         "p" | "dl" | "figure" | "section" | "article" | "main" | "header" | "footer" | "nav"
         | "aside" | "details" | "form" | "fieldset" | "title" | "address" | "hgroup" => 2,
@@ -386,7 +400,7 @@ fn gap(name: &str) -> usize {
 
 fn attribute(tag: &StartTag<()>, name: &[u8]) -> Option<String> {
     let value = tag.attributes.get(name)?;
-    Some(text_of(value).into_owned())
+    Some(lossy_text(value).into_owned())
 }
 
 #[cfg(test)]

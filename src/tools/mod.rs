@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-use crate::domain::agent::AdHoc;
+use crate::domain::agent::AdHocSettings;
 use crate::domain::attachment::Attachment;
+use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
-use crate::domain::schema::Schema;
 use crate::workdirs::Workdir;
 
 pub mod call_agent;
@@ -17,8 +17,8 @@ pub mod files;
 pub mod html;
 pub mod mcp;
 pub mod recall;
+pub mod registry;
 pub mod run_command;
-pub mod shelf;
 pub mod subagent;
 pub mod toolbox;
 pub mod url_fetch;
@@ -45,23 +45,23 @@ pub trait Tool: Send + Sync {
     /// Performs one call, whose arguments fit the schema. The output goes to the model; an error's text goes there too,
     /// marked as one. Dropped where the run is stopped or overdue, and then what it began must end at once: a process is
     /// killed, a server is told. (One that delegates is not dropped: it ends when its child has.)
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>>;
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>>;
 }
 
 /// What a tool answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct ToolOutput {
     /// The text that the model reads.
     pub text: String,
     /// Pictures and files beside it.
     pub attachments: Vec<Attachment>,
 }
 
-impl From<String> for Output {
+impl From<String> for ToolOutput {
     fn from(text: String) -> Self {
         Self {
             text,
@@ -74,16 +74,16 @@ impl From<String> for Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing: it may be performed again.
-    Reads,
+    ReadOnly,
     /// Something that may not be done twice.
-    Changes,
+    Mutating,
     /// It has a child run, which is found again.
-    Delegates,
+    Delegating,
 }
 
 /// What a call is performed within.
 #[derive(Clone, Copy)]
-pub struct Context<'a> {
+pub struct CallContext<'a> {
     /// The calling run's place in its tree.
     pub scope: &'a Scope,
     /// The name of the key that its root was accepted with, whose part of what tools share it takes.
@@ -96,7 +96,7 @@ pub struct Context<'a> {
     pub delegate: &'a dyn Delegate,
 }
 
-impl Context<'_> {
+impl CallContext<'_> {
     /// The directory of the run's files.
     ///
     /// # Errors
@@ -110,14 +110,15 @@ impl Context<'_> {
 /// Starts children of one run. Lent for one call, already bound to its run, so that no tool can name a false parent.
 pub trait Delegate: Send + Sync {
     /// Runs a child to its end and returns its final text, or why it has none.
-    fn run_child<'a>(&'a self, ask: ChildAsk<'a>) -> BoxFuture<'a, Result<String, String>>;
+    fn run_child<'a>(&'a self, request: ChildRequest<'a>) -> BoxFuture<'a, Result<String, String>>;
 
     /// Whether the tree may have a child without a name of this agent's for this call, or which quota is used up.
     fn check_quota<'a>(&'a self, tool_call_id: &'a str) -> BoxFuture<'a, Result<(), String>>;
 
     /// Runs a child without a name to its end and returns its result, or why it has none. A result of one whose turns
     /// ran out says so.
-    fn run_ad_hoc<'a>(&'a self, ask: AdHocAsk<'a>) -> BoxFuture<'a, Result<String, String>>;
+    fn run_ad_hoc<'a>(&'a self, request: AdHocRequest<'a>)
+    -> BoxFuture<'a, Result<String, String>>;
 
     /// Searches what is recorded of the run's conversation and its session: at most so many passages, as text.
     fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>>;
@@ -125,7 +126,7 @@ pub trait Delegate: Send + Sync {
 
 /// A wish for a child run.
 #[derive(Clone, Copy, Debug)]
-pub struct ChildAsk<'a> {
+pub struct ChildRequest<'a> {
     /// The tool call that asks.
     pub tool_call_id: &'a str,
     /// Whose run it shall be.
@@ -138,7 +139,7 @@ pub struct ChildAsk<'a> {
 
 /// A wish for a child run of an unnamed agent, which is the caller's own with what is said here.
 #[derive(Clone, Debug)]
-pub struct AdHocAsk<'a> {
+pub struct AdHocRequest<'a> {
     /// The tool call that asks.
     pub tool_call_id: &'a str,
     /// What the task is called.
@@ -148,5 +149,5 @@ pub struct AdHocAsk<'a> {
     /// Most turns.
     pub max_turns: u32,
     /// Its tools, and whether it sums up.
-    pub ad_hoc: AdHoc,
+    pub ad_hoc: AdHocSettings,
 }

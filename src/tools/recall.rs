@@ -6,19 +6,19 @@ use futures_util::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::domain::message::{ToolCall, ToolSpec, no_arguments};
-use crate::domain::schema::Schema;
-use crate::tools::{Context, Effect, Output, Tool};
+use crate::domain::json_schema::Schema;
+use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 /// The name that models call it by.
 pub const NAME: &str = "recall";
-const ABOUT: &str = "Search everything that was recorded of this conversation, also what is no longer part of it because \
+const DESCRIPTION: &str = "Search everything that was recorded of this conversation, also what is no longer part of it because \
                      it was summed up or dropped to keep the conversation short: messages, replies, tool calls and their \
                      results. Gives the passages in which most words of the query occur, the newest first.";
 /// Passages of a call that does not say how many.
 const DEFAULT_LIMIT: u32 = 5;
 
-static SCHEMA: LazyLock<Option<Schema>> = LazyLock::new(|| Schema::of::<Arguments>().ok());
+static SCHEMA: LazyLock<Option<Schema>> = LazyLock::new(|| Schema::for_type::<Arguments>().ok());
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -46,26 +46,30 @@ pub fn tool() -> Arc<dyn Tool> {
 impl Tool for Recall {
     fn spec(&self) -> ToolSpec {
         let parameters = SCHEMA.as_ref().map(|schema| Arc::clone(schema.raw()));
-        ToolSpec::new(NAME, ABOUT, &parameters.unwrap_or_else(no_arguments))
+        ToolSpec::new(
+            NAME,
+            DESCRIPTION,
+            &parameters.unwrap_or_else(empty_arguments),
+        )
     }
 
     fn effect(&self) -> Effect {
-        Effect::Reads
+        Effect::ReadOnly
     }
 
     fn schema(&self) -> Option<&Schema> {
         SCHEMA.as_ref()
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
-            let Arguments { query, limit } = call.read()?;
-            let found = context.delegate.recall(&query, limit as usize).await;
-            found.map(Output::from)
+            let Arguments { query, limit } = call.parse_arguments()?;
+            let passages = context.delegate.recall(&query, limit as usize).await;
+            passages.map(ToolOutput::from)
         })
     }
 }

@@ -17,36 +17,36 @@ use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::config;
-use crate::domain::message::{ToolCall, ToolSpec, beginning};
-use crate::domain::schema::Schema;
-use crate::fair::turns::Turns;
-use crate::tools::run_command::supervise::Mode;
-use crate::tools::{Context, Effect, Output, Tool};
-use crate::workdirs::reserved::{Refused, Reserved};
+use crate::domain::json_schema::Schema;
+use crate::domain::message::{ToolCall, ToolSpec, truncate_to_bytes};
+use crate::fair::fair_semaphore::FairSemaphore;
+use crate::tools::run_command::supervisor::Mode;
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
+use crate::workdirs::reserved::{ReservedError, ReservedPaths};
 
+mod process_tree;
 #[cfg(target_os = "linux")]
-mod confine;
-mod descendants;
+mod sandbox;
 #[cfg(target_os = "linux")]
-mod filter;
-pub mod supervise;
+mod seccomp;
+pub mod supervisor;
 
 /// What models call it by.
 pub const NAME: &str = "run_command";
 
-const ABOUT: &str = "Run a command in the working directory by /bin/sh -c and return what it prints, its standard error \
+const DESCRIPTION: &str = "Run a command in the working directory by /bin/sh -c and return what it prints, its standard error \
                      among it. It gets no input. Nothing that it starts lives on when it ends, so start no service in \
                      the background. Files last only in the working directory; $HOME and $TMPDIR are a folder that \
                      goes when the command ends.";
 
 /// Commands at work at once, those of all runs. More wait for their turn, by key; their time begins when they begin.
-const MOST_AT_ONCE: usize = 64;
+const MAX_CONCURRENT_COMMANDS: usize = 64;
 /// Bytes of a result that are kept free for a notice.
-const NOTICE: usize = 512;
+const NOTICE_BYTES: usize = 512;
 /// Most bytes of a report.
-const MOST_REPORT: u64 = 4096;
+const MAX_REPORT_BYTES: u64 = 4096;
 /// How long the end of all processes may take once it is asked for. Only one that the kernel itself holds takes longer.
-const GRACE: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -56,12 +56,12 @@ struct Arguments {
     #[schemars(length(min = 1, max = 100_000))]
     command: String,
     /// Seconds that it may take; then it is ended with everything that it started.
-    #[serde(default = "usual_timeout")]
+    #[serde(default = "default_timeout")]
     #[schemars(range(min = 1, max = 86_400))]
     timeout: u64,
 }
 
-fn usual_timeout() -> u64 {
+fn default_timeout() -> u64 {
     60
 }
 
@@ -70,17 +70,17 @@ fn usual_timeout() -> u64 {
 ///
 /// # Errors
 /// Why no agent is offered it although the configuration allows it.
-pub fn offer(
+pub fn from_config(
     config: &config::Tools,
-    reserved: &Reserved,
+    reserved: &ReservedPaths,
     keys: &[String],
 ) -> Result<Option<RunCommand>, String> {
     let Some(commands) = &config.commands else {
         return Ok(None);
     };
     let mode = match (is_confinable(), commands.allow_unconfined) {
-        (true, _) if commands.network => Mode::Networked,
-        (true, _) => Mode::Confined,
+        (true, _) if commands.network => Mode::SandboxedWithNetwork,
+        (true, _) => Mode::Sandboxed,
         (false, true) => {
             tracing::warn!(
                 "This system has no Landlock (Linux 6.2): commands of models run unconfined, with the rights of this \
@@ -100,29 +100,29 @@ pub fn offer(
         check_system(reserved).map_err(|why| format!("run_command is not offered: {why}"))?;
     }
     Ok(Some(RunCommand {
-        schema: Schema::of::<Arguments>()?,
+        schema: Schema::for_type::<Arguments>()?,
         mode,
         environment: commands.environment.clone(),
         reserved: reserved.paths(),
         max_result: config.max_result,
-        turns: Turns::new(MOST_AT_ONCE, keys),
+        permits: FairSemaphore::new(MAX_CONCURRENT_COMMANDS, keys),
     }))
 }
 
 /// Whether what is reserved can be left out of what every command reads of the system.
 #[cfg(target_os = "linux")]
-fn check_system(reserved: &Reserved) -> Result<(), String> {
-    confine::readable(&reserved.now()).map(drop)
+fn check_system(reserved: &ReservedPaths) -> Result<(), String> {
+    sandbox::readable_paths(&reserved.snapshot()).map(drop)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn check_system(_: &Reserved) -> Result<(), String> {
+fn check_system(_: &ReservedPaths) -> Result<(), String> {
     Ok(())
 }
 
 #[cfg(target_os = "linux")]
 fn is_confinable() -> bool {
-    confine::is_available()
+    sandbox::is_available()
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -138,16 +138,16 @@ pub struct RunCommand {
     /// The daemon's own files and directories.
     reserved: Vec<PathBuf>,
     max_result: usize,
-    turns: Turns,
+    permits: FairSemaphore,
 }
 
 impl Tool for RunCommand {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new(NAME, ABOUT, self.schema.raw())
+        ToolSpec::new(NAME, DESCRIPTION, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
-        Effect::Changes
+        Effect::Mutating
     }
 
     fn schema(&self) -> Option<&Schema> {
@@ -158,48 +158,51 @@ impl Tool for RunCommand {
         true
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
-            let asked: Arguments = call.read()?;
+            let arguments: Arguments = call.parse_arguments()?;
             let workdir = context.workdir()?;
             // A command reads and writes everything in its workdir, so nothing of the daemon's may be there.
-            let is_confined = self.confines();
-            let opened = tokio::task::spawn_blocking(move || match is_confined {
-                true => workdir.for_command(),
-                false => workdir.for_any_command(),
+            let is_sandboxed = self.is_sandboxed();
+            let opened = tokio::task::spawn_blocking(move || match is_sandboxed {
+                true => workdir.command_dir(),
+                false => workdir.unconfined_command_dir(),
             });
             let opened = opened.await.map_err(|error| error.to_string())?;
-            let workdir = opened.map_err(|error| match Refused::of(&error) {
+            let workdir = opened.map_err(|error| match ReservedError::from_io_error(&error) {
                 Some(_) => "commands cannot be run here: the workdir contains the server's own files, or lies among them \
                             (configuration, agents, scripts or data). The agent needs a workdir of its own"
                     .to_owned(),
                 None => format!("the workdir cannot be looked at: {error}"),
             })?;
-            let _turn = self.turns.take(context.key).await;
-            let running = self.start(workdir, &asked.command)?;
+            let _permit = self.permits.acquire(context.key).await;
+            let running = self.spawn(workdir, &arguments.command)?;
             let result = running
-                .result(Duration::from_secs(asked.timeout), self.room())
+                .wait(
+                    Duration::from_secs(arguments.timeout),
+                    self.max_output_bytes(),
+                )
                 .await;
-            result.map(Output::from)
+            result.map(ToolOutput::from)
         })
     }
 }
 
 impl RunCommand {
     /// Whether its commands are kept out of what is the daemon's own.
-    pub fn confines(&self) -> bool {
+    pub fn is_sandboxed(&self) -> bool {
         self.mode != Mode::Unconfined
     }
 
-    fn room(&self) -> usize {
-        self.max_result.saturating_sub(NOTICE)
+    fn max_output_bytes(&self) -> usize {
+        self.max_result.saturating_sub(NOTICE_BYTES)
     }
 
-    fn start(&self, workdir: Dir, command: &str) -> Result<Running, String> {
+    fn spawn(&self, workdir: Dir, command: &str) -> Result<RunningCommand, String> {
         let failed = |error: std::io::Error| format!("the command cannot be started: {error}");
         if command.contains('\0') {
             return Err("the command has a NUL in it, which no shell takes".to_owned());
@@ -208,9 +211,13 @@ impl RunCommand {
         let secrets = self.environment.iter();
         let environment = secrets.map(|(name, value)| (name, value.expose_secret()));
         // Not killed when it is dropped: its report's pipe ends then, and so it ends all others before itself.
-        let mut child = Command::new(supervise::own_binary().map_err(failed)?)
+        let mut child = Command::new(supervisor::current_binary().map_err(failed)?)
             .arg0("axed")
-            .args([supervise::SUPERVISE, self.mode.as_str(), command])
+            .args([
+                supervisor::SUPERVISE_SUBCOMMAND,
+                self.mode.as_str(),
+                command,
+            ])
             .args(&self.reserved)
             .env_clear()
             .envs(environment)
@@ -220,7 +227,7 @@ impl RunCommand {
             .spawn()
             .map_err(failed)?;
         match (child.stdout.take(), child.stderr.take()) {
-            (Some(output), Some(report)) => Ok(Running {
+            (Some(output), Some(report)) => Ok(RunningCommand {
                 child,
                 output,
                 report,
@@ -231,78 +238,83 @@ impl RunCommand {
 }
 
 /// A command at work. Dropped, it ends with everything that it started.
-struct Running {
+struct RunningCommand {
     child: Child,
     output: ChildStdout,
     report: ChildStderr,
 }
 
-impl Running {
-    async fn result(mut self, most: Duration, room: usize) -> Result<String, String> {
-        let mut heard = Heard::default();
-        let (mut report, mut told) = (self.report.take(MOST_REPORT), String::new());
-        let ended = timeout(most, async {
-            heard.hear(&mut self.output, room).await;
-            let _ = report.read_to_string(&mut told).await;
+impl RunningCommand {
+    async fn wait(mut self, time_limit: Duration, max_bytes: usize) -> Result<String, String> {
+        let mut captured = CapturedOutput::default();
+        let (mut report, mut report_text) = (self.report.take(MAX_REPORT_BYTES), String::new());
+        let finished = timeout(time_limit, async {
+            captured.read_to_end(&mut self.output, max_bytes).await;
+            let _ = report.read_to_string(&mut report_text).await;
         });
-        if ended.await.is_err() {
+        if finished.await.is_err() {
             // The sign for the supervisor.
             drop(report);
-            let is_gone = timeout(GRACE, heard.hear(&mut self.output, room))
-                .await
-                .is_ok();
-            let after = match is_gone {
+            let has_exited = timeout(
+                KILL_TIMEOUT,
+                captured.read_to_end(&mut self.output, max_bytes),
+            )
+            .await
+            .is_ok();
+            let outcome = match has_exited {
                 true => "It was ended with everything that it had started.",
                 false => "Something that it started cannot be ended yet.",
             };
-            let seconds = most.as_secs();
-            let why = format!("timed out after {seconds} s. {after}");
-            return Err(heard.told(&why, room));
+            let seconds = time_limit.as_secs();
+            let failure = format!("timed out after {seconds} s. {outcome}");
+            return Err(captured.render(&failure, max_bytes));
         }
         let _ = self.child.wait().await;
-        match told.split_once(' ') {
-            Some(("exit", "0")) => Ok(heard.told("", room)),
-            Some(("exit", code)) => Err(heard.told(&format!("exit code {code}"), room)),
-            Some(("signal", signal)) => Err(heard.told(&format!("ended by signal {signal}"), room)),
+        match report_text.split_once(' ') {
+            Some(("exit", "0")) => Ok(captured.render("", max_bytes)),
+            Some(("exit", code)) => Err(captured.render(&format!("exit code {code}"), max_bytes)),
+            Some(("signal", signal)) => {
+                Err(captured.render(&format!("ended by signal {signal}"), max_bytes))
+            }
             Some(("failed", why)) => Err(format!("the command cannot be run: {why}")),
-            _ => Err(heard.told("the command's supervisor was killed", room)),
+            _ => Err(captured.render("the command's supervisor was killed", max_bytes)),
         }
     }
 }
 
 /// What a command has printed, so far as there is room for it.
 #[derive(Default)]
-struct Heard {
-    start: Vec<u8>,
-    dropped: u64,
+struct CapturedOutput {
+    head: Vec<u8>,
+    dropped_bytes: u64,
 }
 
-impl Heard {
+impl CapturedOutput {
     /// Reads to the end; what there is no room for is read, too, so that the command goes on.
-    async fn hear(&mut self, output: &mut (impl AsyncRead + Unpin), room: usize) {
+    async fn read_to_end(&mut self, output: &mut (impl AsyncRead + Unpin), max_bytes: usize) {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(read @ 1..) = output.read(&mut buffer).await {
-            let kept = read.min(room.saturating_sub(self.start.len()));
-            self.start.extend_from_slice(&buffer[..kept]);
-            self.dropped = self.dropped.saturating_add((read - kept) as u64);
+            let kept_len = read.min(max_bytes.saturating_sub(self.head.len()));
+            self.head.extend_from_slice(&buffer[..kept_len]);
+            self.dropped_bytes = self.dropped_bytes.saturating_add((read - kept_len) as u64);
         }
     }
 
     /// How it ended, and what it printed.
-    fn told(&self, how: &str, room: usize) -> String {
+    fn render(&self, outcome: &str, max_bytes: usize) -> String {
         // Bytes that are no text become longer as text.
-        let shown = String::from_utf8_lossy(&self.start);
-        let kept = beginning(&shown, room);
-        let mut text = how.to_owned();
-        if !how.is_empty() && !kept.is_empty() {
+        let decoded = String::from_utf8_lossy(&self.head);
+        let bounded = truncate_to_bytes(&decoded, max_bytes);
+        let mut text = outcome.to_owned();
+        if !outcome.is_empty() && !bounded.is_empty() {
             text.push('\n');
         }
-        text.push_str(kept);
-        if self.dropped > 0 || kept.len() < shown.len() {
+        text.push_str(bounded);
+        if self.dropped_bytes > 0 || bounded.len() < decoded.len() {
             text.push_str(&format!(
                 "\n... (the output was longer, {} bytes in all, and was cut; let the command print less, as with tail or \
                  grep, or write to a file)",
-                self.dropped.saturating_add(self.start.len() as u64)
+                self.dropped_bytes.saturating_add(self.head.len() as u64)
             ));
         }
         text
@@ -311,28 +323,29 @@ impl Heard {
 
 #[cfg(test)]
 mod tests {
-    use super::Heard;
+    use super::CapturedOutput;
 
     #[tokio::test]
-    async fn what_there_is_no_room_for_is_read_and_dropped() {
-        let mut heard = Heard::default();
-        heard.hear(&mut "häuser".as_bytes(), 2).await;
-        let told = heard.told("exit code 1", 100);
+    async fn output_over_the_limit_is_read_and_dropped() {
+        let mut captured = CapturedOutput::default();
+        captured.read_to_end(&mut "häuser".as_bytes(), 2).await;
+        let rendered = captured.render("exit code 1", 100);
         assert!(
-            told.starts_with("exit code 1\nh\u{fffd}\n... (the output was longer, 7 bytes in all"),
-            "{told}"
+            rendered
+                .starts_with("exit code 1\nh\u{fffd}\n... (the output was longer, 7 bytes in all"),
+            "{rendered}"
         );
     }
 
     #[test]
     fn bytes_that_are_no_text_do_not_make_it_longer_than_its_bound() {
-        let heard = Heard {
-            start: vec![0xff; 100],
-            dropped: 0,
+        let captured = CapturedOutput {
+            head: vec![0xff; 100],
+            dropped_bytes: 0,
         };
-        let told = heard.told("", 100);
-        assert!(told.starts_with(&"\u{fffd}".repeat(33)));
-        assert!(told.contains("100 bytes in all"), "{told}");
-        assert_eq!(Heard::default().told("", 100), "");
+        let rendered = captured.render("", 100);
+        assert!(rendered.starts_with(&"\u{fffd}".repeat(33)));
+        assert!(rendered.contains("100 bytes in all"), "{rendered}");
+        assert_eq!(CapturedOutput::default().render("", 100), "");
     }
 }

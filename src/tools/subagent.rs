@@ -5,18 +5,18 @@ use futures_util::future::BoxFuture;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
-use crate::domain::agent::{AdHoc, MAX_TURNS, Subagent as Settings, Summary};
-use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
-use crate::tools::{AdHocAsk, Context, Effect, Output, Tool};
+use crate::domain::agent::{AdHocSettings, MAX_TURNS, SubagentSettings as Settings, SummaryMode};
+use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
+use crate::tools::{AdHocRequest, CallContext, Effect, Tool, ToolOutput};
 
 /// The name that models call it by.
 pub const NAME: &str = "subagent";
 /// What ends a result that was cut.
-const CUT: &str = "... (truncated)";
+const TRUNCATION_MARK: &str = "... (truncated)";
 /// Most characters of a label that are kept.
-const MOST_LABEL: usize = 200;
+const MAX_LABEL_CHARS: usize = 200;
 /// What asks for a summary where the call does not say.
-const USUAL_SUMMARY: &str = "Summarize your findings concisely";
+const DEFAULT_SUMMARY_PROMPT: &str = "Summarize your findings concisely";
 
 /// The tool as one agent has it.
 pub struct Subagent {
@@ -38,33 +38,36 @@ impl Subagent {
     }
 
     /// The tools that its model may allow, as its description has them.
-    fn listed(&self) -> String {
-        let mut listed = self.tools.join(", ");
+    fn tool_names(&self) -> String {
+        let mut names = self.tools.join(", ");
         if !self.deferred.is_empty() {
-            let more = if listed.is_empty() { "" } else { ", and " };
-            listed.push_str(&format!("{more}those that tool_search finds"));
+            let more = if names.is_empty() { "" } else { ", and " };
+            names.push_str(&format!("{more}those that tool_search finds"));
         }
-        listed
+        names
     }
 
     /// The call as an ask.
-    fn read(&self, arguments: &RawValue) -> Result<Asked, String> {
+    fn parse_arguments(&self, arguments: &RawValue) -> Result<Arguments, String> {
         let arguments: Map<String, Value> =
             serde_json::from_str(arguments.get()).map_err(|error| {
                 format!("subagent error: the arguments are no JSON object: {error}")
             })?;
-        const KNOWN: [&str; 5] = [
+        const ARGUMENT_NAMES: [&str; 5] = [
             "label",
             "task_prompt",
             "summary_prompt",
             "allowed_tools",
             "max_turns",
         ];
-        if let Some(unknown) = arguments.keys().find(|key| !KNOWN.contains(&key.as_str())) {
+        if let Some(unknown) = arguments
+            .keys()
+            .find(|key| !ARGUMENT_NAMES.contains(&key.as_str()))
+        {
             let unknown = shorten(unknown, 100);
             return Err(format!(
                 "subagent error: there is no argument \"{unknown}\"; it takes {}",
-                KNOWN.join(", ")
+                ARGUMENT_NAMES.join(", ")
             ));
         }
         let text = |key: &str| match arguments.get(key) {
@@ -80,7 +83,8 @@ impl Subagent {
         let allowed_tools = match arguments.get("allowed_tools") {
             None | Some(Value::Null) => None,
             Some(list) => Some(
-                texts(list).ok_or("subagent error: \"allowed_tools\" must be a list of strings")?,
+                string_list(list)
+                    .ok_or("subagent error: \"allowed_tools\" must be a list of strings")?,
             ),
         };
         let max_turns = match arguments.get("max_turns") {
@@ -117,15 +121,17 @@ impl Subagent {
             }
         }
         let summary_prompt = match self.settings.summary {
-            Summary::OnRequest => summary_prompt,
-            Summary::Always => Some(summary_prompt.unwrap_or_else(|| USUAL_SUMMARY.to_owned())),
+            SummaryMode::OnRequest => summary_prompt,
+            SummaryMode::Always => {
+                Some(summary_prompt.unwrap_or_else(|| DEFAULT_SUMMARY_PROMPT.to_owned()))
+            }
         };
-        Ok(Asked {
+        Ok(Arguments {
             // It stands in every list of runs.
-            label: shorten(&label, MOST_LABEL),
+            label: shorten(&label, MAX_LABEL_CHARS),
             task,
             max_turns,
-            ad_hoc: AdHoc {
+            ad_hoc: AdHocSettings {
                 allowed_tools,
                 summary_prompt,
             },
@@ -150,7 +156,7 @@ impl Tool for Subagent {
                 "allowed_tools": {
                     "type": "array",
                     "items": { "type": "string" },
-                    "description": format!("The only tools that the sub-agent has; left out, it has all of yours. There are: {}", self.listed()),
+                    "description": format!("The only tools that the sub-agent has; left out, it has all of yours. There are: {}", self.tool_names()),
                 },
                 "max_turns": {
                     "type": "integer",
@@ -169,58 +175,58 @@ impl Tool for Subagent {
     }
 
     fn effect(&self) -> Effect {
-        Effect::Delegates
+        Effect::Delegating
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
             context.delegate.check_quota(&call.id).await?;
-            let limit = context.scope.ad_hoc_limit(self.settings.max_depth);
+            let limit = context.scope.max_ad_hoc_depth(self.settings.max_depth);
             if context.scope.depth.0 >= limit {
                 return Err(format!(
                     "Maximum subagent recursion depth ({limit}) exceeded. Current depth: {}. Cannot spawn nested subagent.",
                     context.scope.depth.0
                 ));
             }
-            let asked = self.read(&call.arguments)?;
-            let ask = AdHocAsk {
+            let arguments = self.parse_arguments(&call.arguments)?;
+            let request = AdHocRequest {
                 tool_call_id: &call.id,
-                label: &asked.label,
-                task: &asked.task,
-                max_turns: asked.max_turns,
-                ad_hoc: asked.ad_hoc,
+                label: &arguments.label,
+                task: &arguments.task,
+                max_turns: arguments.max_turns,
+                ad_hoc: arguments.ad_hoc,
             };
-            let result = context.delegate.run_ad_hoc(ask).await?;
-            Ok(cut(result, self.settings.output_max_size).into())
+            let result = context.delegate.run_ad_hoc(request).await?;
+            Ok(truncate(result, self.settings.output_max_size).into())
         })
     }
 }
 
 /// A call's arguments, checked.
 #[derive(Debug)]
-struct Asked {
+struct Arguments {
     label: String,
     task: String,
     max_turns: u32,
-    ad_hoc: AdHoc,
+    ad_hoc: AdHocSettings,
 }
 
-fn texts(list: &Value) -> Option<Vec<String>> {
+fn string_list(list: &Value) -> Option<Vec<String>> {
     let text = |item: &Value| item.as_str().map(str::to_owned);
     list.as_array()?.iter().map(text).collect()
 }
 
 /// The text within its bound in bytes, the mark of the cut included.
-fn cut(mut text: String, most: usize) -> String {
-    if text.len() <= most {
+fn truncate(mut text: String, max_bytes: usize) -> String {
+    if text.len() <= max_bytes {
         return text;
     }
-    text.truncate(beginning(&text, most.saturating_sub(CUT.len())).len());
-    text.push_str(CUT);
+    text.truncate(truncate_to_bytes(&text, max_bytes.saturating_sub(TRUNCATION_MARK.len())).len());
+    text.push_str(TRUNCATION_MARK);
     text
 }
 
@@ -228,16 +234,16 @@ fn cut(mut text: String, most: usize) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{Subagent, cut};
-    use crate::domain::agent::{Subagent as Settings, Summary};
+    use super::{Subagent, truncate};
+    use crate::domain::agent::{SubagentSettings as Settings, SummaryMode};
 
-    fn read(arguments: &Value) -> Result<super::Asked, String> {
+    fn parse(arguments: &Value) -> Result<super::Arguments, String> {
         let tool = Subagent::new(Settings::default(), vec!["grep".to_owned()], Vec::new());
-        tool.read(&serde_json::value::to_raw_value(arguments).expect("JSON"))
+        tool.parse_arguments(&serde_json::value::to_raw_value(arguments).expect("JSON"))
     }
 
     #[test]
-    fn arguments_are_checked_in_the_contracts_order_and_words() {
+    fn arguments_are_checked_in_order() {
         for (arguments, why) in [
             (
                 json!({"task_prompt": "x"}),
@@ -276,35 +282,37 @@ mod tests {
                 "Unknown tool in allowed_tools: fly",
             ),
         ] {
-            assert_eq!(read(&arguments).expect_err("an error"), why, "{arguments}");
+            assert_eq!(parse(&arguments).expect_err("an error"), why, "{arguments}");
         }
-        let asked =
-            read(&json!({"label": "a", "task_prompt": "x", "allowed_tools": []})).expect("an ask");
-        assert_eq!(asked.ad_hoc.allowed_tools, Some(Vec::new()));
-        assert_eq!((asked.max_turns, asked.ad_hoc.summary_prompt), (10, None));
+        let parsed =
+            parse(&json!({"label": "a", "task_prompt": "x", "allowed_tools": []})).expect("an ask");
+        assert_eq!(parsed.ad_hoc.allowed_tools, Some(Vec::new()));
+        assert_eq!((parsed.max_turns, parsed.ad_hoc.summary_prompt), (10, None));
         let long = json!({"label": "x".repeat(1_000_000), "task_prompt": "x"});
-        assert_eq!(read(&long).expect("an ask").label.len(), 203);
+        assert_eq!(parse(&long).expect("an ask").label.len(), 203);
     }
 
     #[test]
-    fn a_summary_is_asked_for_where_the_agent_always_wants_one() {
+    fn summary_always_adds_a_default_prompt() {
         let settings = Settings {
-            summary: Summary::Always,
+            summary: SummaryMode::Always,
             ..Settings::default()
         };
         let tool = Subagent::new(settings, Vec::new(), Vec::new());
         let arguments = serde_json::value::to_raw_value(&json!({"label": "a", "task_prompt": "x"}));
-        let asked = tool.read(&arguments.expect("JSON")).expect("an ask");
+        let parsed = tool
+            .parse_arguments(&arguments.expect("JSON"))
+            .expect("an ask");
         assert_eq!(
-            asked.ad_hoc.summary_prompt.as_deref(),
+            parsed.ad_hoc.summary_prompt.as_deref(),
             Some("Summarize your findings concisely")
         );
     }
 
     #[test]
     fn a_long_result_is_cut_on_a_characters_boundary() {
-        assert_eq!(cut("short".to_owned(), 1024), "short");
-        let text = cut("ä".repeat(1000), 1024);
+        assert_eq!(truncate("short".to_owned(), 1024), "short");
+        let text = truncate("ä".repeat(1000), 1024);
         assert!(text.ends_with("ä... (truncated)"), "{text}");
         assert!((1020..=1024).contains(&text.len()), "{}", text.len());
     }

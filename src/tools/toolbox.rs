@@ -7,27 +7,27 @@ use indexmap::IndexMap;
 use crate::config::AttachmentLimits;
 use crate::domain::agent::Agent;
 use crate::domain::event::CalledTool;
-use crate::domain::mcp::SEPARATOR;
-use crate::domain::message::{ToolCall, ToolSpec, beginning, shorten};
+use crate::domain::json_schema::Schema;
+use crate::domain::mcp::TOOL_NAME_SEPARATOR;
+use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
 use crate::domain::run::Scope;
-use crate::domain::schema::Schema;
 use crate::tools::call_agent::{self, CallAgent};
 use crate::tools::deferred;
-use crate::tools::mcp::{Missing, Offer};
-use crate::tools::shelf::Shelf;
+use crate::tools::mcp::{McpToolset, UnavailableServer};
+use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::{Context, Delegate, Effect, Output, Tool, recall, run_command};
+use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, recall, run_command};
 use crate::validation;
 use crate::workdirs::Workdir;
 
 /// The tools of one run.
 pub struct Toolbox {
-    offered: Vec<ToolSpec>,
+    offered_specs: Vec<ToolSpec>,
     /// The names of those that are found and called instead of offered.
     deferred: Vec<String>,
     tools: IndexMap<String, Arc<dyn Tool>>,
     /// MCP servers whose tools nobody knows.
-    missing: Vec<Missing>,
+    unavailable_servers: Vec<UnavailableServer>,
     workdir: Option<Arc<Workdir>>,
     allowed_hosts: Vec<String>,
     max_result: usize,
@@ -41,36 +41,40 @@ impl Toolbox {
         agent: &Agent,
         scope: &Scope,
         workdir: Option<Arc<Workdir>>,
-        shelf: &Shelf,
-        offer: Offer,
-        about: impl Fn(&str) -> Option<String>,
+        registry: &ToolRegistry,
+        mcp_toolset: McpToolset,
+        describe_agent: impl Fn(&str) -> Option<String>,
     ) -> Self {
         let mut tools: IndexMap<String, Arc<dyn Tool>> = IndexMap::new();
         for name in &agent.tools {
-            if let Some(tool) = shelf.get(name) {
+            if let Some(tool) = registry.get(name) {
                 tools.insert(name.clone(), Arc::clone(tool));
             }
         }
         // A command would reach the daemon's own files there. Who calls it all the same gets an answer that says so.
-        let has_own = workdir.as_deref().and_then(Workdir::exposed).is_some();
-        let is_withheld = |name: &str| has_own && name == run_command::NAME && shelf.is_confined();
+        let exposes_daemon_files = workdir.as_deref().and_then(Workdir::exposed_path).is_some();
+        let is_withheld = |name: &str| {
+            exposes_daemon_files && name == run_command::NAME && registry.is_sandboxed()
+        };
         // The list of an unnamed agent's caller decides alone.
         let allowed = agent.ad_hoc.as_ref();
         let allowed = allowed.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref());
         let is_allowed = |name: &String| allowed.is_none_or(|allowed| allowed.contains(name));
-        let mut from_servers = offer.tools;
-        from_servers.retain(|(name, _)| is_allowed(name));
+        let mut mcp_tools = mcp_toolset.tools;
+        mcp_tools.retain(|(name, _)| is_allowed(name));
         // No name of theirs is one of ours: each has the separator of server and tool in it.
-        tools.extend(from_servers.iter().cloned());
-        let deferral = shelf.deferral();
-        let deferral = deferral.and_then(|deferral| deferral.of(from_servers));
-        let is_deferred = |name: &str| deferral.is_some() && name.contains(SEPARATOR);
+        tools.extend(mcp_tools.iter().cloned());
+        let deferral = registry.deferral();
+        let deferral = deferral.and_then(|deferral| deferral.defer(mcp_tools));
+        let is_deferred = |name: &str| deferral.is_some() && name.contains(TOOL_NAME_SEPARATOR);
         if agent.context.recall {
             tools.insert(recall::NAME.to_owned(), recall::tool());
         }
         let names = &agent.sub_agents;
         if !names.is_empty() {
-            let described = names.iter().map(|name| (name.clone(), about(name)));
+            let described = names
+                .iter()
+                .map(|name| (name.clone(), describe_agent(name)));
             let tool = CallAgent::new(described.collect());
             tools.insert(call_agent::NAME.to_owned(), Arc::new(tool));
         }
@@ -93,26 +97,26 @@ impl Toolbox {
         // At its limit an agent is not offered what delegates, but keeps the answer to a call of it.
         let limit = agent.subagent.as_ref().map_or(0, |it| it.max_depth);
         let is_offered = |name: &str| match name {
-            call_agent::NAME => scope.may_delegate(),
-            subagent::NAME => scope.depth.0 < scope.ad_hoc_limit(limit),
-            _ => !is_withheld(name) && (deferred.is_empty() || !name.contains(SEPARATOR)),
+            call_agent::NAME => scope.can_delegate(),
+            subagent::NAME => scope.depth.0 < scope.max_ad_hoc_depth(limit),
+            _ => !is_withheld(name) && (deferred.is_empty() || !name.contains(TOOL_NAME_SEPARATOR)),
         };
-        let offered = tools.iter().filter(|(name, _)| is_offered(name));
+        let offered_tools = tools.iter().filter(|(name, _)| is_offered(name));
         Self {
-            offered: offered.map(|(_, tool)| tool.spec()).collect(),
+            offered_specs: offered_tools.map(|(_, tool)| tool.spec()).collect(),
             deferred,
             tools,
-            missing: offer.missing,
+            unavailable_servers: mcp_toolset.unavailable,
             workdir,
             allowed_hosts: agent.allowed_hosts.clone(),
-            max_result: shelf.max_result(),
-            attachments: shelf.attachments(),
+            max_result: registry.max_result(),
+            attachments: registry.attachments(),
         }
     }
 
     /// What the model is told of.
-    pub fn offered(&self) -> &[ToolSpec] {
-        &self.offered
+    pub fn offered_specs(&self) -> &[ToolSpec] {
+        &self.offered_specs
     }
 
     /// The names of the tools that `tool_search` finds.
@@ -124,10 +128,10 @@ impl Toolbox {
     /// one that names no tool of a server, is itself. Also if nothing is deferred: a restart may have found fewer tools.
     pub fn resolve(&self, call: ToolCall) -> ToolCall {
         let is_known = |name: &str| {
-            (name.contains(SEPARATOR) && self.tools.contains_key(name))
-                || self.missing(name).is_some()
+            (name.contains(TOOL_NAME_SEPARATOR) && self.tools.contains_key(name))
+                || self.unavailable_server(name).is_some()
         };
-        match deferred::inner(&call) {
+        match deferred::inner_call(&call) {
             Some((name, arguments)) if is_known(&name) => ToolCall {
                 name,
                 arguments,
@@ -138,8 +142,8 @@ impl Toolbox {
     }
 
     /// The call as events show it.
-    pub fn called(&self, call: &ToolCall) -> CalledTool {
-        match call.name == deferred::CALL {
+    pub fn called_tool(&self, call: &ToolCall) -> CalledTool {
+        match call.name == deferred::TOOL_CALL {
             true => CalledTool::from(&self.resolve(call.clone())),
             false => CalledTool::from(call),
         }
@@ -150,88 +154,94 @@ impl Toolbox {
         match self.tools.get(name) {
             Some(tool) => Some(tool.effect()),
             // What nobody knows may not be done twice.
-            None => self.missing(name).map(|_| Effect::Changes),
+            None => self.unavailable_server(name).map(|_| Effect::Mutating),
         }
     }
 
     /// The MCP server that has this tool, if any has, where nobody knows its tools.
-    fn missing(&self, name: &str) -> Option<&Missing> {
-        let mut missing = self.missing.iter();
-        missing.find(|it| name.starts_with(&it.prefix))
+    fn unavailable_server(&self, name: &str) -> Option<&UnavailableServer> {
+        let mut servers = self.unavailable_servers.iter();
+        servers.find(|it| name.starts_with(&it.prefix))
     }
 
     /// Whether its arguments need no thread of their own to be checked.
     pub fn is_checked_inline(&self, call: &ToolCall) -> bool {
         let tool = self.tools.get(&call.name);
-        let tool = tool.filter(|tool| tool.effect() != Effect::Delegates);
+        let tool = tool.filter(|tool| tool.effect() != Effect::Delegating);
         let schema = tool.and_then(|tool| tool.schema());
-        schema.is_none_or(|schema| validation::arguments_inline(schema, &call.arguments).is_some())
+        schema.is_none_or(|schema| {
+            validation::check_arguments_inline(schema, &call.arguments).is_some()
+        })
     }
 
     /// Whether a call of a run that was accepted with the key of this name would come to a tool that takes its arguments.
-    pub async fn accepts(&self, call: &ToolCall, key: Option<&str>) -> bool {
+    pub async fn can_call(&self, call: &ToolCall, key: Option<&str>) -> bool {
         let Some(tool) = self.tools.get(&call.name) else {
             return false;
         };
-        let checks_itself = tool.effect() == Effect::Delegates;
-        let schema = tool.schema().filter(|_| !checks_itself);
+        let is_delegation = tool.effect() == Effect::Delegating;
+        let schema = tool.schema().filter(|_| !is_delegation);
         match schema {
-            Some(schema) => fitting(call, schema, key).await.is_ok(),
+            Some(schema) => coerce_arguments(call, schema, key).await.is_ok(),
             None => true,
         }
     }
 
     /// Performs a call of a run that was accepted with the key of this name, or says that there is no such tool, or what is
     /// wrong with the arguments.
-    pub async fn perform(
+    pub async fn call(
         &self,
         call: &ToolCall,
         scope: &Scope,
         key: Option<&str>,
         delegate: &dyn Delegate,
-    ) -> Result<Output, String> {
+    ) -> Result<ToolOutput, String> {
         let Some(tool) = self.tools.get(&call.name) else {
-            if let Some(missing) = self.missing(&call.name) {
-                return Err(missing.why.clone());
+            if let Some(server) = self.unavailable_server(&call.name) {
+                return Err(server.reason.clone());
             }
             return Err(format!("Unknown tool: \"{}\"", shorten(&call.name, 200)));
         };
-        let context = Context {
+        let context = CallContext {
             scope,
             key,
             workdir: self.workdir.as_ref(),
             allowed_hosts: &self.allowed_hosts,
             delegate,
         };
-        if tool.effect() == Effect::Delegates {
+        if tool.effect() == Effect::Delegating {
             // It checks and bounds by itself.
-            return tool.perform(call, context).await;
+            return tool.call(call, context).await;
         }
-        let performed = match tool.schema() {
-            Some(schema) => match fitting(call, schema, key).await {
-                Ok(call) => tool.perform(&call, context).await,
+        let result = match tool.schema() {
+            Some(schema) => match coerce_arguments(call, schema, key).await {
+                Ok(call) => tool.call(&call, context).await,
                 Err(why) => Err(why),
             },
-            None => tool.perform(call, context).await,
+            None => tool.call(call, context).await,
         };
-        match performed {
-            Ok(output) => Ok(Output {
-                text: bounded(output.text, self.max_result),
+        match result {
+            Ok(output) => Ok(ToolOutput {
+                text: truncate_with_notice(output.text, self.max_result),
                 ..output
             }
-            .within(self.attachments)),
-            Err(text) => Err(bounded(text, self.max_result)),
+            .limit_attachments(self.attachments)),
+            Err(text) => Err(truncate_with_notice(text, self.max_result)),
         }
     }
 }
 
 /// The call with arguments that fit the schema.
-async fn fitting(call: &ToolCall, schema: &Schema, key: Option<&str>) -> Result<ToolCall, String> {
-    let fitting = validation::arguments(schema, &call.arguments, key).await;
-    let fitting = fitting.and_then(|fitting| {
+async fn coerce_arguments(
+    call: &ToolCall,
+    schema: &Schema,
+    key: Option<&str>,
+) -> Result<ToolCall, String> {
+    let coerced = validation::check_arguments(schema, &call.arguments, key).await;
+    let coerced = coerced.and_then(|fitting| {
         serde_json::value::to_raw_value(&fitting).map_err(|error| vec![error.to_string()])
     });
-    match fitting {
+    match coerced {
         Ok(arguments) => Ok(ToolCall {
             arguments: arguments.into(),
             ..call.clone()
@@ -244,28 +254,31 @@ async fn fitting(call: &ToolCall, schema: &Schema, key: Option<&str>) -> Result<
     }
 }
 
-impl Output {
+impl ToolOutput {
     /// With as many pictures and files as may be, and a text for those that were left out.
-    fn within(mut self, limits: AttachmentLimits) -> Self {
+    fn limit_attachments(mut self, limits: AttachmentLimits) -> Self {
         let (mut count, mut total) = (0, 0_u64);
         let AttachmentLimits {
-            count: most,
-            bytes: each,
-            total: all,
+            count: max_count,
+            bytes: max_bytes,
+            total: max_total,
         } = limits;
         let text = &mut self.text;
         self.attachments.retain(|attachment| {
             count += 1;
             total += attachment.bytes;
-            let why = if count > most {
-                format!("a result has at most {most}")
-            } else if attachment.bytes > each as u64 || total > all as u64 {
-                format!("it is larger than the server takes ({each} bytes)")
+            let reason = if count > max_count {
+                format!("a result has at most {max_count}")
+            } else if attachment.bytes > max_bytes as u64 || total > max_total as u64 {
+                format!("it is larger than the server takes ({max_bytes} bytes)")
             } else {
                 return true;
             };
             total -= attachment.bytes;
-            text.push_str(&format!("\n{}, left out: {why}]", attachment.described()));
+            text.push_str(&format!(
+                "\n{}, left out: {reason}]",
+                attachment.placeholder()
+            ));
             false
         });
         self
@@ -273,14 +286,14 @@ impl Output {
 }
 
 /// The text within its bound: cut on a character boundary, with a notice of how to get the rest.
-fn bounded(mut text: String, most: usize) -> String {
-    if text.len() <= most {
+fn truncate_with_notice(mut text: String, max_bytes: usize) -> String {
+    if text.len() <= max_bytes {
         return text;
     }
-    let whole = text.len();
-    text.truncate(beginning(&text, most).len());
+    let total_bytes = text.len();
+    text.truncate(truncate_to_bytes(&text, max_bytes).len());
     text.push_str(&format!(
-        "\n... (cut at {} of {whole} bytes; ask for less at once, such as a part, a narrower pattern or an offset)",
+        "\n... (cut at {} of {total_bytes} bytes; ask for less at once, such as a part, a narrower pattern or an offset)",
         text.len()
     ));
     text

@@ -15,117 +15,122 @@ use serde::de::DeserializeOwned;
 use url::Url;
 
 use crate::config::{self, SearchKind};
+use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
-use crate::domain::schema::Schema;
-use crate::fair::turns::Turns;
+use crate::fair::fair_semaphore::FairSemaphore;
 use crate::tools::html;
-use crate::tools::{Context, Effect, Output, Tool};
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 /// What models call it by.
 const NAME: &str = "web_search";
-const ABOUT: &str = "Search the web. Gives up to ten results, each with its title, address and a short text. To read a \
+const DESCRIPTION: &str = "Search the web. Gives up to ten results, each with its title, address and a short text. To read a \
                      page, fetch its address with url_fetch, where that is offered.";
 /// Where Brave's API wants its key (api-dashboard.search.brave.com).
-const BRAVE_KEY: HeaderName = HeaderName::from_static("x-subscription-token");
+const BRAVE_KEY_HEADER: HeaderName = HeaderName::from_static("x-subscription-token");
 /// Most results that are told.
-const MOST_RESULTS: usize = 10;
+const MAX_RESULTS: usize = 10;
 /// Most characters of a result's title, address and text.
-const MOST_TITLE: usize = 200;
-const MOST_ADDRESS: usize = 1000;
-const MOST_TEXT: usize = 600;
+const MAX_TITLE_CHARS: usize = 200;
+const MAX_URL_CHARS: usize = 1000;
+const MAX_SNIPPET_CHARS: usize = 600;
 /// Most bytes of the service's answer.
-const MOST_BYTES: usize = 2 << 20;
-const CONNECT: Duration = Duration::from_secs(10);
+const MAX_RESPONSE_BYTES: usize = 2 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct WebSearch {
+struct WebSearchArguments {
     /// What to look for, in a few words.
     #[schemars(length(min = 1, max = 400))]
     query: String,
 }
 
-struct Search {
+struct WebSearchTool {
     schema: Schema,
     service: config::WebSearch,
     /// Made when it is first needed: it reads the system's certificates.
     client: OnceLock<Result<Client, String>>,
-    turns: Arc<Turns>,
+    permits: Arc<FairSemaphore>,
 }
 
 /// The tool with its name; none where no service is configured. Each call waits for one of these turns.
 pub fn tool(
     service: Option<&config::WebSearch>,
-    turns: Arc<Turns>,
+    permits: Arc<FairSemaphore>,
 ) -> Option<(&'static str, Arc<dyn Tool>)> {
-    let schema = Schema::of::<WebSearch>().ok()?;
-    let tool = Search {
+    let schema = Schema::for_type::<WebSearchArguments>().ok()?;
+    let tool = WebSearchTool {
         schema,
         service: service?.clone(),
         client: OnceLock::new(),
-        turns,
+        permits,
     };
     Some((NAME, Arc::new(tool)))
 }
 
-impl Tool for Search {
+impl Tool for WebSearchTool {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new(NAME, ABOUT, self.schema.raw())
+        ToolSpec::new(NAME, DESCRIPTION, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
-        Effect::Reads
+        Effect::ReadOnly
     }
 
     fn schema(&self) -> Option<&Schema> {
         Some(&self.schema)
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
-            let asked: WebSearch = call.read()?;
-            let turn = self.turns.take(context.key).await;
+            let arguments: WebSearchArguments = call.parse_arguments()?;
+            let permit = self.permits.acquire(context.key).await;
             let timeout = self.service.timeout;
-            let body = tokio::time::timeout(timeout, self.search(&asked.query)).await;
+            let body = tokio::time::timeout(timeout, self.search(&arguments.query)).await;
             let body = body.map_err(|_| {
                 let seconds = timeout.as_secs();
                 format!("The search service did not answer within {seconds} seconds")
             })??;
             let kind = self.service.kind;
             // Its texts are those of strangers, and reading them takes as long as they are.
-            let reading = move || {
-                let _turn = turn;
-                let found = found(kind, &body)?;
-                Ok(listed(&asked.query, &found).into())
+            let parse = move || {
+                let _permit = permit;
+                let results = parse_results(kind, &body)?;
+                Ok(format_results(&arguments.query, &results).into())
             };
-            let read = tokio::task::spawn_blocking(reading).await;
-            read.unwrap_or_else(|_| Err("The search service's answer could not be read".to_owned()))
+            let parsed = tokio::task::spawn_blocking(parse).await;
+            parsed
+                .unwrap_or_else(|_| Err("The search service's answer could not be read".to_owned()))
         })
     }
 }
 
 /// One result, as the service has it.
-struct Found {
+struct SearchResult {
     title: String,
     url: String,
-    text: String,
+    snippet: String,
 }
 
-impl Search {
+impl WebSearchTool {
     async fn search(&self, query: &str) -> Result<Vec<u8>, String> {
-        let response = self.ask(query)?.send().await.map_err(|it| unreached(&it))?;
+        let response = self
+            .build_request(query)?
+            .send()
+            .await
+            .map_err(|it| connection_error_message(&it))?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("The search service answered {status}"));
         }
-        read(response).await
+        read_body(response).await
     }
 
-    fn ask(&self, query: &str) -> Result<RequestBuilder, String> {
+    fn build_request(&self, query: &str) -> Result<RequestBuilder, String> {
         let mut url = Url::parse(self.service.url.expose_secret())
             .map_err(|why| format!("The search service's url is no URL ({why})"))?;
         url.query_pairs_mut().append_pair("q", query);
@@ -133,23 +138,23 @@ impl Search {
             SearchKind::Searxng => url.query_pairs_mut().append_pair("format", "json"),
             SearchKind::Brave => url
                 .query_pairs_mut()
-                .append_pair("count", &MOST_RESULTS.to_string()),
+                .append_pair("count", &MAX_RESULTS.to_string()),
         };
-        let client = self.client.get_or_init(connector);
+        let client = self.client.get_or_init(build_client);
         let mut request = client
             .as_ref()
             .map_err(Clone::clone)?
             .get(url)
             .header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "application/json");
-        if let Some((name, value)) = self.key()? {
+        if let Some((name, value)) = self.auth_header()? {
             request = request.header(name, value);
         }
         Ok(request)
     }
 
     /// The header with the key; none where the service needs none.
-    fn key(&self) -> Result<Option<(HeaderName, HeaderValue)>, String> {
+    fn auth_header(&self) -> Result<Option<(HeaderName, HeaderValue)>, String> {
         let Some(variable) = &self.service.api_key_env else {
             return Ok(None);
         };
@@ -161,7 +166,7 @@ impl Search {
         let key = key.expose_secret();
         let (name, value) = match self.service.kind {
             SearchKind::Searxng => (AUTHORIZATION, format!("Bearer {key}")),
-            SearchKind::Brave => (BRAVE_KEY, key.to_owned()),
+            SearchKind::Brave => (BRAVE_KEY_HEADER, key.to_owned()),
         };
         let mut value = HeaderValue::from_str(&value)
             .map_err(|_| format!("{variable} holds characters that no key has"))?;
@@ -170,24 +175,28 @@ impl Search {
     }
 }
 
-fn connector() -> Result<Client, String> {
+fn build_client() -> Result<Client, String> {
     Client::builder()
         // A redirect would take the key with it.
         .redirect(reqwest::redirect::Policy::none())
         .http1_only()
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .pool_max_idle_per_host(4)
         .pool_idle_timeout(Duration::from_secs(30))
         .build()
         .map_err(|error| format!("{NAME} has no HTTP client: {error}"))
 }
 
-async fn read(mut response: Response) -> Result<Vec<u8>, String> {
+async fn read_body(mut response: Response) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|it| unreached(&it))? {
-        if body.len() + chunk.len() > MOST_BYTES {
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|it| connection_error_message(&it))?
+    {
+        if body.len() + chunk.len() > MAX_RESPONSE_BYTES {
             return Err(format!(
-                "The search service's answer is longer than {MOST_BYTES} bytes"
+                "The search service's answer is longer than {MAX_RESPONSE_BYTES} bytes"
             ));
         }
         body.extend_from_slice(&chunk);
@@ -196,14 +205,16 @@ async fn read(mut response: Response) -> Result<Vec<u8>, String> {
 }
 
 /// The results in an answer of this kind of service.
-fn found(kind: SearchKind, body: &[u8]) -> Result<Vec<Found>, String> {
+fn parse_results(kind: SearchKind, body: &[u8]) -> Result<Vec<SearchResult>, String> {
     match kind {
-        SearchKind::Searxng => json::<Searxng>(body).map(Searxng::found),
-        SearchKind::Brave => json::<Brave>(body).map(Brave::found),
+        SearchKind::Searxng => {
+            parse_json::<SearxngResponse>(body).map(SearxngResponse::into_results)
+        }
+        SearchKind::Brave => parse_json::<BraveResponse>(body).map(BraveResponse::into_results),
     }
 }
 
-fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| {
         // The error's own text may quote what stands there.
         let (line, column) = (error.line(), error.column());
@@ -214,7 +225,7 @@ fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
 }
 
 /// The innermost cause: the outer ones name the address, whose query may hold a secret.
-fn unreached(error: &reqwest::Error) -> String {
+fn connection_error_message(error: &reqwest::Error) -> String {
     let mut cause: &(dyn Error + 'static) = error;
     while let Some(inner) = cause.source() {
         cause = inner;
@@ -227,7 +238,7 @@ fn unreached(error: &reqwest::Error) -> String {
 
 /// What SearXNG's search API answers with `format=json` (docs.searxng.org/dev/search_api.html).
 #[derive(Deserialize)]
-struct Searxng {
+struct SearxngResponse {
     results: Vec<SearxngResult>,
 }
 
@@ -240,21 +251,21 @@ struct SearxngResult {
     content: Option<String>,
 }
 
-impl Searxng {
-    fn found(self) -> Vec<Found> {
-        let found = |it: SearxngResult| Found {
+impl SearxngResponse {
+    fn into_results(self) -> Vec<SearchResult> {
+        let to_result = |it: SearxngResult| SearchResult {
             title: it.title.unwrap_or_default(),
             url: it.url,
-            text: it.content.unwrap_or_default(),
+            snippet: it.content.unwrap_or_default(),
         };
-        let first = self.results.into_iter().take(MOST_RESULTS);
-        first.map(found).collect()
+        let first = self.results.into_iter().take(MAX_RESULTS);
+        first.map(to_result).collect()
     }
 }
 
 /// What Brave's web search answers; without `web` where nothing was found.
 #[derive(Deserialize)]
-struct Brave {
+struct BraveResponse {
     #[serde(default)]
     web: Option<BraveWeb>,
 }
@@ -274,43 +285,43 @@ struct BraveResult {
     description: Option<String>,
 }
 
-impl Brave {
-    fn found(self) -> Vec<Found> {
+impl BraveResponse {
+    fn into_results(self) -> Vec<SearchResult> {
         // Found words are marked in HTML.
         let plain = |text: Option<String>| {
             let text = text.unwrap_or_default();
-            html::to_markdown(&text, None, 4 * MOST_TEXT).0
+            html::to_markdown(&text, None, 4 * MAX_SNIPPET_CHARS).0
         };
-        let found = |it: BraveResult| Found {
+        let to_result = |it: BraveResult| SearchResult {
             title: plain(it.title),
             url: it.url,
-            text: plain(it.description),
+            snippet: plain(it.description),
         };
         let results = self.web.map(|web| web.results).unwrap_or_default();
-        let first = results.into_iter().take(MOST_RESULTS);
-        first.map(found).collect()
+        let first = results.into_iter().take(MAX_RESULTS);
+        first.map(to_result).collect()
     }
 }
 
 /// The results as the model reads them.
-fn listed(query: &str, found: &[Found]) -> String {
-    if found.is_empty() {
+fn format_results(query: &str, results: &[SearchResult]) -> String {
+    if results.is_empty() {
         return format!("Nothing was found for {query:?}.");
     }
-    let line = |text: &str, most| {
+    let line = |text: &str, max_chars| {
         let words: Vec<&str> = text.split_whitespace().collect();
-        shorten(&words.join(" "), most)
+        shorten(&words.join(" "), max_chars)
     };
     let mut text = String::new();
-    for (at, result) in found.iter().enumerate() {
+    for (index, result) in results.iter().enumerate() {
         let (title, url) = (
-            line(&result.title, MOST_TITLE),
-            line(&result.url, MOST_ADDRESS),
+            line(&result.title, MAX_TITLE_CHARS),
+            line(&result.url, MAX_URL_CHARS),
         );
-        text.push_str(&format!("{}. {title}\n   {url}\n", at + 1));
-        let about = line(&result.text, MOST_TEXT);
-        if !about.is_empty() {
-            text.push_str(&format!("   {about}\n"));
+        text.push_str(&format!("{}. {title}\n   {url}\n", index + 1));
+        let snippet = line(&result.snippet, MAX_SNIPPET_CHARS);
+        if !snippet.is_empty() {
+            text.push_str(&format!("   {snippet}\n"));
         }
     }
     text

@@ -12,30 +12,31 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::catalog::{Entry, LoadError};
-use crate::config::load::is_plain_name;
+use crate::config::load::is_valid_name;
 use crate::domain::agent::{
-    Agent, Backoff, Cache, Effort, ModelRef, ReasoningSummary, ResponseFormat, Subagent, Summary,
+    Agent, Backoff, Cache, Effort, ModelRef, ReasoningSummary, ResponseFormat, SubagentSettings,
+    SummaryMode,
 };
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::{McpServer, McpTransport};
 use crate::domain::service::Service;
-use crate::net;
-use crate::web::auth::Caller;
-use crate::web::body;
+use crate::ssrf;
+use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::query::{AgentPath, Query};
-use crate::web::runs::{Listed, json};
+use crate::web::extract::{AgentPath, Query};
+use crate::web::json_body;
+use crate::web::runs::{ListResponse, json_response};
 use crate::web::state::AppState;
 
 /// `GET /agents`
-pub async fn list(State(state): State<AppState>, caller: Caller) -> Response {
+pub async fn list(State(state): State<AppState>, principal: Principal) -> Response {
     let agents = state.runner.catalog().current();
     let entries = agents.entries.values();
     let data = entries
-        .filter(|entry| caller.touches(&entry.name))
-        .map(Brief::of)
+        .filter(|entry| principal.can_use_agent(&entry.name))
+        .map(AgentBrief::new)
         .collect();
-    json(StatusCode::OK, &Listed { data })
+    json_response(StatusCode::OK, &ListResponse { data })
 }
 
 /// `GET /agents/{name}`
@@ -45,57 +46,57 @@ pub async fn get(
 ) -> Result<Response, Problem> {
     let agents = state.runner.catalog().current();
     let entry = agents.entries.get(&name).ok_or(LoadError::NotFound(name))?;
-    let full = Full {
-        brief: Brief::of(entry),
-        definition: entry.agent.as_deref().map(Definition::of),
+    let view = AgentView {
+        brief: AgentBrief::new(entry),
+        definition: entry.agent.as_deref().map(DefinitionView::new),
     };
-    Ok(json(StatusCode::OK, &full))
+    Ok(json_response(StatusCode::OK, &view))
 }
 
 /// `GET /agents/{name}/memory`
 pub async fn memory(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
-    caller: Caller,
+    principal: Principal,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let key = whose(&state, &name, &caller, &uri)?;
-    let data = state.runner.memory(&name, key.as_deref()).await?;
-    Ok(json(StatusCode::OK, &Listed { data }))
+    let owner = memory_owner(&state, &name, &principal, &uri)?;
+    let data = state.runner.memory(&name, owner.as_deref()).await?;
+    Ok(json_response(StatusCode::OK, &ListResponse { data }))
 }
 
 /// `POST /agents/{name}/gc`
 pub async fn gc(
     State(state): State<AppState>,
     AgentPath(name): AgentPath,
-    caller: Caller,
+    principal: Principal,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
-    let key = whose(&state, &name, &caller, &parts.uri)?;
+    let owner = memory_owner(&state, &name, &principal, &parts.uri)?;
     let settings = &state.settings;
-    let sent = body::read(&parts.headers, body, settings.bounds()).await?;
-    let Gc { dry_run } = sent.json()?;
+    let request_body = json_body::read(&parts.headers, body, settings.body_limits()).await?;
+    let GcRequest { dry_run } = request_body.json()?;
     let report = state
         .runner
-        .collect_memory(&name, key.as_deref(), dry_run.unwrap_or_default())
+        .collect_memory(&name, owner.as_deref(), dry_run.unwrap_or_default())
         .await?;
-    Ok(json(StatusCode::OK, &report))
+    Ok(json_response(StatusCode::OK, &report))
 }
 
 /// Whose memory of an agent is meant: the caller's own, or that of the key that `?key=` names, which an admin may choose,
 /// and everybody where there are no keys.
-fn whose(
+fn memory_owner(
     state: &AppState,
     agent: &str,
-    caller: &Caller,
+    principal: &Principal,
     uri: &Uri,
 ) -> Result<Option<String>, Problem> {
     let query = Query::read(uri, &["key"])?;
-    let Some(key) = query.parse("key", "a key's name", key_name)? else {
-        return Ok(caller.name().map(str::to_owned));
+    let Some(key) = query.parse("key", "a key's name", parse_key_name)? else {
+        return Ok(principal.key_name().map(str::to_owned));
     };
-    if caller.only_owner().is_some_and(|own| own != key) {
+    if principal.owner_filter().is_some_and(|owner| owner != key) {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
             "insufficient_scope",
@@ -110,15 +111,15 @@ fn whose(
     Ok(Some(key))
 }
 
-fn key_name(text: &str) -> Option<String> {
-    is_plain_name(text).then(|| text.to_owned())
+fn parse_key_name(text: &str) -> Option<String> {
+    is_valid_name(text).then(|| text.to_owned())
 }
 
 /// How a memory is collected.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "GcRequest")]
 #[serde(deny_unknown_fields, default)]
-pub struct Gc {
+pub struct GcRequest {
     /// Whether it is only analysed.
     dry_run: Option<bool>,
 }
@@ -126,7 +127,7 @@ pub struct Gc {
 /// An agent as the list shows it.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentBrief")]
-pub struct Brief<'a> {
+pub struct AgentBrief<'a> {
     name: &'a str,
     /// The version in force: of a file that broke later, the last good one's.
     version: Option<&'a str>,
@@ -140,8 +141,8 @@ pub struct Brief<'a> {
     tools: &'a [String],
 }
 
-impl<'a> Brief<'a> {
-    fn of(entry: &'a Entry) -> Self {
+impl<'a> AgentBrief<'a> {
+    fn new(entry: &'a Entry) -> Self {
         let agent = entry.agent.as_deref();
         Self {
             name: &entry.name,
@@ -160,17 +161,17 @@ impl<'a> Brief<'a> {
 /// An agent with its definition, where there is one.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Agent")]
-pub struct Full<'a> {
+pub struct AgentView<'a> {
     #[serde(flatten)]
-    brief: Brief<'a>,
+    brief: AgentBrief<'a>,
     #[serde(flatten)]
-    definition: Option<Definition<'a>>,
+    definition: Option<DefinitionView<'a>>,
 }
 
 /// The rest of a definition in the words of its file, with the defaults filled in: durations in seconds, 0 for none.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentDefinition")]
-struct Definition<'a> {
+struct DefinitionView<'a> {
     fallback_models: &'a [ModelRef],
     system_prompt: &'a str,
     skill: Option<&'a str>,
@@ -181,24 +182,24 @@ struct Definition<'a> {
     timeout: u64,
     approve: &'a [String],
     approve_timeout: u64,
-    sub_agents_config: Delegation,
+    sub_agents_config: DelegationView,
     effort: Option<Effort>,
     reasoning_summary: Option<ReasoningSummary>,
     cache: Cache,
     service: Option<Service>,
     allow_extra: &'a [String],
     allow_provider_keys: bool,
-    params: BTreeMap<&'static str, Param<'a>>,
-    limits: Limits,
+    params: BTreeMap<&'static str, ParamView<'a>>,
+    limits: LimitsView,
     context: ContextSettings,
-    budget: Budget,
-    retry: Retry,
-    memory: Memory<'a>,
-    mcp_servers: Vec<Server<'a>>,
+    budget: BudgetView,
+    retry: RetryView,
+    memory: MemoryView<'a>,
+    mcp_servers: Vec<McpServerView<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     subagent: Option<SubagentView<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    webhook: Option<Webhook<'a>>,
+    webhook: Option<WebhookView<'a>>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -208,7 +209,7 @@ struct SubagentView<'a> {
     max_depth: u8,
     default_max_turns: u32,
     output_max_size: usize,
-    summary: Summary,
+    summary: SummaryMode,
     max_executions: u64,
     max_total_tokens: u64,
     max_total_time: u64,
@@ -217,8 +218,8 @@ struct SubagentView<'a> {
     service: Option<Service>,
 }
 
-impl<'a> From<&'a Subagent> for SubagentView<'a> {
-    fn from(subagent: &'a Subagent) -> Self {
+impl<'a> From<&'a SubagentSettings> for SubagentView<'a> {
+    fn from(subagent: &'a SubagentSettings) -> Self {
         Self {
             enabled: true,
             max_depth: subagent.max_depth,
@@ -237,7 +238,7 @@ impl<'a> From<&'a Subagent> for SubagentView<'a> {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentDelegation")]
-struct Delegation {
+struct DelegationView {
     max_depth: u8,
     parallel: bool,
     timeout: u64,
@@ -248,7 +249,7 @@ struct Delegation {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentParam")]
 #[serde(untagged)]
-enum Param<'a> {
+enum ParamView<'a> {
     Number(f64),
     Count(u32),
     Texts(&'a [String]),
@@ -262,13 +263,13 @@ enum Param<'a> {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentLimits")]
-struct Limits {
+struct LimitsView {
     max_turns: u32,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentBudget")]
-struct Budget {
+struct BudgetView {
     max_tokens: u64,
     max_cost_usd: f64,
     max_tool_calls: u64,
@@ -277,7 +278,7 @@ struct Budget {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentRetry")]
-struct Retry {
+struct RetryView {
     max_retries: u32,
     backoff: Backoff,
     initial_delay_ms: u128,
@@ -286,7 +287,7 @@ struct Retry {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentMemory")]
-struct Memory<'a> {
+struct MemoryView<'a> {
     enabled: bool,
     shared: bool,
     path: Option<&'a Path>,
@@ -297,7 +298,7 @@ struct Memory<'a> {
 /// The address is without its query, which may hold a secret.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentWebhook")]
-struct Webhook<'a> {
+struct WebhookView<'a> {
     url: String,
     secret_env: Option<&'a str>,
     events: &'a [String],
@@ -306,7 +307,7 @@ struct Webhook<'a> {
 /// An MCP server without what may be a secret: arguments, variables, headers, and what follows a URL's path.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "AgentMcpServer")]
-struct Server<'a> {
+struct McpServerView<'a> {
     name: &'a str,
     transport: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -320,8 +321,8 @@ struct Server<'a> {
     required: bool,
 }
 
-impl<'a> Server<'a> {
-    fn of(server: &'a McpServer) -> Self {
+impl<'a> McpServerView<'a> {
+    fn new(server: &'a McpServer) -> Self {
         let (command, url) = match &server.transport {
             McpTransport::Stdio { command, .. } => (Some(command.as_str()), None),
             McpTransport::StreamableHttp { url, .. } => (None, url.split(['?', '#']).next()),
@@ -338,8 +339,8 @@ impl<'a> Server<'a> {
     }
 }
 
-impl<'a> Definition<'a> {
-    fn of(agent: &'a Agent) -> Self {
+impl<'a> DefinitionView<'a> {
+    fn new(agent: &'a Agent) -> Self {
         let delegation = &agent.delegation;
         Self {
             fallback_models: &agent.fallback_models,
@@ -352,7 +353,7 @@ impl<'a> Definition<'a> {
             timeout: agent.timeout.map_or(0, |timeout| timeout.as_secs()),
             approve: &agent.approve,
             approve_timeout: agent.approve_timeout.map_or(0, |time| time.as_secs()),
-            sub_agents_config: Delegation {
+            sub_agents_config: DelegationView {
                 max_depth: delegation.max_depth.unwrap_or(0),
                 parallel: delegation.parallel,
                 timeout: delegation.timeout.map_or(0, |timeout| timeout.as_secs()),
@@ -364,24 +365,24 @@ impl<'a> Definition<'a> {
             service: agent.params.service,
             allow_extra: &agent.allow_extra,
             allow_provider_keys: agent.allow_provider_keys,
-            params: params(agent),
-            limits: Limits {
+            params: param_views(agent),
+            limits: LimitsView {
                 max_turns: agent.max_turns,
             },
             context: agent.context,
-            budget: Budget {
+            budget: BudgetView {
                 max_tokens: agent.budget.max_tokens.unwrap_or(0),
-                max_cost_usd: agent.budget.max_cost.map_or(0.0, |cost| cost.usd()),
+                max_cost_usd: agent.budget.max_cost.map_or(0.0, |cost| cost.to_usd()),
                 max_tool_calls: agent.budget.max_tool_calls.unwrap_or(0),
                 max_runs: agent.budget.max_runs.unwrap_or(0),
             },
-            retry: Retry {
+            retry: RetryView {
                 max_retries: agent.retry.max_retries,
                 backoff: agent.retry.backoff,
                 initial_delay_ms: agent.retry.initial_delay.as_millis(),
                 max_delay_ms: agent.retry.max_delay.as_millis(),
             },
-            memory: Memory {
+            memory: MemoryView {
                 enabled: agent.memory.enabled,
                 shared: agent.memory.shared,
                 path: agent.memory.path.as_deref(),
@@ -389,25 +390,25 @@ impl<'a> Definition<'a> {
                 max_entries: agent.memory.max_entries,
             },
             subagent: agent.subagent.as_ref().map(SubagentView::from),
-            webhook: agent.webhook.as_ref().map(|webhook| Webhook {
-                url: net::shown(&webhook.url),
+            webhook: agent.webhook.as_ref().map(|webhook| WebhookView {
+                url: ssrf::redact_query(&webhook.url),
                 secret_env: webhook.secret_env.as_deref(),
                 events: &webhook.events,
             }),
-            mcp_servers: agent.mcp_servers.iter().map(Server::of).collect(),
+            mcp_servers: agent.mcp_servers.iter().map(McpServerView::new).collect(),
         }
     }
 }
 
-fn params(agent: &Agent) -> BTreeMap<&'static str, Param<'_>> {
+fn param_views(agent: &Agent) -> BTreeMap<&'static str, ParamView<'_>> {
     let params = &agent.params;
     let format = match &params.response_format {
         ResponseFormat::Text => None,
-        ResponseFormat::JsonObject => Some(Param::Format {
+        ResponseFormat::JsonObject => Some(ParamView::Format {
             r#type: "json_object",
             schema: None,
         }),
-        ResponseFormat::JsonSchema(schema) => Some(Param::Format {
+        ResponseFormat::JsonSchema(schema) => Some(ParamView::Format {
             r#type: "json_schema",
             schema: Some(schema),
         }),
@@ -415,12 +416,12 @@ fn params(agent: &Agent) -> BTreeMap<&'static str, Param<'_>> {
     let extra = Some(&params.extra).filter(|extra| !extra.is_empty());
     let stop = Some(params.stop.as_slice()).filter(|stop| !stop.is_empty());
     [
-        ("temperature", params.temperature.map(Param::Number)),
-        ("max_tokens", params.max_tokens.map(Param::Count)),
-        ("top_p", params.top_p.map(Param::Number)),
-        ("stop", stop.map(Param::Texts)),
+        ("temperature", params.temperature.map(ParamView::Number)),
+        ("max_tokens", params.max_tokens.map(ParamView::Count)),
+        ("top_p", params.top_p.map(ParamView::Number)),
+        ("stop", stop.map(ParamView::Texts)),
         ("response_format", format),
-        ("extra", extra.map(Param::Object)),
+        ("extra", extra.map(ParamView::Object)),
     ]
     .into_iter()
     .filter_map(|(name, param)| Some((name, param?)))
@@ -435,7 +436,7 @@ mod tests {
 
     use serde_json::value::RawValue;
 
-    use super::{Brief, Definition, Full};
+    use super::{AgentBrief, AgentView, DefinitionView};
     use crate::catalog::{Entry, LoadError};
     use crate::domain::agent::{Agent, Params, ResponseFormat};
 
@@ -494,18 +495,18 @@ mod tests {
     #[test]
     fn a_definition_reads_like_its_file() {
         let entry = entry();
-        let full = Full {
-            brief: Brief::of(&entry),
-            definition: entry.agent.as_deref().map(Definition::of),
+        let view = AgentView {
+            brief: AgentBrief::new(&entry),
+            definition: entry.agent.as_deref().map(DefinitionView::new),
         };
-        insta::assert_snapshot!(serde_json::to_string_pretty(&full).expect("JSON"));
+        insta::assert_snapshot!(serde_json::to_string_pretty(&view).expect("JSON"));
     }
 
     #[test]
     fn a_file_that_broke_later_keeps_its_version() {
         let mut entry = entry();
         entry.error = Some(LoadError::Invalid("planner.toml:3: bad".to_owned()));
-        let brief = serde_json::to_value(Brief::of(&entry)).expect("JSON");
+        let brief = serde_json::to_value(AgentBrief::new(&entry)).expect("JSON");
         assert_eq!(brief["valid"], false);
         assert_eq!(brief["version"], "sha256:00");
         assert_eq!(brief["error"], "planner.toml:3: bad");

@@ -9,20 +9,20 @@ use tracing::info;
 
 use crate::domain::event::Decision;
 use crate::domain::run::now;
-use crate::engine::remains::Decided;
-use crate::web::auth::Caller;
-use crate::web::body;
-use crate::web::error::{Problem, word};
-use crate::web::query::{CallPath, Query};
-use crate::web::runs::{json, reason};
+use crate::engine::run_log::ApprovalDecision;
+use crate::web::auth::Principal;
+use crate::web::error::{Problem, quote};
+use crate::web::extract::{CallPath, Query};
+use crate::web::json_body;
+use crate::web::response::RunView;
+use crate::web::runs::{check_reason, json_response};
 use crate::web::state::AppState;
-use crate::web::view::RunView;
 
 /// A person's word.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "DecisionRequest", extend("required" = ["decision"]))]
 #[serde(deny_unknown_fields, default)]
-pub struct Answer {
+pub struct DecisionRequest {
     #[schemars(required)]
     decision: Option<Verdict>,
     /// What the model reads where the call is denied.
@@ -40,34 +40,34 @@ enum Verdict {
 /// `POST /runs/{id}/approvals/{tool_call_id}`: 202 once the decision is committed.
 pub async fn decide(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     CallPath(id, call): CallPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let answer: Answer = {
+    let decision_request: DecisionRequest = {
         let (parts, body) = request.into_parts();
         let settings = &state.settings;
         Query::read(&parts.uri, &[])?;
-        let sent = body::read(&parts.headers, body, settings.bounds());
-        sent.await?.json()?
+        let request_body = json_body::read(&parts.headers, body, settings.body_limits());
+        request_body.await?.json()?
     };
-    let verdict = answer.decision.ok_or_else(|| {
+    let verdict = decision_request.decision.ok_or_else(|| {
         let why = "is required: \"approve\" or \"deny\"";
         Problem::field("invalid_field", "/decision", why)
     })?;
-    let decided = Decided {
+    let decision = ApprovalDecision {
         decision: match verdict {
             Verdict::Approve => Decision::Approved,
             Verdict::Deny => Decision::Denied,
         },
-        reason: reason(answer.reason)?,
-        by: caller.name().map(str::to_owned),
+        reason: check_reason(decision_request.reason)?,
+        by: principal.key_name().map(str::to_owned),
     };
-    let run = state.runner.decide(id, &call, decided).await?;
+    let run = state.runner.decide(id, &call, decision).await?;
     info!(
         run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-        "The tool call {} of {id} was decided: {verdict:?}", word(&call)
+        "The tool call {} of {id} was decided: {verdict:?}", quote(&call)
     );
     let view = RunView::new(&run, &state.settings.path_prefix, now());
-    Ok(json(StatusCode::ACCEPTED, &view))
+    Ok(json_response(StatusCode::ACCEPTED, &view))
 }

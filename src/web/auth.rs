@@ -14,14 +14,14 @@ use axum::response::Response;
 use axum::routing::MethodRouter;
 
 use crate::config::auth::KeyHash;
-use crate::config::{Key, KeyScope};
+use crate::config::{ClientKey, KeyScope};
 use crate::domain::run::{Run, RunId};
 use crate::store::{RunStore, StoreError};
 use crate::web::error::Problem;
 use crate::web::state::{AppState, Settings};
 
 /// These routes, for keys with this scope only. Without keys nothing stands before them.
-pub fn scoped(
+pub fn require_scope(
     settings: &Arc<Settings>,
     scope: KeyScope,
     routes: MethodRouter<AppState>,
@@ -31,20 +31,20 @@ pub fn scoped(
     }
     let settings = Arc::clone(settings);
     routes.route_layer(from_fn(move |request, next| {
-        admit(Arc::clone(&settings), scope, request, next)
+        authorize(Arc::clone(&settings), scope, request, next)
     }))
 }
 
-async fn admit(
+async fn authorize(
     settings: Arc<Settings>,
     scope: KeyScope,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    let key = Arc::clone(known(&settings.keys, request.headers())?);
+    let key = Arc::clone(find_key(&settings.keys, request.headers())?);
     // Nobody below has a use for it, so nobody can let it slip.
     request.headers_mut().remove(AUTHORIZATION);
-    if !key.may(scope) {
+    if !key.has_scope(scope) {
         return Err(Problem::new(
             StatusCode::FORBIDDEN,
             "insufficient_scope",
@@ -55,102 +55,105 @@ async fn admit(
             ),
         ));
     }
-    request.extensions_mut().insert(Caller(Some(key)));
+    request.extensions_mut().insert(Principal(Some(key)));
     Ok(next.run(request).await)
 }
 
 /// The key that the request comes with. All are compared, whichever it is.
-fn known<'k>(keys: &'k [Arc<Key>], headers: &HeaderMap) -> Result<&'k Arc<Key>, Problem> {
-    let refused = |why: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", why);
-    let sent = bearer(headers).ok_or_else(|| {
-        refused("this needs a key: send it once, as the header Authorization: Bearer <key>")
+fn find_key<'k>(
+    keys: &'k [Arc<ClientKey>],
+    headers: &HeaderMap,
+) -> Result<&'k Arc<ClientKey>, Problem> {
+    let unauthorized = |why: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", why);
+    let token = bearer_token(headers).ok_or_else(|| {
+        unauthorized("this needs a key: send it once, as the header Authorization: Bearer <key>")
     })?;
-    let hash = KeyHash::of(sent);
-    let mut found = None;
+    let hash = KeyHash::digest(token);
+    let mut matched = None;
     for key in keys {
         if key.sha256.matches(&hash).into() {
-            found = Some(key);
+            matched = Some(key);
         }
     }
-    found.ok_or_else(|| refused("the key in the Authorization header is not known here"))
+    matched.ok_or_else(|| unauthorized("the key in the Authorization header is not known here"))
 }
 
 /// The credentials of `Authorization: Bearer` (RFC 6750, 2.1), where there is one such header and no other.
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next()?.as_bytes();
-    let (scheme, sent) = value.split_at_checked("bearer ".len())?;
-    let sent = sent.trim_ascii();
-    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer ") && !sent.is_empty();
-    (is_bearer && values.next().is_none()).then_some(sent)
+    let (scheme, token) = value.split_at_checked("bearer ".len())?;
+    let token = token.trim_ascii();
+    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty();
+    (is_bearer && values.next().is_none()).then_some(token)
 }
 
 /// Who asks: a key, or anybody where none are configured.
 #[derive(Clone, Debug)]
-pub struct Caller(Option<Arc<Key>>);
+pub struct Principal(Option<Arc<ClientKey>>);
 
-impl Caller {
+impl Principal {
     /// Who sent this. A route that has forgotten to ask for a key answers nobody, instead of everybody.
-    pub fn of(parts: &Parts, state: &AppState) -> Result<Self, Problem> {
+    pub fn from_parts(parts: &Parts, state: &AppState) -> Result<Self, Problem> {
         match parts.extensions.get::<Self>() {
-            Some(caller) => Ok(caller.clone()),
+            Some(principal) => Ok(principal.clone()),
             None if state.settings.keys.is_empty() => Ok(Self(None)),
             None => Err(Problem::internal("a route without a scope")),
         }
     }
 
     /// The key's name, which owns what it starts.
-    pub fn name(&self) -> Option<&str> {
+    pub fn key_name(&self) -> Option<&str> {
         self.0.as_ref().map(|key| key.name.as_str())
     }
 
     /// Whose runs a list shows: only the key's own, or everybody's.
-    pub fn only_owner(&self) -> Option<&str> {
+    pub fn owner_filter(&self) -> Option<&str> {
         let key = self.0.as_ref().filter(|key| !key.is_admin())?;
         Some(&key.name)
     }
 
     /// Whether this agent exists for the caller.
-    pub fn touches(&self, agent: &str) -> bool {
-        self.0.as_ref().is_none_or(|key| key.touches(agent))
+    pub fn can_use_agent(&self, agent: &str) -> bool {
+        self.0.as_ref().is_none_or(|key| key.can_use_agent(agent))
     }
 
     /// Whether there is no run that the caller may not see.
-    pub fn sees_all(&self) -> bool {
+    pub fn can_see_all_runs(&self) -> bool {
         let key = self.0.as_ref();
         key.is_none_or(|key| key.is_admin() && key.agents.is_none())
     }
 
     /// Whether the caller may see this run. A tree is seen whole or not at all: its root's owner and agent decide.
-    pub async fn sees(&self, run: &Run, store: &dyn RunStore) -> Result<bool, StoreError> {
-        if let Some(owner) = self.only_owner()
+    pub async fn can_see_run(&self, run: &Run, store: &dyn RunStore) -> Result<bool, StoreError> {
+        if let Some(owner) = self.owner_filter()
             && run.owner.as_deref() != Some(owner)
         {
             return Ok(false);
         }
-        let is_bounded = self.0.as_ref().is_some_and(|key| key.agents.is_some());
-        if !is_bounded || run.parent_id.is_none() {
-            return Ok(self.touches(&run.agent));
+        let has_agent_filter = self.0.as_ref().is_some_and(|key| key.agents.is_some());
+        if !has_agent_filter || run.parent_id.is_none() {
+            return Ok(self.can_use_agent(&run.agent));
         }
         let root = store.run(run.root_id).await?;
-        Ok(root.is_some_and(|root| self.touches(&root.agent)))
+        Ok(root.is_some_and(|root| self.can_use_agent(&root.agent)))
     }
 
     /// Those of these runs that the caller may see.
-    pub async fn seen(
+    pub async fn visible_runs(
         &self,
         mut runs: Vec<Run>,
         store: &dyn RunStore,
     ) -> Result<Vec<Run>, StoreError> {
-        if self.sees_all() {
+        if self.can_see_all_runs() {
             return Ok(runs);
         }
         let mut trees: HashMap<RunId, bool> = HashMap::new();
         for run in &runs {
             if let Entry::Vacant(tree) = trees.entry(run.root_id) {
-                tree.insert(match self.sees(run, store).await {
+                tree.insert(match self.can_see_run(run, store).await {
                     // Nobody knows whose it is.
-                    Err(StoreError::Damaged(_)) => false,
+                    Err(StoreError::Corrupt(_)) => false,
                     seen => seen?,
                 });
             }
@@ -160,11 +163,11 @@ impl Caller {
     }
 }
 
-impl FromRequestParts<AppState> for Caller {
+impl FromRequestParts<AppState> for Principal {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
-        Self::of(parts, state)
+        Self::from_parts(parts, state)
     }
 }
 
@@ -172,9 +175,9 @@ impl FromRequestParts<AppState> for Caller {
 mod tests {
     use axum::http::{HeaderMap, HeaderValue};
 
-    use super::{Caller, bearer};
+    use super::{Principal, bearer_token};
 
-    fn sent(values: &[&'static str]) -> HeaderMap {
+    fn auth_headers(values: &[&'static str]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for value in values {
             headers.append("authorization", HeaderValue::from_static(value));
@@ -185,7 +188,11 @@ mod tests {
     #[test]
     fn one_bearer_is_one_key() {
         for value in ["Bearer k", "bearer k", "BEARER  k "] {
-            assert_eq!(bearer(&sent(&[value])), Some(&b"k"[..]), "{value}");
+            assert_eq!(
+                bearer_token(&auth_headers(&[value])),
+                Some(&b"k"[..]),
+                "{value}"
+            );
         }
         for values in [
             &[][..],
@@ -197,14 +204,17 @@ mod tests {
             &["Basic azpr"],
             &["Bearer k", "Bearer k"],
         ] {
-            assert_eq!(bearer(&sent(values)), None, "{values:?}");
+            assert_eq!(bearer_token(&auth_headers(values)), None, "{values:?}");
         }
     }
 
     #[test]
     fn without_keys_anybody_sees_everything() {
-        let anybody = Caller(None);
-        assert!(anybody.sees_all() && anybody.touches("any"));
-        assert_eq!((anybody.name(), anybody.only_owner()), (None, None));
+        let anonymous = Principal(None);
+        assert!(anonymous.can_see_all_runs() && anonymous.can_use_agent("any"));
+        assert_eq!(
+            (anonymous.key_name(), anonymous.owner_filter()),
+            (None, None)
+        );
     }
 }

@@ -12,26 +12,26 @@ use serde::de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer};
 use serde::{Deserialize, Deserializer};
 
 use crate::config::AttachmentLimits;
-use crate::domain::attachment::{Attachment, FILES, IMAGES, MediaType};
-use crate::domain::content::{Content, Link, Part};
-use crate::net;
-use crate::web::body::Object;
-use crate::web::error::{Problem, word};
+use crate::domain::attachment::{Attachment, FILE_TYPES, IMAGE_TYPES, MediaType};
+use crate::domain::content::{AttachmentLink, Content, Part};
+use crate::ssrf;
+use crate::web::error::{Problem, quote};
+use crate::web::json_body::Object;
 
 /// Most characters of a file's name.
-const MAX_NAME: usize = 255;
+const MAX_FILE_NAME: usize = 255;
 
 /// A text or a list of parts.
 #[derive(Debug, JsonSchema)]
 #[schemars(rename = "WrittenContent", untagged)]
-pub enum WrittenContent {
+pub enum ContentInput {
     /// A text.
     Text(String),
     /// Texts, pictures and files in their order.
-    Parts(Vec<Object<WrittenPart>>),
+    Parts(Vec<Object<PartInput>>),
 }
 
-impl From<String> for WrittenContent {
+impl From<String> for ContentInput {
     fn from(text: String) -> Self {
         Self::Text(text)
     }
@@ -41,13 +41,13 @@ impl From<String> for WrittenContent {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "WrittenPart")]
 #[serde(deny_unknown_fields)]
-pub struct WrittenPart {
+pub struct PartInput {
     r#type: PartKind,
     text: Option<String>,
     /// `image/png`, `image/jpeg`, `image/webp` or `image/gif` of an image; `application/pdf` of a file.
     media_type: Option<String>,
     /// The bytes in Base64.
-    data: Option<Decoded>,
+    data: Option<Base64Bytes>,
     /// Where they are fetched from before the first turn, by https; instead of `data`.
     url: Option<String>,
     /// A file's name.
@@ -66,57 +66,57 @@ enum PartKind {
 /// Bytes that were written in Base64.
 #[derive(JsonSchema)]
 #[schemars(with = "String")]
-struct Decoded(Bytes);
+struct Base64Bytes(Bytes);
 
-impl fmt::Debug for Decoded {
+impl fmt::Debug for Base64Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0.len())
     }
 }
 
-impl<'de> Deserialize<'de> for Decoded {
+impl<'de> Deserialize<'de> for Base64Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Base64;
+        struct Base64Visitor;
 
-        impl Visitor<'_> for Base64 {
-            type Value = Decoded;
+        impl Visitor<'_> for Base64Visitor {
+            type Value = Base64Bytes;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text in Base64")
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Decoded, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Base64Bytes, E> {
                 let config = GeneralPurposeConfig::new()
                     .with_decode_padding_mode(DecodePaddingMode::Indifferent);
                 let engine = GeneralPurpose::new(&alphabet::STANDARD, config);
                 let decoded = engine.decode(text).map_err(|_| {
                     E::custom("is not Base64 (the standard alphabet, without line breaks)")
                 })?;
-                Ok(Decoded(Bytes::from(decoded)))
+                Ok(Base64Bytes(Bytes::from(decoded)))
             }
         }
 
-        deserializer.deserialize_str(Base64)
+        deserializer.deserialize_str(Base64Visitor)
     }
 }
 
-impl<'de> Deserialize<'de> for WrittenContent {
+impl<'de> Deserialize<'de> for ContentInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct TextOrParts;
 
         impl<'de> Visitor<'de> for TextOrParts {
-            type Value = WrittenContent;
+            type Value = ContentInput;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text or a list of parts")
             }
 
-            fn visit_str<E>(self, text: &str) -> Result<WrittenContent, E> {
-                Ok(WrittenContent::Text(text.to_owned()))
+            fn visit_str<E>(self, text: &str) -> Result<ContentInput, E> {
+                Ok(ContentInput::Text(text.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<WrittenContent, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(WrittenContent::Parts)
+            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<ContentInput, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(ContentInput::Parts)
             }
         }
 
@@ -146,18 +146,18 @@ impl AttachmentCounter {
     pub fn add(&mut self, bytes: usize, pointer: &str) -> Result<(), Problem> {
         let AttachmentLimits {
             count,
-            bytes: each,
+            bytes: max_each,
             total,
         } = self.limits;
         self.count += 1;
         self.bytes += bytes;
         let why = if self.count > count {
             format!("a request has at most {count} pictures and files (limits.attachments)")
-        } else if bytes > each {
-            format!("has {bytes} bytes, and at most {each} are taken (limits.attachment_bytes)")
+        } else if bytes > max_each {
+            format!("has {bytes} bytes, and at most {max_each} are taken (limits.attachment_bytes)")
         } else if self.bytes > total {
-            let of = "of pictures and files in all (limits.conversation_bytes)";
-            format!("a request has at most {total} bytes {of}")
+            let suffix = "of pictures and files in all (limits.conversation_bytes)";
+            format!("a request has at most {total} bytes {suffix}")
         } else {
             return Ok(());
         };
@@ -165,9 +165,13 @@ impl AttachmentCounter {
     }
 }
 
-impl WrittenContent {
+impl ContentInput {
     /// The content, checked. `pointer` is where it stands in the body.
-    pub fn read(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Content, Problem> {
+    pub fn into_content(
+        self,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<Content, Problem> {
         let parts = match self {
             Self::Text(text) => return Ok(Content::Text(text)),
             Self::Parts(parts) => parts,
@@ -178,14 +182,14 @@ impl WrittenContent {
         let parts = parts
             .into_iter()
             .enumerate()
-            .map(|(at, Object(part))| part.read(&format!("{pointer}/{at}"), counter));
+            .map(|(at, Object(part))| part.into_part(&format!("{pointer}/{at}"), counter));
         parts.collect::<Result<_, _>>().map(Content::Parts)
     }
 }
 
-impl WrittenPart {
-    fn read(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Part, Problem> {
-        let at = |field: &str| format!("{pointer}/{field}");
+impl PartInput {
+    fn into_part(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Part, Problem> {
+        let field_pointer = |field: &str| format!("{pointer}/{field}");
         if self.r#type == PartKind::Text {
             let extra = [
                 ("media_type", self.media_type.is_some()),
@@ -194,102 +198,127 @@ impl WrittenPart {
                 ("name", self.name.is_some()),
             ];
             if let Some((extra, _)) = extra.into_iter().find(|(_, is)| *is) {
-                return Err(invalid(&at(extra), "is not for a part of type text"));
+                return Err(invalid(
+                    &field_pointer(extra),
+                    "is not for a part of type text",
+                ));
             }
-            let text = self.text.ok_or_else(|| invalid(&at("text"), REQUIRED))?;
+            let text = self
+                .text
+                .ok_or_else(|| invalid(&field_pointer("text"), REQUIRED))?;
             return Ok(Part::Text { text });
         }
         if self.text.is_some() {
-            return Err(invalid(&at("text"), "is only for a part of type text"));
+            return Err(invalid(
+                &field_pointer("text"),
+                "is only for a part of type text",
+            ));
         }
         let wants_image = self.r#type == PartKind::Image;
         if wants_image && self.name.is_some() {
-            return Err(invalid(&at("name"), "is only for a part of type file"));
+            return Err(invalid(
+                &field_pointer("name"),
+                "is only for a part of type file",
+            ));
         }
         let name = self
             .name
-            .map(|name| check_name(name, &at("name")))
+            .map(|name| check_name(name, &field_pointer("name")))
             .transpose()?;
-        let stated = self.media_type.as_deref();
-        let stated = stated.map(|it| check_type(it, wants_image, &at("media_type")));
-        let stated = stated.transpose()?;
+        let declared_type = self.media_type.as_deref();
+        let declared_type =
+            declared_type.map(|it| parse_media_type(it, wants_image, &field_pointer("media_type")));
+        let declared_type = declared_type.transpose()?;
         if let Some(url) = self.url {
             if self.data.is_some() {
                 return Err(invalid(
-                    &at("url"),
+                    &field_pointer("url"),
                     "is given beside data; send one of them",
                 ));
             }
-            net::parse(&url).map_err(|why| invalid(&at("url"), why))?;
-            counter.add(0, &at("url"))?;
-            return Ok(Part::Link(Link {
+            ssrf::parse_url(&url).map_err(|why| invalid(&field_pointer("url"), why))?;
+            counter.add(0, &field_pointer("url"))?;
+            return Ok(Part::Link(AttachmentLink {
                 url,
                 is_image: wants_image,
-                media_type: stated,
+                media_type: declared_type,
                 name,
             }));
         }
-        let stated = stated.ok_or_else(|| invalid(&at("media_type"), REQUIRED))?;
-        let Decoded(data) = self
+        let declared_type =
+            declared_type.ok_or_else(|| invalid(&field_pointer("media_type"), REQUIRED))?;
+        let Base64Bytes(data) = self
             .data
-            .ok_or_else(|| invalid(&at("data"), "or url is required"))?;
-        counter.add(data.len(), &at("data"))?;
-        attachment(data, name, Some(stated), &at("media_type")).map(Part::from)
+            .ok_or_else(|| invalid(&field_pointer("data"), "or url is required"))?;
+        counter.add(data.len(), &field_pointer("data"))?;
+        build_attachment(
+            data,
+            name,
+            Some(declared_type),
+            &field_pointer("media_type"),
+        )
+        .map(Part::from)
     }
 }
 
 const REQUIRED: &str = "is required";
 
 /// The media type, if a part of that type takes it.
-fn check_type(stated: &str, wants_image: bool, pointer: &str) -> Result<MediaType, Problem> {
-    let taken = stated.parse::<MediaType>();
-    let taken = taken.ok().filter(|taken| taken.is_image() == wants_image);
-    taken.ok_or_else(|| {
+fn parse_media_type(
+    declared_type: &str,
+    wants_image: bool,
+    pointer: &str,
+) -> Result<MediaType, Problem> {
+    let media_type = declared_type.parse::<MediaType>();
+    let media_type = media_type
+        .ok()
+        .filter(|taken| taken.is_image() == wants_image);
+    media_type.ok_or_else(|| {
         let (kind, list) = if wants_image {
-            ("image", IMAGES)
+            ("image", IMAGE_TYPES)
         } else {
-            ("file", FILES)
+            ("file", FILE_TYPES)
         };
-        let stated = word(stated);
+        let quoted_type = quote(declared_type);
         invalid(
             pointer,
-            format!("{stated} is not taken; a part of type {kind} is {list}"),
+            format!("{quoted_type} is not taken; a part of type {kind} is {list}"),
         )
     })
 }
 
 /// A file's name, which is shown to people and sent to services.
 pub fn check_name(name: String, pointer: &str) -> Result<String, Problem> {
-    let is_fine = !name.trim().is_empty()
-        && name.chars().nth(MAX_NAME).is_none()
+    let is_valid = !name.trim().is_empty()
+        && name.chars().nth(MAX_FILE_NAME).is_none()
         && !name.chars().any(char::is_control);
-    match is_fine {
+    match is_valid {
         true => Ok(name),
         false => Err(invalid(
             pointer,
-            format!("must be 1 to {MAX_NAME} characters, none of them a control character"),
+            format!("must be 1 to {MAX_FILE_NAME} characters, none of them a control character"),
         )),
     }
 }
 
 /// A picture or file whose bytes are what they are said to be.
-pub fn attachment(
+pub fn build_attachment(
     data: Bytes,
     name: Option<String>,
-    stated: Option<MediaType>,
+    declared_type: Option<MediaType>,
     pointer: &str,
 ) -> Result<Attachment, Problem> {
-    let Some(attachment) = Attachment::of(data, name) else {
-        let why = format!("the bytes are of no kind that is taken: {IMAGES}, {FILES}");
+    let Some(attachment) = Attachment::from_bytes(data, name) else {
+        let why = format!("the bytes are of no kind that is taken: {IMAGE_TYPES}, {FILE_TYPES}");
         return Err(invalid(pointer, why));
     };
-    match stated.filter(|stated| *stated != attachment.media_type) {
+    match declared_type.filter(|stated| *stated != attachment.media_type) {
         None => Ok(attachment),
-        Some(stated) => {
-            let is = attachment.media_type;
+        Some(declared_type) => {
+            let detected_type = attachment.media_type;
             Err(invalid(
                 pointer,
-                format!("says {stated}, but the bytes are {is}"),
+                format!("says {declared_type}, but the bytes are {detected_type}"),
             ))
         }
     }

@@ -10,11 +10,11 @@ use tracing::info;
 
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
-use crate::net;
-use crate::store::outbox::{Attempt, Delivery, DeliveryStatus};
-use crate::web::error::{Problem, word};
-use crate::web::query::{DeliveryPath, RunPath};
-use crate::web::runs::{Listed, found, json};
+use crate::ssrf;
+use crate::store::outbox::{Delivery, DeliveryAttempt, DeliveryStatus};
+use crate::web::error::{Problem, quote};
+use crate::web::extract::{DeliveryPath, RunPath};
+use crate::web::runs::{ListResponse, json_response, require_run};
 use crate::web::state::AppState;
 
 /// A delivery as it is shown; its address without the query, which may hold a secret.
@@ -27,7 +27,7 @@ pub struct DeliveryView {
     url: String,
     status: DeliveryStatus,
     created_at: Timestamp,
-    attempts: Vec<Attempt>,
+    attempts: Vec<DeliveryAttempt>,
     next_attempt_at: Option<Timestamp>,
 }
 
@@ -37,7 +37,7 @@ impl DeliveryView {
             id: delivery.id,
             run_id,
             event: delivery.event,
-            url: net::shown(&delivery.url),
+            url: ssrf::redact_query(&delivery.url),
             status: delivery.status,
             created_at: delivery.created_at,
             attempts: delivery.attempts,
@@ -51,13 +51,13 @@ pub async fn list(
     State(state): State<AppState>,
     RunPath(id): RunPath,
 ) -> Result<Response, Problem> {
-    found(&state, id).await?;
+    require_run(&state, id).await?;
     let deliveries = state.runner.store().deliveries(id).await?;
     let data: Vec<DeliveryView> = deliveries
         .into_iter()
         .map(|delivery| DeliveryView::new(id, delivery))
         .collect();
-    Ok(json(StatusCode::OK, &Listed { data }))
+    Ok(json_response(StatusCode::OK, &ListResponse { data }))
 }
 
 /// `POST /runs/{id}/deliveries/{delivery}/resend`: 202 with the delivery, which is due now.
@@ -65,22 +65,25 @@ pub async fn resend(
     State(state): State<AppState>,
     DeliveryPath(id, name): DeliveryPath,
 ) -> Result<Response, Problem> {
-    let run = found(&state, id).await?;
-    let none = || {
+    let run = require_run(&state, id).await?;
+    let not_found = || {
         Problem::new(
             StatusCode::NOT_FOUND,
             "delivery_not_found",
-            format!("{id} has no delivery {}", word(&name)),
+            format!("{id} has no delivery {}", quote(&name)),
         )
     };
-    let delivery: DeliveryId = name.parse().map_err(|_| none())?;
+    let delivery: DeliveryId = name.parse().map_err(|_| not_found())?;
     let store = state.runner.store();
     if !store.resend(id, delivery).await? {
-        return Err(none());
+        return Err(not_found());
     }
     info!(run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, "Webhook delivery {delivery} of {id} is sent again, as asked");
     let deliveries = store.deliveries(id).await?;
-    let again = deliveries.into_iter().find(|it| it.id == delivery);
-    let again = again.ok_or_else(none)?;
-    Ok(json(StatusCode::ACCEPTED, &DeliveryView::new(id, again)))
+    let resent = deliveries.into_iter().find(|it| it.id == delivery);
+    let resent = resent.ok_or_else(not_found)?;
+    Ok(json_response(
+        StatusCode::ACCEPTED,
+        &DeliveryView::new(id, resent),
+    ))
 }

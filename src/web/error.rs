@@ -9,32 +9,32 @@ use serde::Serialize;
 
 use crate::catalog::LoadError;
 use crate::engine::approval::DecideError;
-use crate::engine::ask::StartError;
 use crate::engine::memory::MemoryError;
-use crate::fair::queue::Full;
+use crate::engine::request::StartError;
+use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
 
 /// Seconds after which a client may try again where we cannot tell better.
-const SOON: u64 = 1;
+const RETRY_INTERVAL_SECS: u64 = 1;
 /// Seconds that a stopping daemon asks for: its successor has to start first.
-const AFTER_RESTART: u64 = 5;
+const RESTART_INTERVAL_SECS: u64 = 5;
 /// Most characters of a detail: what clients send is quoted in it.
 const MAX_DETAIL: usize = 2000;
 /// Most characters of one quoted word.
-const MAX_WORD: usize = 80;
+const MAX_QUOTE: usize = 80;
 
 /// A request that failed. A handler returns it; [`Problem::render`] turns it into the answer.
 #[derive(Clone, Debug)]
-pub struct Problem(Box<Inner>);
+pub struct Problem(Box<ProblemDetails>);
 
 #[derive(Clone, Debug)]
-struct Inner {
+struct ProblemDetails {
     status: StatusCode,
     code: &'static str,
     detail: String,
     errors: Vec<FieldError>,
     retry_after: Option<u64>,
-    load: Option<Full>,
+    queue_load: Option<QueueFull>,
     cause: Option<String>,
 }
 
@@ -49,7 +49,7 @@ struct FieldError {
 /// A refusal: RFC 9457 with `code`, `request_id` and `errors` of our own.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Problem")]
-pub struct Envelope<'a> {
+pub struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
@@ -72,13 +72,13 @@ pub struct Envelope<'a> {
 impl Problem {
     /// A problem with its stable code and a sentence for the caller.
     pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
+        Self(Box::new(ProblemDetails {
             status,
             code,
-            detail: cut(detail.into(), MAX_DETAIL),
+            detail: truncate(detail.into(), MAX_DETAIL),
             errors: Vec::new(),
             retry_after: None,
-            load: None,
+            queue_load: None,
             cause: None,
         }))
     }
@@ -89,7 +89,7 @@ impl Problem {
         pointer: impl Into<String>,
         detail: impl Into<String>,
     ) -> Self {
-        let (pointer, detail) = (cut(pointer.into(), MAX_DETAIL), detail.into());
+        let (pointer, detail) = (truncate(pointer.into(), MAX_DETAIL), detail.into());
         let mut problem = Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             code,
@@ -100,7 +100,7 @@ impl Problem {
         );
         problem.0.errors.push(FieldError {
             pointer,
-            detail: cut(detail, MAX_DETAIL),
+            detail: truncate(detail, MAX_DETAIL),
         });
         problem
     }
@@ -117,19 +117,19 @@ impl Problem {
         Self::new(
             StatusCode::BAD_REQUEST,
             "invalid_parameter",
-            format!("{}: {detail}", word(name)),
+            format!("{}: {detail}", quote(name)),
         )
     }
 
     /// 404: there is no such run, or it is no run's id at all.
-    pub fn no_such_run(id: impl std::fmt::Display) -> Self {
-        let detail = format!("there is no run {}", word(&id.to_string()));
+    pub fn run_not_found(id: impl std::fmt::Display) -> Self {
+        let detail = format!("there is no run {}", quote(&id.to_string()));
         Self::new(StatusCode::NOT_FOUND, "run_not_found", detail)
     }
 
     /// 404: the caller has no such session.
-    pub fn no_such_session(name: &str) -> Self {
-        let detail = format!("there is no session {}", word(name));
+    pub fn session_not_found(name: &str) -> Self {
+        let detail = format!("there is no session {}", quote(name));
         Self::new(StatusCode::NOT_FOUND, "session_not_found", detail)
     }
 
@@ -140,26 +140,26 @@ impl Problem {
             "internal",
             "the daemon failed to answer; its log has the cause under this request_id",
         )
-        .because(cause)
+        .with_cause(cause)
     }
 
     /// Asks the client to come back after so many seconds.
     #[must_use]
-    fn retry_after(mut self, seconds: u64) -> Self {
+    fn with_retry_after(mut self, seconds: u64) -> Self {
         self.0.retry_after = Some(seconds);
         self
     }
 
     /// Tells how full the house is.
     #[must_use]
-    fn with_load(mut self, load: Full) -> Self {
-        self.0.load = Some(load);
+    fn with_queue_load(mut self, queue_load: QueueFull) -> Self {
+        self.0.queue_load = Some(queue_load);
         self
     }
 
     /// What the log is told and the caller is not.
     #[must_use]
-    fn because(mut self, cause: impl Into<String>) -> Self {
+    fn with_cause(mut self, cause: impl Into<String>) -> Self {
         self.0.cause = Some(cause.into());
         self
     }
@@ -181,7 +181,7 @@ impl Problem {
 
     /// The body of the answer.
     pub fn render(&self, instance: &str, request_id: &str) -> Vec<u8> {
-        let envelope = Envelope {
+        let envelope = ProblemBody {
             r#type: "about:blank",
             title: self.0.status.canonical_reason().unwrap_or("Error"),
             status: self.0.status.as_u16(),
@@ -190,8 +190,8 @@ impl Problem {
             code: self.0.code,
             request_id,
             errors: &self.0.errors,
-            running: self.0.load.map(|load| load.running),
-            queued: self.0.load.map(|load| load.queued),
+            running: self.0.queue_load.map(|load| load.running),
+            queued: self.0.queue_load.map(|load| load.queued),
         };
         serde_json::to_vec(&envelope).unwrap_or_default()
     }
@@ -217,17 +217,17 @@ impl IntoResponse for Problem {
 }
 
 /// 404 for a path that is no route.
-pub async fn no_route(uri: Uri) -> Problem {
-    let detail = format!("there is no route {}", word(uri.path()));
+pub async fn route_not_found(uri: Uri) -> Problem {
+    let detail = format!("there is no route {}", quote(uri.path()));
     Problem::new(StatusCode::NOT_FOUND, "route_not_found", detail)
 }
 
 /// 405 for a route that has other methods; axum adds `Allow`.
-pub async fn wrong_method(method: Method, uri: Uri) -> Problem {
+pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
     let detail = format!(
         "{} does not take {}; the Allow header names what it takes",
-        word(uri.path()),
-        word(method.as_str())
+        quote(uri.path()),
+        quote(method.as_str())
     );
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
 }
@@ -235,39 +235,39 @@ pub async fn wrong_method(method: Method, uri: Uri) -> Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::NoSuchRun(id) => Self::no_such_run(id),
+            StoreError::RunNotFound(id) => Self::run_not_found(id),
             StoreError::AlreadyTerminal(_) => {
                 Self::new(StatusCode::CONFLICT, "run_terminal", error.to_string())
             }
-            StoreError::Claimed(_) => Self::new(
+            StoreError::AlreadyClaimed(_) => Self::new(
                 StatusCode::CONFLICT,
                 "idempotency_conflict",
                 error.to_string(),
             ),
-            StoreError::Damaged(_) => Self::new(
+            StoreError::Corrupt(_) => Self::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "store_damaged",
                 "what the store has of this is damaged, and trying again does not help; the log has the cause, \
                  axed data check shows what else is damaged, and a root run that cannot be read can be deleted",
             )
-            .because(error.to_string()),
-            StoreError::Full => Self::new(
+            .with_cause(error.to_string()),
+            StoreError::DiskFull => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "store_full",
                 "the disk is full: runs can be read and deleted, and nothing else",
             )
-            .retry_after(SOON)
-            .because(error.to_string()),
+            .with_retry_after(RETRY_INTERVAL_SECS)
+            .with_cause(error.to_string()),
             StoreError::Closed
             | StoreError::Suspended
             | StoreError::Locked { .. }
-            | StoreError::Engine(_) => Self::new(
+            | StoreError::Backend(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "store_unavailable",
                 "the store cannot be read or written now; try again",
             )
-            .retry_after(SOON)
-            .because(error.to_string()),
+            .with_retry_after(RETRY_INTERVAL_SECS)
+            .with_cause(error.to_string()),
         }
     }
 }
@@ -281,7 +281,7 @@ impl From<LoadError> for Problem {
                 // The contract's text has the bare name; a hostile one is made harmless.
                 format!(
                     "agent config not found: {}",
-                    cut(name.escape_debug().to_string(), MAX_WORD)
+                    truncate(name.escape_debug().to_string(), MAX_QUOTE)
                 ),
             ),
             LoadError::Model(_) | LoadError::Invalid(_) => Self::new(
@@ -297,12 +297,12 @@ impl From<DecideError> for Problem {
     fn from(error: DecideError) -> Self {
         let text = error.to_string();
         match error {
-            DecideError::NoSuchRun(id) => Self::no_such_run(id),
-            DecideError::NothingWaits { .. } => {
+            DecideError::RunNotFound(id) => Self::run_not_found(id),
+            DecideError::NotPending { .. } => {
                 Self::new(StatusCode::CONFLICT, "nothing_waits", text)
             }
             DecideError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
-                .retry_after(AFTER_RESTART),
+                .with_retry_after(RESTART_INTERVAL_SECS),
             DecideError::Store(error) => error.into(),
         }
     }
@@ -325,18 +325,20 @@ impl From<StartError> for Problem {
                 "provider_unavailable",
                 text,
             ),
-            StartError::Override { field, why } => {
+            StartError::Override { field, reason: why } => {
                 Self::field("invalid_override", format!("/{field}"), why)
             }
-            StartError::Param { field, why } => {
+            StartError::Param { field, reason: why } => {
                 Self::field("invalid_body", format!("/params/{field}"), why)
             }
-            StartError::Full(load) => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text)
-                .retry_after(SOON)
-                .with_load(load),
-            StartError::Busy { .. } => Self::new(StatusCode::CONFLICT, "session_busy", text),
+            StartError::QueueFull(load) => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text)
+                    .with_retry_after(RETRY_INTERVAL_SECS)
+                    .with_queue_load(load)
+            }
+            StartError::SessionBusy { .. } => Self::new(StatusCode::CONFLICT, "session_busy", text),
             StartError::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", text)
-                .retry_after(AFTER_RESTART),
+                .with_retry_after(RESTART_INTERVAL_SECS),
             StartError::Store(error) => error.into(),
             StartError::Prompt(_) => {
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "prompt_invalid", text)
@@ -363,14 +365,14 @@ impl From<MemoryError> for Problem {
 }
 
 /// A word of the client's, quoted and cut to a readable length.
-pub fn word(text: &str) -> String {
-    format!("{:?}", cut(text.to_owned(), MAX_WORD))
+pub fn quote(text: &str) -> String {
+    format!("{:?}", truncate(text.to_owned(), MAX_QUOTE))
 }
 
 /// The known word that is nearest to a mistyped one, as a piece of a sentence; empty where none is near.
 pub fn did_you_mean<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     // The distance costs the product of both lengths, and a client chooses one of them.
-    if typed.len() > MAX_WORD {
+    if typed.len() > MAX_QUOTE {
         return String::new();
     }
     known
@@ -382,8 +384,8 @@ pub fn did_you_mean<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -
         .unwrap_or_default()
 }
 
-fn cut(mut text: String, most: usize) -> String {
-    if let Some((end, _)) = text.char_indices().nth(most) {
+fn truncate(mut text: String, max_chars: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(max_chars) {
         text.truncate(end);
         text.push('…');
     }
@@ -394,9 +396,9 @@ fn cut(mut text: String, most: usize) -> String {
 mod tests {
     use axum::response::IntoResponse;
 
-    use super::{Problem, did_you_mean, word};
-    use crate::engine::ask::StartError;
-    use crate::fair::queue::Full;
+    use super::{Problem, did_you_mean, quote};
+    use crate::engine::request::StartError;
+    use crate::fair::admission::QueueFull;
 
     #[test]
     fn the_envelope_is_rfc_9457() {
@@ -407,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_says_when_to_come_back() {
-        let full = StartError::Full(Full {
+        let full = StartError::QueueFull(QueueFull {
             running: 1,
             queued: 2,
         });
@@ -421,8 +423,8 @@ mod tests {
 
     #[test]
     fn what_a_client_sends_is_quoted_in_part() {
-        assert!(word(&"ä".repeat(100_000)).chars().count() < 100);
-        assert_eq!(word("a\u{1b}[0m"), r#""a\u{1b}[0m""#);
+        assert!(quote(&"ä".repeat(100_000)).chars().count() < 100);
+        assert_eq!(quote("a\u{1b}[0m"), r#""a\u{1b}[0m""#);
     }
 
     #[test]

@@ -15,12 +15,12 @@ use sha2::{Digest, Sha256};
 use crate::config::AttachmentLimits;
 use crate::domain::attachment::MediaType;
 use crate::domain::content::{Content, Part};
-use crate::web::body::{too_large, too_large_in_all};
 use crate::web::content::{self, AttachmentCounter};
 use crate::web::error::Problem;
+use crate::web::json_body::{body_too_large, total_too_large};
 
 /// What the form's boundaries and headers may take besides.
-const FORM_BYTES: usize = 1 << 20;
+const FORM_OVERHEAD_BYTES: usize = 1 << 20;
 /// Fields whose text is JSON; that of all others is the value itself.
 const JSON_FIELDS: [&str; 8] = [
     "budget",
@@ -50,26 +50,28 @@ pub struct Form {
 pub async fn read(
     headers: &HeaderMap,
     body: Body,
-    most: usize,
+    max_bytes: usize,
     limits: AttachmentLimits,
 ) -> Result<Form, Problem> {
-    let largest = most.saturating_add(limits.total).saturating_add(FORM_BYTES);
+    let max_total_bytes = max_bytes
+        .saturating_add(limits.total)
+        .saturating_add(FORM_OVERHEAD_BYTES);
     let mut request = Request::new(body);
     if let Some(kind) = headers.get(CONTENT_TYPE) {
         request.headers_mut().insert(CONTENT_TYPE, kind.clone());
     }
-    DefaultBodyLimit::max(largest).apply(&mut request);
+    DefaultBodyLimit::max(max_total_bytes).apply(&mut request);
     let form = Multipart::from_request(request, &()).await;
     let mut form = form.map_err(|error| malformed(&error.body_text()))?;
-    let mut reader = Reader::new(most, limits);
-    let broken = |error: MultipartError| match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => too_large_in_all(largest),
+    let mut reader = FormReader::new(max_bytes, limits);
+    let read_error = |error: MultipartError| match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => total_too_large(max_total_bytes),
         _ => malformed(&error.body_text()),
     };
-    while let Some(field) = form.next_field().await.map_err(broken)? {
-        reader.take(field, &broken).await?;
+    while let Some(field) = form.next_field().await.map_err(read_error)? {
+        reader.read_field(field, &read_error).await?;
     }
-    reader.form()
+    reader.finish()
 }
 
 fn malformed(why: &str) -> Problem {
@@ -77,8 +79,8 @@ fn malformed(why: &str) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, "malformed_body", why)
 }
 
-struct Reader {
-    most: usize,
+struct FormReader {
+    max_bytes: usize,
     limits: AttachmentLimits,
     text_bytes: usize,
     names: BTreeSet<String>,
@@ -88,10 +90,10 @@ struct Reader {
     digest: Sha256,
 }
 
-impl Reader {
-    fn new(most: usize, limits: AttachmentLimits) -> Self {
+impl FormReader {
+    fn new(max_bytes: usize, limits: AttachmentLimits) -> Self {
         Self {
-            most,
+            max_bytes,
             limits,
             text_bytes: 0,
             names: BTreeSet::new(),
@@ -102,10 +104,10 @@ impl Reader {
         }
     }
 
-    async fn take(
+    async fn read_field(
         &mut self,
         mut field: Field<'_>,
-        broken: &impl Fn(MultipartError) -> Problem,
+        read_error: &impl Fn(MultipartError) -> Problem,
     ) -> Result<(), Problem> {
         let name = field.name().unwrap_or_default().to_owned();
         let file_name = field.file_name().map(str::to_owned);
@@ -113,20 +115,20 @@ impl Reader {
         let is_input = name == "input";
         if file_name.is_some() && !is_input {
             let why = "is no file: only fields named input may be files";
-            return Err(invalid(&pointer(&name), why));
+            return Err(invalid(&json_pointer(&name), why));
         }
         let is_text = file_name.is_none() || kind.starts_with("text/");
-        let place = pointer(&name);
+        let field_pointer = json_pointer(&name);
         self.text_bytes += name.len() + kind.len() + file_name.as_ref().map_or(0, String::len);
         let mut data = Vec::new();
-        while let Some(chunk) = field.chunk().await.map_err(broken)? {
+        while let Some(chunk) = field.chunk().await.map_err(read_error)? {
             data.extend_from_slice(&chunk);
-            if is_text && self.text_bytes + data.len() > self.most {
-                return Err(too_large(self.most));
+            if is_text && self.text_bytes + data.len() > self.max_bytes {
+                return Err(body_too_large(self.max_bytes));
             }
             if !is_text && data.len() > self.limits.bytes {
                 // Refuses it with the words for one that is too large.
-                self.counter.add(data.len(), &place)?;
+                self.counter.add(data.len(), &field_pointer)?;
             }
         }
         for part in [
@@ -134,26 +136,27 @@ impl Reader {
             file_name.as_deref().unwrap_or("").as_bytes(),
             kind.as_bytes(),
         ] {
-            self.note(part);
+            self.update_digest(part);
         }
         if is_text {
-            self.note(&data);
+            self.update_digest(&data);
             self.text_bytes += data.len();
             let text = String::from_utf8(data);
-            let text = text.map_err(|_| invalid(&place, "is not UTF-8"))?;
+            let text = text.map_err(|_| invalid(&field_pointer, "is not UTF-8"))?;
             if !is_input {
-                return self.field(&name, &text);
+                return self.add_field(&name, &text);
             }
             self.input.push(Part::Text { text });
             return Ok(());
         }
-        self.counter.add(data.len(), &place)?;
-        let stated = kind.parse::<MediaType>().ok();
-        let attachment = content::attachment(Bytes::from(data), None, stated, &place)?;
-        self.note(&attachment.sha256.0);
+        self.counter.add(data.len(), &field_pointer)?;
+        let declared_type = kind.parse::<MediaType>().ok();
+        let attachment =
+            content::build_attachment(Bytes::from(data), None, declared_type, &field_pointer)?;
+        self.update_digest(&attachment.sha256.0);
         let file_name = file_name.filter(|name| !name.is_empty());
         let name = file_name.filter(|_| !attachment.media_type.is_image());
-        let name = name.map(|name| content::check_name(name, &place));
+        let name = name.map(|name| content::check_name(name, &field_pointer));
         let mut attachment = attachment;
         attachment.name = name.transpose()?;
         self.input.push(attachment.into());
@@ -161,33 +164,33 @@ impl Reader {
     }
 
     /// Takes another field of the body.
-    fn field(&mut self, name: &str, text: &str) -> Result<(), Problem> {
+    fn add_field(&mut self, name: &str, text: &str) -> Result<(), Problem> {
         if !self.names.insert(name.to_owned()) {
-            return Err(invalid(&pointer(name), "is given twice"));
+            return Err(invalid(&json_pointer(name), "is given twice"));
         }
         let value = match JSON_FIELDS.contains(&name) {
             true => match serde_json::from_str::<&RawValue>(text) {
                 Ok(json) => json.get().to_owned(),
                 Err(error) => {
                     let why = format!("is not JSON, which a form has in this field: {error}");
-                    return Err(invalid(&pointer(name), why));
+                    return Err(invalid(&json_pointer(name), why));
                 }
             },
-            false => quoted(text),
+            false => json_string(text),
         };
         let comma = if self.fields.is_empty() { "" } else { "," };
         self.fields
-            .push_str(&format!("{comma}{}:{value}", quoted(name)));
+            .push_str(&format!("{comma}{}:{value}", json_string(name)));
         Ok(())
     }
 
     /// Adds to the digest; lengths keep one field's end from being taken for the next one's start.
-    fn note(&mut self, bytes: &[u8]) {
+    fn update_digest(&mut self, bytes: &[u8]) {
         self.digest.update((bytes.len() as u64).to_le_bytes());
         self.digest.update(bytes);
     }
 
-    fn form(mut self) -> Result<Form, Problem> {
+    fn finish(mut self) -> Result<Form, Problem> {
         let input = match self.input.len() {
             0 => None,
             1 => match self.input.remove(0) {
@@ -205,11 +208,11 @@ impl Reader {
     }
 }
 
-fn quoted(text: &str) -> String {
+fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-fn pointer(name: &str) -> String {
+fn json_pointer(name: &str) -> String {
     format!("/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 

@@ -10,11 +10,11 @@ use serde::Serialize;
 use tracing::warn;
 
 use crate::store::StoreError;
-use crate::web::runs::json;
+use crate::web::runs::json_response;
 use crate::web::state::AppState;
 
 /// How long the store may take to say that it is well.
-const STORE_PATIENCE: Duration = Duration::from_secs(2);
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The process answers.
 #[derive(Serialize, JsonSchema)]
@@ -59,19 +59,19 @@ pub struct Version {
 
 /// `GET /livez`: the process answers.
 pub async fn livez() -> Response {
-    json(StatusCode::OK, &Alive { status: "ok" })
+    json_response(StatusCode::OK, &Alive { status: "ok" })
 }
 
 /// `GET /readyz`: whether new runs can be taken, with each check's state. The daemon listens only after its catalogue is
 /// loaded, so that check is a count; a broken agent file does not make the daemon unready.
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
-    let store = match tokio::time::timeout(STORE_PATIENCE, store).await {
+    let store = match tokio::time::timeout(STORE_TIMEOUT, store).await {
         Ok(Ok(())) if state.runner.is_store_down() => {
             Check::failed("a write failed, and the runs that it stopped have not gone on yet")
         }
         Ok(Ok(())) => Check::passed(),
-        Ok(Err(StoreError::Full)) => {
+        Ok(Err(StoreError::DiskFull)) => {
             Check::failed("the disk is full: runs can be read and deleted, and nothing else")
         }
         Ok(Err(error)) => {
@@ -105,7 +105,7 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
         catalog,
         accepting,
     };
-    json(code, &Ready { status, checks })
+    json_response(code, &Ready { status, checks })
 }
 
 /// `GET /version`
@@ -114,7 +114,7 @@ pub async fn version() -> Response {
         name: env!("CARGO_PKG_NAME"),
         version: env!("CARGO_PKG_VERSION"),
     };
-    json(StatusCode::OK, &version)
+    json_response(StatusCode::OK, &version)
 }
 
 impl Check {

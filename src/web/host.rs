@@ -8,13 +8,13 @@ use axum::http::header::HOST;
 use axum::http::uri::Authority;
 use axum::http::{HeaderValue, StatusCode, Version};
 
-use crate::web::error::{Problem, word};
+use crate::web::error::{Problem, quote};
 
 /// Paths that an HTTP/1.0 client, which need not send `Host`, may request without it: what probes and scrapers read.
-const OPEN_TO_OLD_CLIENTS: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+const HOST_OPTIONAL_PATHS: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 
 /// The host that the request names; none if it may do without. `path_prefix` is the one before every route.
-pub fn named(request: &Request, path_prefix: &str) -> Result<Option<Authority>, Problem> {
+pub fn requested_host(request: &Request, path_prefix: &str) -> Result<Option<Authority>, Problem> {
     let headers = request.headers();
     let mut hosts = headers.get_all(HOST).iter();
     let header = match (hosts.next(), hosts.next()) {
@@ -23,27 +23,29 @@ pub fn named(request: &Request, path_prefix: &str) -> Result<Option<Authority>, 
         (None, None) => None,
     };
     // An absolute form and HTTP/2's `:authority` win over the header, which must be right all the same.
-    let target = request.uri().authority().map(check).transpose()?;
+    let target = request.uri().authority().map(check_authority).transpose()?;
     let version = request.version();
     let is_http1 = version <= Version::HTTP_11;
     match (target, header) {
-        (Some(target), Some(header)) if !is_http1 && !is_same(&target, &header) => {
+        (Some(target), Some(header)) if !is_http1 && !is_same_authority(&target, &header) => {
             Err(invalid("its Host header differs from its :authority"))
         }
-        (None, None) if version <= Version::HTTP_10 && is_open(request, path_prefix) => Ok(None),
+        (None, None) if version <= Version::HTTP_10 && may_omit_host(request, path_prefix) => {
+            Ok(None)
+        }
         (_, None) if version == Version::HTTP_11 => Err(invalid("it has no Host header")),
         (None, None) => Err(invalid("it names no host")),
         (target, header) => Ok(target.or(header)),
     }
 }
 
-fn is_open(request: &Request, path_prefix: &str) -> bool {
+fn may_omit_host(request: &Request, path_prefix: &str) -> bool {
     let path = request.uri().path();
     let path = path.strip_prefix(path_prefix).unwrap_or(path);
-    OPEN_TO_OLD_CLIENTS.contains(&path)
+    HOST_OPTIONAL_PATHS.contains(&path)
 }
 
-fn is_same(one: &Authority, other: &Authority) -> bool {
+fn is_same_authority(one: &Authority, other: &Authority) -> bool {
     one.as_str().eq_ignore_ascii_case(other.as_str())
 }
 
@@ -53,17 +55,17 @@ fn parse(value: &HeaderValue) -> Result<Authority, Problem> {
         let text = String::from_utf8_lossy(value.as_bytes());
         invalid(&format!(
             "its Host header, {}, is no host with an optional port",
-            word(&text)
+            quote(&text)
         ))
     })
 }
 
-fn check(authority: &Authority) -> Result<Authority, Problem> {
+fn check_authority(authority: &Authority) -> Result<Authority, Problem> {
     match is_valid(authority) {
         true => Ok(authority.clone()),
         false => Err(invalid(&format!(
             "{} is no host with an optional port",
-            word(authority.as_str())
+            quote(authority.as_str())
         ))),
     }
 }
@@ -103,7 +105,7 @@ mod tests {
     use axum::extract::Request;
     use axum::http::Version;
 
-    use super::named;
+    use super::requested_host;
 
     fn host(version: Version, uri: &str, hosts: &[&str]) -> Result<Option<String>, &'static str> {
         let mut request = Request::builder().version(version).uri(uri);
@@ -111,7 +113,7 @@ mod tests {
             request = request.header("host", *host);
         }
         let request = request.body(Body::empty()).expect("a request");
-        named(&request, "/axed")
+        requested_host(&request, "/axed")
             .map(|host| host.map(|host| host.to_string()))
             .map_err(|problem| problem.code())
     }
@@ -159,12 +161,15 @@ mod tests {
     #[test]
     fn the_target_wins_and_the_header_is_checked_all_the_same() {
         let target = "http://evil.example:8080/runs";
-        let named = Ok(Some("evil.example:8080".to_owned()));
-        assert_eq!(host(Version::HTTP_11, target, &["localhost"]), named);
+        let expected = Ok(Some("evil.example:8080".to_owned()));
+        assert_eq!(host(Version::HTTP_11, target, &["localhost"]), expected);
         assert_eq!(host(Version::HTTP_11, target, &[]), INVALID);
         assert_eq!(host(Version::HTTP_11, target, &["???"]), INVALID);
-        assert_eq!(host(Version::HTTP_2, target, &[]), named);
-        assert_eq!(host(Version::HTTP_2, target, &["Evil.example:8080"]), named);
+        assert_eq!(host(Version::HTTP_2, target, &[]), expected);
+        assert_eq!(
+            host(Version::HTTP_2, target, &["Evil.example:8080"]),
+            expected
+        );
         assert_eq!(host(Version::HTTP_2, target, &["localhost"]), INVALID);
         assert_eq!(host(Version::HTTP_2, "/runs", &[]), INVALID);
         assert_eq!(host(Version::HTTP_2, "http://a@b:8080/runs", &[]), INVALID);

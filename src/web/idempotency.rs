@@ -6,30 +6,30 @@ use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 
 use crate::domain::run::now;
-use crate::store::{Claim, ClaimKey, Claimed};
+use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
 use crate::web::error::Problem;
 
 /// Says of an answer that its run was started by an earlier request.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-const KEY: &str = "Idempotency-Key";
+const HEADER: &str = "Idempotency-Key";
 /// Most characters of a key.
 const MAX_KEY: usize = 255;
 /// How long a key is kept.
-const KEPT: SignedDuration = SignedDuration::from_hours(24);
+const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// The request's key; none where it has none.
-pub fn key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let mut values = headers.get_all(KEY).iter();
+pub fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(HEADER).iter();
     let Some(key) = values.next().map(|value| value.as_bytes()) else {
         return Ok(None);
     };
     if values.next().is_some() {
-        return Err(Problem::parameter(KEY, "is given twice"));
+        return Err(Problem::parameter(HEADER, "is given twice"));
     }
     if key.is_empty() || key.len() > MAX_KEY || !key.iter().all(u8::is_ascii_graphic) {
         let why = format_args!("a key has 1 to {MAX_KEY} visible ASCII characters and no spaces");
-        return Err(Problem::parameter(KEY, why));
+        return Err(Problem::parameter(HEADER, why));
     }
     Ok(Some(String::from_utf8_lossy(key).into_owned()))
 }
@@ -44,28 +44,33 @@ pub fn fingerprint(content_type: &[u8], body: &[u8]) -> [u8; 32] {
 }
 
 /// What a request's key claims. `owner` is the name of the caller's credential, `route` the method with the path.
-pub fn claim(owner: Option<&str>, route: String, key: String, body: [u8; 32]) -> Claim {
-    Claim {
-        key: ClaimKey {
+pub fn new_claim(
+    owner: Option<&str>,
+    route: String,
+    key: String,
+    body: [u8; 32],
+) -> IdempotencyClaim {
+    IdempotencyClaim {
+        key: IdempotencyKey {
             credential: owner.unwrap_or_default().to_owned(),
             route,
             key,
         },
-        body,
-        expires: now().checked_add(KEPT).unwrap_or(Timestamp::MAX),
+        body_hash: body,
+        expires_at: now().checked_add(RETENTION).unwrap_or(Timestamp::MAX),
     }
 }
 
 /// Refuses a key that stands for another body.
-pub fn check(claim: &Claim, claimed: &Claimed) -> Result<(), Problem> {
-    if claim.body == claimed.body {
+pub fn check_same_body(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result<(), Problem> {
+    if claim.body_hash == claimed.body_hash {
         return Ok(());
     }
     Err(Problem::new(
         StatusCode::UNPROCESSABLE_ENTITY,
         "idempotency_mismatch",
         format!(
-            "this {KEY} has started {} with another body or content type; send a new key for a new run",
+            "this {HEADER} has started {} with another body or content type; send a new key for a new run",
             claimed.run
         ),
     ))
@@ -75,28 +80,29 @@ pub fn check(claim: &Claim, claimed: &Claimed) -> Result<(), Problem> {
 mod tests {
     use axum::http::{HeaderMap, HeaderValue};
 
-    use super::{KEY, fingerprint, key};
+    use super::{HEADER, fingerprint, read_key};
 
     fn read(value: &[u8]) -> Result<Option<String>, String> {
         let mut headers = HeaderMap::new();
-        headers.insert(KEY, HeaderValue::from_bytes(value).expect("a value"));
-        key(&headers).map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into())
+        headers.insert(HEADER, HeaderValue::from_bytes(value).expect("a value"));
+        read_key(&headers)
+            .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into())
     }
 
     #[test]
     fn a_key_is_short_and_visible() {
-        assert_eq!(key(&HeaderMap::new()).ok(), Some(None));
+        assert_eq!(read_key(&HeaderMap::new()).ok(), Some(None));
         for good in ["k", "\"8e03978e-40d5\"", &"k".repeat(255)] {
             assert_eq!(read(good.as_bytes()), Ok(Some(good.to_owned())));
         }
         for bad in ["", "a b", "ä", &"k".repeat(256)] {
             let error = read(bad.as_bytes()).expect_err(bad);
-            assert!(error.contains("400") && error.contains(KEY), "{error}");
+            assert!(error.contains("400") && error.contains(HEADER), "{error}");
         }
         let mut twice = HeaderMap::new();
-        twice.append(KEY, HeaderValue::from_static("a"));
-        twice.append(KEY, HeaderValue::from_static("a"));
-        assert!(key(&twice).is_err());
+        twice.append(HEADER, HeaderValue::from_static("a"));
+        twice.append(HEADER, HeaderValue::from_static("a"));
+        assert!(read_key(&twice).is_err());
     }
 
     #[test]

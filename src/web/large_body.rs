@@ -9,19 +9,19 @@ const DATA: &[u8] = b"data";
 
 /// What has come of a body.
 #[derive(Debug)]
-pub struct LargeBody {
+pub struct LargeBodyLimiter {
     /// Most bytes besides the data.
     max_body: usize,
     limits: AttachmentLimits,
-    own: usize,
-    data: usize,
+    other_bytes: usize,
+    data_bytes: usize,
     /// Bytes of the data that is being read.
-    current: usize,
+    current_data_bytes: usize,
     state: State,
     is_escaped: bool,
     /// The beginning of the last text, and how many bytes it has.
-    last: [u8; 4],
-    last_bytes: usize,
+    last_text: [u8; 4],
+    last_text_bytes: usize,
     /// Whether a colon followed the last text.
     has_colon: bool,
 }
@@ -33,94 +33,100 @@ enum State {
     InData,
 }
 
-impl LargeBody {
+impl LargeBodyLimiter {
     /// Nothing has come.
     pub fn new(max_body: usize, limits: AttachmentLimits) -> Self {
         Self {
             max_body,
             limits,
-            own: 0,
-            data: 0,
-            current: 0,
+            other_bytes: 0,
+            data_bytes: 0,
+            current_data_bytes: 0,
             state: State::Outside,
             is_escaped: false,
-            last: [0; 4],
-            last_bytes: 0,
+            last_text: [0; 4],
+            last_text_bytes: 0,
             has_colon: false,
         }
     }
 
     /// Most bytes of any body.
-    pub fn most(max_body: usize, limits: AttachmentLimits) -> usize {
+    pub fn max_total_bytes(max_body: usize, limits: AttachmentLimits) -> usize {
         max_body.saturating_add(base64_bytes(limits.total))
     }
 
     /// Takes the next bytes, or refuses the body.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<(), Problem> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Problem> {
         for byte in bytes {
-            self.step(*byte);
+            self.feed_byte(*byte);
         }
-        if self.own > self.max_body {
-            return Err(crate::web::body::too_large(self.max_body));
+        if self.other_bytes > self.max_body {
+            return Err(crate::web::json_body::body_too_large(self.max_body));
         }
-        if self.current > base64_bytes(self.limits.bytes) {
-            let most = self.limits.bytes;
-            let why =
-                format!("a picture or file has at most {most} bytes (limits.attachment_bytes)");
+        if self.current_data_bytes > base64_bytes(self.limits.bytes) {
+            let max_bytes = self.limits.bytes;
+            let why = format!(
+                "a picture or file has at most {max_bytes} bytes (limits.attachment_bytes)"
+            );
             return Err(Problem::attachments_too_large("", why));
         }
-        if self.data > base64_bytes(self.limits.total) {
-            let most = self.limits.total;
-            let of = "of pictures and files in all (limits.conversation_bytes)";
-            let why = format!("a request has at most {most} bytes {of}");
+        if self.data_bytes > base64_bytes(self.limits.total) {
+            let max_bytes = self.limits.total;
+            let suffix = "of pictures and files in all (limits.conversation_bytes)";
+            let why = format!("a request has at most {max_bytes} bytes {suffix}");
             return Err(Problem::attachments_too_large("", why));
         }
         Ok(())
     }
 
-    fn step(&mut self, byte: u8) {
+    fn feed_byte(&mut self, byte: u8) {
         match self.state {
             State::InData if byte != b'"' && byte != b'\\' && !self.is_escaped => {
-                self.data += 1;
-                self.current += 1;
+                self.data_bytes += 1;
+                self.current_data_bytes += 1;
                 return;
             }
-            State::Outside => self.outside(byte),
+            State::Outside => self.feed_outside_text(byte),
             State::InText | State::InData if self.is_escaped => {
                 self.is_escaped = false;
-                self.note(byte);
+                self.push_text_byte(byte);
             }
             State::InText | State::InData => match byte {
                 b'\\' => self.is_escaped = true,
                 b'"' => self.state = State::Outside,
-                _ => self.note(byte),
+                _ => self.push_text_byte(byte),
             },
         }
-        self.own += 1;
+        self.other_bytes += 1;
     }
 
-    fn outside(&mut self, byte: u8) {
+    fn feed_outside_text(&mut self, byte: u8) {
         match byte {
             b'"' => {
-                let is_data = self.has_colon && self.last_bytes == DATA.len() && self.last == DATA;
+                let is_data =
+                    self.has_colon && self.last_text_bytes == DATA.len() && self.last_text == DATA;
                 self.state = if is_data {
                     State::InData
                 } else {
                     State::InText
                 };
-                (self.has_colon, self.last_bytes, self.current) = (false, 0, 0);
+                (
+                    self.has_colon,
+                    self.last_text_bytes,
+                    self.current_data_bytes,
+                ) = (false, 0, 0);
             }
             b':' => self.has_colon = true,
             b' ' | b'\t' | b'\r' | b'\n' => {}
-            _ => (self.has_colon, self.last_bytes) = (false, 0),
+            _ => (self.has_colon, self.last_text_bytes) = (false, 0),
         }
     }
 
-    fn note(&mut self, byte: u8) {
-        if let Some(place) = self.last.get_mut(self.last_bytes) {
-            *place = byte;
+    fn push_text_byte(&mut self, byte: u8) {
+        if let Some(slot) = self.last_text.get_mut(self.last_text_bytes) {
+            *slot = byte;
         }
-        self.last_bytes += 1;
+        self.last_text_bytes += 1;
     }
 }
 
@@ -131,7 +137,7 @@ fn base64_bytes(bytes: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::LargeBody;
+    use super::LargeBodyLimiter;
     use crate::config::AttachmentLimits;
 
     fn refused(body: &str) -> Option<String> {
@@ -140,9 +146,12 @@ mod tests {
             bytes: 30,
             total: 60,
         };
-        let mut large = LargeBody::new(100, limits);
-        let taken = body.as_bytes().chunks(7).try_for_each(|it| large.take(it));
-        let problem = taken.err()?;
+        let mut limiter = LargeBodyLimiter::new(100, limits);
+        let result = body
+            .as_bytes()
+            .chunks(7)
+            .try_for_each(|it| limiter.feed(it));
+        let problem = result.err()?;
         let body = problem.render("", "");
         Some(String::from_utf8_lossy(&body).into_owned())
     }
@@ -156,7 +165,7 @@ mod tests {
         assert!(why.is_some_and(|why| why.contains("limits.conversation_bytes")));
         let why = refused(&format!(r#"{{"data":"{}"}}"#, "A".repeat(48)));
         assert!(why.is_some_and(|why| why.contains("limits.attachment_bytes")));
-        for own in [
+        for body in [
             format!(r#"{{"input":"{}"}}"#, "A".repeat(100)),
             format!(r#"["data","{}"]"#, "A".repeat(100)),
             format!(r#"{{"data":["{}"]}}"#, "A".repeat(100)),
@@ -164,10 +173,10 @@ mod tests {
             format!(r#"{{"data":"{}"}}"#, "\\n".repeat(60)),
             " ".repeat(101),
         ] {
-            let why = refused(&own);
+            let why = refused(&body);
             assert!(
                 why.is_some_and(|why| why.contains("server.max_body")),
-                "{own}"
+                "{body}"
             );
         }
     }

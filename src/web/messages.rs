@@ -8,20 +8,20 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::content::{Content, Part};
-use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, no_arguments};
-use crate::web::body::{self, MAX_DEPTH, Object};
-use crate::web::content::{AttachmentCounter, WrittenContent};
-use crate::web::error::{Problem, word};
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, empty_arguments};
+use crate::web::content::{AttachmentCounter, ContentInput};
+use crate::web::error::{Problem, quote};
+use crate::web::json_body::{self, MAX_DEPTH, Object};
 
 /// One message as it is written; `GET /runs/{id}/messages` shows them in the same form.
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "WrittenMessage")]
 #[serde(deny_unknown_fields)]
-pub struct Written {
+pub struct MessageInput {
     role: Role,
-    content: Option<WrittenContent>,
-    tool_calls: Option<Vec<Object<Call>>>,
-    tool_results: Option<Vec<Object<Answered>>>,
+    content: Option<ContentInput>,
+    tool_calls: Option<Vec<Object<ToolCallInput>>>,
+    tool_results: Option<Vec<Object<ToolResultInput>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -36,7 +36,7 @@ enum Role {
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "WrittenCall")]
 #[serde(deny_unknown_fields)]
-struct Call {
+struct ToolCallInput {
     id: String,
     name: String,
     arguments: Option<Box<RawValue>>,
@@ -45,65 +45,71 @@ struct Call {
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "WrittenResult")]
 #[serde(deny_unknown_fields)]
-struct Answered {
+struct ToolResultInput {
     call_id: String,
-    content: WrittenContent,
+    content: ContentInput,
     #[serde(default)]
     is_error: bool,
 }
 
 /// The messages, in good order: a user's first, results right behind the calls that they answer, no two replies in a row.
 /// Results are put in the order of their calls.
-pub fn read(
-    written: Vec<Object<Written>>,
+pub fn parse_messages(
+    inputs: Vec<Object<MessageInput>>,
     counter: &mut AttachmentCounter,
 ) -> Result<Vec<Message>, Problem> {
-    let mut messages: Vec<Message> = Vec::with_capacity(written.len());
-    for (at, Object(message)) in written.into_iter().enumerate() {
-        let message = message.checked(&format!("/messages/{at}"), counter)?;
+    let mut messages: Vec<Message> = Vec::with_capacity(inputs.len());
+    for (at, Object(message)) in inputs.into_iter().enumerate() {
+        let message = message.check(&format!("/messages/{at}"), counter)?;
         let message = message
-            .read(messages.last())
-            .map_err(|why| wrong(at, why))?;
+            .into_message(messages.last())
+            .map_err(|why| invalid_message(at, why))?;
         messages.push(message);
     }
-    match unanswered(messages.last()) {
+    match unanswered_calls(messages.last()) {
         [] => Ok(messages),
-        [call, ..] => Err(wrong(
+        [call, ..] => Err(invalid_message(
             messages.len() - 1,
             format!(
                 "calls tools and is the last; the call {} has no result",
-                word(&call.id)
+                quote(&call.id)
             ),
         )),
     }
 }
 
-fn wrong(at: usize, why: String) -> Problem {
+fn invalid_message(at: usize, why: String) -> Problem {
     Problem::field("invalid_messages", format!("/messages/{at}"), why)
 }
 
 /// A message whose contents are checked.
-struct Checked {
+struct CheckedMessage {
     role: Role,
     content: Option<Content>,
-    tool_calls: Option<Vec<Object<Call>>>,
+    tool_calls: Option<Vec<Object<ToolCallInput>>>,
     tool_results: Option<Vec<ToolResult>>,
 }
 
-impl Written {
+impl MessageInput {
     /// Checks its contents; `pointer` is where it stands in the body.
-    fn checked(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<Checked, Problem> {
-        let place = format!("{pointer}/content");
-        let content = self.content.map(|content| content.read(&place, counter));
+    fn check(
+        self,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<CheckedMessage, Problem> {
+        let content_pointer = format!("{pointer}/content");
+        let content = self
+            .content
+            .map(|content| content.into_content(&content_pointer, counter));
         let results = self.tool_results.map(|results| {
             let results = results.into_iter().enumerate();
             let results = results.map(|(at, Object(result))| {
-                let place = format!("{pointer}/tool_results/{at}/content");
-                result.read(&place, counter)
+                let result_pointer = format!("{pointer}/tool_results/{at}/content");
+                result.into_result(&result_pointer, counter)
             });
             results.collect::<Result<_, _>>()
         });
-        Ok(Checked {
+        Ok(CheckedMessage {
             role: self.role,
             content: content.transpose()?,
             tool_calls: self.tool_calls,
@@ -112,11 +118,15 @@ impl Written {
     }
 }
 
-impl Answered {
+impl ToolResultInput {
     /// The result: its texts, and its pictures and files beside them.
-    fn read(self, pointer: &str, counter: &mut AttachmentCounter) -> Result<ToolResult, Problem> {
+    fn into_result(
+        self,
+        pointer: &str,
+        counter: &mut AttachmentCounter,
+    ) -> Result<ToolResult, Problem> {
         let result = |content| ToolResult::text(&self.call_id, content, self.is_error);
-        let parts = match self.content.read(pointer, counter)? {
+        let parts = match self.content.into_content(pointer, counter)? {
             Content::Text(text) => return Ok(result(text)),
             Content::Parts(parts) => parts,
         };
@@ -124,9 +134,9 @@ impl Answered {
         for (at, part) in parts.into_iter().enumerate() {
             match part {
                 Part::Link(_) => {
-                    let place = format!("{pointer}/{at}/url");
+                    let part_pointer = format!("{pointer}/{at}/url");
                     let why = "is only for a user's message; send data";
-                    return Err(Problem::field("invalid_field", place, why));
+                    return Err(Problem::field("invalid_field", part_pointer, why));
                 }
                 Part::Text { text } => texts.push(text),
                 Part::Image(attachment) | Part::File(attachment) => attachments.push(attachment),
@@ -139,24 +149,24 @@ impl Answered {
     }
 }
 
-impl Checked {
+impl CheckedMessage {
     /// The message, where it may follow `last`.
-    fn read(self, last: Option<&Message>) -> Result<Message, String> {
-        let has = |is: bool, name| if is { Some(name) } else { None };
+    fn into_message(self, last: Option<&Message>) -> Result<Message, String> {
+        let name_if = |is: bool, name| if is { Some(name) } else { None };
         let extra = match self.role {
-            Role::User => has(self.tool_calls.is_some(), "tool_calls")
-                .or(has(self.tool_results.is_some(), "tool_results")),
-            Role::Assistant => has(self.tool_results.is_some(), "tool_results"),
-            Role::Tool => has(self.tool_calls.is_some(), "tool_calls")
-                .or(has(self.content.is_some(), "content")),
+            Role::User => name_if(self.tool_calls.is_some(), "tool_calls")
+                .or(name_if(self.tool_results.is_some(), "tool_results")),
+            Role::Assistant => name_if(self.tool_results.is_some(), "tool_results"),
+            Role::Tool => name_if(self.tool_calls.is_some(), "tool_calls")
+                .or(name_if(self.content.is_some(), "content")),
         };
         if let Some(extra) = extra {
             return Err(format!("a message of this role has no {extra}"));
         }
-        if let ([call, ..], Role::User | Role::Assistant) = (unanswered(last), self.role) {
+        if let ([call, ..], Role::User | Role::Assistant) = (unanswered_calls(last), self.role) {
             return Err(format!(
                 "comes before the result of the call {}",
-                word(&call.id)
+                quote(&call.id)
             ));
         }
         let content = self.content.unwrap_or_default();
@@ -169,30 +179,38 @@ impl Checked {
                     Err("follows another reply; there is a user's message between two".to_owned())
                 }
                 Some(Message::User { .. } | Message::Tool { .. }) => match content {
-                    Content::Text(text) => reply(text, self.tool_calls.unwrap_or_default()),
+                    Content::Text(text) => {
+                        assistant_message(text, self.tool_calls.unwrap_or_default())
+                    }
                     Content::Parts(_) => Err("the content of a reply is a text".to_owned()),
                 },
             },
-            Role::Tool => answers(unanswered(last), self.tool_results.unwrap_or_default()),
+            Role::Tool => tool_message(
+                unanswered_calls(last),
+                self.tool_results.unwrap_or_default(),
+            ),
         }
     }
 }
 
 /// The calls of a message, which are to be answered by the next.
-fn unanswered(last: Option<&Message>) -> &[ToolCall] {
+fn unanswered_calls(last: Option<&Message>) -> &[ToolCall] {
     match last {
-        Some(Message::Assistant(said)) => &said.tool_calls,
+        Some(Message::Assistant(reply)) => &reply.tool_calls,
         _ => &[],
     }
 }
 
-fn reply(content: String, calls: Vec<Object<Call>>) -> Result<Message, String> {
+fn assistant_message(
+    content: String,
+    calls: Vec<Object<ToolCallInput>>,
+) -> Result<Message, String> {
     if content.trim().is_empty() && calls.is_empty() {
         return Err("needs a content, or tool_calls".to_owned());
     }
     let mut ids = HashSet::new();
     let mut tool_calls = Vec::with_capacity(calls.len());
-    for Object(Call {
+    for Object(ToolCallInput {
         id,
         name,
         arguments,
@@ -202,15 +220,18 @@ fn reply(content: String, calls: Vec<Object<Call>>) -> Result<Message, String> {
             return Err("a tool call has an id and a name that are not empty".to_owned());
         }
         if !ids.insert(id.clone()) {
-            return Err(format!("has two calls with the id {}", word(&id)));
+            return Err(format!("has two calls with the id {}", quote(&id)));
         }
         let arguments = match arguments {
-            None => no_arguments(),
+            None => empty_arguments(),
             // Raw JSON is passed over without being followed, so its depth was not checked yet.
-            Some(json) if !json.get().starts_with('{') || body::depth(json.get()) > MAX_DEPTH => {
+            Some(json)
+                if !json.get().starts_with('{')
+                    || json_body::nesting_depth(json.get()) > MAX_DEPTH =>
+            {
                 return Err(format!(
                     "the arguments of the call {} are no object of at most {MAX_DEPTH} levels",
-                    word(&id)
+                    quote(&id)
                 ));
             }
             Some(json) => Arc::from(json),
@@ -230,32 +251,36 @@ fn reply(content: String, calls: Vec<Object<Call>>) -> Result<Message, String> {
 }
 
 /// One result for each of the calls.
-fn answers(calls: &[ToolCall], results: Vec<ToolResult>) -> Result<Message, String> {
+fn tool_message(calls: &[ToolCall], results: Vec<ToolResult>) -> Result<Message, String> {
     if calls.is_empty() {
         return Err("does not follow a reply with tool calls".to_owned());
     }
-    let mut found: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
-    let places: HashMap<&str, usize> = calls
+    let mut ordered: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
+    let positions: HashMap<&str, usize> = calls
         .iter()
         .enumerate()
-        .map(|(place, call)| (call.id.as_str(), place))
+        .map(|(position, call)| (call.id.as_str(), position))
         .collect();
     for result in results {
-        let call_id = word(&result.call_id);
-        let Some(place) = places.get(result.call_id.as_str()) else {
+        let call_id = quote(&result.call_id);
+        let Some(position) = positions.get(result.call_id.as_str()) else {
             return Err(format!(
                 "answers {call_id}, which the reply before it does not call"
             ));
         };
-        if found[*place].is_some() {
+        if ordered[*position].is_some() {
             return Err(format!("has two results for the call {call_id}"));
         }
-        found[*place] = Some(result);
+        ordered[*position] = Some(result);
     }
-    if let Some((call, _)) = calls.iter().zip(&found).find(|(_, found)| found.is_none()) {
-        return Err(format!("has no result for the call {}", word(&call.id)));
+    if let Some((call, _)) = calls
+        .iter()
+        .zip(&ordered)
+        .find(|(_, found)| found.is_none())
+    {
+        return Err(format!("has no result for the call {}", quote(&call.id)));
     }
     Ok(Message::Tool {
-        tool_results: found.into_iter().flatten().collect(),
+        tool_results: ordered.into_iter().flatten().collect(),
     })
 }

@@ -9,7 +9,7 @@ use crate::web::state::AppState;
 /// `GET /metrics`
 pub async fn metrics(State(state): State<AppState>) -> Response {
     let runner = &state.runner;
-    let text = runner.metrics().render(&runner.now());
+    let text = runner.metrics().render(&runner.gauges());
     let headers = [
         (CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"),
         (CACHE_CONTROL, "no-store"),

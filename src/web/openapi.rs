@@ -13,19 +13,19 @@ use serde_json::{Map, Value, json};
 
 use crate::config::KeyScope;
 use crate::domain::run::RunId;
-use crate::web::error::Envelope;
+use crate::web::error::ProblemBody;
 use crate::web::router::{self, Route};
 use crate::web::state::AppState;
 
 pub mod operations;
 
 const JSON: &str = "application/json";
-const PROBLEM: &str = "application/problem+json";
-const ABOUT: &str = "\
+const PROBLEM_JSON: &str = "application/problem+json";
+const DESCRIPTION: &str = "\
     Serves LLM agents: an agent is a TOML file, a POST starts a run of it, agents call one another.\n\n\
     `HEAD` works where `GET` does. Every answer has `x-request-id`. An unknown or repeated parameter of a query and an \
     unknown field of a body are refused. Answers may get more fields, and events more types, in later versions.";
-const BEARER: &str = "\
+const BEARER_DESCRIPTION: &str = "\
     A key of the daemon's configuration. Each operation names the scope that the key must have; `admin` opens all. A \
     daemon without configured keys asks nobody.";
 
@@ -43,31 +43,31 @@ pub async fn get(State(state): State<AppState>) -> Response {
 pub fn document(prefix: &str, metrics: bool) -> String {
     let mut schemas = Schemas::new();
     let mut paths = Map::new();
-    for route in router::table(metrics) {
-        let operation = Operation::of(&route, &mut schemas);
-        let told = (route.told)(operation).told();
+    for route in router::route_table(metrics) {
+        let operation = Operation::new(&route, &mut schemas);
+        let operation_json = (route.describe)(operation).into_json();
         let operations = paths.entry(route.path).or_insert_with(|| json!({}));
-        operations[route.method] = told;
+        operations[route.method] = operation_json;
     }
     let problem = json!({
         "description": "Refused (RFC 9457); `code` is stable, `detail` is for people.",
-        "content": {PROBLEM: {"schema": schemas.shown::<Envelope<'static>>()}},
+        "content": {PROBLEM_JSON: {"schema": schemas.response_schema::<ProblemBody<'static>>()}},
     });
     let document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "axed",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": ABOUT,
+            "description": DESCRIPTION,
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": if prefix.is_empty() { "/" } else { prefix }}],
         "paths": paths,
         "components": {
-            "schemas": schemas.all(),
+            "schemas": schemas.into_components(),
             "responses": {"Problem": problem},
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": BEARER},
+                "key": {"type": "http", "scheme": "bearer", "description": BEARER_DESCRIPTION},
             },
         },
     });
@@ -76,8 +76,8 @@ pub fn document(prefix: &str, metrics: bool) -> String {
 
 /// The schemas of all bodies. What is read and what is shown of one type may differ, so requests stand on their own.
 struct Schemas {
-    read: SchemaGenerator,
-    shown: SchemaGenerator,
+    request_generator: SchemaGenerator,
+    response_generator: SchemaGenerator,
     requests: Map<String, Value>,
 }
 
@@ -89,31 +89,31 @@ impl Schemas {
                 settings.definitions_path = "/components/schemas".into();
             })
         };
-        let read = settings().with(|settings| settings.inline_subschemas = true);
+        let request_settings = settings().with(|settings| settings.inline_subschemas = true);
         Self {
-            read: read.for_deserialize().into_generator(),
-            shown: settings().for_serialize().into_generator(),
+            request_generator: request_settings.for_deserialize().into_generator(),
+            response_generator: settings().for_serialize().into_generator(),
             requests: Map::new(),
         }
     }
 
-    fn read<T: JsonSchema>(&mut self) -> Value {
+    fn request_schema<T: JsonSchema>(&mut self) -> Value {
         let name = T::schema_name();
         debug_assert!(name.ends_with("Request"), "{name} may be an answer's too");
-        let mut schema = self.read.root_schema_for::<T>();
+        let mut schema = self.request_generator.root_schema_for::<T>();
         schema.remove("title");
         self.requests.insert(name.to_string(), schema.to_value());
         json!({"$ref": format!("#/components/schemas/{name}")})
     }
 
-    fn shown<T: JsonSchema>(&mut self) -> Value {
-        self.shown.subschema_for::<T>().to_value()
+    fn response_schema<T: JsonSchema>(&mut self) -> Value {
+        self.response_generator.subschema_for::<T>().to_value()
     }
 
     /// Sorted by name.
-    fn all(mut self) -> BTreeMap<String, Value> {
-        let shown = self.shown.take_definitions(true);
-        shown.into_iter().chain(self.requests).collect()
+    fn into_components(mut self) -> BTreeMap<String, Value> {
+        let response_schemas = self.response_generator.take_definitions(true);
+        response_schemas.into_iter().chain(self.requests).collect()
     }
 }
 
@@ -121,27 +121,27 @@ impl Schemas {
 /// are said by themselves.
 pub struct Operation<'s> {
     schemas: &'s mut Schemas,
-    about: Map<String, Value>,
+    properties: Map<String, Value>,
     parameters: Vec<Value>,
     body: Option<Value>,
-    answers: BTreeMap<String, Value>,
+    responses: BTreeMap<String, Value>,
 }
 
 impl<'s> Operation<'s> {
-    fn of(route: &Route, schemas: &'s mut Schemas) -> Self {
-        let mut about = Map::new();
+    fn new(route: &Route, schemas: &'s mut Schemas) -> Self {
+        let mut properties = Map::new();
         let first = route.path.split('/').nth(1).unwrap_or_default();
         let tag = match route.scope {
             None | Some(KeyScope::Metrics) => "daemon",
             Some(_) => first,
         };
-        about.insert("tags".to_owned(), json!([tag]));
+        properties.insert("tags".to_owned(), json!([tag]));
         let mut operation = Self {
             schemas,
-            about,
+            properties,
             parameters: Vec::new(),
             body: None,
-            answers: BTreeMap::new(),
+            responses: BTreeMap::new(),
         };
         let names = route.path.split('/').filter_map(|segment| {
             let name = segment.strip_prefix('{')?;
@@ -149,31 +149,31 @@ impl<'s> Operation<'s> {
         });
         for name in names {
             let schema = match name {
-                "id" => operation.schemas.shown::<RunId>(),
+                "id" => operation.schemas.response_schema::<RunId>(),
                 _ => json!({"type": "string"}),
             };
             operation
                 .parameters
                 .push(json!({"name": name, "in": "path", "required": true, "schema": schema}));
-            operation.refuse(404, "It does not exist, or not for this key.");
+            operation.add_problem(404, "It does not exist, or not for this key.");
         }
-        operation.refuse(400, "`invalid_host`: no host, or several, are named.");
+        operation.add_problem(400, "`invalid_host`: no host, or several, are named.");
         let mut security = Vec::new();
         if let Some(scope) = route.scope {
             security.push(json!({"key": [scope.as_str()]}));
-            operation.refuse(401, "`unauthorized`: without a key that is known.");
-            operation.refuse(403, "`insufficient_scope`: the key's scopes are others.");
+            operation.add_problem(401, "`unauthorized`: without a key that is known.");
+            operation.add_problem(403, "`insufficient_scope`: the key's scopes are others.");
         }
         operation
-            .about
+            .properties
             .insert("security".to_owned(), Value::Array(security));
         operation
     }
 
     /// Its name in generated clients, and what it does.
-    pub fn named(mut self, id: &str, summary: &str) -> Self {
-        self.about.insert("operationId".to_owned(), id.into());
-        self.about.insert("summary".to_owned(), summary.into());
+    pub fn describe(mut self, id: &str, summary: &str) -> Self {
+        self.properties.insert("operationId".to_owned(), id.into());
+        self.properties.insert("summary".to_owned(), summary.into());
         self
     }
 
@@ -182,7 +182,7 @@ impl<'s> Operation<'s> {
         self.parameters.push(
             json!({"name": name, "in": "query", "schema": schema, "description": description}),
         );
-        self.refuse(
+        self.add_problem(
             400,
             "A parameter, a header (such as `Host`) or the body is not in order; nothing was done.",
         );
@@ -198,8 +198,8 @@ impl<'s> Operation<'s> {
     }
 
     /// A JSON body, which may be left out.
-    pub fn reads<T: JsonSchema>(mut self) -> Self {
-        let schema = self.schemas.read::<T>();
+    pub fn request_body<T: JsonSchema>(mut self) -> Self {
+        let schema = self.schemas.request_schema::<T>();
         self.body = Some(json!({"content": {JSON: {"schema": schema}}}));
         for (status, why) in [
             (
@@ -217,13 +217,13 @@ impl<'s> Operation<'s> {
                 "What the body says cannot be done; `errors` points at the field.",
             ),
         ] {
-            self.refuse(status, why);
+            self.add_problem(status, why);
         }
         self
     }
 
     /// The body is not left out.
-    pub fn always(mut self) -> Self {
+    pub fn body_required(mut self) -> Self {
         if let Some(body) = &mut self.body {
             body["required"] = true.into();
         }
@@ -254,64 +254,70 @@ impl<'s> Operation<'s> {
     }
 
     /// An answer in JSON.
-    pub fn answers<T: JsonSchema>(self, status: u16, description: &str) -> Self {
-        let schema = self.schemas.shown::<T>();
-        self.content(status, description, JSON, schema)
+    pub fn response<T: JsonSchema>(self, status: u16, description: &str) -> Self {
+        let schema = self.schemas.response_schema::<T>();
+        self.add_response(status, description, JSON, schema)
     }
 
     /// An answer in text of this type; beside JSON where that is said before.
-    pub fn answers_text(self, status: u16, kind: &str, description: &str) -> Self {
+    pub fn text_response(self, status: u16, content_type: &str, description: &str) -> Self {
         let schema = json!({"type": "string", "description": description});
-        self.content(status, description, kind, schema)
+        self.add_response(status, description, content_type, schema)
     }
 
     /// An answer without a body.
-    pub fn answers_nothing(mut self, status: u16, description: &str) -> Self {
-        self.answers
+    pub fn empty_response(mut self, status: u16, description: &str) -> Self {
+        self.responses
             .insert(status.to_string(), json!({"description": description}));
         self
     }
 
     /// A header of an answer that was said before.
-    pub fn with_header(mut self, status: u16, name: &str, description: &str) -> Self {
-        if let Some(answer) = self.answers.get_mut(&status.to_string()) {
-            answer["headers"][name] =
+    pub fn response_header(mut self, status: u16, name: &str, description: &str) -> Self {
+        if let Some(response) = self.responses.get_mut(&status.to_string()) {
+            response["headers"][name] =
                 json!({"schema": {"type": "string"}, "description": description});
         }
         self
     }
 
     /// A refusal of its own, with its codes.
-    pub fn refuses(mut self, status: u16, description: &str) -> Self {
-        self.refuse(status, description);
+    pub fn problem(mut self, status: u16, description: &str) -> Self {
+        self.add_problem(status, description);
         self
     }
 
-    fn refuse(&mut self, status: u16, description: &str) {
+    fn add_problem(&mut self, status: u16, description: &str) {
         let problem = json!({"$ref": "#/components/responses/Problem", "description": description});
-        self.answers.insert(status.to_string(), problem);
+        self.responses.insert(status.to_string(), problem);
     }
 
-    fn content(mut self, status: u16, description: &str, kind: &str, schema: Value) -> Self {
-        let answer = self.answers.entry(status.to_string());
-        let answer = answer.or_insert_with(|| json!({"description": description}));
-        answer["content"][kind] = json!({"schema": schema});
+    fn add_response(
+        mut self,
+        status: u16,
+        description: &str,
+        content_type: &str,
+        schema: Value,
+    ) -> Self {
+        let response = self.responses.entry(status.to_string());
+        let response = response.or_insert_with(|| json!({"description": description}));
+        response["content"][content_type] = json!({"schema": schema});
         self
     }
 
-    fn told(self) -> Value {
-        let mut told = self.about;
+    fn into_json(self) -> Value {
+        let mut operation = self.properties;
         if !self.parameters.is_empty() {
-            told.insert("parameters".to_owned(), self.parameters.into());
+            operation.insert("parameters".to_owned(), self.parameters.into());
         }
         if let Some(body) = self.body {
-            told.insert("requestBody".to_owned(), body);
+            operation.insert("requestBody".to_owned(), body);
         }
-        let mut answers: Map<String, Value> = self.answers.into_iter().collect();
+        let mut responses: Map<String, Value> = self.responses.into_iter().collect();
         let other = json!({"$ref": "#/components/responses/Problem"});
-        answers.insert("default".to_owned(), other);
-        told.insert("responses".to_owned(), answers.into());
-        told.into()
+        responses.insert("default".to_owned(), other);
+        operation.insert("responses".to_owned(), responses.into());
+        operation.into()
     }
 }
 
@@ -327,13 +333,13 @@ mod tests {
         let document: Value = serde_json::from_str(&document("", true)).expect("JSON");
         let mut lines = Vec::new();
         for (path, operations) in document["paths"].as_object().expect("paths") {
-            for (method, told) in operations.as_object().expect("operations") {
-                lines.push(format!("{method} {path} {told}"));
+            for (method, operation) in operations.as_object().expect("operations") {
+                lines.push(format!("{method} {path} {operation}"));
             }
         }
         for (kind, components) in document["components"].as_object().expect("components") {
-            for (name, told) in components.as_object().expect("components") {
-                lines.push(format!("{kind} {name} {told}"));
+            for (name, component) in components.as_object().expect("components") {
+                lines.push(format!("{kind} {name} {component}"));
             }
         }
         insta::assert_snapshot!(lines.join("\n"));

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// How long each connection has in any case: clients that all connect at once and then send are not above a bound.
-const GRACE: Duration = Duration::from_millis(500);
+const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 /// How many connections may be pending.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ impl PendingConnections {
     }
 
     /// Adds a connection that was just accepted. If that exceeds a bound, the oldest one is to be closed.
-    pub fn add(self: &Arc<Self>, peer: IpAddr) -> (Arc<PendingConnection>, Overdue) {
+    pub fn add(self: &Arc<Self>, peer: IpAddr) -> (Arc<PendingConnection>, CloseSignal) {
         let address = network(peer);
         let (close, closed) = oneshot::channel();
         let mut state = self.lock();
@@ -82,12 +82,12 @@ impl PendingConnections {
             number,
             is_settled: AtomicBool::new(false),
         });
-        let overdue = Overdue {
+        let close_signal = CloseSignal {
             connection: Arc::clone(&connection),
             since: Instant::now(),
             closed,
         };
-        (connection, overdue)
+        (connection, close_signal)
     }
 
     /// Closes all of them, because there is no file descriptor for another.
@@ -160,19 +160,19 @@ impl Drop for PendingConnection {
 
 /// Tells whether a pending connection is to be closed.
 #[derive(Debug)]
-pub struct Overdue {
+pub struct CloseSignal {
     connection: Arc<PendingConnection>,
     since: Instant,
     closed: oneshot::Receiver<()>,
 }
 
-impl Overdue {
+impl CloseSignal {
     /// True once the connection is to be closed, because a bound was exceeded or `patience` is over; false once its first
     /// request has come.
-    pub async fn decide(self, patience: Duration) -> bool {
-        let is_oldest = timeout_at(self.since + patience, self.closed).await;
-        if let Ok(Ok(())) = is_oldest {
-            sleep_until(self.since + GRACE).await;
+    pub async fn should_close(self, timeout: Duration) -> bool {
+        let close_result = timeout_at(self.since + timeout, self.closed).await;
+        if let Ok(Ok(())) = close_result {
+            sleep_until(self.since + GRACE_PERIOD).await;
         }
         !self.connection.is_settled()
     }
@@ -223,7 +223,7 @@ mod tests {
     use std::net::IpAddr;
     use std::time::Duration;
 
-    use super::{Overdue, PendingConnections, PendingLimits, network};
+    use super::{CloseSignal, PendingConnections, PendingLimits, network};
 
     const LONG: Duration = Duration::from_secs(3600);
     const LIMITS: PendingLimits = PendingLimits {
@@ -235,8 +235,8 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn is_undecided(overdue: &mut Overdue) -> bool {
-        overdue.closed.try_recv().is_err()
+    fn is_undecided(close_signal: &mut CloseSignal) -> bool {
+        close_signal.closed.try_recv().is_err()
     }
 
     #[tokio::test]
@@ -244,12 +244,12 @@ mod tests {
         let list = PendingConnections::new(LIMITS);
         let (_other, mut other) = list.add(ip("10.0.0.2"));
         let (_first, first) = list.add(ip("10.0.0.1"));
-        let (second, second_overdue) = list.add(ip("10.0.0.1"));
+        let (second, second_signal) = list.add(ip("10.0.0.1"));
         let (_third, mut third) = list.add(ip("10.0.0.1"));
-        assert!(first.decide(LONG).await);
+        assert!(first.should_close(LONG).await);
         assert!(is_undecided(&mut other) && is_undecided(&mut third));
         second.settle();
-        assert!(!second_overdue.decide(LONG).await);
+        assert!(!second_signal.should_close(LONG).await);
         // What is settled makes way for another.
         let (_fourth, _overdue) = list.add(ip("10.0.0.1"));
         assert!(is_undecided(&mut third));
@@ -262,7 +262,7 @@ mod tests {
             .map(|n| list.add(ip(&format!("10.0.0.{n}"))))
             .collect();
         let (_connection, oldest) = all.remove(0);
-        assert!(oldest.decide(LONG).await);
+        assert!(oldest.should_close(LONG).await);
         assert!(all.iter_mut().all(|(_, overdue)| is_undecided(overdue)));
         drop(all);
         assert!(list.lock().connections.is_empty() && list.lock().addresses.is_empty());
@@ -271,21 +271,21 @@ mod tests {
     #[tokio::test]
     async fn a_request_in_the_time_of_grace_comes_in_time() {
         let list = PendingConnections::new(LIMITS);
-        let (connection, overdue) = list.add(ip("10.0.0.1"));
+        let (connection, close_signal) = list.add(ip("10.0.0.1"));
         let more: Vec<_> = (0..2).map(|_| list.add(ip("10.0.0.1"))).collect();
         connection.settle();
-        assert!(!overdue.decide(LONG).await);
+        assert!(!close_signal.should_close(LONG).await);
         drop(more);
     }
 
     #[tokio::test]
     async fn all_are_closed_and_counted_anew() {
         let list = PendingConnections::new(LIMITS);
-        let (_one, one_overdue) = list.add(ip("10.0.0.1"));
-        let (two, two_overdue) = list.add(ip("10.0.0.1"));
+        let (_one, one_signal) = list.add(ip("10.0.0.1"));
+        let (two, two_signal) = list.add(ip("10.0.0.1"));
         list.close_all();
         two.settle();
-        assert!(one_overdue.decide(LONG).await && !two_overdue.decide(LONG).await);
+        assert!(one_signal.should_close(LONG).await && !two_signal.should_close(LONG).await);
         let mut more: Vec<_> = (0..2).map(|_| list.add(ip("10.0.0.1"))).collect();
         assert!(more.iter_mut().all(|(_, overdue)| is_undecided(overdue)));
     }
@@ -293,8 +293,8 @@ mod tests {
     #[tokio::test]
     async fn nobody_is_waited_for_without_end() {
         let list = PendingConnections::new(LIMITS);
-        let (_connection, overdue) = list.add(ip("10.0.0.1"));
-        assert!(overdue.decide(Duration::from_millis(10)).await);
+        let (_connection, close_signal) = list.add(ip("10.0.0.1"));
+        assert!(close_signal.should_close(Duration::from_millis(10)).await);
     }
 
     #[test]

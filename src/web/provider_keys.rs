@@ -60,12 +60,12 @@ mod tests {
             b"anthropic = sk-2 , groq=gsk",
         ]));
         let keys = keys.expect("keys");
-        let shown: Vec<_> = keys
+        let pairs: Vec<_> = keys
             .iter()
             .map(|(name, key)| (name.as_str(), key.expose_secret()))
             .collect();
         assert_eq!(
-            shown,
+            pairs,
             [("anthropic", "sk-2"), ("groq", "gsk"), ("openai", "sk-1==")]
         );
     }

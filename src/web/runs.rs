@@ -15,22 +15,22 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::history::Recorded;
+use crate::engine::history::RecordedConversation;
 use crate::store::{PAGE_BYTES, RunFilter, StoreError};
-use crate::web::auth::Caller;
-use crate::web::body;
+use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::query::{Query, RunPath, count, flag};
-use crate::web::state::AppState;
-use crate::web::view::{
-    CallOrder, ChildView, Conversation, RunView, Summary, calls_of, in_call_order,
+use crate::web::extract::{Query, RunPath, count_up_to, parse_flag};
+use crate::web::json_body;
+use crate::web::response::{
+    CallOrder, ChildView, Conversation, RunSummary, RunView, call_ids, sort_by_call_order,
 };
+use crate::web::state::AppState;
 use crate::web::wait;
 
 /// Runs of a page where nothing is said, and the most.
-pub const PAGE: usize = 50;
+pub const DEFAULT_PAGE_SIZE: usize = 50;
 /// See [`PAGE`].
-pub const MAX_PAGE: usize = 200;
+pub const MAX_PAGE_SIZE: usize = 200;
 /// Most children of a page.
 pub const MAX_CHILDREN: usize = 1000;
 /// Labels that one list may ask for.
@@ -39,14 +39,14 @@ const MAX_LABELS: usize = 64;
 const MAX_REASON: usize = 1000;
 
 /// What `GET /runs` takes.
-const FILTERS: [&str; 10] = [
+const FILTER_PARAMS: [&str; 10] = [
     "agent", "status", "root", "all", "session", "since", "until", "limit", "cursor", "label.",
 ];
 
 /// A list, whole.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub struct Listed<T> {
+pub struct ListResponse<T> {
     /// What it has.
     pub data: Vec<T>,
 }
@@ -54,7 +54,7 @@ pub struct Listed<T> {
 /// A page of runs, newest first.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub struct Page<'a> {
+pub struct RunsPage<'a> {
     data: Vec<RunView<'a>>,
     /// The `cursor` of the next page; null where there is none.
     next_cursor: Option<RunId>,
@@ -63,7 +63,7 @@ pub struct Page<'a> {
 /// A page of a run's children, in the order of the calls.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub struct Children<'a> {
+pub struct ChildrenPage<'a> {
     data: Vec<ChildView<'a>>,
     /// The `cursor` of the next page; null where there is none.
     next_cursor: Option<RunId>,
@@ -73,25 +73,25 @@ pub struct Children<'a> {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "CancelRequest")]
 #[serde(deny_unknown_fields, default)]
-pub struct Cancel {
+pub struct CancelRequest {
     #[schemars(length(max = 1000))]
     reason: Option<String>,
 }
 
 /// The run object as an answer.
-fn answer(state: &AppState, status: StatusCode, run: &Run) -> Response {
-    json(
+fn run_response(state: &AppState, status: StatusCode, run: &Run) -> Response {
+    json_response(
         status,
         &RunView::new(run, &state.settings.path_prefix, now()),
     )
 }
 
 /// The run object: 200 where the run is terminal, else 202.
-pub fn settled_or_not(state: &AppState, run: &Run) -> Response {
+pub fn finished_or_accepted(state: &AppState, run: &Run) -> Response {
     if run.status.is_terminal() {
-        answer(state, StatusCode::OK, run)
+        run_response(state, StatusCode::OK, run)
     } else {
-        answer(state, StatusCode::ACCEPTED, run)
+        run_response(state, StatusCode::ACCEPTED, run)
     }
 }
 
@@ -102,40 +102,40 @@ pub async fn get(
     request: Request,
 ) -> Result<Response, Problem> {
     let query = Query::read(request.uri(), &["wait"])?;
-    let limit = wait::asked(&query, request.headers(), state.settings.max_wait)?;
+    let timeout = wait::requested_wait(&query, request.headers(), state.settings.max_wait)?;
     drop(request);
-    let run = Arc::new(found(&state, id).await?);
-    if limit.is_zero() {
-        return Ok(answer(&state, StatusCode::OK, &run));
+    let run = Arc::new(require_run(&state, id).await?);
+    if timeout.is_zero() {
+        return Ok(run_response(&state, StatusCode::OK, &run));
     }
-    let run = wait::settled(&state, run, limit).await;
-    Ok(settled_or_not(&state, &run))
+    let run = wait::wait_for_end(&state, run, timeout).await;
+    Ok(finished_or_accepted(&state, &run))
 }
 
 /// `GET /runs`
 pub async fn list(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     uri: Uri,
 ) -> Result<Response, Problem> {
-    let filter = filter(&Query::read(&uri, &FILTERS)?)?;
+    let filter = parse_filter(&Query::read(&uri, &FILTER_PARAMS)?)?;
     let store = state.runner.store();
     let page = store
         .list(RunFilter {
-            owner: caller.only_owner().map(str::to_owned),
+            owner: principal.owner_filter().map(str::to_owned),
             ..filter
         })
         .await?;
-    let runs = caller.seen(page.runs, store.as_ref()).await?;
+    let runs = principal.visible_runs(page.runs, store.as_ref()).await?;
     let now = now();
-    let page = Page {
+    let page = RunsPage {
         data: runs
             .iter()
             .map(|run| RunView::new(run, &state.settings.path_prefix, now))
             .collect(),
         next_cursor: page.next,
     };
-    Ok(json(StatusCode::OK, &page))
+    Ok(json_response(StatusCode::OK, &page))
 }
 
 /// `GET /runs/{id}/tree`
@@ -144,16 +144,17 @@ pub async fn tree(
     RunPath(id): RunPath,
 ) -> Result<Response, Problem> {
     let runs = state.runner.store().tree(id).await?;
-    let mut order = CallOrder::new();
+    let mut call_order = CallOrder::new();
     let mut only_children = HashSet::new();
     for parent in runs.iter().filter_map(|run| run.parent_id) {
         // An only child needs no order.
-        if !only_children.insert(parent) && !order.contains_key(&parent) {
-            order.insert(parent, calls_of(&state.runner.store().steps(parent).await?));
+        if !only_children.insert(parent) && !call_order.contains_key(&parent) {
+            call_order.insert(parent, call_ids(&state.runner.store().steps(parent).await?));
         }
     }
-    let summary = Summary::of(id, &runs, &order, now()).ok_or_else(|| Problem::no_such_run(id))?;
-    Ok(json(StatusCode::OK, &summary))
+    let summary = RunSummary::build_tree(id, &runs, &call_order, now())
+        .ok_or_else(|| Problem::run_not_found(id))?;
+    Ok(json_response(StatusCode::OK, &summary))
 }
 
 /// `GET /runs/{id}/children`
@@ -164,16 +165,20 @@ pub async fn children(
 ) -> Result<Response, Problem> {
     let query = Query::read(&uri, &["limit", "cursor"])?;
     let limit = query
-        .parse("limit", "a number from 1 to 1000", count(MAX_CHILDREN))?
+        .parse(
+            "limit",
+            "a number from 1 to 1000",
+            count_up_to(MAX_CHILDREN),
+        )?
         .unwrap_or(MAX_CHILDREN);
     let cursor: Option<RunId> =
         query.parse("cursor", "a cursor of this list", |text| text.parse().ok())?;
     let store = state.runner.store();
-    found(&state, id).await?;
+    require_run(&state, id).await?;
     let mut children = store.child_calls(id).await?;
     if children.len() > 1 {
-        let calls = calls_of(&store.steps(id).await?);
-        in_call_order(&mut children, Some(&calls), |(id, call)| {
+        let calls = call_ids(&store.steps(id).await?);
+        sort_by_call_order(&mut children, Some(&calls), |(id, call)| {
             (*id, call.as_deref())
         });
     }
@@ -181,11 +186,11 @@ pub async fn children(
     if cursor.is_some() != after.is_some() {
         return Err(Problem::parameter("cursor", "is none of this list"));
     }
-    let mut left = children.iter().skip(after.map_or(0, |at| at + 1));
+    let mut remaining = children.iter().skip(after.map_or(0, |at| at + 1));
     let (mut runs, mut bytes) = (Vec::new(), 0);
     while runs.len() < limit
         && bytes < PAGE_BYTES
-        && let Some((child, _)) = left.next()
+        && let Some((child, _)) = remaining.next()
     {
         // It may have gone meanwhile.
         if let Some(run) = store.run(*child).await? {
@@ -193,13 +198,16 @@ pub async fn children(
             runs.push(run);
         }
     }
-    let next_cursor = left.next().and(runs.last()).map(|run| run.id);
+    let next_cursor = remaining.next().and(runs.last()).map(|run| run.id);
     let now = now();
     let data = runs
         .iter()
         .map(|run| ChildView::new(run, &state.settings.path_prefix, now))
         .collect();
-    Ok(json(StatusCode::OK, &Children { data, next_cursor }))
+    Ok(json_response(
+        StatusCode::OK,
+        &ChildrenPage { data, next_cursor },
+    ))
 }
 
 /// `GET /runs/{id}/messages`
@@ -210,11 +218,11 @@ pub async fn messages(
 ) -> Result<Response, Problem> {
     let query = Query::read(&uri, &["after"])?;
     let after = query.parse("after", "a number of messages", |text| text.parse().ok())?;
-    found(&state, id).await?;
-    let talk = Recorded::of(state.runner.store().steps(id).await?);
-    Ok(json(
+    require_run(&state, id).await?;
+    let conversation = RecordedConversation::from_steps(state.runner.store().steps(id).await?);
+    Ok(json_response(
         StatusCode::OK,
-        &Conversation::of(&talk, after.unwrap_or(0)),
+        &Conversation::page(&conversation, after.unwrap_or(0)),
     ))
 }
 
@@ -224,21 +232,24 @@ pub async fn cancel(
     RunPath(id): RunPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let (reason, limit) = {
+    let (reason, timeout) = {
         let (parts, body) = request.into_parts();
         let settings = &state.settings;
         let query = Query::read(&parts.uri, &["wait"])?;
-        let limit = wait::asked(&query, &parts.headers, settings.max_wait)?;
-        let sent = body::read(&parts.headers, body, settings.bounds()).await?;
-        (reason(sent.json::<Cancel>()?.reason)?, limit)
+        let timeout = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
+        let request_body = json_body::read(&parts.headers, body, settings.body_limits()).await?;
+        (
+            check_reason(request_body.json::<CancelRequest>()?.reason)?,
+            timeout,
+        )
     };
     let run = state
         .runner
         .cancel(id, reason)
         .await?
-        .ok_or_else(|| Problem::no_such_run(id))?;
-    let run = wait::settled(&state, run, limit).await;
-    Ok(settled_or_not(&state, &run))
+        .ok_or_else(|| Problem::run_not_found(id))?;
+    let run = wait::wait_for_end(&state, run, timeout).await;
+    Ok(finished_or_accepted(&state, &run))
 }
 
 /// `DELETE /runs/{id}`
@@ -248,9 +259,9 @@ pub async fn delete(
 ) -> Result<StatusCode, Problem> {
     let store = state.runner.store();
     let run = match store.run(id).await {
-        Ok(run) => run.ok_or_else(|| Problem::no_such_run(id))?,
+        Ok(run) => run.ok_or_else(|| Problem::run_not_found(id))?,
         // Nobody can go on with it.
-        Err(error @ StoreError::Damaged(_)) if !state.runner.is_at_work(id) => {
+        Err(error @ StoreError::Corrupt(_)) if !state.runner.is_at_work(id) => {
             if !store.delete(id).await? {
                 return Err(error.into());
             }
@@ -274,7 +285,7 @@ pub async fn delete(
         ));
     }
     if !store.delete(id).await? {
-        return Err(Problem::no_such_run(id));
+        return Err(Problem::run_not_found(id));
     }
     info!(
         run.id = %id, run.root = %id, agent = %run.agent, depth = run.depth.0,
@@ -284,13 +295,13 @@ pub async fn delete(
 }
 
 /// The run in the store.
-pub async fn found(state: &AppState, id: RunId) -> Result<Run, Problem> {
+pub async fn require_run(state: &AppState, id: RunId) -> Result<Run, Problem> {
     let run = state.runner.store().run(id).await?;
-    run.ok_or_else(|| Problem::no_such_run(id))
+    run.ok_or_else(|| Problem::run_not_found(id))
 }
 
 /// An answer in JSON.
-pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
+pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => {
             let mut response = (status, Body::from(body)).into_response();
@@ -303,10 +314,10 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
     }
 }
 
-fn filter(query: &Query) -> Result<RunFilter, Problem> {
+fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
     let run_id = |text: &str| text.parse::<RunId>().ok();
     let statuses = Status::ALL.map(Status::as_str).join(", ");
-    let labels = query.starting("label.");
+    let labels = query.with_prefix("label.");
     if labels.len() > MAX_LABELS {
         let why = format_args!("{} of them are more than {MAX_LABELS}", labels.len());
         return Err(Problem::parameter("label.", why));
@@ -318,22 +329,26 @@ fn filter(query: &Query) -> Result<RunFilter, Problem> {
             text.parse().ok()
         })?,
         root: query.parse("root", "a run's id", run_id)?,
-        all: query
-            .parse("all", "true or false", flag)?
+        include_children: query
+            .parse("all", "true or false", parse_flag)?
             .unwrap_or_default(),
         session: query.get("session").map(str::to_owned),
         labels,
-        since: query.parse("since", "an RFC 3339 time", time)?,
-        until: query.parse("until", "an RFC 3339 time", time)?,
+        since: query.parse("since", "an RFC 3339 time", parse_time)?,
+        until: query.parse("until", "an RFC 3339 time", parse_time)?,
         before: query.parse("cursor", "a cursor of this list", run_id)?,
         limit: query
-            .parse("limit", "a number from 1 to 200", count(MAX_PAGE))?
-            .unwrap_or(PAGE),
+            .parse(
+                "limit",
+                "a number from 1 to 200",
+                count_up_to(MAX_PAGE_SIZE),
+            )?
+            .unwrap_or(DEFAULT_PAGE_SIZE),
     })
 }
 
 /// An RFC 3339 time. A `+` that was not percent-encoded arrives as a space.
-fn time(text: &str) -> Option<Timestamp> {
+fn parse_time(text: &str) -> Option<Timestamp> {
     bound(text).or_else(|| bound(&text.replace(' ', "+")))
 }
 
@@ -352,8 +367,8 @@ fn bound(text: &str) -> Option<Timestamp> {
 }
 
 /// Why somebody did something, within bounds; none where that is blank.
-pub fn reason(sent: Option<String>) -> Result<Option<String>, Problem> {
-    let reason = sent.filter(|reason| !reason.trim().is_empty());
+pub fn check_reason(text: Option<String>) -> Result<Option<String>, Problem> {
+    let reason = text.filter(|reason| !reason.trim().is_empty());
     if reason
         .as_ref()
         .is_some_and(|reason| reason.chars().nth(MAX_REASON).is_some())
@@ -369,22 +384,22 @@ pub fn reason(sent: Option<String>) -> Result<Option<String>, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FILTERS, filter};
+    use super::{FILTER_PARAMS, parse_filter};
     use crate::domain::run::{RunId, Status};
     use crate::store::RunFilter;
-    use crate::web::query::Query;
+    use crate::web::extract::Query;
 
     fn read(query: &str) -> Result<RunFilter, String> {
         let uri = format!("/runs?{query}").parse().expect("a URI");
-        Query::read(&uri, &FILTERS)
-            .and_then(|query| filter(&query))
+        Query::read(&uri, &FILTER_PARAMS)
+            .and_then(|query| parse_filter(&query))
             .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into_owned())
     }
 
     #[test]
     fn filters_are_read() {
         let none = read("").expect("a filter");
-        assert_eq!((none.limit, none.all), (50, false));
+        assert_eq!((none.limit, none.include_children), (50, false));
         let id = RunId::new();
         let all = read(&format!(
             "agent=a&status=failed&root={id}&all=true&since=2026-01-01T00:00:00Z&\
@@ -399,7 +414,7 @@ mod tests {
     #[test]
     fn too_many_labels_are_refused() {
         let labels =
-            |many: usize| -> String { (0..many).map(|n| format!("label.{n}=&")).collect() };
+            |number: usize| -> String { (0..number).map(|n| format!("label.{n}=&")).collect() };
         assert!(read(&labels(64)).is_ok());
         let error = read(&labels(65)).expect_err("too many");
         assert!(error.contains("65 of them are more than 64"), "{error}");

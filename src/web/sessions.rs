@@ -7,14 +7,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::history::Recorded;
+use crate::engine::history::RecordedConversation;
 use crate::store::{PAGE_BYTES, SessionQuery};
-use crate::web::auth::Caller;
+use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::query::{Query, SessionPath, count};
-use crate::web::runs::{self, MAX_PAGE, PAGE};
+use crate::web::extract::{Query, SessionPath, count_up_to};
+use crate::web::response::RunView;
+use crate::web::runs::{self, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
 use crate::web::state::AppState;
-use crate::web::view::RunView;
 
 /// A session, with a page of its runs.
 #[derive(Serialize, JsonSchema)]
@@ -36,15 +36,19 @@ pub struct SessionView<'a> {
 pub async fn get(
     State(state): State<AppState>,
     SessionPath(name): SessionPath,
-    caller: Caller,
+    principal: Principal,
     uri: Uri,
 ) -> Result<Response, Problem> {
     let query = Query::read(&uri, &["agent", "limit", "cursor"])?;
     let limit = query
-        .parse("limit", "a number from 1 to 200", count(MAX_PAGE))?
-        .unwrap_or(PAGE);
-    let wanted = SessionQuery {
-        owner: caller.name().map(str::to_owned),
+        .parse(
+            "limit",
+            "a number from 1 to 200",
+            count_up_to(MAX_PAGE_SIZE),
+        )?
+        .unwrap_or(DEFAULT_PAGE_SIZE);
+    let session_query = SessionQuery {
+        owner: principal.key_name().map(str::to_owned),
         name: name.clone(),
         agent: query.get("agent").map(str::to_owned),
         status: None,
@@ -52,28 +56,30 @@ pub async fn get(
         limit: limit + 1,
     };
     let store = state.runner.store();
-    let last = SessionQuery {
+    let last_query = SessionQuery {
         status: Some(Status::Completed),
         before: None,
         limit: 1,
-        ..wanted.clone()
+        ..session_query.clone()
     };
-    let is_first = wanted.before.is_none();
-    let mut found = store.session(wanted).await?;
-    let more =
-        found.len() > limit || found.iter().map(Run::text_bytes).sum::<usize>() >= PAGE_BYTES;
-    found.truncate(limit);
-    let next_cursor = found.last().filter(|_| more).map(|run| run.id);
-    let found = caller.seen(found, store.as_ref()).await?;
-    if found.is_empty() && is_first {
-        return Err(Problem::no_such_session(&name));
+    let is_first = session_query.before.is_none();
+    let mut runs = store.session_runs(session_query).await?;
+    let has_more =
+        runs.len() > limit || runs.iter().map(Run::text_bytes).sum::<usize>() >= PAGE_BYTES;
+    runs.truncate(limit);
+    let next_cursor = runs.last().filter(|_| has_more).map(|run| run.id);
+    let runs = principal.visible_runs(runs, store.as_ref()).await?;
+    if runs.is_empty() && is_first {
+        return Err(Problem::session_not_found(&name));
     }
-    let last = caller
-        .seen(store.session(last).await?, store.as_ref())
+    let last = principal
+        .visible_runs(store.session_runs(last_query).await?, store.as_ref())
         .await?;
     let last = last.first();
     let messages = match last {
-        Some(run) => Recorded::of(store.steps(run.id).await?).messages.len(),
+        Some(run) => RecordedConversation::from_steps(store.steps(run.id).await?)
+            .messages
+            .len(),
         None => 0,
     };
     let now = now();
@@ -82,11 +88,11 @@ pub async fn get(
         agent: last.map(|run| run.agent.as_str()),
         run: last.map(|run| run.id),
         messages,
-        data: found
+        data: runs
             .iter()
             .map(|run| RunView::new(run, &state.settings.path_prefix, now))
             .collect(),
         next_cursor,
     };
-    Ok(runs::json(StatusCode::OK, &view))
+    Ok(runs::json_response(StatusCode::OK, &view))
 }

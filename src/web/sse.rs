@@ -15,11 +15,11 @@ use schemars::JsonSchema;
 
 use crate::domain::event::Event;
 use crate::domain::run::Run;
-use crate::engine::journal::Listener;
+use crate::engine::journal::Subscription;
 use crate::store::{EventQuery, RunStore};
-use crate::web::error::{Problem, word};
-use crate::web::follower::{Follower, PAGE, ends};
-use crate::web::query::{Query, RunPath, count};
+use crate::web::error::{Problem, quote};
+use crate::web::event_stream::{EventStream, PAGE_SIZE, is_final_event};
+use crate::web::extract::{Query, RunPath, count_up_to};
 use crate::web::runs;
 use crate::web::state::AppState;
 
@@ -27,10 +27,10 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// No cache keeps a stream, and no proxy compresses it, which would hold events back.
-const UNCACHED: (HeaderName, &str) = (CACHE_CONTROL, "no-store, no-transform");
+const NO_CACHE: (HeaderName, &str) = (CACHE_CONTROL, "no-store, no-transform");
 
 /// Events of a page at most.
-const MAX_PAGE: usize = 1000;
+const MAX_PAGE_SIZE: usize = 1000;
 
 /// `GET /runs/{id}/events`
 pub async fn events(
@@ -38,25 +38,35 @@ pub async fn events(
     RunPath(id): RunPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let streamed = wants_stream(request.headers());
-    let wish = Wish::read(&request)?;
+    let is_stream = wants_stream(request.headers());
+    let params = EventParams::read(&request)?;
     drop(request);
-    let run = runs::found(&state, id).await?;
-    if streamed && wish.comes_back && run.status.is_terminal() && wish.after >= run.last_event {
+    let run = runs::require_run(&state, id).await?;
+    if is_stream
+        && params.is_reconnect
+        && run.status.is_terminal()
+        && params.after >= run.last_event
+    {
         // A browser's EventSource comes back after the end of a stream, until it is told that there is no content.
-        Ok((StatusCode::NO_CONTENT, [UNCACHED]).into_response())
-    } else if streamed {
-        Ok(stream(&state, &run, &wish))
+        Ok((StatusCode::NO_CONTENT, [NO_CACHE]).into_response())
+    } else if is_stream {
+        Ok(stream_response(&state, &run, &params))
     } else {
-        page(state.runner.store().as_ref(), &run, &wish).await
+        page_response(state.runner.store().as_ref(), &run, &params).await
     }
 }
 
 /// Every event of a root run, from the first. `listener` is one that stood before the run was set going.
-pub fn whole(state: &AppState, run: &Run, listener: Option<Listener>) -> Response {
-    match listener {
-        Some(listener) => answer(Follower::new(state, run, false, 0).hearing_all(listener)),
-        None => stream(state, run, &Wish::default()),
+pub fn stream_from_start(
+    state: &AppState,
+    run: &Run,
+    subscriber: Option<Subscription>,
+) -> Response {
+    match subscriber {
+        Some(subscriber) => {
+            sse_response(EventStream::new(state, run, false, 0).with_live_subscriber(subscriber))
+        }
+        None => stream_response(state, run, &EventParams::default()),
     }
 }
 
@@ -66,7 +76,7 @@ pub fn whole(state: &AppState, run: &Run, listener: Option<Listener>) -> Respons
 #[expect(dead_code, reason = "only its schema is read")]
 #[schemars(inline)]
 pub struct EventPage {
-    data: Vec<Numbered>,
+    data: Vec<NumberedEvent>,
     /// The `after` of the next page; null once the run has ended and all of it was read.
     next_after: Option<u64>,
 }
@@ -75,7 +85,7 @@ pub struct EventPage {
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is read")]
 #[schemars(rename = "Event")]
-struct Numbered {
+struct NumberedEvent {
     /// Counts from 1 without gaps over the whole tree.
     seq: u64,
     #[schemars(flatten)]
@@ -84,43 +94,47 @@ struct Numbered {
 
 /// What the query and the headers ask for.
 #[derive(Default)]
-struct Wish {
+struct EventParams {
     after: u64,
     /// Whether `Last-Event-ID` says where to go on.
-    comes_back: bool,
-    only: bool,
+    is_reconnect: bool,
+    run_only: bool,
     limit: usize,
 }
 
-impl Wish {
+impl EventParams {
     /// `Last-Event-ID` wins over `?after`: a browser that reconnects repeats the query as it was.
     fn read(request: &Request) -> Result<Self, Problem> {
         let query = Query::read(request.uri(), &["after", "scope", "limit"])?;
         // Stores count in signed numbers.
-        let number = |text: &str| text.parse::<u64>().ok().map(|n| n.min(i64::MAX as u64));
-        let after = query.parse("after", "an event's number", number)?;
-        let last = match request.headers().get(LAST_EVENT_ID) {
+        let parse_seq = |text: &str| text.parse::<u64>().ok().map(|n| n.min(i64::MAX as u64));
+        let after = query.parse("after", "an event's number", parse_seq)?;
+        let last_event_id = match request.headers().get(LAST_EVENT_ID) {
             Some(value) if !value.is_empty() => {
                 let text = String::from_utf8_lossy(value.as_bytes());
-                let last = number(&text).ok_or_else(|| {
-                    let why = format_args!("{} is not an event's number", word(&text));
+                let seq = parse_seq(&text).ok_or_else(|| {
+                    let why = format_args!("{} is not an event's number", quote(&text));
                     Problem::parameter("Last-Event-ID", why)
                 })?;
-                Some(last)
+                Some(seq)
             }
             _ => None,
         };
-        let only = query.parse("scope", "tree or self", |text| match text {
+        let run_only = query.parse("scope", "tree or self", |text| match text {
             "tree" => Some(false),
             "self" => Some(true),
             _ => None,
         })?;
-        let limit = query.parse("limit", "a number from 1 to 1000", count(MAX_PAGE))?;
+        let limit = query.parse(
+            "limit",
+            "a number from 1 to 1000",
+            count_up_to(MAX_PAGE_SIZE),
+        )?;
         Ok(Self {
-            after: last.or(after).unwrap_or(0),
-            comes_back: last.is_some(),
-            only: only.unwrap_or(false),
-            limit: limit.unwrap_or(PAGE),
+            after: last_event_id.or(after).unwrap_or(0),
+            is_reconnect: last_event_id.is_some(),
+            run_only: run_only.unwrap_or(false),
+            limit: limit.unwrap_or(PAGE_SIZE),
         })
     }
 }
@@ -142,20 +156,25 @@ pub fn wants_stream(headers: &HeaderMap) -> bool {
 }
 
 /// `{data, next_after}`; `next_after` is null once the run has ended and all of it was read.
-async fn page(store: &dyn RunStore, run: &Run, wish: &Wish) -> Result<Response, Problem> {
+async fn page_response(
+    store: &dyn RunStore,
+    run: &Run,
+    params: &EventParams,
+) -> Result<Response, Problem> {
     let events = store
         .events(EventQuery {
             root: run.root_id,
-            of: run.id,
-            only: wish.only,
-            after: wish.after,
-            limit: wish.limit,
+            run: run.id,
+            exclude_descendants: params.run_only,
+            after: params.after,
+            limit: params.limit,
         })
         .await?;
-    let last = events.last().map_or(wish.after, |event| event.seq);
+    let last_seq = events.last().map_or(params.after, |event| event.seq);
     // The run was read before its events: if it had ended then, its terminal event is the last that there will be.
-    let ended = events.iter().any(|event| ends(event, run.id));
-    let over = ended || run.status.is_terminal() && (events.is_empty() || last >= run.last_event);
+    let has_ended = events.iter().any(|event| is_final_event(event, run.id));
+    let is_over =
+        has_ended || run.status.is_terminal() && (events.is_empty() || last_seq >= run.last_event);
     let mut body = String::from("{\"data\":[");
     for (at, event) in events.iter().enumerate() {
         if at > 0 {
@@ -164,32 +183,34 @@ async fn page(store: &dyn RunStore, run: &Run, wish: &Wish) -> Result<Response, 
         body.push_str(&event.data);
     }
     body.push_str("],\"next_after\":");
-    if over {
+    if is_over {
         body.push_str("null}");
     } else {
-        let _ = write!(body, "{last}}}");
+        let _ = write!(body, "{last_seq}}}");
     }
     let headers = [(CONTENT_TYPE, "application/json")];
     Ok((StatusCode::OK, headers, body).into_response())
 }
 
-fn stream(state: &AppState, run: &Run, wish: &Wish) -> Response {
+fn stream_response(state: &AppState, run: &Run, params: &EventParams) -> Response {
     // Subscribed before the store is read. Where nobody is at work on the tree, the store has all there will be.
-    let listener = match run.status.is_terminal() {
+    let subscriber = match run.status.is_terminal() {
         true => None,
-        false => state.runner.listen(run.root_id),
+        false => state.runner.subscribe(run.root_id),
     };
-    answer(Follower::new(state, run, wish.only, wish.after).hearing(listener))
+    sse_response(
+        EventStream::new(state, run, params.run_only, params.after).with_subscriber(subscriber),
+    )
 }
 
-fn answer(follower: Follower) -> Response {
-    let chunks = stream::unfold(follower, |mut follower| async move {
+fn sse_response(event_stream: EventStream) -> Response {
+    let chunks = stream::unfold(event_stream, |mut follower| async move {
         let chunk = follower.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(chunk)), follower))
     });
     let headers = [
         (CONTENT_TYPE, "text/event-stream"),
-        UNCACHED,
+        NO_CACHE,
         (ACCEL_BUFFERING, "no"),
     ];
     (StatusCode::OK, headers, Body::from_stream(chunks)).into_response()

@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{AttachmentLimits, Key};
+use crate::config::{AttachmentLimits, ClientKey};
 use crate::engine::runner::Runner;
-use crate::web::body::Bounds;
+use crate::web::json_body::BodyLimits;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ pub struct AppState {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The keys that clients come with; none asks nobody for a key.
-    pub keys: Vec<Arc<Key>>,
+    pub keys: Vec<Arc<ClientKey>>,
     /// The daemon's port where it listens on loopback, and so is asked for by a name of this machine.
     pub loopback_port: Option<u16>,
     /// Whether `/metrics` is answered here, and not by a listener of its own.
@@ -50,19 +50,19 @@ pub struct Settings {
 
 impl Settings {
     /// What bounds a body.
-    pub fn bounds(&self) -> Bounds {
-        Bounds {
-            most: self.max_body,
+    pub fn body_limits(&self) -> BodyLimits {
+        BodyLimits {
+            max_bytes: self.max_body,
             attachments: None,
-            patience: self.client_timeout,
+            timeout: self.client_timeout,
         }
     }
 
     /// What bounds a body that may have pictures and files in it.
-    pub fn bounds_with_attachments(&self) -> Bounds {
-        Bounds {
+    pub fn body_limits_with_attachments(&self) -> BodyLimits {
+        BodyLimits {
             attachments: Some(self.attachments),
-            ..self.bounds()
+            ..self.body_limits()
         }
     }
 }

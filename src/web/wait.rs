@@ -8,41 +8,47 @@ use axum::http::header::HeaderName;
 use tracing::warn;
 
 use crate::domain::run::Run;
-use crate::web::error::{Problem, word};
-use crate::web::query::Query;
+use crate::web::error::{Problem, quote};
+use crate::web::extract::Query;
 use crate::web::state::AppState;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
 /// How long the caller wants to wait; zero where it says nothing. The query wins over the header, and no wish goes
 /// beyond `most`.
-pub fn asked(query: &Query, headers: &HeaderMap, most: Duration) -> Result<Duration, Problem> {
+pub fn requested_wait(
+    query: &Query,
+    headers: &HeaderMap,
+    max_wait: Duration,
+) -> Result<Duration, Problem> {
     let (name, text) = match query.get("wait") {
         Some(text) => ("wait", text),
-        None => match preference(headers) {
+        None => match wait_preference(headers) {
             Some(text) => ("Prefer", text),
             None => return Ok(Duration::ZERO),
         },
     };
-    seconds(text).map(|wish| wish.min(most)).ok_or_else(|| {
-        let why = format_args!("{} is no time to wait; say 30 or 30s", word(text));
-        Problem::parameter(name, why)
-    })
+    parse_seconds(text)
+        .map(|wait| wait.min(max_wait))
+        .ok_or_else(|| {
+            let why = format_args!("{} is no time to wait; say 30 or 30s", quote(text));
+            Problem::parameter(name, why)
+        })
 }
 
 /// The run once it is terminal, or as it stands when the time is over or the daemon closes. A run that is already
 /// accepted is never an error here: its caller would start it a second time.
-pub async fn settled(state: &AppState, run: Arc<Run>, limit: Duration) -> Arc<Run> {
-    if limit.is_zero() || run.status.is_terminal() {
+pub async fn wait_for_end(state: &AppState, run: Arc<Run>, timeout: Duration) -> Arc<Run> {
+    if timeout.is_zero() || run.status.is_terminal() {
         return run;
     }
-    let found = tokio::select! {
+    let outcome = tokio::select! {
         biased;
-        found = state.runner.wait(run.id, limit) => found,
+        found = state.runner.wait(run.id, timeout) => found,
         () = state.closing.cancelled() => state.runner.store().run(run.id).await.map(|run| run.map(Arc::new)),
     };
-    match found {
-        Ok(found) => found.unwrap_or(run),
+    match outcome {
+        Ok(finished) => finished.unwrap_or(run),
         Err(error) => {
             warn!(
                 run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
@@ -54,7 +60,7 @@ pub async fn settled(state: &AppState, run: Arc<Run>, limit: Duration) -> Arc<Ru
 }
 
 /// The `wait` preference.
-fn preference(headers: &HeaderMap) -> Option<&str> {
+fn wait_preference(headers: &HeaderMap) -> Option<&str> {
     headers
         .get_all(PREFER)
         .iter()
@@ -66,7 +72,7 @@ fn preference(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Whole or broken seconds, with or without an `s`. Only digits and a point: no sign, no `nan`, no exponent.
-fn seconds(text: &str) -> Option<Duration> {
+fn parse_seconds(text: &str) -> Option<Duration> {
     let number = text.strip_suffix('s').unwrap_or(text);
     if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         return None;
@@ -81,38 +87,44 @@ mod tests {
 
     use axum::http::HeaderMap;
 
-    use super::{asked, seconds};
-    use crate::web::query::Query;
+    use super::{parse_seconds, requested_wait};
+    use crate::web::extract::Query;
 
     #[test]
     fn times_are_seconds() {
-        assert_eq!(seconds("30"), Some(Duration::from_secs(30)));
-        assert_eq!(seconds("30s"), Some(Duration::from_secs(30)));
-        assert_eq!(seconds("0.5"), Some(Duration::from_millis(500)));
-        assert_eq!(seconds(&"9".repeat(400)), Some(Duration::MAX));
+        assert_eq!(parse_seconds("30"), Some(Duration::from_secs(30)));
+        assert_eq!(parse_seconds("30s"), Some(Duration::from_secs(30)));
+        assert_eq!(parse_seconds("0.5"), Some(Duration::from_millis(500)));
+        assert_eq!(parse_seconds(&"9".repeat(400)), Some(Duration::MAX));
         for bad in [
             "", "s", "-1", "1e3", "nan", "inf", "+1", "1m", ".", "1..2", " 1",
         ] {
-            assert_eq!(seconds(bad), None, "{bad}");
+            assert_eq!(parse_seconds(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn the_query_wins_and_the_server_limits() {
-        let most = Duration::from_secs(60);
+        let max_wait = Duration::from_secs(60);
         let mut headers = HeaderMap::new();
         let none = Query::default();
-        assert_eq!(asked(&none, &headers, most).ok(), Some(Duration::ZERO));
+        assert_eq!(
+            requested_wait(&none, &headers, max_wait).ok(),
+            Some(Duration::ZERO)
+        );
         headers.insert("prefer", "respond-async, wait=5".parse().expect("a value"));
         assert_eq!(
-            asked(&none, &headers, most).ok(),
+            requested_wait(&none, &headers, max_wait).ok(),
             Some(Duration::from_secs(5))
         );
         let uri = "/?wait=1000".parse().expect("a URI");
         let query = Query::read(&uri, &["wait"]).expect("a query");
-        assert_eq!(asked(&query, &headers, most).ok(), Some(most));
+        assert_eq!(
+            requested_wait(&query, &headers, max_wait).ok(),
+            Some(max_wait)
+        );
         headers.insert("prefer", "wait=soon".parse().expect("a value"));
-        let problem = asked(&none, &headers, most).expect_err("no time");
+        let problem = requested_wait(&none, &headers, max_wait).expect_err("no time");
         let body = String::from_utf8_lossy(&problem.render("", "")).into_owned();
         assert!(body.contains("Prefer"), "{body}");
     }

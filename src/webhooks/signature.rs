@@ -8,20 +8,20 @@ use secrecy::{ExposeSecret, SecretBox, SecretString};
 use sha2::Sha256;
 
 /// How a secret begins that is written as base64.
-const PREFIX: &str = "whsec_";
+const SECRET_PREFIX: &str = "whsec_";
 
 /// What a receiver shares with us.
-pub struct Secret(SecretBox<Vec<u8>>);
+pub struct SigningSecret(SecretBox<Vec<u8>>);
 
-impl Secret {
+impl SigningSecret {
     /// `whsec_` with base64 behind it is the bytes that it stands for, everything else the text as it is. The error
     /// follows the name of the place that it was found in.
-    pub fn read(text: &SecretString) -> Result<Self, String> {
+    pub fn parse(text: &SecretString) -> Result<Self, String> {
         let text = text.expose_secret();
-        let bytes = match text.strip_prefix(PREFIX) {
-            Some(encoded) => STANDARD
-                .decode(encoded)
-                .map_err(|_| format!("begins with {PREFIX}, but what follows is not base64"))?,
+        let bytes = match text.strip_prefix(SECRET_PREFIX) {
+            Some(encoded) => STANDARD.decode(encoded).map_err(|_| {
+                format!("begins with {SECRET_PREFIX}, but what follows is not base64")
+            })?,
             None => text.as_bytes().to_vec(),
         };
         match bytes.is_empty() {
@@ -31,8 +31,8 @@ impl Secret {
     }
 
     /// The value of `webhook-signature`; `at` is `webhook-timestamp`, in seconds.
-    pub fn sign(&self, id: &str, at: i64, body: &str) -> String {
-        let signature = self.mac(format!("{id}.{at}.{body}").as_bytes());
+    pub fn sign(&self, id: &str, timestamp: i64, body: &str) -> String {
+        let signature = self.mac(format!("{id}.{timestamp}.{body}").as_bytes());
         format!("v1,{}", STANDARD.encode(signature))
     }
 
@@ -50,16 +50,16 @@ impl Secret {
 mod tests {
     use secrecy::SecretString;
 
-    use super::Secret;
+    use super::SigningSecret;
 
-    fn read(text: &str) -> Result<Secret, String> {
-        Secret::read(&SecretString::from(text.to_owned()))
+    fn parse_secret(text: &str) -> Result<SigningSecret, String> {
+        SigningSecret::parse(&SecretString::from(text.to_owned()))
     }
 
     /// The example of the specification's own libraries.
     #[test]
     fn the_specifications_example_is_signed_as_there() {
-        let secret = read("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
+        let secret = parse_secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
         assert_eq!(
             secret.sign(
                 "msg_p5jXN8AQM9LWM0D4loKWxJek",
@@ -73,12 +73,14 @@ mod tests {
     #[test]
     fn a_secret_that_is_none_is_refused_without_being_shown() {
         for bad in ["whsec_", "whsec_no base64!", ""] {
-            let why = read(bad).err().expect("no secret");
-            assert!(!why.contains("no base64!"), "{why}");
+            let message = parse_secret(bad).err().expect("no secret");
+            assert!(!message.contains("no base64!"), "{message}");
         }
         assert_eq!(
-            read("MfKQ").expect("a secret").sign("a", 1, ""),
-            read("whsec_TWZLUQ==").expect("a secret").sign("a", 1, "")
+            parse_secret("MfKQ").expect("a secret").sign("a", 1, ""),
+            parse_secret("whsec_TWZLUQ==")
+                .expect("a secret")
+                .sign("a", 1, "")
         );
     }
 }

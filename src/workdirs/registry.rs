@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cap_std::fs::File;
 
-use crate::workdirs::access::Access;
-use crate::workdirs::descent::{DescentError, descend};
-use crate::workdirs::reserved::{Refused, Reserved};
+use crate::workdirs::handle::WorkdirHandle;
+use crate::workdirs::path_resolver::{ResolveError, resolve_dir};
+use crate::workdirs::reserved::{ReservedError, ReservedPaths};
 use crate::workdirs::{FileId, Workdir};
 
 /// From this many directories on those that nobody works in any more are forgotten.
-const SWEPT_FROM: usize = 64;
+const SWEEP_THRESHOLD: usize = 64;
 
 /// The open directories, and what the operator names.
 #[derive(Debug)]
@@ -23,23 +23,23 @@ pub struct Workdirs {
     cwd: PathBuf,
     /// Where requests may point.
     roots: Vec<PathBuf>,
-    reserved: Arc<Reserved>,
+    reserved: Arc<ReservedPaths>,
     bases: Mutex<Bases>,
-    open: Mutex<Open>,
+    open_dirs: Mutex<OpenDirs>,
 }
 
 /// Directories in which no link is followed: the roots and the workdirs that agents name.
 #[derive(Debug, Default)]
 struct Bases {
     /// Of which snapshot of the agents.
-    of: Option<u64>,
+    generation: Option<u64>,
     paths: Arc<HashSet<PathBuf>>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenDirs {
     dirs: HashMap<FileId, Weak<Workdir>>,
-    swept_at: usize,
+    next_sweep_at: usize,
 }
 
 /// Why a directory is not opened.
@@ -47,7 +47,7 @@ struct Open {
 pub enum OpenError {
     /// Its path does not lead there.
     #[error(transparent)]
-    Descent(#[from] DescentError),
+    Resolve(#[from] ResolveError),
     /// It belongs to the daemon.
     #[error(
         "lies in a directory that belongs to the daemon (configuration, agents, scripts or data); name another one"
@@ -62,49 +62,56 @@ pub enum OpenError {
 
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> Self {
-        match Refused::of(&error) {
+        match ReservedError::from_io_error(&error) {
             Some(_) => Self::Reserved,
-            None => Self::Descent(error.into()),
+            None => Self::Resolve(error.into()),
         }
     }
 }
 
 impl Workdirs {
     /// For a daemon that works in `cwd`; requests may point below `roots`.
-    pub fn new(cwd: PathBuf, roots: &[PathBuf], reserved: Reserved) -> Self {
+    pub fn new(cwd: PathBuf, roots: &[PathBuf], reserved: ReservedPaths) -> Self {
         Self {
-            roots: roots.iter().map(|root| plain(&cwd.join(root))).collect(),
+            roots: roots
+                .iter()
+                .map(|root| normalize(&cwd.join(root)))
+                .collect(),
             cwd,
             reserved: Arc::new(reserved),
             bases: Mutex::default(),
-            open: Mutex::default(),
+            open_dirs: Mutex::default(),
         }
     }
 
     /// The daemon's own files.
-    pub fn reserved(&self) -> &Arc<Reserved> {
+    pub fn reserved(&self) -> &Arc<ReservedPaths> {
         &self.reserved
     }
 
     /// Takes the workdirs that agents name, none standing for the daemon's own directory, unless those of this snapshot
     /// or a later one are known.
-    pub fn follow<'a>(&self, snapshot: u64, named: impl FnOnce() -> Vec<Option<&'a Path>>) {
+    pub fn update_agent_workdirs<'a>(
+        &self,
+        generation: u64,
+        agent_workdirs: impl FnOnce() -> Vec<Option<&'a Path>>,
+    ) {
         let mut bases = lock(&self.bases);
-        if bases.of.is_some_and(|of| of >= snapshot) {
+        if bases.generation.is_some_and(|of| of >= generation) {
             return;
         }
-        let named = named().into_iter().map(|path| self.absolute(path));
-        let named: HashSet<PathBuf> = named.chain(self.roots.iter().cloned()).collect();
-        let mut paths = named.clone();
-        let mut from_the_top: Vec<PathBuf> = named.into_iter().collect();
-        from_the_top.sort_by_key(|path| path.components().count());
-        for path in from_the_top {
-            if let Ok(reached) = descend(&path, &paths) {
-                paths.insert(reached.real);
+        let base_paths = agent_workdirs().into_iter().map(|path| self.absolute(path));
+        let base_paths: HashSet<PathBuf> = base_paths.chain(self.roots.iter().cloned()).collect();
+        let mut paths = base_paths.clone();
+        let mut by_depth: Vec<PathBuf> = base_paths.into_iter().collect();
+        by_depth.sort_by_key(|path| path.components().count());
+        for path in by_depth {
+            if let Ok(resolved) = resolve_dir(&path, &paths) {
+                paths.insert(resolved.canonical_path);
             }
         }
         *bases = Bases {
-            of: Some(snapshot),
+            generation: Some(generation),
             paths: Arc::new(paths),
         };
     }
@@ -113,35 +120,35 @@ impl Workdirs {
     /// if it is still the same. Blocking I/O.
     pub fn open(
         &self,
-        named: Option<&Path>,
-        known: Option<FileId>,
+        configured: Option<&Path>,
+        expected: Option<FileId>,
     ) -> Result<Arc<Workdir>, OpenError> {
-        let path = self.absolute(named);
-        let reached = descend(&path, &self.bases())?;
-        let opened = Workdir::new(reached.dir, &self.reserved)?;
-        if known.is_some_and(|known| known != opened.id) {
+        let path = self.absolute(configured);
+        let resolved = resolve_dir(&path, &self.bases())?;
+        let opened = Workdir::new(resolved.dir, &self.reserved)?;
+        if expected.is_some_and(|known| known != opened.id) {
             return Err(OpenError::Changed);
         }
-        let mut open = lock(&self.open);
-        if let Some(shared) = open.dirs.get(&opened.id).and_then(Weak::upgrade) {
+        let mut open_dirs = lock(&self.open_dirs);
+        if let Some(shared) = open_dirs.dirs.get(&opened.id).and_then(Weak::upgrade) {
             return Ok(shared);
         }
-        if open.dirs.len() >= open.swept_at.max(SWEPT_FROM) {
-            open.dirs.retain(|_, dir| dir.strong_count() > 0);
-            open.swept_at = open.dirs.len() * 2;
+        if open_dirs.dirs.len() >= open_dirs.next_sweep_at.max(SWEEP_THRESHOLD) {
+            open_dirs.dirs.retain(|_, dir| dir.strong_count() > 0);
+            open_dirs.next_sweep_at = open_dirs.dirs.len() * 2;
         }
         let opened = Arc::new(opened);
-        open.dirs.insert(opened.id, Arc::downgrade(&opened));
+        open_dirs.dirs.insert(opened.id, Arc::downgrade(&opened));
         Ok(opened)
     }
 
     /// The path that a request names, where it lies below a root; none elsewhere.
-    pub fn below_roots(&self, path: &Path) -> Option<PathBuf> {
-        let path = plain(&self.cwd.join(path));
+    pub fn resolve_below_roots(&self, path: &Path) -> Option<PathBuf> {
+        let path = normalize(&self.cwd.join(path));
         let bases = self.bases();
         let is_below = |root: &&PathBuf| {
             path.starts_with(root)
-                || descend(root, &bases).is_ok_and(|root| path.starts_with(root.real))
+                || resolve_dir(root, &bases).is_ok_and(|root| path.starts_with(root.canonical_path))
         };
         self.roots.iter().find(is_below)?;
         Some(path)
@@ -155,16 +162,16 @@ impl Workdirs {
     /// Opens the regular file that a request names by a path of [`Workdirs::below_roots`], following no link below the
     /// root. Blocking I/O.
     pub fn open_file(&self, path: &Path) -> Result<File, OpenError> {
-        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(DescentError::NotFound.into());
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(ResolveError::NotFound.into());
         };
-        let dir = self.open(Some(above), None)?;
-        let opened = Access::new(dir).open_plain(Path::new(name));
-        match opened {
+        let dir = self.open(Some(parent), None)?;
+        let result = WorkdirHandle::new(dir).open_regular(Path::new(name));
+        match result {
             Ok(Some(file)) => Ok(file),
             Ok(None) => Err(io::Error::other("it is not a regular file").into()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(DescentError::NotFound.into())
+                Err(ResolveError::NotFound.into())
             }
             Err(error) => Err(error.into()),
         }
@@ -174,23 +181,23 @@ impl Workdirs {
         Arc::clone(&lock(&self.bases).paths)
     }
 
-    fn absolute(&self, named: Option<&Path>) -> PathBuf {
-        let path = named.map_or_else(|| self.cwd.clone(), |path| self.cwd.join(path));
+    fn absolute(&self, configured: Option<&Path>) -> PathBuf {
+        let path = configured.map_or_else(|| self.cwd.clone(), |path| self.cwd.join(path));
         path.components().collect()
     }
 }
 
 /// A path without `.` and `..`, as it is written.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => drop(plain.pop()),
+fn normalize(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(normalized.pop()),
             Component::CurDir => {}
-            other => plain.push(other),
+            other => normalized.push(other),
         }
     }
-    plain
+    normalized
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

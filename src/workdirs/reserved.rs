@@ -14,7 +14,7 @@ const MAX_LINKS: usize = 40;
 
 /// Where the daemon keeps what is its own.
 #[derive(Clone, Debug, Default)]
-pub struct OwnPaths {
+pub struct DaemonPaths {
     /// The configuration file, also where there is none yet.
     pub config_file: PathBuf,
     /// Its directory.
@@ -25,20 +25,23 @@ pub struct OwnPaths {
 
 /// The daemon's own paths, absolute.
 #[derive(Debug, Default)]
-pub struct Reserved {
+pub struct ReservedPaths {
     paths: Vec<PathBuf>,
     /// The configuration's directory: reserved against entering it from above. Unset where the daemon itself works in it.
     config_dir: Option<PathBuf>,
 }
 
-impl Reserved {
+impl ReservedPaths {
     /// For a daemon that works in the directory `cwd`.
-    pub fn new(own: &OwnPaths, cwd: &Path) -> Self {
-        let config_dir = cwd.join(&own.config_dir);
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let is_shared = real(cwd).starts_with(real(&config_dir));
-        let fixed = [cwd.join(&own.config_file), config_dir.join("skills")];
-        let others = own.others.iter().map(|path| cwd.join(path));
+    pub fn new(daemon_paths: &DaemonPaths, cwd: &Path) -> Self {
+        let config_dir = cwd.join(&daemon_paths.config_dir);
+        let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let is_shared = canonical(cwd).starts_with(canonical(&config_dir));
+        let fixed = [
+            cwd.join(&daemon_paths.config_file),
+            config_dir.join("skills"),
+        ];
+        let others = daemon_paths.others.iter().map(|path| cwd.join(path));
         Self {
             paths: fixed.into_iter().chain(others).collect(),
             config_dir: (!is_shared).then_some(config_dir),
@@ -46,7 +49,7 @@ impl Reserved {
     }
 
     /// Of these paths and nothing else.
-    pub fn of(paths: Vec<PathBuf>) -> Self {
+    pub fn from_paths(paths: Vec<PathBuf>) -> Self {
         Self {
             paths,
             config_dir: None,
@@ -59,15 +62,15 @@ impl Reserved {
     }
 
     /// What the paths lead to now. Blocking I/O: a look at each directory on the way to each path.
-    pub fn now(&self) -> Snapshot {
-        let mut snapshot = Snapshot::default();
+    pub fn snapshot(&self) -> ReservedSnapshot {
+        let mut snapshot = ReservedSnapshot::default();
         for path in &self.paths {
-            if let Some(id) = snapshot.trace(path) {
+            if let Some(id) = snapshot.resolve(path) {
                 snapshot.reserved.insert(id, path.clone());
             }
         }
         if let Some(path) = &self.config_dir
-            && let Some(id) = snapshot.trace(path)
+            && let Some(id) = snapshot.resolve(path)
         {
             snapshot.config_dir = Some((id, path.clone()));
         }
@@ -77,32 +80,32 @@ impl Reserved {
 
 /// What the daemon's own paths lead to at one moment.
 #[derive(Debug, Default)]
-pub struct Snapshot {
+pub struct ReservedSnapshot {
     reserved: HashMap<FileId, PathBuf>,
     config_dir: Option<(FileId, PathBuf)>,
     /// Directories and links on the way to them, each with one of the paths that it is on the way to.
-    above: HashMap<FileId, PathBuf>,
+    ancestors: HashMap<FileId, PathBuf>,
     /// What does not exist yet: the directory that is there, and the name in it.
-    absent: Vec<(FileId, OsString)>,
+    missing: Vec<(FileId, OsString)>,
 }
 
 /// Why something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ReservedError {
     /// It is one of the daemon's own files or directories, or lies in one.
-    Own,
+    Reserved,
     /// It contains one.
-    Contains,
+    ContainsReserved,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ReservedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Own => {
+            Self::Reserved => {
                 "out of reach for every tool: the file or directory belongs to the daemon (configuration, agents, \
                  scripts or data)"
             }
-            Self::Contains => {
+            Self::ContainsReserved => {
                 "not to be moved, copied or deleted: it contains a directory that belongs to the daemon \
                  (configuration, agents, scripts or data)"
             }
@@ -110,93 +113,102 @@ impl fmt::Display for Refused {
     }
 }
 
-impl From<Refused> for io::Error {
-    fn from(refused: Refused) -> Self {
-        io::Error::new(io::ErrorKind::PermissionDenied, refused)
+impl From<ReservedError> for io::Error {
+    fn from(error: ReservedError) -> Self {
+        io::Error::new(io::ErrorKind::PermissionDenied, error)
     }
 }
 
-impl Refused {
+impl ReservedError {
     /// The one that this error is made of.
-    pub fn of(error: &io::Error) -> Option<Self> {
+    pub fn from_io_error(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
 }
 
-impl Snapshot {
+impl ReservedSnapshot {
     /// Whether this is one of the daemon's own, wherever it is come upon from: all but the configuration's directory.
     pub fn is_reserved(&self, id: FileId) -> bool {
         self.reserved.contains_key(&id)
     }
 
     /// Whether nobody may enter this directory, or use this file.
-    pub fn is_barred(&self, id: FileId) -> bool {
-        self.is_reserved(id) || self.config_dir.as_ref().is_some_and(|(of, _)| *of == id)
+    pub fn is_forbidden(&self, id: FileId) -> bool {
+        self.is_reserved(id)
+            || self
+                .config_dir
+                .as_ref()
+                .is_some_and(|(dir_id, _)| *dir_id == id)
     }
 
     /// The daemon's own path that this is, or that is somewhere in this directory.
-    pub fn contained(&self, id: FileId) -> Option<&PathBuf> {
-        let config = self.config_dir.as_ref().filter(|(of, _)| *of == id);
+    pub fn reserved_path_within(&self, id: FileId) -> Option<&PathBuf> {
+        let config = self.config_dir.as_ref().filter(|(dir_id, _)| *dir_id == id);
         self.reserved
             .get(&id)
             .or(config.map(|(_, path)| path))
-            .or_else(|| self.above.get(&id))
+            .or_else(|| self.ancestors.get(&id))
     }
 
     /// Whether this name in this directory would become one of the daemon's own.
-    pub fn is_to_be(&self, dir: FileId, name: &OsStr) -> bool {
-        let mut absent = self.absent.iter();
+    pub fn is_future_reserved(&self, dir: FileId, name: &OsStr) -> bool {
+        let mut missing = self.missing.iter();
         // Some file systems know no capitals.
-        absent.any(|(of, it)| *of == dir && it.eq_ignore_ascii_case(name))
+        missing
+            .any(|(dir_id, missing_name)| *dir_id == dir && missing_name.eq_ignore_ascii_case(name))
     }
 
     /// Whether something of the daemon's own may be come upon somewhere below this directory.
-    pub fn is_above(&self, id: FileId) -> bool {
-        self.above.contains_key(&id)
+    pub fn contains_reserved(&self, id: FileId) -> bool {
+        self.ancestors.contains_key(&id)
     }
 
     /// Goes the way of this absolute path as the kernel does, and remembers every directory and link on it. Returns what
     /// it leads to, where that exists.
-    fn trace(&mut self, path: &Path) -> Option<FileId> {
+    fn resolve(&mut self, path: &Path) -> Option<FileId> {
         let mut current = PathBuf::from("/");
-        let mut last = FileId::of_std(&fs::symlink_metadata(&current).ok()?);
-        let mut rest: VecDeque<OsString> = parts(path).collect();
+        let mut last = FileId::from_std(&fs::symlink_metadata(&current).ok()?);
+        let mut remaining: VecDeque<OsString> = components(path).collect();
         let mut links = 0;
-        while let Some(part) = rest.pop_front() {
-            self.above.entry(last).or_insert_with(|| path.to_owned());
-            if part == "/" {
+        while let Some(component) = remaining.pop_front() {
+            self.ancestors
+                .entry(last)
+                .or_insert_with(|| path.to_owned());
+            if component == "/" {
                 current = PathBuf::from("/");
-            } else if part == ".." {
+            } else if component == ".." {
                 current.pop();
             } else {
-                let next = current.join(&part);
+                let next = current.join(&component);
                 let Ok(meta) = fs::symlink_metadata(&next) else {
-                    self.absent.push((last, part));
+                    self.missing.push((last, component));
                     return None;
                 };
                 if meta.is_symlink() {
                     links += 1;
                     let target = fs::read_link(&next).ok().filter(|_| links <= MAX_LINKS)?;
-                    let link = FileId::of_std(&meta);
-                    self.above.entry(link).or_insert_with(|| path.to_owned());
-                    for part in parts(&target).collect::<Vec<_>>().into_iter().rev() {
-                        rest.push_front(part);
+                    let link = FileId::from_std(&meta);
+                    self.ancestors
+                        .entry(link)
+                        .or_insert_with(|| path.to_owned());
+                    for component in components(&target).collect::<Vec<_>>().into_iter().rev() {
+                        remaining.push_front(component);
                     }
                     continue;
                 }
                 current = next;
-                last = FileId::of_std(&meta);
+                last = FileId::from_std(&meta);
                 continue;
             }
-            last = FileId::of_std(&fs::symlink_metadata(&current).ok()?);
+            last = FileId::from_std(&fs::symlink_metadata(&current).ok()?);
         }
         Some(last)
     }
 }
 
 /// The parts of a path, a root as `/`.
-fn parts(path: &Path) -> impl Iterator<Item = OsString> {
-    path.components().filter_map(|part| match part {
+fn components(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().filter_map(|component| match component {
         Component::CurDir | Component::Prefix(_) => None,
         other => Some(other.as_os_str().to_owned()),
     })
@@ -208,51 +220,56 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    use super::{OwnPaths, Reserved};
+    use super::{DaemonPaths, ReservedPaths};
     use crate::workdirs::FileId;
 
     fn id(path: &Path) -> FileId {
-        FileId::of_std(&fs::symlink_metadata(path).expect("it"))
+        FileId::from_std(&fs::symlink_metadata(path).expect("it"))
     }
 
     #[test]
-    fn what_is_the_daemons_own_is_told_by_inode() {
+    fn reserved_files_are_identified_by_inode() {
         let home = tempfile::tempdir().expect("a directory");
         let at = |path: &str| home.path().join(path);
         fs::create_dir_all(at("real/agents")).expect("a directory");
         fs::create_dir(at("config")).expect("a directory");
         symlink("real", at("link")).expect("a link");
-        let own = OwnPaths {
+        let daemon_paths = DaemonPaths {
             config_file: "config/axed.toml".into(),
             config_dir: "config".into(),
             others: vec!["link/agents".into(), "data/deep".into()],
         };
-        let now = Reserved::new(&own, home.path()).now();
-        assert!(now.is_reserved(id(&at("real/agents"))));
+        let snapshot = ReservedPaths::new(&daemon_paths, home.path()).snapshot();
+        assert!(snapshot.is_reserved(id(&at("real/agents"))));
         // Entered from above it is not, but a workdir may lie below it.
-        assert!(now.is_barred(id(&at("config"))) && !now.is_reserved(id(&at("config"))));
-        for above in ["link", "real", "config", ""] {
-            assert!(now.contained(id(&at(above))).is_some(), "{above}");
+        assert!(
+            snapshot.is_forbidden(id(&at("config"))) && !snapshot.is_reserved(id(&at("config")))
+        );
+        for ancestor in ["link", "real", "config", ""] {
+            assert!(
+                snapshot.reserved_path_within(id(&at(ancestor))).is_some(),
+                "{ancestor}"
+            );
         }
-        assert!(now.is_to_be(id(home.path()), "data".as_ref()));
-        assert!(now.is_to_be(id(&at("config")), "axed.toml".as_ref()));
-        assert!(now.is_to_be(id(&at("config")), "skills".as_ref()));
-        assert!(!now.is_to_be(id(home.path()), "deep".as_ref()));
+        assert!(snapshot.is_future_reserved(id(home.path()), "data".as_ref()));
+        assert!(snapshot.is_future_reserved(id(&at("config")), "axed.toml".as_ref()));
+        assert!(snapshot.is_future_reserved(id(&at("config")), "skills".as_ref()));
+        assert!(!snapshot.is_future_reserved(id(home.path()), "deep".as_ref()));
         fs::create_dir_all(at("other")).expect("a directory");
-        assert!(now.contained(id(&at("other"))).is_none());
+        assert!(snapshot.reserved_path_within(id(&at("other"))).is_none());
     }
 
     #[test]
     fn a_daemon_that_works_in_its_configurations_directory_shares_it() {
         let home = tempfile::tempdir().expect("a directory");
         fs::write(home.path().join("axed.toml"), "").expect("a file");
-        let own = OwnPaths {
+        let daemon_paths = DaemonPaths {
             config_file: "axed.toml".into(),
             config_dir: ".".into(),
             others: Vec::new(),
         };
-        let now = Reserved::new(&own, home.path()).now();
-        assert!(!now.is_barred(id(home.path())));
-        assert!(now.is_barred(id(&home.path().join("axed.toml"))));
+        let snapshot = ReservedPaths::new(&daemon_paths, home.path()).snapshot();
+        assert!(!snapshot.is_forbidden(id(home.path())));
+        assert!(snapshot.is_forbidden(id(&home.path().join("axed.toml"))));
     }
 }

@@ -6,11 +6,11 @@ use axed::config::auth::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::hanging::Hanging;
-use crate::support::provider::answer::{asks, fails, hangs, says};
-use crate::support::receiver::{Receiver, Reply};
+use crate::support::hanging_server::HangingServer;
+use crate::support::provider::answer::{delegates, fails, hangs, says};
+use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
 
 /// `whsec_` and the base64 of 32 bytes.
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -18,7 +18,7 @@ const OTHER_SECRET: &str = "whsec_/////////////////////////////////////////w==";
 
 /// A daemon that may tell a receiver on this machine, and tries again at once.
 fn daemon() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .environment("HOOK_SECRET", SECRET)
         .environment("OTHER_SECRET", OTHER_SECRET)
         .config(
@@ -39,7 +39,7 @@ async fn deliveries(app: &TestApp, run: &str) -> Vec<Value> {
 /// Waits until all deliveries of the run stand so.
 async fn settled(app: &TestApp, run: &str, status: &str) -> Vec<Value> {
     let path = format!("/runs/{run}/deliveries");
-    let wish = |got: &Got| {
+    let wish = |got: &ApiResponse| {
         let json = got.json();
         let data = json["data"].as_array().expect("data");
         !data.is_empty() && data.iter().all(|delivery| delivery["status"] == status)
@@ -50,7 +50,7 @@ async fn settled(app: &TestApp, run: &str, status: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_runs_end_is_told_signed_and_thin() {
-    let receiver = Receiver::start().await;
+    let receiver = WebhookReceiver::start().await;
     let app = daemon()
         .agent(
             "planner",
@@ -63,11 +63,11 @@ async fn a_runs_end_is_told_signed_and_thin() {
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("the plan")]);
+        .will("planner", [delegates([("reader", "x")]), says("the plan")]);
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "a question").await;
 
-    let told = &receiver.got(1).await[0];
+    let told = &receiver.wait_for_messages(1).await[0];
     assert!(told.is_signed_by(SECRET) && !told.is_signed_by(OTHER_SECRET));
     assert_eq!(told.uri, "/hook?token=hush");
     assert_eq!(told.header("content-type"), "application/json");
@@ -98,7 +98,7 @@ async fn a_runs_end_is_told_signed_and_thin() {
     assert_eq!(attempts[0]["status"], 200);
     assert_eq!(attempts[0]["error"], Value::Null);
     // A child run is told of by its root only.
-    assert_eq!(receiver.seen().len(), 1);
+    assert_eq!(receiver.messages().len(), 1);
     let child = run.children().await;
     assert!(deliveries(&app, child[0].id()).await.is_empty());
 
@@ -113,7 +113,7 @@ async fn a_runs_end_is_told_signed_and_thin() {
 
 #[tokio::test]
 async fn failures_and_cancels_are_told_without_their_words() {
-    let receiver = Receiver::start().await;
+    let receiver = WebhookReceiver::start().await;
     let hook = webhook(&receiver.url("/"));
     let app = daemon()
         .agent("broken", &format!("{hook}\n[retry]\nmax_retries = 0"))
@@ -123,22 +123,25 @@ async fn failures_and_cancels_are_told_without_their_words() {
     app.provider.will("broken", [fails(400, "words of it")]);
     app.provider.will("slow", [hangs()]);
     let failed = app.run("broken", "go").await;
-    let told = receiver.got(1).await[0].json();
+    let told = receiver.wait_for_messages(1).await[0].json();
     assert_eq!(told["type"], "run.failed");
     assert_eq!(told["data"]["error"]["code"], failed.failure().0);
     assert!(!told.to_string().contains("words of it"), "{told}");
 
     let slow = app.start("slow", "go").await;
-    app.provider.asked("slow", 1).await;
+    app.provider.wait_for_request("slow", 1).await;
     slow.cancel("enough").await;
-    let told = receiver.got(2).await[1].json();
+    let told = receiver.wait_for_messages(2).await[1].json();
     assert_eq!(told["type"], "run.cancelled");
     assert_eq!(told["data"]["status"], "cancelled");
 }
 
 #[tokio::test]
 async fn a_request_names_one_more_receiver_and_its_events() {
-    let (files, own) = (Receiver::start().await, Receiver::start().await);
+    let (files, own) = (
+        WebhookReceiver::start().await,
+        WebhookReceiver::start().await,
+    );
     let file = format!(
         "{}\nsecret_env = \"OTHER_SECRET\"\nevents = [\"run.started\"]",
         webhook(&files.url("/file"))
@@ -152,7 +155,7 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     app.provider.always("plain", |_| says("done"));
 
     let run = app.run("solo", "go").await;
-    let told = &files.got(1).await[0];
+    let told = &files.wait_for_messages(1).await[0];
     assert!(told.is_signed_by(OTHER_SECRET));
     assert_eq!(told.json()["type"], "run.started");
     assert_eq!(told.json()["data"]["status"], "running");
@@ -161,10 +164,13 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     // The file's is told as before, and the request's of what it names itself.
     let body = json!({"input": "go", "webhook": {"url": own.url("/own")}});
     let run = app.run_with("solo", body).await;
-    let told = &own.got(1).await[0];
+    let told = &own.wait_for_messages(1).await[0];
     assert!(told.is_signed_by(OTHER_SECRET));
     assert_eq!(told.json()["type"], "run.completed");
-    assert_eq!(files.got(2).await[1].json()["type"], "run.started");
+    assert_eq!(
+        files.wait_for_messages(2).await[1].json()["type"],
+        "run.started"
+    );
     assert_eq!(settled(&app, run.id(), "delivered").await.len(), 2);
 
     let events = ["turn.completed", "run.completed", "run.queued"];
@@ -173,11 +179,11 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     let listed = settled(&app, run.id(), "delivered").await;
     let told: Vec<_> = listed.iter().map(|it| it["event"].clone()).collect();
     assert_eq!(told, ["run.queued", "turn.completed", "run.completed"]);
-    let all = own.got(4).await;
+    let all = own.wait_for_messages(4).await;
     assert!(all[1..].iter().all(|it| it.is_signed_by(SECRET)));
     let ids: BTreeSet<_> = all.iter().map(|it| it.header("webhook-id")).collect();
     assert_eq!(ids.len(), 4);
-    assert_eq!(files.seen().len(), 2);
+    assert_eq!(files.messages().len(), 2);
 
     // None is told of a run whose agent and request name no receiver.
     let run = app.run("plain", "go").await;
@@ -187,7 +193,7 @@ async fn a_request_names_one_more_receiver_and_its_events() {
 /// Two keys with all rights, of which only Ada's has a secret for webhooks.
 fn of_ada_and_bob(more: &str) -> Setup {
     let key = |name: &str| {
-        let sha256 = KeyHash::of(name.as_bytes());
+        let sha256 = KeyHash::digest(name.as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\n")
     };
     let (ada, bob) = (key("ada"), key("bob"));
@@ -196,13 +202,16 @@ fn of_ada_and_bob(more: &str) -> Setup {
     ))
 }
 
-async fn as_key(app: &TestApp, key: &str, method: Method, path: &str, body: &Value) -> Got {
+async fn as_key(app: &TestApp, key: &str, method: Method, path: &str, body: &Value) -> ApiResponse {
     send(app.request(method, path).bearer_auth(key).json(body)).await
 }
 
 #[tokio::test]
 async fn a_tenants_receiver_is_added_and_signed_with_its_own_secret() {
-    let (operators, own) = (Receiver::start().await, Receiver::start().await);
+    let (operators, own) = (
+        WebhookReceiver::start().await,
+        WebhookReceiver::start().await,
+    );
     let mut app = of_ada_and_bob("")
         .agent("solo", &webhook(&operators.url("/")))
         .spawn()
@@ -218,21 +227,24 @@ async fn a_tenants_receiver_is_added_and_signed_with_its_own_secret() {
     );
     let accepted = as_key(&app, "ada", Method::POST, path, &body).await;
     assert_eq!(accepted.status, 202, "{}", accepted.text);
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
 
     // Both are remembered by whoever goes on with the run.
     app.crash_and_restart().await;
 
-    let (to_operator, to_ada) = (operators.got(1).await, own.got(1).await);
+    let (to_operator, to_ada) = (
+        operators.wait_for_messages(1).await,
+        own.wait_for_messages(1).await,
+    );
     assert!(to_operator[0].is_signed_by(SECRET) && !to_operator[0].is_signed_by(OTHER_SECRET));
     assert!(to_ada[0].is_signed_by(OTHER_SECRET) && !to_ada[0].is_signed_by(SECRET));
     assert_eq!(to_operator[0].json(), to_ada[0].json());
-    assert_eq!((operators.seen().len(), own.seen().len()), (1, 1));
+    assert_eq!((operators.messages().len(), own.messages().len()), (1, 1));
     // Without a webhook of its own a request needs no secret.
     app.provider.will("solo", [says("done")]);
     let accepted = as_key(&app, "bob", Method::POST, path, &json!({})).await;
     assert_eq!(accepted.status, 202, "{}", accepted.text);
-    operators.got(2).await;
+    operators.wait_for_messages(2).await;
 }
 
 #[tokio::test]
@@ -284,9 +296,9 @@ async fn a_wrong_webhook_is_refused_by_its_field() {
             assert!(!got.text.contains("hush"), "{}", got.text);
         }
     }
-    assert!(app.provider.seen().is_empty());
+    assert!(app.provider.requests().is_empty());
 
-    let unsigned = TestApp::with().agent("solo", "").spawn().await;
+    let unsigned = TestApp::setup().agent("solo", "").spawn().await;
     let body = json!({"webhook": {"url": "https://example.com"}});
     let got = unsigned.post("/agents/solo/runs", &body).await;
     assert!(got.problem(422).contains("secret_env"), "{}", got.text);
@@ -295,8 +307,8 @@ async fn a_wrong_webhook_is_refused_by_its_field() {
 
 #[tokio::test]
 async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
-    let receiver = Receiver::start().await;
-    receiver.will([500, 404, 429].map(Reply::Status));
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([500, 404, 429].map(ReceiverReply::Status));
     let app = daemon()
         .agent("solo", &webhook(&receiver.url("/")))
         .spawn()
@@ -304,7 +316,7 @@ async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
     app.provider.will("solo", [says("done")]);
     let run = app.run("solo", "go").await;
 
-    let told = receiver.got(4).await;
+    let told = receiver.wait_for_messages(4).await;
     let listed = settled(&app, run.id(), "delivered").await;
     let stamps: Vec<i64> = told
         .iter()
@@ -340,8 +352,8 @@ async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
 
 #[tokio::test]
 async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
-    let receiver = Receiver::start().await;
-    receiver.will([Reply::Status(410)]);
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([ReceiverReply::Status(410)]);
     let app = daemon()
         .agent("solo", &webhook(&receiver.url("/")))
         .spawn()
@@ -350,20 +362,20 @@ async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
     let run = app.run("solo", "go").await;
     let id = settled(&app, run.id(), "failed").await[0]["id"].clone();
     let id = id.as_str().expect("an id");
-    assert_eq!(receiver.seen().len(), 1);
+    assert_eq!(receiver.messages().len(), 1);
 
     let path = format!("/runs/{}/deliveries/{id}/resend", run.id());
     let again = app.post(&path, &Value::Null).await;
     assert_eq!(again.status, 202, "{}", again.text);
     assert_eq!(again.json()["id"], id);
-    let told = receiver.got(2).await;
+    let told = receiver.wait_for_messages(2).await;
     assert_eq!(told[1].header("webhook-id"), id);
     assert!(told[1].is_signed_by(SECRET));
     let listed = settled(&app, run.id(), "delivered").await;
     assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
     // What has arrived can be sent once more, too.
     assert_eq!(app.post(&path, &Value::Null).await.status, 202);
-    receiver.got(3).await;
+    receiver.wait_for_messages(3).await;
 
     let other = app.run_with("solo", json!({})).await;
     for (run, id) in [
@@ -378,29 +390,32 @@ async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
 
 #[tokio::test]
 async fn what_is_sent_again_while_it_is_under_way_is_sent_once_more() {
-    let (receiver, gate) = (Receiver::start().await, Gate::shut());
-    receiver.will([Reply::After(gate.clone())]);
+    let (receiver, gate) = (WebhookReceiver::start().await, Gate::closed());
+    receiver.will([ReceiverReply::After(gate.clone())]);
     let app = daemon()
         .agent("solo", &webhook(&receiver.url("/")))
         .spawn()
         .await;
     app.provider.will("solo", [says("done")]);
     let run = app.run("solo", "go").await;
-    receiver.got(1).await;
+    receiver.wait_for_messages(1).await;
     let id = deliveries(&app, run.id()).await[0]["id"].clone();
     let id = id.as_str().expect("an id");
     let path = format!("/runs/{}/deliveries/{id}/resend", run.id());
     assert_eq!(app.post(&path, &Value::Null).await.status, 202);
     gate.open();
-    assert_eq!(receiver.got(2).await[1].header("webhook-id"), id);
+    assert_eq!(
+        receiver.wait_for_messages(2).await[1].header("webhook-id"),
+        id
+    );
     let listed = settled(&app, run.id(), "delivered").await;
     assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
 }
 
 #[tokio::test]
 async fn a_redirect_is_not_followed() {
-    let receiver = Receiver::start().await;
-    receiver.will([Reply::Redirect("/elsewhere".to_owned())]);
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([ReceiverReply::Redirect("/elsewhere".to_owned())]);
     let app = daemon()
         .agent("solo", &webhook(&receiver.url("/here")))
         .spawn()
@@ -410,14 +425,14 @@ async fn a_redirect_is_not_followed() {
     let listed = settled(&app, run.id(), "delivered").await;
     let error = listed[0]["attempts"][0]["error"].as_str().expect("a text");
     assert!(error.contains("redirects are not followed"), "{error}");
-    assert!(receiver.seen().iter().all(|it| it.uri == "/here"));
+    assert!(receiver.messages().iter().all(|it| it.uri == "/here"));
 }
 
 #[tokio::test]
 async fn a_private_address_is_refused_however_it_is_written() {
-    let receiver = Receiver::start().await;
+    let receiver = WebhookReceiver::start().await;
     let port = receiver.address.port();
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .environment("HOOK_SECRET", SECRET)
         .config("[webhooks]\nsecret_env = \"HOOK_SECRET\"")
         .agent("literal", &webhook(&format!("https://127.0.0.1:{port}/")))
@@ -434,7 +449,7 @@ async fn a_private_address_is_refused_however_it_is_written() {
         let run = app.run(agent, "go").await;
         assert_eq!(run.output(), "done");
         let path = format!("/runs/{}/deliveries", run.id());
-        let tried = |got: &Got| !got.json()["data"][0]["attempts"][0].is_null();
+        let tried = |got: &ApiResponse| !got.json()["data"][0]["attempts"][0].is_null();
         let got = app.get_until(&path, tried).await;
         let delivery = got.json()["data"][0].clone();
         assert_eq!(delivery["status"], "pending");
@@ -443,32 +458,34 @@ async fn a_private_address_is_refused_however_it_is_written() {
         assert!(error.contains("[webhooks] allow_hosts"), "{agent}: {error}");
         assert!(!got.text.contains("hush"), "{}", got.text);
     }
-    assert!(receiver.seen().is_empty());
+    assert!(receiver.messages().is_empty());
     assert!(!app.daemon.log().contains("hush"));
 }
 
 #[tokio::test]
 async fn what_was_not_delivered_is_delivered_by_the_next_process() {
-    let receiver = Receiver::start().await;
-    let gate = Gate::shut();
-    receiver.will([Reply::After(gate.clone())]);
+    let receiver = WebhookReceiver::start().await;
+    let gate = Gate::closed();
+    receiver.will([ReceiverReply::After(gate.clone())]);
     let mut app = daemon().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [says("done"), hangs(), says("done")]);
     let body = json!({"webhook": {"url": receiver.url("/")}});
     let ended = app.run_with("solo", body.clone()).await.id().to_owned();
-    receiver.got(1).await;
+    receiver.wait_for_messages(1).await;
     let running = app.start_with("solo", body).await.id().to_owned();
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
 
     app.crash_and_restart().await;
 
     // The one had ended before; the other remembers its receiver while it goes on.
     settled(&app, &ended, "delivered").await;
     settled(&app, &running, "delivered").await;
-    let told = receiver.seen();
+    let told = receiver.messages();
     let of = |run: &str| -> Vec<_> {
-        let of = |it: &&_| crate::support::receiver::Message::json(it)["data"]["id"] == run;
+        let of = |it: &&_| {
+            crate::support::webhook_receiver::ReceivedMessage::json(it)["data"]["id"] == run
+        };
         told.iter().filter(of).collect()
     };
     let twice = of(&ended);
@@ -481,11 +498,14 @@ async fn what_was_not_delivered_is_delivered_by_the_next_process() {
 
 #[tokio::test]
 async fn a_receiver_that_hangs_holds_neither_runs_nor_other_receivers() {
-    let (slow, quick) = (Receiver::start().await, Receiver::start().await);
-    let gate = Gate::shut();
-    slow.will((0..20).map(|_| Reply::After(gate.clone())));
+    let (slow, quick) = (
+        WebhookReceiver::start().await,
+        WebhookReceiver::start().await,
+    );
+    let gate = Gate::closed();
+    slow.will((0..20).map(|_| ReceiverReply::After(gate.clone())));
     let quick_host = format!("http://localhost:{}", quick.address.port());
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .environment("HOOK_SECRET", SECRET)
         .config(
             "[webhooks]\nallow_hosts = [\"127.0.0.1\", \"localhost\"]\nsecret_env = \"HOOK_SECRET\"",
@@ -500,40 +520,45 @@ async fn a_receiver_that_hangs_holds_neither_runs_nor_other_receivers() {
         assert_eq!(app.run("slow", "go").await.output(), "done");
     }
     // As many as one host may have under way.
-    assert!(slow.got(8).await.iter().all(|it| it.is_signed_by(SECRET)));
+    assert!(
+        slow.wait_for_messages(8)
+            .await
+            .iter()
+            .all(|it| it.is_signed_by(SECRET))
+    );
 
     let run = app.run("quick", "go").await;
     settled(&app, run.id(), "delivered").await;
-    assert_eq!(quick.seen().len(), 1);
-    assert_eq!(slow.seen().len(), 8);
+    assert_eq!(quick.messages().len(), 1);
+    assert_eq!(slow.messages().len(), 8);
     gate.open();
-    slow.got(20).await;
+    slow.wait_for_messages(20).await;
 }
 
 #[tokio::test]
 async fn what_ends_while_the_daemon_drains_is_told_by_it_or_by_the_next() {
-    let receiver = Receiver::start().await;
-    let gate = Gate::shut();
+    let receiver = WebhookReceiver::start().await;
+    let gate = Gate::closed();
     let mut app = daemon()
         .agent("solo", &webhook(&receiver.url("/")))
         .spawn()
         .await;
-    app.provider.will("solo", [says("done").after(&gate)]);
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
     let run = app.start("solo", "go").await.id().to_owned();
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     app.daemon.signal("TERM");
     app.get_until("/readyz", |got| got.status == 503).await;
     gate.open();
-    let status = app.daemon.ended().await;
+    let status = app.daemon.wait_for_exit().await;
     assert_eq!(status.code(), Some(0), "{}", app.daemon.log());
     app.restart_after_end().await;
     settled(&app, &run, "delivered").await;
-    receiver.got(1).await;
+    receiver.wait_for_messages(1).await;
 }
 
 #[tokio::test]
 async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
-    let receiver = Receiver::start().await;
+    let receiver = WebhookReceiver::start().await;
     let hook = webhook(&receiver.url("/"));
     let app = daemon()
         .environment("BAD_SECRET", "whsec_no base64")
@@ -545,7 +570,7 @@ async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
         app.provider.will(agent, [says("done")]);
         let run = app.run(agent, "go").await;
         let path = format!("/runs/{}/deliveries", run.id());
-        let tried = |got: &Got| !got.json()["data"][0]["attempts"][0].is_null();
+        let tried = |got: &ApiResponse| !got.json()["data"][0]["attempts"][0].is_null();
         let got = app.get_until(&path, tried).await;
         let error = got.json()["data"][0]["attempts"][0]["error"].clone();
         assert!(
@@ -553,14 +578,14 @@ async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
             "{error}"
         );
     }
-    assert!(receiver.seen().is_empty());
+    assert!(receiver.messages().is_empty());
     assert!(!app.daemon.log().contains("no base64"));
 }
 
 #[tokio::test]
 async fn the_secret_and_the_query_stand_in_no_answer_and_no_log() {
-    let receiver = Receiver::start().await;
-    receiver.will([Reply::Status(500)]);
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([ReceiverReply::Status(500)]);
     let app = daemon()
         .agent("solo", &webhook(&receiver.url("/hook?token=hush")))
         .spawn()
@@ -590,17 +615,17 @@ async fn the_secret_and_the_query_stand_in_no_answer_and_no_log() {
 
 #[tokio::test]
 async fn a_tenants_hanging_receivers_leave_the_others_their_part() {
-    let (hanging, receiver) = (Hanging::start().await, Receiver::start().await);
+    let (hanging, receiver) = (HangingServer::start().await, WebhookReceiver::start().await);
     let hosts: Vec<String> = (2..12).map(|n| format!("127.0.0.{n}")).collect();
     let mut allowed = hosts.clone();
     allowed.push("127.0.0.1".to_owned());
     let key = |name: &str| {
-        let sha256 = KeyHash::of(name.as_bytes());
+        let sha256 = KeyHash::digest(name.as_bytes());
         format!(
             "[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\nwebhook_secret_env = \"HOOK_SECRET\"\n"
         )
     };
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .environment("HOOK_SECRET", SECRET)
         .config(&format!(
             "[webhooks]\nallow_hosts = {allowed:?}\n{}{}",
@@ -618,10 +643,14 @@ async fn a_tenants_hanging_receivers_leave_the_others_their_part() {
         assert_eq!(accepted.status, 202, "{}", accepted.text);
     }
     // Half of 64, and half of the other half.
-    hanging.holds(48).await;
+    hanging.wait_for_connections(48).await;
 
     let body = json!({"webhook": {"url": receiver.url("/")}});
     as_key(&app, "bob", Method::POST, "/agents/solo/runs", &body).await;
-    receiver.got(1).await;
-    assert!(hanging.open() <= 48, "{}", hanging.open());
+    receiver.wait_for_messages(1).await;
+    assert!(
+        hanging.open_connections() <= 48,
+        "{}",
+        hanging.open_connections()
+    );
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// No answer may take longer: the longest fault with what it takes to recover from it.
-const PATIENCE: Duration = Duration::from_secs(90);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(90);
 /// Wait before a request that was answered 503 is sent again.
-const AGAIN: Duration = Duration::from_millis(300);
+const RETRY_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Where requests go. Cheap to clone.
 #[derive(Clone)]
@@ -18,14 +18,14 @@ pub struct Api {
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     /// Its status.
     pub status: u16,
     /// Its JSON.
     pub body: Value,
 }
 
-impl Answer {
+impl ApiResponse {
     /// A text of the body.
     pub fn text(&self, field: &str) -> &str {
         self.body[field].as_str().unwrap_or_default()
@@ -43,10 +43,13 @@ impl Api {
 
     /// A GET, which must be answered 2xx whatever the store does: the record can be read while it cannot be written.
     pub async fn get(&self, path: &str) -> Result<Value, String> {
-        let answer = self.sent(self.http.get(self.url(path)), path).await?;
-        match answer.status {
-            200..300 => Ok(answer.body),
-            status => Err(format!("GET {path} was answered {status}: {}", answer.body)),
+        let response = self.send(self.http.get(self.url(path)), path).await?;
+        match response.status {
+            200..300 => Ok(response.body),
+            status => Err(format!(
+                "GET {path} was answered {status}: {}",
+                response.body
+            )),
         }
     }
 
@@ -56,39 +59,39 @@ impl Api {
         path: &str,
         body: &Value,
         key: Option<&str>,
-    ) -> Result<Answer, String> {
+    ) -> Result<ApiResponse, String> {
         let mut request = self.http.post(self.url(path)).json(body);
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
         }
-        let answer = self.sent(request, path).await?;
-        match answer.status {
-            200..300 | 503 => Ok(answer),
+        let response = self.send(request, path).await?;
+        match response.status {
+            200..300 | 503 => Ok(response),
             status => Err(format!(
                 "POST {path} was answered {status}: {}",
-                answer.body
+                response.body
             )),
         }
     }
 
     /// A POST that is sent again until it is not answered 503.
-    pub async fn post_until_taken(
+    pub async fn post_until_accepted(
         &self,
         path: &str,
         body: &Value,
         key: Option<&str>,
-    ) -> Result<Answer, String> {
+    ) -> Result<ApiResponse, String> {
         loop {
-            let answer = self.post(path, body, key).await?;
-            if answer.status != 503 {
-                return Ok(answer);
+            let response = self.post(path, body, key).await?;
+            if response.status != 503 {
+                return Ok(response);
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 
     /// The run once it has ended.
-    pub async fn ended(&self, id: &str) -> Result<Value, String> {
+    pub async fn wait_for_end(&self, id: &str) -> Result<Value, String> {
         loop {
             let run = self.get(&format!("/runs/{id}?wait=20")).await?;
             if is_terminal(&run) {
@@ -98,18 +101,18 @@ impl Api {
     }
 
     /// All items of a list whose next page begins `after`, a field of the page before.
-    pub async fn all(&self, path: &str, after: &str) -> Result<Vec<Value>, String> {
+    pub async fn get_all(&self, path: &str, next_field: &str) -> Result<Vec<Value>, String> {
         let mut items = Vec::new();
         let mut next = Value::Null;
         loop {
-            let parameter = after.strip_prefix("next_").unwrap_or(after);
+            let parameter = next_field.strip_prefix("next_").unwrap_or(next_field);
             let page = match &next {
                 Value::Null => self.get(path).await?,
                 Value::String(next) => self.get(&format!("{path}&{parameter}={next}")).await?,
                 next => self.get(&format!("{path}&{parameter}={next}")).await?,
             };
             items.extend(page["data"].as_array().into_iter().flatten().cloned());
-            next = page[after].clone();
+            next = page[next_field].clone();
             if next.is_null() {
                 return Ok(items);
             }
@@ -123,7 +126,7 @@ impl Api {
     }
 
     /// A run's stream after an event; none where there is nothing more.
-    pub async fn go_on(&self, id: &str, last: u64) -> Result<Option<Stream>, String> {
+    pub async fn resume_stream(&self, id: &str, last: u64) -> Result<Option<Stream>, String> {
         let path = format!("/runs/{id}/events");
         let request = self.http.get(self.url(&path));
         let request = request.header("last-event-id", last.to_string());
@@ -136,7 +139,7 @@ impl Api {
         path: &str,
     ) -> Result<Option<Stream>, String> {
         let request = request.header("accept", "text/event-stream").send();
-        let response = within(path, request).await?;
+        let response = with_timeout(path, request).await?;
         let location = response.headers().get("location");
         let location = location.and_then(|location| location.to_str().ok());
         match response.status().as_u16() {
@@ -150,11 +153,15 @@ impl Api {
         }
     }
 
-    async fn sent(&self, request: reqwest::RequestBuilder, path: &str) -> Result<Answer, String> {
-        let response = within(path, request.send()).await?;
+    async fn send(
+        &self,
+        request: reqwest::RequestBuilder,
+        path: &str,
+    ) -> Result<ApiResponse, String> {
+        let response = with_timeout(path, request.send()).await?;
         let status = response.status().as_u16();
-        let text = within(path, response.text()).await?;
-        Ok(Answer {
+        let text = with_timeout(path, response.text()).await?;
+        Ok(ApiResponse {
             status,
             body: serde_json::from_str(&text).unwrap_or(Value::String(text)),
         })
@@ -191,7 +198,7 @@ impl Stream {
                     return Ok(event);
                 }
             }
-            match within("events", self.response.chunk()).await? {
+            match with_timeout("events", self.response.chunk()).await? {
                 Some(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
                 None => return Ok(None),
             }
@@ -207,13 +214,13 @@ pub fn is_terminal(run: &Value) -> bool {
     )
 }
 
-async fn within<T>(
+async fn with_timeout<T>(
     path: &str,
-    answer: impl Future<Output = reqwest::Result<T>>,
+    request: impl Future<Output = reqwest::Result<T>>,
 ) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, answer).await {
-        Ok(Ok(answer)) => Ok(answer),
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(Ok(response)) => Ok(response),
         Ok(Err(error)) => Err(format!("{path} had no answer: {error:?}")),
-        Err(_) => Err(format!("{path} had no answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("{path} had no answer within {REQUEST_TIMEOUT:?}")),
     }
 }

@@ -30,7 +30,7 @@ impl Expected {
     }
 
     /// With this event as its last one.
-    pub fn at(self, last_event: u64) -> Self {
+    pub fn with_last_event(self, last_event: u64) -> Self {
         Self {
             last_event: Some(last_event),
             ..self
@@ -49,23 +49,23 @@ impl Expected {
 
 /// Turns whose request may have been repeated, as the record has no reply to the first one.
 #[derive(Clone, Copy)]
-enum Repeats {
+enum AllowedRepeats {
     All,
     FirstTurn,
     None,
 }
 
 /// Waits for the run's end, and holds its record against what is expected and what its provider has seen.
-pub async fn run(
+pub async fn check_run(
     api: &Api,
     requests: &Requests,
     ledger: &Ledger,
     id: &str,
     expected: Expected,
 ) -> Result<(), String> {
-    let run = api.ended(id).await?;
+    let run = api.wait_for_end(id).await?;
     let text = |field: &str| run[field].as_str().unwrap_or_default();
-    ledger.ended(id, text("status"));
+    ledger.record_ended(id, text("status"));
     if text("status") != expected.status || !text("content").starts_with(&expected.content) {
         return Err(format!(
             "it should be {} with {:?}, and is {run}",
@@ -73,22 +73,22 @@ pub async fn run(
         ));
     }
     let path = format!("/runs/{id}/events?limit=1000");
-    let events = api.all(&path, "next_after").await?;
-    whole(&events, id, &run, expected.last_event)?;
+    let events = api.get_all(&path, "next_after").await?;
+    check_events(&events, id, &run, expected.last_event)?;
     let tree = api.get(&format!("/runs/{id}/tree")).await?;
     let mut runs = Vec::new();
-    collect(&tree, &mut runs);
+    collect_runs(&tree, &mut runs);
     let was_resumed = run["attempt"].as_u64() > Some(1);
     let repeats = match was_resumed {
-        true => Repeats::All,
+        true => AllowedRepeats::All,
         // If its start could not be recorded it is queued again, and not resumed.
-        false if run["started_at"] != run["created_at"] => Repeats::FirstTurn,
-        false => Repeats::None,
+        false if run["started_at"] != run["created_at"] => AllowedRepeats::FirstTurn,
+        false => AllowedRepeats::None,
     };
     for (id, status) in runs {
         let path = format!("/runs/{id}/messages?after=0");
-        let messages = api.all(&path, "next_after").await?;
-        asked_once(requests, &messages, status == "completed", repeats)?;
+        let messages = api.get_all(&path, "next_after").await?;
+        check_requests(requests, &messages, status == "completed", repeats)?;
         ledger.count("runs checked");
     }
     if was_resumed {
@@ -107,26 +107,33 @@ pub fn is_end(event: &Value, id: &str) -> bool {
 }
 
 /// The log of the tree has no gap, an end for each run that began, and the root's last.
-fn whole(events: &[Value], id: &str, run: &Value, followed: Option<u64>) -> Result<(), String> {
+fn check_events(
+    events: &[Value],
+    id: &str,
+    run: &Value,
+    client_last_event: Option<u64>,
+) -> Result<(), String> {
     let mut seqs = events.iter().map(|event| event["seq"].as_u64());
     let is_gapless = (1..=events.len() as u64).all(|number| seqs.next() == Some(Some(number)));
     if !is_gapless {
         return Err(format!("its events have a gap or a repetition: {events:?}"));
     }
     let last = events.len() as u64;
-    if run["last_event"].as_u64() != Some(last) || followed.is_some_and(|number| number != last) {
+    if run["last_event"].as_u64() != Some(last)
+        || client_last_event.is_some_and(|number| number != last)
+    {
         return Err(format!(
-            "it has {last} events, its record says {}, its client had {followed:?}",
+            "it has {last} events, its record says {}, its client had {client_last_event:?}",
             run["last_event"]
         ));
     }
     let mut ends: HashMap<&str, usize> = HashMap::new();
     for event in events {
-        let of = event["run_id"].as_str().unwrap_or_default();
-        *ends.entry(of).or_default() += usize::from(is_end(event, of));
+        let run_id = event["run_id"].as_str().unwrap_or_default();
+        *ends.entry(run_id).or_default() += usize::from(is_end(event, run_id));
     }
-    if let Some((of, count)) = ends.iter().find(|(_, count)| **count != 1) {
-        return Err(format!("its run {of} has {count} ends"));
+    if let Some((run_id, count)) = ends.iter().find(|(_, count)| **count != 1) {
+        return Err(format!("its run {run_id} has {count} ends"));
     }
     match events.last().is_some_and(|event| is_end(event, id)) {
         true => Ok(()),
@@ -135,20 +142,20 @@ fn whole(events: &[Value], id: &str, run: &Value, followed: Option<u64>) -> Resu
 }
 
 /// The runs of a tree with their status.
-fn collect<'t>(summary: &'t Value, runs: &mut Vec<(&'t str, &'t str)>) {
+fn collect_runs<'t>(summary: &'t Value, runs: &mut Vec<(&'t str, &'t str)>) {
     let text = |field: &str| summary[field].as_str().unwrap_or_default();
     runs.push((text("id"), text("status")));
     for child in summary["children"].as_array().into_iter().flatten() {
-        collect(child, runs);
+        collect_runs(child, runs);
     }
 }
 
 /// Of each turn the record has the reply that was given last: nobody asked for a recorded one again.
-fn asked_once(
+fn check_requests(
     requests: &Requests,
     messages: &[Value],
-    completed: bool,
-    repeats: Repeats,
+    is_completed: bool,
+    repeats: AllowedRepeats,
 ) -> Result<(), String> {
     let mut token = None;
     let mut recorded = Vec::new();
@@ -163,43 +170,49 @@ fn asked_once(
         }
     }
     let Some(token) = token else {
-        return match completed {
+        return match is_completed {
             true => Err("a completed run has no message of its user".to_owned()),
             false => Ok(()),
         };
     };
-    let given = requests.of(token);
+    let serials_by_turn = requests.serials(token);
     for (turn, serial) in recorded.iter().enumerate() {
-        let serials = given.get(turn).map_or(&[][..], Vec::as_slice);
+        let serials = serials_by_turn.get(turn).map_or(&[][..], Vec::as_slice);
         if serial.is_none() || serials.last().copied() != *serial {
             return Err(format!(
                 "turn {turn} of {token} has reply {serial:?} on its record, and was given {serials:?}"
             ));
         }
     }
-    if completed && given.len() != recorded.len() {
+    if is_completed && serials_by_turn.len() != recorded.len() {
         return Err(format!(
-            "{token} has {} replies on its record, and was given {given:?}",
+            "{token} has {} replies on its record, and was given {serials_by_turn:?}",
             recorded.len()
         ));
     }
     let first = match repeats {
-        Repeats::All => given.len(),
-        Repeats::FirstTurn => 1,
-        Repeats::None => 0,
+        AllowedRepeats::All => serials_by_turn.len(),
+        AllowedRepeats::FirstTurn => 1,
+        AllowedRepeats::None => 0,
     };
-    if given.iter().skip(first).any(|serials| serials.len() > 1) {
+    if serials_by_turn
+        .iter()
+        .skip(first)
+        .any(|serials| serials.len() > 1)
+    {
         return Err(format!(
-            "{token} asked twice without having been stopped: {given:?}"
+            "{token} asked twice without having been stopped: {serials_by_turn:?}"
         ));
     }
     Ok(())
 }
 
 /// Holds the whole record against what was answered: nothing lost, nothing doubled, nothing left at work.
-pub async fn record(api: &Api, ledger: &Ledger) -> Result<usize, String> {
-    let runs = api.all("/runs?all=true&limit=200", "next_cursor").await?;
-    let mut known = ledger.all_ended();
+pub async fn check_record(api: &Api, ledger: &Ledger) -> Result<usize, String> {
+    let runs = api
+        .get_all("/runs?all=true&limit=200", "next_cursor")
+        .await?;
+    let mut ended_runs = ledger.ended_runs();
     let (mut tokens, mut calls) = (HashSet::new(), HashSet::new());
     for run in &runs {
         let text = |field: &str| run[field].as_str().unwrap_or_default();
@@ -215,9 +228,9 @@ pub async fn record(api: &Api, ledger: &Ledger) -> Result<usize, String> {
             ledger.expect(!ledger.was_refused(token), || {
                 format!("the request {token} was answered 503, and {id} was made of it")
             });
-            let seen = known.remove(id);
-            ledger.expect(seen.as_deref() == Some(text("status")), || {
-                format!("{id} was seen as {seen:?} and is {}", text("status"))
+            let seen_status = ended_runs.remove(id);
+            ledger.expect(seen_status.as_deref() == Some(text("status")), || {
+                format!("{id} was seen as {seen_status:?} and is {}", text("status"))
             });
         } else {
             let call = (text("parent_id"), text("tool_call_id"));
@@ -226,14 +239,14 @@ pub async fn record(api: &Api, ledger: &Ledger) -> Result<usize, String> {
             });
         }
     }
-    for id in known.keys() {
-        ledger.complain(format!("{id} was accepted, and is lost"));
+    for id in ended_runs.keys() {
+        ledger.report_problem(format!("{id} was accepted, and is lost"));
     }
     Ok(runs.len())
 }
 
 /// What commands and tools have left in their directory: no recorded call was performed twice.
-pub fn performed(work: &Path, ledger: &Ledger) -> usize {
+pub fn check_side_effects(work: &Path, ledger: &Ledger) -> usize {
     let lines = fs::read_to_string(work.join("performed")).unwrap_or_default();
     let mut seen = HashSet::new();
     for line in lines.lines() {

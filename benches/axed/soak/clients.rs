@@ -5,15 +5,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::soak::api::{Answer, Api, Stream, is_terminal};
+use crate::soak::api::{Api, ApiResponse, Stream, is_terminal};
 use crate::soak::check::{self, Expected};
 use crate::soak::ledger::Ledger;
 use crate::soak::provider::{Requests, input};
 
 /// The most that a client rests between two pieces of work, in milliseconds; a daemon that is not optimised gets more rest.
-const REST: u64 = if cfg!(debug_assertions) { 8_000 } else { 1_500 };
+const MAX_IDLE_MS: u64 = if cfg!(debug_assertions) { 8_000 } else { 1_500 };
 /// Runs of a session, one behind another.
-const SESSION: usize = 3;
+const SESSION_RUNS: usize = 3;
 
 /// The agents of the soak, by name and by the rest of their file. The model says what the provider does.
 pub const AGENTS: [(&str, &str); 11] = [
@@ -46,8 +46,8 @@ pub struct Client {
     ledger: Ledger,
     number: usize,
     /// Tokens that it has used.
-    used: usize,
-    chance: Chance,
+    tokens_used: usize,
+    rng: Rng,
 }
 
 impl Client {
@@ -58,157 +58,163 @@ impl Client {
             requests,
             ledger,
             number,
-            used: 0,
-            chance: Chance(number as u64 + 1),
+            tokens_used: 0,
+            rng: Rng(number as u64 + 1),
         }
     }
 
     /// Works until `stop`; what is begun then is brought to its end.
-    pub async fn work(mut self, stop: CancellationToken) {
-        let rest = Duration::from_millis(self.chance.below(REST));
+    pub async fn run(mut self, stop: CancellationToken) {
+        let idle = Duration::from_millis(self.rng.below(MAX_IDLE_MS));
         tokio::select! {
-            () = tokio::time::sleep(rest) => {}
+            () = tokio::time::sleep(idle) => {}
             () = stop.cancelled() => return,
         }
         while !stop.is_cancelled() {
-            if let Err(error) = self.piece().await {
-                self.ledger.complain(error);
+            if let Err(error) = self.run_one().await {
+                self.ledger.report_problem(error);
             }
-            let rest = Duration::from_millis(self.chance.below(REST));
+            let idle = Duration::from_millis(self.rng.below(MAX_IDLE_MS));
             tokio::select! {
-                () = tokio::time::sleep(rest) => {}
+                () = tokio::time::sleep(idle) => {}
                 () = stop.cancelled() => {}
             }
         }
     }
 
-    async fn piece(&mut self) -> Result<(), String> {
-        match self.chance.below(8) {
-            0 => self.simple("plain").await,
-            1 => self.simple("writer").await,
-            2 => self.simple("shell").await,
-            3 => self.simple("lead").await,
-            4 => self.session().await,
-            5 => self.streamed().await,
-            6 => match self.chance.below(2) {
-                0 => self.cancelled().await,
-                _ => self.sent_twice().await,
+    async fn run_one(&mut self) -> Result<(), String> {
+        match self.rng.below(8) {
+            0 => self.run_simple("plain").await,
+            1 => self.run_simple("writer").await,
+            2 => self.run_simple("shell").await,
+            3 => self.run_simple("lead").await,
+            4 => self.run_session().await,
+            5 => self.run_streamed().await,
+            6 => match self.rng.below(2) {
+                0 => self.run_cancelled().await,
+                _ => self.run_duplicated().await,
             },
-            _ => self.approved().await,
+            _ => self.run_approved().await,
         }
     }
 
-    fn token(&mut self) -> String {
-        self.used += 1;
-        format!("{}-{}", self.number, self.used)
+    fn next_token(&mut self) -> String {
+        self.tokens_used += 1;
+        format!("{}-{}", self.number, self.tokens_used)
     }
 
     /// Starts a run, as a new one each time that the daemon refuses it; returns its token and id.
-    async fn start(&mut self, agent: &str, more: &Value) -> Result<(String, String), String> {
+    async fn start_run(&mut self, agent: &str, fields: &Value) -> Result<(String, String), String> {
         loop {
-            let token = self.token();
-            let mut body = more.clone();
+            let token = self.next_token();
+            let mut body = fields.clone();
             body["input"] = json!(input(&token));
             let path = format!("/agents/{agent}/runs");
-            let answer = self.api.post(&path, &body, None).await?;
-            if answer.status == 503 {
-                self.ledger.refused(&token);
-                self.pause().await;
+            let response = self.api.post(&path, &body, None).await?;
+            if response.status == 503 {
+                self.ledger.record_refused(&token);
+                self.back_off().await;
                 continue;
             }
-            return Ok((token, self.accepted(&answer, agent)?));
+            return Ok((token, self.record_accepted(&response, agent)?));
         }
     }
 
-    fn accepted(&self, answer: &Answer, agent: &str) -> Result<String, String> {
-        let id = answer.text("id").to_owned();
+    fn record_accepted(&self, response: &ApiResponse, agent: &str) -> Result<String, String> {
+        let id = response.text("id").to_owned();
         if id.is_empty() {
             return Err(format!(
                 "a run of {agent} was accepted without an id: {}",
-                answer.body
+                response.body
             ));
         }
-        self.ledger.accepted(&id, agent);
+        self.ledger.record_accepted(&id, agent);
         Ok(id)
     }
 
-    async fn pause(&mut self) {
-        let pause = 400 + self.chance.below(1_200);
-        tokio::time::sleep(Duration::from_millis(pause)).await;
+    async fn back_off(&mut self) {
+        let delay = 400 + self.rng.below(1_200);
+        tokio::time::sleep(Duration::from_millis(delay)).await;
     }
 
     async fn check(&self, id: &str, agent: &str, expected: Expected) -> Result<(), String> {
-        check::run(&self.api, &self.requests, &self.ledger, id, expected)
+        check::check_run(&self.api, &self.requests, &self.ledger, id, expected)
             .await
             .map_err(|error| format!("{id} of {agent}: {error}"))
     }
 
-    async fn simple(&mut self, agent: &str) -> Result<(), String> {
-        let (token, id) = self.start(agent, &json!({})).await?;
+    async fn run_simple(&mut self, agent: &str) -> Result<(), String> {
+        let (token, id) = self.start_run(agent, &json!({})).await?;
         let expected = Expected::completed(format!("done {token} #"));
         self.check(&id, agent, expected).await
     }
 
     /// Several runs at once in one session: each must have the conversation of those before it.
-    async fn session(&mut self) -> Result<(), String> {
-        let session = format!("talk-{}-{}", self.number, self.used);
+    async fn run_session(&mut self) -> Result<(), String> {
+        let session = format!("talk-{}-{}", self.number, self.tokens_used);
         let mut runs = Vec::new();
-        for _ in 0..SESSION {
-            runs.push(self.start("talker", &json!({ "session": session })).await?);
+        for _ in 0..SESSION_RUNS {
+            runs.push(
+                self.start_run("talker", &json!({ "session": session }))
+                    .await?,
+            );
         }
-        let mut heard = Vec::new();
+        let mut tokens = Vec::new();
         for (token, id) in runs {
-            heard.push(token);
-            let expected = Expected::completed(format!("heard {} #", heard.join(",")));
+            tokens.push(token);
+            let expected = Expected::completed(format!("heard {} #", tokens.join(",")));
             self.check(&id, "talker", expected).await?;
         }
         Ok(())
     }
 
     /// A client that is cut off again and again and goes on behind the last event that it has.
-    async fn streamed(&mut self) -> Result<(), String> {
+    async fn run_streamed(&mut self) -> Result<(), String> {
         let (token, mut stream) = loop {
-            let token = self.token();
+            let token = self.next_token();
             let body = json!({ "input": input(&token) });
             let path = "/agents/streamer/runs";
             if let Some(stream) = self.api.start_stream(path, &body).await? {
                 break (token, stream);
             }
-            self.ledger.refused(&token);
-            self.pause().await;
+            self.ledger.record_refused(&token);
+            self.back_off().await;
         };
         let id = stream.location.rsplit('/').next().unwrap_or_default();
         let id = id.to_owned();
-        self.ledger.accepted(&id, "streamer");
+        self.ledger.record_accepted(&id, "streamer");
         let mut last = 0;
         loop {
-            let most = 1 + self.chance.below(6);
-            let has_ended = self.read(&mut stream, &id, &mut last, most).await?;
+            let max_events = 1 + self.rng.below(6);
+            let has_ended = self
+                .read_events(&mut stream, &id, &mut last, max_events)
+                .await?;
             if has_ended {
                 break;
             }
             drop(stream);
             self.ledger.count("streams resumed");
             stream = loop {
-                if let Some(stream) = self.api.go_on(&id, last).await? {
+                if let Some(stream) = self.api.resume_stream(&id, last).await? {
                     break stream;
                 }
-                self.pause().await;
+                self.back_off().await;
             };
         }
         let expected = Expected::completed(format!("done {token} #"));
-        self.check(&id, "streamer", expected.at(last)).await
+        self.check(&id, "streamer", expected.with_last_event(last))
+            .await
     }
 
     /// Reads at most so many events; whether the last one was the run's end.
-    async fn read(
+    async fn read_events(
         &self,
         stream: &mut Stream,
         id: &str,
         last: &mut u64,
-        most: u64,
+        max_events: u64,
     ) -> Result<bool, String> {
-        for _ in 0..most {
+        for _ in 0..max_events {
             // Neither an error nor an end is the run's: the client comes back.
             let Ok(Some(event)) = stream.next().await else {
                 return Ok(false);
@@ -226,29 +232,32 @@ impl Client {
     }
 
     /// Cancels a tree in the middle of its work.
-    async fn cancelled(&mut self) -> Result<(), String> {
-        let (_, id) = self.start("long", &json!({})).await?;
-        tokio::time::sleep(Duration::from_millis(self.chance.below(2_500))).await;
+    async fn run_cancelled(&mut self) -> Result<(), String> {
+        let (_, id) = self.start_run("long", &json!({})).await?;
+        tokio::time::sleep(Duration::from_millis(self.rng.below(2_500))).await;
         let path = format!("/runs/{id}/cancel");
-        let answer = self.api.post_until_taken(&path, &json!({}), None).await?;
-        if !matches!(answer.text("status"), "cancelling" | "cancelled") {
+        let response = self
+            .api
+            .post_until_accepted(&path, &json!({}), None)
+            .await?;
+        if !matches!(response.text("status"), "cancelling" | "cancelled") {
             return Err(format!(
                 "the cancel of {id} was answered with {}",
-                answer.body
+                response.body
             ));
         }
         self.check(&id, "long", Expected::cancelled()).await
     }
 
     /// One request sent twice at once, until both are taken, and once more after its end.
-    async fn sent_twice(&mut self) -> Result<(), String> {
-        let token = self.token();
+    async fn run_duplicated(&mut self) -> Result<(), String> {
+        let token = self.next_token();
         let body = json!({ "input": input(&token) });
         let path = "/agents/plain/runs";
-        let send = || self.api.post_until_taken(path, &body, Some(&token));
+        let send = || self.api.post_until_accepted(path, &body, Some(&token));
         let (first, second) = tokio::join!(send(), send());
         let (first, second) = (first?, second?);
-        let id = self.accepted(&first, "plain")?;
+        let id = self.record_accepted(&first, "plain")?;
         let expected = Expected::completed(format!("done {token} #"));
         self.check(&id, "plain", expected).await?;
         let third = send().await?;
@@ -263,11 +272,11 @@ impl Client {
     }
 
     /// Approves a call, or denies it, once the run waits for that.
-    async fn approved(&mut self) -> Result<(), String> {
-        let (token, id) = self.start("careful", &json!({})).await?;
+    async fn run_approved(&mut self) -> Result<(), String> {
+        let (token, id) = self.start_run("careful", &json!({})).await?;
         let call = loop {
             let path = format!("/runs/{id}/events?limit=1000");
-            let events = self.api.all(&path, "next_none").await?;
+            let events = self.api.get_all(&path, "next_none").await?;
             let requested = |event: &&Value| event["type"] == "approval.requested";
             if let Some(event) = events.iter().find(requested) {
                 break event["tool_call_id"]
@@ -279,12 +288,12 @@ impl Client {
             if is_terminal(&run) {
                 return Err(format!("{id} ended without an approval: {run}"));
             }
-            self.pause().await;
+            self.back_off().await;
         };
         let path = format!("/runs/{id}/approvals/{call}");
-        let decision = ["approve", "deny"][self.chance.below(2) as usize];
+        let decision = ["approve", "deny"][self.rng.below(2) as usize];
         let decision = json!({ "decision": decision });
-        self.api.post_until_taken(&path, &decision, None).await?;
+        self.api.post_until_accepted(&path, &decision, None).await?;
         self.ledger.count("decisions");
         let expected = Expected::completed(format!("done {token} #"));
         self.check(&id, "careful", expected).await
@@ -292,9 +301,9 @@ impl Client {
 }
 
 /// Numbers without order, the same ones in each soak.
-struct Chance(u64);
+struct Rng(u64);
 
-impl Chance {
+impl Rng {
     fn below(&mut self, bound: u64) -> u64 {
         // Marsaglia's xorshift.
         self.0 ^= self.0 << 13;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use rusqlite::Connection;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
-use crate::soak::watch::Watch;
+use crate::soak::watch::HealthMonitor;
 
 /// What the file system of the data directory may hold while it is not full.
-pub const ROOM: &str = "4g";
+pub const DATA_SIZE: &str = "4g";
 /// No file grows above this while writes fail: the first frame of SQLite's log does not fit.
-const SMALL: u64 = 4096;
+const FILE_SIZE_LIMIT: u64 = 4096;
 
 /// One fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub const FAULTS: [Fault; 5] = [
 ];
 
 /// Who has the faults.
-pub struct Victim {
+pub struct FaultTarget {
     /// The daemon.
     pub pid: Pid,
     /// Its data directory.
@@ -66,20 +66,20 @@ impl Fault {
     }
 
     /// Whether the daemon must say meanwhile that it is not ready.
-    pub fn is_seen(self) -> bool {
+    pub fn is_reported(self) -> bool {
         !matches!(self, Self::Stopped(_))
     }
 
     /// Whether it can be done here.
-    pub fn is_possible(self, victim: &Victim) -> bool {
-        victim.is_mounted || !matches!(self, Self::Full(_))
+    pub fn is_possible(self, target: &FaultTarget) -> bool {
+        target.is_mounted || !matches!(self, Self::Full(_))
     }
 
     /// Does it, and undoes it after its time.
-    pub async fn inject(self, victim: &Victim, watch: &Watch) {
+    pub async fn inject(self, target: &FaultTarget, watch: &HealthMonitor) {
         match self {
             Self::Locked(time) => {
-                let db = Connection::open(victim.data.join("axed.db")).expect("the database");
+                let db = Connection::open(target.data.join("axed.db")).expect("the database");
                 db.busy_timeout(Duration::from_secs(30)).expect("a timeout");
                 db.execute_batch("BEGIN EXCLUSIVE").expect("the lock");
                 tokio::time::sleep(time).await;
@@ -87,35 +87,35 @@ impl Fault {
             }
             Self::Full(time) => {
                 // The daemon may have written more since its size was read: then it is no size for the file system.
-                let is_full = (0..100).any(|_| victim.resize(&victim.used().to_string()));
+                let is_full = (0..100).any(|_| target.resize(&target.used_bytes().to_string()));
                 assert!(is_full, "the file system could not be made smaller");
                 tokio::time::sleep(time).await;
                 assert!(
-                    victim.resize(ROOM),
+                    target.resize(DATA_SIZE),
                     "the file system could not be made larger"
                 );
             }
             Self::WriteErrors(time) => {
-                victim.limit_files(Some(SMALL));
+                target.limit_file_size(Some(FILE_SIZE_LIMIT));
                 tokio::time::sleep(time).await;
-                victim.limit_files(None);
+                target.limit_file_size(None);
             }
             Self::Stopped(time) => {
                 watch.pause();
-                kill_process(victim.pid, Signal::STOP).expect("stopped");
+                kill_process(target.pid, Signal::STOP).expect("stopped");
                 tokio::time::sleep(time).await;
-                kill_process(victim.pid, Signal::CONT).expect("going");
+                kill_process(target.pid, Signal::CONT).expect("going");
                 // What it has to make up for is no part of what is measured.
                 tokio::time::sleep(Duration::from_millis(500)).await;
-                watch.go_on();
+                watch.resume();
             }
         }
     }
 }
 
-impl Victim {
+impl FaultTarget {
     /// Bytes of its file system.
-    fn used(&self) -> u64 {
+    fn used_bytes(&self) -> u64 {
         let stat = rustix::fs::statvfs(&self.data).expect("its size");
         (stat.f_blocks - stat.f_bfree) * stat.f_frsize
     }
@@ -130,7 +130,7 @@ impl Victim {
         resized.is_ok_and(|status| status.success())
     }
 
-    fn limit_files(&self, bytes: Option<u64>) {
+    fn limit_file_size(&self, bytes: Option<u64>) {
         let limit = Rlimit {
             current: bytes,
             maximum: None,

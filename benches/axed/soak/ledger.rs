@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Complaints that are kept; further ones are only counted.
-const MAX_KEPT: usize = 40;
+const MAX_PROBLEMS: usize = 40;
 /// Characters of each.
 const MAX_CHARS: usize = 400;
 
@@ -15,23 +15,23 @@ pub struct Ledger(Arc<Mutex<Entries>>);
 #[derive(Default)]
 struct Entries {
     /// Accepted runs that have not been seen to end, with what they are.
-    open: HashMap<String, String>,
+    unfinished: HashMap<String, String>,
     /// The status of runs that have, by id.
     ended: HashMap<String, String>,
     /// Inputs of requests that were refused: nothing may be known of them.
     refused: HashSet<String>,
     /// Counts by name.
     counts: BTreeMap<&'static str, usize>,
-    complaints: Vec<String>,
-    complained: usize,
+    problems: Vec<String>,
+    problem_count: usize,
 }
 
 impl Ledger {
     /// A run was answered 2xx.
-    pub fn accepted(&self, id: &str, what: &str) {
+    pub fn record_accepted(&self, id: &str, what: &str) {
         let mut entries = self.lock();
         if entries
-            .open
+            .unfinished
             .insert(id.to_owned(), what.to_owned())
             .is_none()
         {
@@ -40,16 +40,16 @@ impl Ledger {
     }
 
     /// A POST was answered 503.
-    pub fn refused(&self, token: &str) {
+    pub fn record_refused(&self, token: &str) {
         let mut entries = self.lock();
         entries.refused.insert(token.to_owned());
         entries.count("refused");
     }
 
     /// An accepted run has ended.
-    pub fn ended(&self, id: &str, status: &str) {
+    pub fn record_ended(&self, id: &str, status: &str) {
         let mut entries = self.lock();
-        entries.open.remove(id);
+        entries.unfinished.remove(id);
         entries.ended.insert(id.to_owned(), status.to_owned());
         entries.count("ended");
     }
@@ -60,7 +60,7 @@ impl Ledger {
     }
 
     /// How often that was counted.
-    pub fn counted(&self, what: &str) -> usize {
+    pub fn count_of(&self, what: &str) -> usize {
         self.lock().counts.get(what).copied().unwrap_or_default()
     }
 
@@ -70,32 +70,34 @@ impl Ledger {
     }
 
     /// Something is wrong.
-    pub fn complain(&self, complaint: String) {
+    pub fn report_problem(&self, problem: String) {
         let mut entries = self.lock();
-        entries.complained += 1;
-        if entries.complaints.len() < MAX_KEPT {
-            let complaint: String = complaint.chars().take(MAX_CHARS).collect();
-            println!("  WRONG: {complaint}");
-            entries.complaints.push(complaint);
+        entries.problem_count += 1;
+        if entries.problems.len() < MAX_PROBLEMS {
+            let problem: String = problem.chars().take(MAX_CHARS).collect();
+            println!("  WRONG: {problem}");
+            entries.problems.push(problem);
         }
     }
 
     /// Complains unless this is so.
-    pub fn expect(&self, is_so: bool, complaint: impl FnOnce() -> String) {
-        if !is_so {
-            self.complain(complaint());
+    pub fn expect(&self, condition: bool, problem: impl FnOnce() -> String) {
+        if !condition {
+            self.report_problem(problem());
         }
     }
 
     /// Accepted runs that have not been seen to end.
-    pub fn open(&self) -> Vec<(String, String)> {
+    pub fn unfinished(&self) -> Vec<(String, String)> {
         let entries = self.lock();
-        let open = entries.open.iter();
-        open.map(|(id, what)| (id.clone(), what.clone())).collect()
+        let unfinished = entries.unfinished.iter();
+        unfinished
+            .map(|(id, what)| (id.clone(), what.clone()))
+            .collect()
     }
 
     /// The runs that were seen to end, with their status.
-    pub fn all_ended(&self) -> HashMap<String, String> {
+    pub fn ended_runs(&self) -> HashMap<String, String> {
         self.lock().ended.clone()
     }
 
@@ -105,9 +107,9 @@ impl Ledger {
     }
 
     /// What is wrong, as far as it is kept, and how many complaints there were.
-    pub fn complaints(&self) -> (Vec<String>, usize) {
+    pub fn problems(&self) -> (Vec<String>, usize) {
         let entries = self.lock();
-        (entries.complaints.clone(), entries.complained)
+        (entries.problems.clone(), entries.problem_count)
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {

@@ -18,44 +18,44 @@ use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 /// What a request's run is known by here: its input has it behind this mark, up to the next blank.
-const MARK: &str = "token=";
+const TOKEN_PREFIX: &str = "token=";
 /// The model `slow` takes so long.
-const SLOW: Duration = Duration::from_secs(30);
+const SLOW_DELAY: Duration = Duration::from_secs(30);
 
 /// The requests that came, by the token of their run: of each turn the serial numbers of the replies that it was given.
 #[derive(Clone, Default)]
-pub struct Requests(Arc<Mutex<Seen>>);
+pub struct Requests(Arc<Mutex<RequestLog>>);
 
 #[derive(Default)]
-struct Seen {
-    last: u64,
+struct RequestLog {
+    last_serial: u64,
     turns: HashMap<String, Vec<Vec<u64>>>,
 }
 
 impl Requests {
     /// The serial numbers of the replies for this token, by turn.
-    pub fn of(&self, token: &str) -> Vec<Vec<u64>> {
+    pub fn serials(&self, token: &str) -> Vec<Vec<u64>> {
         self.lock().turns.get(token).cloned().unwrap_or_default()
     }
 
     /// How many requests came for a turn that another had come for.
     pub fn repeated(&self) -> usize {
-        let seen = self.lock();
-        let turns = seen.turns.values().flatten();
+        let log = self.lock();
+        let turns = log.turns.values().flatten();
         turns.map(|serials| serials.len().saturating_sub(1)).sum()
     }
 
     /// How many requests came.
     pub fn count(&self) -> u64 {
-        self.lock().last
+        self.lock().last_serial
     }
 
     /// Counts a request and numbers its reply.
     fn add(&self, token: &str, turn: usize) -> u64 {
-        let mut seen = self.lock();
-        seen.last += 1;
-        let serial = seen.last;
-        let turns = seen.turns.entry(token.to_owned()).or_default();
+        let mut log = self.lock();
+        log.last_serial += 1;
+        let serial = log.last_serial;
+        let turns = log.turns.entry(token.to_owned()).or_default();
         if turns.len() <= turn {
             turns.resize(turn + 1, Vec::new());
         }
@@ -63,7 +63,7 @@ impl Requests {
         serial
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen> {
+    fn lock(&self) -> MutexGuard<'_, RequestLog> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,7 +95,7 @@ async fn serve(listener: TcpListener, requests: Requests) {
         let _ = stream.set_nodelay(true);
         let requests = requests.clone();
         connections.spawn(async move {
-            let service = service_fn(move |request| answer(request, requests.clone()));
+            let service = service_fn(move |request| respond(request, requests.clone()));
             // A client that goes away is no error here.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
@@ -106,26 +106,26 @@ async fn serve(listener: TcpListener, requests: Requests) {
 
 type Body = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
     requests: Requests,
 ) -> Result<Response<Body>, hyper::Error> {
     let body = request.into_body().collect().await?.to_bytes();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let asked = Asked::read(&body, &requests);
-    tokio::time::sleep(asked.delay()).await;
-    let reply = asked.reply();
-    let (kind, pieces) = match body["stream"].as_bool() {
-        Some(true) => ("text/event-stream", asked.pieces(&reply)),
-        _ => ("application/json", vec![asked.whole(&reply)]),
+    let parsed = ParsedRequest::read(&body, &requests);
+    tokio::time::sleep(parsed.delay()).await;
+    let reply = parsed.reply();
+    let (kind, chunks) = match body["stream"].as_bool() {
+        Some(true) => ("text/event-stream", parsed.chunks(&reply)),
+        _ => ("application/json", vec![parsed.full_body(&reply)]),
     };
-    let pause = Duration::from_millis(if pieces.len() > 1 { 40 } else { 0 });
-    let pieces = stream::unfold(pieces.into_iter(), move |mut pieces| async move {
-        let piece = pieces.next()?;
+    let pause = Duration::from_millis(if chunks.len() > 1 { 40 } else { 0 });
+    let chunks = stream::unfold(chunks.into_iter(), move |mut pieces| async move {
+        let chunk = pieces.next()?;
         tokio::time::sleep(pause).await;
-        Some((Ok(Frame::data(Bytes::from(piece))), pieces))
+        Some((Ok(Frame::data(Bytes::from(chunk))), pieces))
     });
-    let mut response = Response::new(StreamBody::new(Box::pin(pieces) as BoxStream<'static, _>));
+    let mut response = Response::new(StreamBody::new(Box::pin(chunks) as BoxStream<'static, _>));
     let kind = hyper::header::HeaderValue::from_static(kind);
     response
         .headers_mut()
@@ -134,14 +134,14 @@ async fn answer(
 }
 
 /// One request, numbered.
-struct Asked {
+struct ParsedRequest {
     model: String,
     token: String,
     /// From 0.
     turn: usize,
     serial: u64,
     /// The tokens of all user messages: of a session's runs one after another.
-    heard: Vec<String>,
+    session_tokens: Vec<String>,
 }
 
 /// What the model says.
@@ -151,35 +151,35 @@ enum Reply {
     Calls(&'static str, Vec<Value>),
 }
 
-impl Asked {
+impl ParsedRequest {
     fn read(body: &Value, requests: &Requests) -> Self {
         let messages = body["messages"].as_array().map_or(&[][..], Vec::as_slice);
-        let mut heard = Vec::new();
+        let mut session_tokens = Vec::new();
         let mut turn = 0;
         for message in messages {
             match message["role"].as_str() {
                 Some("user") => {
                     let text = message["content"].as_str().unwrap_or_default();
-                    heard.extend(token(text).map(str::to_owned));
+                    session_tokens.extend(token(text).map(str::to_owned));
                     turn = 0;
                 }
                 Some("assistant") => turn += 1,
                 _ => {}
             }
         }
-        let token = heard.last().cloned().unwrap_or_default();
+        let token = session_tokens.last().cloned().unwrap_or_default();
         Self {
             model: body["model"].as_str().unwrap_or_default().to_owned(),
             serial: requests.add(&token, turn),
             token,
             turn,
-            heard,
+            session_tokens,
         }
     }
 
     fn delay(&self) -> Duration {
         match self.model.as_str() {
-            "slow" => SLOW,
+            "slow" => SLOW_DELAY,
             _ => Duration::from_millis(50 + self.serial * 7919 % 400),
         }
     }
@@ -187,7 +187,8 @@ impl Asked {
     fn reply(&self) -> Reply {
         let Self { token, serial, .. } = self;
         let delegate = |agent: &str, count: usize| {
-            let task = |at| json!({"agent": agent, "task": format!("{MARK}{token}.{at} go on")});
+            let task =
+                |at| json!({"agent": agent, "task": format!("{TOKEN_PREFIX}{token}.{at} go on")});
             Reply::Calls("call_agent", (0..count).map(task).collect())
         };
         let file = format!("{token}.txt");
@@ -208,7 +209,9 @@ impl Asked {
                 let command = format!("echo {token} {serial} >> performed");
                 Reply::Calls("run_command", vec![json!({ "command": command })])
             }
-            ("talker", _) => Reply::Text(format!("heard {} #{serial}", self.heard.join(","))),
+            ("talker", _) => {
+                Reply::Text(format!("heard {} #{serial}", self.session_tokens.join(",")))
+            }
             _ => Reply::Text(format!("done {token} #{serial}")),
         }
     }
@@ -222,7 +225,7 @@ impl Asked {
         arguments.iter().enumerate().map(call).collect()
     }
 
-    fn whole(&self, reply: &Reply) -> String {
+    fn full_body(&self, reply: &Reply) -> String {
         let (message, finish) = match reply {
             Reply::Text(text) => (json!({"role": "assistant", "content": text}), "stop"),
             Reply::Calls(tool, calls) => (
@@ -237,31 +240,31 @@ impl Asked {
     }
 
     /// The reply in the pieces of a stream.
-    fn pieces(&self, reply: &Reply) -> Vec<String> {
+    fn chunks(&self, reply: &Reply) -> Vec<String> {
         let event = |delta: Value, finish: Option<&str>| {
             let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
             let chunk = json!({"id": "c", "object": "chat.completion.chunk", "created": 0,
                 "model": self.model, "choices": [choice]});
             format!("data: {chunk}\n\n")
         };
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         let finish = match reply {
             Reply::Text(text) => {
                 let words = text.split_inclusive(' ');
-                pieces.extend(words.map(|word| event(json!({ "content": word }), None)));
+                chunks.extend(words.map(|word| event(json!({ "content": word }), None)));
                 "stop"
             }
             Reply::Calls(tool, calls) => {
                 let calls = self.calls(tool, calls);
-                pieces.push(event(json!({ "tool_calls": calls }), None));
+                chunks.push(event(json!({ "tool_calls": calls }), None));
                 "tool_calls"
             }
         };
         let usage = json!({"id": "c", "object": "chat.completion.chunk", "created": 0,
             "model": self.model, "choices": [], "usage": usage()});
         let end = event(json!({}), Some(finish));
-        pieces.push(format!("{end}data: {usage}\n\ndata: [DONE]\n\n"));
-        pieces
+        chunks.push(format!("{end}data: {usage}\n\ndata: [DONE]\n\n"));
+        chunks
     }
 }
 
@@ -271,13 +274,13 @@ fn usage() -> Value {
 
 /// The token in a user message.
 pub fn token(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once(MARK)?;
+    let (_, rest) = text.split_once(TOKEN_PREFIX)?;
     rest.split_whitespace().next()
 }
 
 /// The input of the run of this token.
 pub fn input(token: &str) -> String {
-    format!("{MARK}{token} do your work")
+    format!("{TOKEN_PREFIX}{token} do your work")
 }
 
 /// The number of the reply that an assistant message of the record is.

@@ -7,38 +7,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest that `/livez` may take; a daemon that is not optimised gets ten times as long.
-pub const PROMPT: Duration =
+pub const LIVEZ_LIMIT: Duration =
     Duration::from_millis(if cfg!(debug_assertions) { 1_000 } else { 100 });
 /// What a bare server takes at most where the machine is not to blame.
-const BARE_PROMPT: Duration = Duration::from_millis(25);
-const PATIENCE: Duration = Duration::from_secs(30);
+const BARE_LIMIT: Duration = Duration::from_millis(25);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Shared by its threads. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Watch {
-    seen: Arc<Mutex<Seen>>,
+pub struct HealthMonitor {
+    observations: Arc<Mutex<Observations>>,
     /// Odd while the process stands still.
     pauses: Arc<AtomicU64>,
 }
 
 /// What was seen since it was last taken.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Observations {
     /// The longest answer to `/livez`.
-    pub livez: Duration,
+    pub max_livez: Duration,
     /// The longest answer of a bare server on this machine.
-    pub bare: Duration,
+    pub max_bare: Duration,
     /// Answers to `/livez` that came too late, with their beginning and end.
     late: Vec<(Instant, Instant)>,
     /// Answers of the bare server that the machine made late.
     disturbed: Vec<(Instant, Instant)>,
     /// When `/readyz` was requested, and its status; 0 for none.
-    pub ready: Vec<(Instant, u16)>,
+    pub readyz: Vec<(Instant, u16)>,
 }
 
-impl Seen {
+impl Observations {
     /// Answers to `/livez` that came too late although the machine had time.
-    pub fn too_late(&self) -> usize {
+    pub fn late_count(&self) -> usize {
         let excused = |late: &(Instant, Instant)| {
             let mut disturbed = self.disturbed.iter();
             disturbed.any(|(begin, end)| *begin < late.1 && *end > late.0)
@@ -47,55 +47,55 @@ impl Seen {
     }
 }
 
-impl Watch {
+impl HealthMonitor {
     /// Watches the daemon at this `host:port` for as long as this process lives.
     pub fn start(address: &str) -> Self {
-        let watch = Self::default();
+        let monitor = Self::default();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let bare = listener.local_addr().expect("an address").to_string();
         std::thread::spawn(move || serve_bare(&listener));
-        watch.spawn(
+        monitor.spawn(
             &bare,
             "/",
             Duration::from_millis(20),
             |seen, begin, end, _| {
-                seen.bare = seen.bare.max(end - begin);
-                if end - begin > BARE_PROMPT {
+                seen.max_bare = seen.max_bare.max(end - begin);
+                if end - begin > BARE_LIMIT {
                     seen.disturbed.push((begin, end));
                 }
             },
         );
-        watch.spawn(
+        monitor.spawn(
             address,
             "/livez",
             Duration::from_millis(20),
             |seen, begin, end, _| {
-                seen.livez = seen.livez.max(end - begin);
-                if end - begin > PROMPT {
+                seen.max_livez = seen.max_livez.max(end - begin);
+                if end - begin > LIVEZ_LIMIT {
                     seen.late.push((begin, end));
                 }
             },
         );
-        watch.spawn(
+        monitor.spawn(
             address,
             "/readyz",
             Duration::from_millis(200),
             |seen, begin, _, status| {
-                seen.ready.push((begin, status));
+                seen.readyz.push((begin, status));
             },
         );
-        watch
+        monitor
     }
 
     /// What was seen since the last time.
-    pub fn take(&self) -> Seen {
+    pub fn take(&self) -> Observations {
         std::mem::take(&mut *self.lock())
     }
 
     /// When `/readyz` was first answered 200 to a request sent after `since`, while it is not taken.
     pub fn ready_after(&self, since: Instant) -> Option<Instant> {
-        let seen = self.lock();
-        let mut ready = seen.ready.iter();
+        let observations = self.lock();
+        let mut ready = observations.readyz.iter();
         ready
             .find(|(begin, status)| *begin > since && *status == 200)
             .map(|(begin, _)| *begin)
@@ -107,7 +107,7 @@ impl Watch {
     }
 
     /// It goes on.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.pauses.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -116,30 +116,32 @@ impl Watch {
         address: &str,
         path: &str,
         pause: Duration,
-        mut note: impl FnMut(&mut Seen, Instant, Instant, u16) + Send + 'static,
+        mut record: impl FnMut(&mut Observations, Instant, Instant, u16) + Send + 'static,
     ) {
-        let watch = self.clone();
+        let monitor = self.clone();
         let (address, path) = (address.to_owned(), path.to_owned());
         std::thread::spawn(move || {
             let mut connection = None;
             loop {
                 std::thread::sleep(pause);
-                let pauses = watch.pauses.load(Ordering::SeqCst);
+                let pauses = monitor.pauses.load(Ordering::SeqCst);
                 let begin = Instant::now();
                 let status = exchange(&mut connection, &address, &path).unwrap_or_else(|_| {
                     connection = None;
                     0
                 });
                 let end = Instant::now();
-                if pauses.is_multiple_of(2) && watch.pauses.load(Ordering::SeqCst) == pauses {
-                    note(&mut watch.lock(), begin, end, status);
+                if pauses.is_multiple_of(2) && monitor.pauses.load(Ordering::SeqCst) == pauses {
+                    record(&mut monitor.lock(), begin, end, status);
                 }
             }
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Observations> {
+        self.observations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -150,20 +152,20 @@ fn exchange(connection: &mut Option<TcpStream>, address: &str, path: &str) -> io
         None => {
             let stream = TcpStream::connect(address)?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(READ_TIMEOUT))?;
             connection.insert(stream)
         }
     };
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes())?;
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     loop {
         let mut bytes = [0; 4096];
         let read = stream.read(&mut bytes)?;
         if read == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        answer.extend_from_slice(&bytes[..read]);
-        let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+        response.extend_from_slice(&bytes[..read]);
+        let text = String::from_utf8_lossy(&response).to_ascii_lowercase();
         let Some((head, body)) = text.split_once("\r\n\r\n") else {
             continue;
         };
@@ -182,8 +184,8 @@ fn serve_bare(listener: &TcpListener) {
         let _ = stream.set_nodelay(true);
         let mut bytes = [0; 4096];
         while stream.read(&mut bytes).is_ok_and(|read| read > 0) {
-            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-            if stream.write_all(answer).is_err() {
+            let response = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+            if stream.write_all(response).is_err() {
                 break;
             }
         }

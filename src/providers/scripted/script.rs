@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use toml::Spanned;
 
-use crate::providers::Category;
-use crate::providers::scripted::template::{Quotes, Template, Unfilled};
+use crate::providers::ErrorCategory;
+use crate::providers::scripted::template::{Template, TemplateContext, TemplateError};
 
 /// The replies of one model, in series: one for inputs that hold a certain text, one for all others.
 #[derive(Clone, Debug)]
@@ -30,9 +30,9 @@ pub struct Reply {
     /// What the model says; none for a reply that only fails.
     pub text: Option<Template>,
     /// What it asks for.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ScriptedCall>,
     /// Raised one after another before this reply answers.
-    pub errors: Vec<Raise>,
+    pub errors: Vec<ScriptedError>,
     /// Tokens of the prompt; none means an estimate.
     pub input_tokens: Option<u64>,
     /// Tokens of the reply; none means an estimate.
@@ -45,17 +45,17 @@ pub struct Reply {
 
 /// One tool call.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct ScriptedCall {
     /// The tool.
     pub name: String,
-    arguments: Shape,
+    arguments: ValueTemplate,
 }
 
 /// An error to raise so many times.
 #[derive(Clone, Debug)]
-pub struct Raise {
+pub struct ScriptedError {
     /// Its kind.
-    pub category: Category,
+    pub category: ErrorCategory,
     /// Its words.
     pub message: String,
     /// How often, at least once.
@@ -66,29 +66,34 @@ pub struct Raise {
 
 /// A JSON value whose strings have holes.
 #[derive(Clone, Debug)]
-enum Shape {
+enum ValueTemplate {
     Text(Template),
-    List(Vec<Shape>),
-    Map(Vec<(String, Shape)>),
+    List(Vec<ValueTemplate>),
+    Map(Vec<(String, ValueTemplate)>),
     Plain(serde_json::Value),
 }
 
 impl Script {
     /// Reads a script. The error names the file, the line, the key and the nearest known key.
     pub fn read(path: &Path, text: &str) -> Result<Self, String> {
-        let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
+        let line_at = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
         let file: File = toml::from_str(text).map_err(|error| {
-            let line = line_of(error.span().map_or(0, |span| span.start));
-            format!("{}:{line}: {}", path.display(), explain(error.message()))
+            let line = line_at(error.span().map_or(0, |span| span.start));
+            format!(
+                "{}:{line}: {}",
+                path.display(),
+                rewrite_serde_error(error.message())
+            )
         })?;
         let default_delay = file.delay_ms;
         let mut script = Self { series: Vec::new() };
         for (position, spanned) in file.replies.into_iter().enumerate() {
-            let line = line_of(spanned.span().start);
+            let line = line_at(spanned.span().start);
             let raw = spanned.into_inner();
             let matching = raw.matching.as_deref().map(str::to_lowercase);
-            let reply = Reply::check(raw, default_delay)
-                .map_err(|why| format!("{}:{line}: replies[{position}]: {why}", path.display()))?;
+            let reply = Reply::from_raw(raw, default_delay).map_err(|message| {
+                format!("{}:{line}: replies[{position}]: {message}", path.display())
+            })?;
             script.add(matching, reply);
         }
         if script.series.is_empty() {
@@ -102,22 +107,22 @@ impl Script {
 
     /// The reply for this turn of a run (from 1) with this input, and its place in the file's terms: the last reply of
     /// a series answers all further turns. None where no series is for the input.
-    pub fn choose(&self, input: &str, turn: usize) -> Option<(usize, usize, &Reply)> {
+    pub fn select_reply(&self, input: &str, turn: usize) -> Option<(usize, usize, &Reply)> {
         let input = input.to_lowercase();
-        let fits = |series: &Series| {
+        let is_match = |series: &Series| {
             series
                 .matching
                 .as_ref()
                 .is_some_and(|text| input.contains(text))
         };
-        let chosen = self
+        let series_index = self
             .series
             .iter()
-            .position(fits)
+            .position(is_match)
             .or_else(|| self.series.iter().position(|s| s.matching.is_none()))?;
-        let replies = &self.series[chosen].replies;
+        let replies = &self.series[series_index].replies;
         let position = turn.clamp(1, replies.len()) - 1;
-        Some((chosen, position, &replies[position]))
+        Some((series_index, position, &replies[position]))
     }
 
     fn add(&mut self, matching: Option<String>, reply: Reply) {
@@ -132,7 +137,7 @@ impl Script {
 }
 
 impl Reply {
-    fn check(raw: RawReply, default_delay: u64) -> Result<Self, String> {
+    fn from_raw(raw: RawReply, default_delay: u64) -> Result<Self, String> {
         if raw.text.is_none() && raw.tool_calls.is_empty() && raw.errors.is_empty() {
             return Err(
                 "a reply needs `text`, `tool_calls` or `errors` (text = \"\" for an empty one)"
@@ -144,16 +149,16 @@ impl Reply {
         }
         let text = raw
             .text
-            .map(|text| Template::parse(&text).map_err(|why| format!("text: {why}")))
+            .map(|text| Template::parse(&text).map_err(|message| format!("text: {message}")))
             .transpose()?;
         let calls = raw
             .tool_calls
             .into_iter()
             .enumerate()
             .map(|(position, call)| {
-                let arguments = Shape::read(toml::Value::Table(call.arguments))
-                    .map_err(|why| format!("tool_calls[{position}].arguments: {why}"))?;
-                Ok(Call {
+                let arguments = ValueTemplate::parse(toml::Value::Table(call.arguments))
+                    .map_err(|message| format!("tool_calls[{position}].arguments: {message}"))?;
+                Ok(ScriptedCall {
                     name: call.name,
                     arguments,
                 })
@@ -163,8 +168,9 @@ impl Reply {
             .errors
             .into_iter()
             .enumerate()
-            .map(|(position, raise)| {
-                Raise::check(raise).map_err(|why| format!("errors[{position}].{why}"))
+            .map(|(position, error)| {
+                ScriptedError::from_raw(error)
+                    .map_err(|message| format!("errors[{position}].{message}"))
             })
             .collect::<Result<_, String>>()?;
         Ok(Self {
@@ -179,31 +185,34 @@ impl Reply {
     }
 
     /// Whether it has an answer once its errors are raised.
-    pub fn answers(&self) -> bool {
+    pub fn has_answer(&self) -> bool {
         self.text.is_some() || !self.calls.is_empty()
     }
 }
 
-impl Call {
+impl ScriptedCall {
     /// The arguments as a JSON object.
-    pub fn arguments(&self, quotes: Quotes<'_>) -> Result<Box<RawValue>, Unfilled> {
-        let value = self.arguments.fill(quotes)?;
+    pub fn render_arguments(
+        &self,
+        context: TemplateContext<'_>,
+    ) -> Result<Box<RawValue>, TemplateError> {
+        let value = self.arguments.render(context)?;
         // A `Value` always is valid JSON, so the second arm is never taken.
         Ok(serde_json::value::to_raw_value(&value).unwrap_or_default())
     }
 }
 
-impl Raise {
-    fn check(raw: RawRaise) -> Result<Self, String> {
+impl ScriptedError {
+    fn from_raw(raw: RawError) -> Result<Self, String> {
         let Some(category) = CATEGORIES
             .into_iter()
             .find(|category| category.as_str() == raw.category)
         else {
-            let names = CATEGORIES.map(Category::as_str);
+            let names = CATEGORIES.map(ErrorCategory::as_str);
             return Err(format!(
                 "category: unknown category \"{}\"{}; there are {}",
                 raw.category,
-                nearest(&raw.category, &names),
+                suggestion(&raw.category, &names),
                 names.join(", ")
             ));
         };
@@ -221,8 +230,8 @@ impl Raise {
     }
 }
 
-impl Shape {
-    fn read(value: toml::Value) -> Result<Self, String> {
+impl ValueTemplate {
+    fn parse(value: toml::Value) -> Result<Self, String> {
         Ok(match value {
             toml::Value::String(text) => Self::Text(Template::parse(&text)?),
             toml::Value::Integer(number) => Self::Plain(number.into()),
@@ -232,29 +241,29 @@ impl Shape {
             toml::Value::Array(values) => Self::List(
                 values
                     .into_iter()
-                    .map(Self::read)
+                    .map(Self::parse)
                     .collect::<Result<_, _>>()?,
             ),
             toml::Value::Table(table) => Self::Map(
                 table
                     .into_iter()
-                    .map(|(key, value)| Ok((key, Self::read(value)?)))
+                    .map(|(key, value)| Ok((key, Self::parse(value)?)))
                     .collect::<Result<_, String>>()?,
             ),
         })
     }
 
-    fn fill(&self, quotes: Quotes<'_>) -> Result<serde_json::Value, Unfilled> {
+    fn render(&self, context: TemplateContext<'_>) -> Result<serde_json::Value, TemplateError> {
         Ok(match self {
-            Self::Text(template) => template.fill(quotes)?.into(),
+            Self::Text(template) => template.render(context)?.into(),
             Self::List(shapes) => shapes
                 .iter()
-                .map(|shape| shape.fill(quotes))
+                .map(|shape| shape.render(context))
                 .collect::<Result<Vec<_>, _>>()?
                 .into(),
             Self::Map(entries) => entries
                 .iter()
-                .map(|(key, shape)| Ok((key.clone(), shape.fill(quotes)?)))
+                .map(|(key, shape)| Ok((key.clone(), shape.render(context)?)))
                 .collect::<Result<serde_json::Map<_, _>, _>>()?
                 .into(),
             Self::Plain(value) => value.clone(),
@@ -262,13 +271,13 @@ impl Shape {
     }
 }
 
-const CATEGORIES: [Category; 6] = [
-    Category::Auth,
-    Category::BadRequest,
-    Category::RateLimit,
-    Category::Overloaded,
-    Category::Server,
-    Category::Timeout,
+const CATEGORIES: [ErrorCategory; 6] = [
+    ErrorCategory::Auth,
+    ErrorCategory::BadRequest,
+    ErrorCategory::RateLimit,
+    ErrorCategory::Overloaded,
+    ErrorCategory::Server,
+    ErrorCategory::Timeout,
 ];
 
 #[derive(Deserialize)]
@@ -289,7 +298,7 @@ struct RawReply {
     #[serde(default)]
     tool_calls: Vec<RawCall>,
     #[serde(default)]
-    errors: Vec<RawRaise>,
+    errors: Vec<RawError>,
     input_tokens: Option<u64>,
     output_tokens: Option<u64>,
     stop_reason: Option<String>,
@@ -306,7 +315,7 @@ struct RawCall {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawRaise {
+struct RawError {
     category: String,
     message: Option<String>,
     #[serde(default = "once")]
@@ -319,7 +328,7 @@ fn once() -> u32 {
 }
 
 /// Serde's ``unknown field `a`, expected one of `b`, `c` `` in our words; other messages as they are.
-fn explain(message: &str) -> String {
+fn rewrite_serde_error(message: &str) -> String {
     let message = message.trim();
     if !message.starts_with("unknown field `") {
         return message.to_owned();
@@ -329,15 +338,15 @@ fn explain(message: &str) -> String {
     let known: Vec<&str> = quoted.collect();
     format!(
         "unknown key \"{key}\"{}; the keys here are {}",
-        nearest(key, &known),
+        suggestion(key, &known),
         known.join(", ")
     )
 }
 
-fn nearest(word: &str, known: &[&str]) -> String {
+fn suggestion(key: &str, known: &[&str]) -> String {
     known
         .iter()
-        .map(|candidate| (strsim::jaro_winkler(word, candidate), candidate))
+        .map(|candidate| (strsim::jaro_winkler(key, candidate), candidate))
         .filter(|(likeness, _)| *likeness > 0.7)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map_or_else(String::new, |(_, candidate)| {
@@ -351,37 +360,37 @@ mod tests {
 
     use super::Script;
 
-    fn refusal(text: &str) -> String {
+    fn error_text(text: &str) -> String {
         Script::read(Path::new("scripts/x.toml"), text).expect_err("no script")
     }
 
     #[test]
     fn a_mistake_is_named_with_its_line_and_the_nearest_key() {
         assert_eq!(
-            refusal("delay_ms = 1\n[[replies]]\ntextt = \"hi\"\n"),
+            error_text("delay_ms = 1\n[[replies]]\ntextt = \"hi\"\n"),
             "scripts/x.toml:3: unknown key \"textt\", did you mean \"text\"?; the keys here are match, text, tool_calls, \
              errors, input_tokens, output_tokens, stop_reason, delay_ms"
         );
-        assert!(refusal("replies = 1").starts_with("scripts/x.toml:1: "));
-        assert!(refusal("[[replies]]\ntext = \"").starts_with("scripts/x.toml:2: "));
-        assert!(refusal("").contains("at least one [[replies]]"));
+        assert!(error_text("replies = 1").starts_with("scripts/x.toml:1: "));
+        assert!(error_text("[[replies]]\ntext = \"").starts_with("scripts/x.toml:2: "));
+        assert!(error_text("").contains("at least one [[replies]]"));
     }
 
     #[test]
     fn a_reply_that_cannot_be_given_is_refused() {
-        let empty = refusal("[[replies]]\ntext = \"\"\n\n[[replies]]\ndelay_ms = 1\n");
+        let empty = error_text("[[replies]]\ntext = \"\"\n\n[[replies]]\ndelay_ms = 1\n");
         assert!(
             empty.starts_with("scripts/x.toml:4: replies[1]: a reply needs"),
             "{empty}"
         );
-        let hole = refusal(
+        let hole = error_text(
             "[[replies]]\ntool_calls = [{ name = \"t\", arguments = { a = [\"{{x}}\"] } }]",
         );
         assert!(
             hole.contains("tool_calls[0].arguments: unknown placeholder \"{{x}}\""),
             "{hole}"
         );
-        let category = refusal("[[replies]]\nerrors = [{ category = \"rate_limits\" }]");
+        let category = error_text("[[replies]]\nerrors = [{ category = \"rate_limits\" }]");
         assert!(
             category.contains(
                 "errors[0].category: unknown category \"rate_limits\", did you mean \"rate_limit\"?"
@@ -389,7 +398,8 @@ mod tests {
             "{category}"
         );
         assert!(
-            refusal("[[replies]]\nerrors = [{ category = \"auth\", times = 0 }]").contains("times")
+            error_text("[[replies]]\nerrors = [{ category = \"auth\", times = 0 }]")
+                .contains("times")
         );
     }
 
@@ -400,11 +410,11 @@ mod tests {
             "replies = [{ text = \"a\" }, { match = \"Crash\", text = \"b\" }, { text = \"c\" }, { match = \"it\", text = \"d\" }]",
         )
         .expect("a script");
-        let place = |input: &str, turn| script.choose(input, turn).map(|(s, r, _)| (s, r));
-        assert_eq!(place("hello", 1), Some((0, 0)));
-        assert_eq!(place("hello", 2), Some((0, 1)));
-        assert_eq!(place("hello", 9), Some((0, 1)));
-        assert_eq!(place("it CRASHES", 1), Some((1, 0)));
-        assert_eq!(place("it works", 1), Some((2, 0)));
+        let select = |input: &str, turn| script.select_reply(input, turn).map(|(s, r, _)| (s, r));
+        assert_eq!(select("hello", 1), Some((0, 0)));
+        assert_eq!(select("hello", 2), Some((0, 1)));
+        assert_eq!(select("hello", 9), Some((0, 1)));
+        assert_eq!(select("it CRASHES", 1), Some((1, 0)));
+        assert_eq!(select("it works", 1), Some((2, 0)));
     }
 }

@@ -1,14 +1,14 @@
 //! Texts with holes that quote the conversation: `{{input}}`, `{{results}}`, `{{result.2}}`. Knows no script file.
 
-use crate::config::MAX_REPLY;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::domain::message::ToolResult;
 
 /// A text whose holes are known to be fillable by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template(Vec<Piece>);
+pub struct Template(Vec<Segment>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
+enum Segment {
     Text(String),
     Input,
     Results,
@@ -18,7 +18,7 @@ enum Piece {
 
 /// What holes are filled with.
 #[derive(Clone, Copy, Debug)]
-pub struct Quotes<'a> {
+pub struct TemplateContext<'a> {
     /// The run's user message.
     pub input: &'a str,
     /// The results of the last batch of tool calls, in the order of the calls.
@@ -27,14 +27,16 @@ pub struct Quotes<'a> {
 
 /// Why a text cannot be filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfilled {
+pub enum TemplateError {
     /// It quotes a result that the conversation does not have.
-    #[error("the script quotes {{{{result.{asked}}}}}, but the last turn has {there} tool results")]
+    #[error(
+        "the script quotes {{{{result.{number}}}}}, but the last turn has {available} tool results"
+    )]
     NoResult {
         /// The result asked for.
-        asked: usize,
+        number: usize,
         /// How many there are.
-        there: usize,
+        available: usize,
     },
     /// It would be longer than any reply may be.
     #[error("response too large")]
@@ -44,7 +46,7 @@ pub enum Unfilled {
 impl Template {
     /// Reads a text. `{{{{` stands for a literal `{{`. The error names the hole and those that there are.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut pieces = Vec::new();
+        let mut segments = Vec::new();
         let mut plain = String::new();
         let mut rest = text;
         while let Some(at) = rest.find("{{") {
@@ -60,52 +62,56 @@ impl Template {
                     "\"{{\" is never closed; write \"{{{{\" for two literal braces".to_owned(),
                 );
             };
-            let hole = hole(&rest[..end])?;
+            let segment = parse_placeholder(&rest[..end])?;
             rest = &rest[end + 2..];
             if !plain.is_empty() {
-                pieces.push(Piece::Text(std::mem::take(&mut plain)));
+                segments.push(Segment::Text(std::mem::take(&mut plain)));
             }
-            pieces.push(hole);
+            segments.push(segment);
         }
         plain.push_str(rest);
         if !plain.is_empty() {
-            pieces.push(Piece::Text(plain));
+            segments.push(Segment::Text(plain));
         }
-        Ok(Self(pieces))
+        Ok(Self(segments))
     }
 
     /// The text with its holes filled, at most [`MAX_REPLY`] bytes of it.
-    pub fn fill(&self, quotes: Quotes<'_>) -> Result<String, Unfilled> {
-        let mut filled = String::new();
-        for piece in &self.0 {
-            match piece {
-                Piece::Text(text) => push(&mut filled, text)?,
-                Piece::Input => push(&mut filled, quotes.input)?,
-                Piece::Results => {
-                    for (position, result) in quotes.results.iter().enumerate() {
-                        push(&mut filled, if position == 0 { "" } else { "\n\n" })?;
-                        push(&mut filled, &result.content)?;
+    pub fn render(&self, context: TemplateContext<'_>) -> Result<String, TemplateError> {
+        let mut rendered = String::new();
+        for segment in &self.0 {
+            match segment {
+                Segment::Text(text) => push_bounded(&mut rendered, text)?,
+                Segment::Input => push_bounded(&mut rendered, context.input)?,
+                Segment::Results => {
+                    for (position, result) in context.results.iter().enumerate() {
+                        push_bounded(&mut rendered, if position == 0 { "" } else { "\n\n" })?;
+                        push_bounded(&mut rendered, &result.content)?;
                     }
                 }
-                Piece::Result(asked) => {
-                    let result = quotes.results.get(asked - 1).ok_or(Unfilled::NoResult {
-                        asked: *asked,
-                        there: quotes.results.len(),
-                    })?;
-                    push(&mut filled, &result.content)?;
+                Segment::Result(number) => {
+                    let result =
+                        context
+                            .results
+                            .get(number - 1)
+                            .ok_or(TemplateError::NoResult {
+                                number: *number,
+                                available: context.results.len(),
+                            })?;
+                    push_bounded(&mut rendered, &result.content)?;
                 }
             }
         }
-        Ok(filled)
+        Ok(rendered)
     }
 }
 
-fn hole(name: &str) -> Result<Piece, String> {
+fn parse_placeholder(name: &str) -> Result<Segment, String> {
     match name.trim() {
-        "input" => Ok(Piece::Input),
-        "results" => Ok(Piece::Results),
+        "input" => Ok(Segment::Input),
+        "results" => Ok(Segment::Results),
         other => match other.strip_prefix("result.").map(str::parse) {
-            Some(Ok(number)) if number > 0 => Ok(Piece::Result(number)),
+            Some(Ok(number)) if number > 0 => Ok(Segment::Result(number)),
             _ => Err(format!(
                 "unknown placeholder \"{{{{{other}}}}}\"; there are {{{{input}}}}, {{{{results}}}} and {{{{result.1}}}}, \
                  {{{{result.2}}}}, …"
@@ -114,28 +120,30 @@ fn hole(name: &str) -> Result<Piece, String> {
     }
 }
 
-fn push(filled: &mut String, text: &str) -> Result<(), Unfilled> {
-    if filled.len() + text.len() > MAX_REPLY {
-        return Err(Unfilled::TooLarge);
+fn push_bounded(rendered: &mut String, text: &str) -> Result<(), TemplateError> {
+    if rendered.len() + text.len() > DEFAULT_MAX_REPLY {
+        return Err(TemplateError::TooLarge);
     }
-    filled.push_str(text);
+    rendered.push_str(text);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Quotes, Template, Unfilled};
+    use super::{Template, TemplateContext, TemplateError};
     use crate::domain::message::ToolResult;
 
-    fn fill(text: &str, results: &[&str]) -> Result<String, Unfilled> {
+    fn fill(text: &str, results: &[&str]) -> Result<String, TemplateError> {
         let results: Vec<_> = results
             .iter()
             .map(|content| ToolResult::text("", *content, false))
             .collect();
-        Template::parse(text).expect("a template").fill(Quotes {
-            input: "{{results}}",
-            results: &results,
-        })
+        Template::parse(text)
+            .expect("a template")
+            .render(TemplateContext {
+                input: "{{results}}",
+                results: &results,
+            })
     }
 
     #[test]
@@ -148,7 +156,10 @@ mod tests {
         assert_eq!(fill("{{{{input}}", &[]).as_deref(), Ok("{{input}}"));
         assert_eq!(
             fill("{{result.3}}", &["a"]),
-            Err(Unfilled::NoResult { asked: 3, there: 1 })
+            Err(TemplateError::NoResult {
+                number: 3,
+                available: 1
+            })
         );
     }
 
@@ -161,10 +172,10 @@ mod tests {
 
     #[test]
     fn growth_is_bounded() {
-        let half = "x".repeat(crate::config::MAX_REPLY / 2 + 1);
+        let half = "x".repeat(crate::config::DEFAULT_MAX_REPLY / 2 + 1);
         assert_eq!(
             fill("{{results}}{{results}}", &[&half]),
-            Err(Unfilled::TooLarge)
+            Err(TemplateError::TooLarge)
         );
     }
 }

@@ -14,16 +14,16 @@ use crate::store::sqlite::{files, schema};
 
 /// Writes, and bytes of steps and events in them, after which the log is copied. A short log is written over its old
 /// blocks; a long one takes new blocks from the file system all the time, which costs more than any copy.
-const WRITES: usize = 256;
-const BYTES: usize = 4 << 20;
+const CHECKPOINT_WRITES: usize = 256;
+const CHECKPOINT_BYTES: usize = 4 << 20;
 /// Pages of the log (4 KiB each) above which the writer pauses, so that the log can begin anew: as long as it writes
 /// while the copy is made, the log only grows.
-const LONG_LOG_PAGES: i64 = 2_000;
+const LONG_WAL_PAGES: i64 = 2_000;
 
 /// The thread that copies, as the writer sees it.
 pub struct Checkpointer {
     wake: Option<SyncSender<()>>,
-    is_long: Arc<AtomicBool>,
+    is_wal_long: Arc<AtomicBool>,
     writes: usize,
     bytes: usize,
     thread: Option<JoinHandle<()>>,
@@ -32,20 +32,22 @@ pub struct Checkpointer {
 impl Checkpointer {
     /// Opens its own connection and starts.
     pub fn start(file: &Path, reserve: &Path) -> Result<Self, StoreError> {
-        let connection = schema::open_beside_writer(file)?;
-        let (wake, woken) = sync_channel(1);
-        let is_long = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&is_long);
+        let connection = schema::open_for_checkpoints(file)?;
+        let (wake, wake_receiver) = sync_channel(1);
+        let is_wal_long = Arc::new(AtomicBool::new(false));
+        let is_wal_long_flag = Arc::clone(&is_wal_long);
         let reserve = reserve.to_owned();
         let thread = std::thread::Builder::new()
             .name("store-checkpoint".to_owned())
-            .spawn(move || copy(&connection, &woken, &told, &reserve))
+            .spawn(move || {
+                run_checkpoints(&connection, &wake_receiver, &is_wal_long_flag, &reserve)
+            })
             .map_err(|error| {
-                StoreError::Engine(format!("no thread to copy the log with: {error}"))
+                StoreError::Backend(format!("no thread to copy the log with: {error}"))
             })?;
         Ok(Self {
             wake: Some(wake),
-            is_long,
+            is_wal_long,
             writes: 0,
             bytes: 0,
             thread: Some(thread),
@@ -54,15 +56,15 @@ impl Checkpointer {
 
     /// Counts what the writer has committed. Where the log has become long, the writer copies the little that is left
     /// of it, and its next write begins the log anew.
-    pub fn committed(&mut self, writes: usize, bytes: usize, connection: &Connection) {
+    pub fn record_commit(&mut self, writes: usize, bytes: usize, connection: &Connection) {
         self.writes += writes;
         self.bytes += bytes;
-        if self.writes < WRITES && self.bytes < BYTES {
+        if self.writes < CHECKPOINT_WRITES && self.bytes < CHECKPOINT_BYTES {
             return;
         }
         (self.writes, self.bytes) = (0, 0);
-        if self.is_long.swap(false, Ordering::AcqRel) {
-            note(checkpoint(connection));
+        if self.is_wal_long.swap(false, Ordering::AcqRel) {
+            log_failure(checkpoint(connection));
         } else if let Some(wake) = &self.wake {
             // Full means that it is at it already.
             let _ = wake.try_send(());
@@ -71,8 +73,8 @@ impl Checkpointer {
 }
 
 /// Copies the log at once, as far as that needs nobody's waiting: on a full disk it must not grow.
-pub fn at_once(connection: &Connection) {
-    note(checkpoint(connection));
+pub fn checkpoint_now(connection: &Connection) {
+    log_failure(checkpoint(connection));
 }
 
 impl Drop for Checkpointer {
@@ -84,13 +86,18 @@ impl Drop for Checkpointer {
     }
 }
 
-fn copy(connection: &Connection, woken: &Receiver<()>, is_long: &AtomicBool, reserve: &Path) {
-    while woken.recv().is_ok() {
-        if note(checkpoint(connection)).is_some_and(|pages| pages > LONG_LOG_PAGES) {
-            is_long.store(true, Ordering::Release);
+fn run_checkpoints(
+    connection: &Connection,
+    wake_receiver: &Receiver<()>,
+    is_wal_long: &AtomicBool,
+    reserve: &Path,
+) {
+    while wake_receiver.recv().is_ok() {
+        if log_failure(checkpoint(connection)).is_some_and(|pages| pages > LONG_WAL_PAGES) {
+            is_wal_long.store(true, Ordering::Release);
         }
         // By now there is something to keep space for.
-        files::make_reserve(reserve);
+        files::create_reserve(reserve);
     }
 }
 
@@ -99,8 +106,8 @@ fn checkpoint(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA wal_checkpoint(passive)", [], |row| row.get(1))
 }
 
-fn note(done: rusqlite::Result<i64>) -> Option<i64> {
-    done.inspect_err(
+fn log_failure(result: rusqlite::Result<i64>) -> Option<i64> {
+    result.inspect_err(
         |error| warn!(error = %error, "The store's log could not be copied, trying again: {error}"),
     )
     .ok()

@@ -12,36 +12,36 @@ use tracing::{info, warn};
 use crate::store::StoreError;
 
 /// How often the writer looks whether its files are still there: between two looks it may write into files that are gone.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How often it tries to leave a full disk behind.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// What is given up when the disk is full, so that something can be deleted.
 const RESERVE_BYTES: u64 = 8 << 20;
 /// What has to be free after a full disk that never had space for the reserve.
-const MIN_BYTES: u64 = 1 << 20;
+const MIN_FREE_BYTES: u64 = 1 << 20;
 /// The reserve's name in the data directory.
-const RESERVE: &str = "reserve";
+const RESERVE_FILE: &str = "reserve";
 
 /// The log's name beside the database's.
-pub fn log_of(file: &Path) -> PathBuf {
+pub fn wal_path(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push("-wal");
     name.into()
 }
 
 /// How many bytes a file has; none where there is none.
-pub fn size(path: &Path) -> Option<u64> {
+pub fn file_size(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().map(|file| file.len())
 }
 
 /// Refuses a log without its database: SQLite would throw it away, with everything that is in it.
-pub fn check_whole(file: &Path) -> Result<(), StoreError> {
-    let log = log_of(file);
-    let has = |path: &Path| size(path).is_some_and(|bytes| bytes > 0);
-    if has(file) || !has(&log) {
+pub fn check_wal_has_database(file: &Path) -> Result<(), StoreError> {
+    let log = wal_path(file);
+    let has_content = |path: &Path| file_size(path).is_some_and(|bytes| bytes > 0);
+    if has_content(file) || !has_content(&log) {
         return Ok(());
     }
-    Err(StoreError::Engine(format!(
+    Err(StoreError::Backend(format!(
         "the database {} is missing, and its log {} is there: put the database back, or a backup and take the log away, \
          or choose another directory with --data",
         file.display(),
@@ -51,42 +51,42 @@ pub fn check_whole(file: &Path) -> Result<(), StoreError> {
 
 /// The files that were opened, by device and inode.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenFiles {
     files: Vec<(PathBuf, (u64, u64))>,
     /// When they were last seen to be there; none where they were not.
-    seen_at: Option<Instant>,
+    verified_at: Option<Instant>,
 }
 
-impl Opened {
+impl OpenFiles {
     /// The directory, the database and its log, as they are now.
     pub fn new(dir: &Path, file: &Path) -> Self {
         let mut files = Vec::new();
-        for path in [dir.to_owned(), file.to_owned(), log_of(file)] {
+        for path in [dir.to_owned(), file.to_owned(), wal_path(file)] {
             // An engine that keeps no log beside the file has none.
-            if let Some(id) = identity(&path) {
+            if let Some(id) = device_and_inode(&path) {
                 files.push((path, id));
             }
         }
         Self {
             files,
-            seen_at: Some(Instant::now()),
+            verified_at: Some(Instant::now()),
         }
     }
 
     /// Whether they are still there, where that was not looked at just now or somebody wants to know it.
-    pub fn check(&mut self, is_wanted: bool) -> Result<(), StoreError> {
-        let is_late = |seen: Instant| seen.elapsed() >= LOOK_INTERVAL;
-        if !is_wanted && !self.seen_at.is_none_or(is_late) {
+    pub fn check(&mut self, is_forced: bool) -> Result<(), StoreError> {
+        let is_stale = |seen: Instant| seen.elapsed() >= CHECK_INTERVAL;
+        if !is_forced && !self.verified_at.is_none_or(is_stale) {
             return Ok(());
         }
-        let other = self
+        let changed = self
             .files
             .iter()
-            .find(|(path, id)| identity(path) != Some(*id));
-        self.seen_at = other.is_none().then(Instant::now);
-        match other {
+            .find(|(path, id)| device_and_inode(path) != Some(*id));
+        self.verified_at = changed.is_none().then(Instant::now);
+        match changed {
             None => Ok(()),
-            Some((path, _)) => Err(StoreError::Engine(format!(
+            Some((path, _)) => Err(StoreError::Backend(format!(
                 "{} is gone or was replaced while the daemon ran: put it back, or restart the daemon",
                 path.display()
             ))),
@@ -94,7 +94,7 @@ impl Opened {
     }
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     let file = fs::metadata(path).ok()?;
     Some((file.dev(), file.ino()))
 }
@@ -104,18 +104,18 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 #[derive(Debug)]
 pub struct Reserve {
     path: PathBuf,
-    is_full: bool,
-    tried_at: Option<Instant>,
+    is_disk_full: bool,
+    attempted_at: Option<Instant>,
 }
 
 impl Reserve {
     /// In this directory, as an earlier process left it.
     pub fn new(dir: &Path) -> Self {
-        let path = dir.join(RESERVE);
+        let path = dir.join(RESERVE_FILE);
         Self {
-            is_full: size(&path).is_some_and(|bytes| bytes < RESERVE_BYTES),
+            is_disk_full: file_size(&path).is_some_and(|bytes| bytes < RESERVE_BYTES),
             path,
-            tried_at: None,
+            attempted_at: None,
         }
     }
 
@@ -125,51 +125,51 @@ impl Reserve {
     }
 
     /// Whether the disk is full, as far as is known.
-    pub fn is_full(&self) -> bool {
-        self.is_full
+    pub fn is_disk_full(&self) -> bool {
+        self.is_disk_full
     }
 
     /// Gives the space up, as the disk is full; whether there was any.
-    pub fn give_up(&mut self) -> bool {
-        self.is_full = true;
-        self.tried_at = Some(Instant::now());
-        size(&self.path).is_some_and(|bytes| bytes > 0) && empty(&self.path).is_ok()
+    pub fn release(&mut self) -> bool {
+        self.is_disk_full = true;
+        self.attempted_at = Some(Instant::now());
+        file_size(&self.path).is_some_and(|bytes| bytes > 0) && truncate(&self.path).is_ok()
     }
 
     /// Takes the space again after a full disk, where there is as much again beside it. That is tried now and then, or
     /// where somebody wants to know.
-    pub fn take_again(&mut self, is_wanted: bool) {
-        let is_early = |tried: Instant| tried.elapsed() < RETRY_INTERVAL;
-        if !self.is_full || (!is_wanted && self.tried_at.is_some_and(is_early)) {
+    pub fn reclaim(&mut self, is_forced: bool) {
+        let is_too_soon = |tried: Instant| tried.elapsed() < RETRY_INTERVAL;
+        if !self.is_disk_full || (!is_forced && self.attempted_at.is_some_and(is_too_soon)) {
             return;
         }
-        self.tried_at = Some(Instant::now());
+        self.attempted_at = Some(Instant::now());
         // A disk that never had space for the reserve has none now.
-        let had_one = size(&self.path).is_some();
-        let wanted = if had_one {
+        let existed = file_size(&self.path).is_some();
+        let wanted_bytes = if existed {
             2 * RESERVE_BYTES
         } else {
-            MIN_BYTES
+            MIN_FREE_BYTES
         };
-        let filled = fill(&self.path, wanted);
-        let cleared = match (had_one, &filled) {
+        let filled = fill(&self.path, wanted_bytes);
+        let cleared = match (existed, &filled) {
             (true, Ok(())) => Ok(()),
-            (true, Err(_)) => empty(&self.path),
+            (true, Err(_)) => truncate(&self.path),
             (false, _) => fs::remove_file(&self.path),
         };
         if let Err(error) = cleared {
             warn!(error = %error, "{} could not be emptied: {error}", self.path.display());
         }
         if filled.is_ok() {
-            self.is_full = false;
+            self.is_disk_full = false;
             info!("There is space for {} again", self.path.display());
         }
     }
 }
 
 /// Takes the space of a reserve where none was ever made.
-pub fn make_reserve(path: &Path) {
-    if size(path).is_some() {
+pub fn create_reserve(path: &Path) {
+    if file_size(path).is_some() {
         return;
     }
     if let Err(error) = fill(path, RESERVE_BYTES) {
@@ -178,7 +178,7 @@ pub fn make_reserve(path: &Path) {
     }
 }
 
-fn empty(path: &Path) -> std::io::Result<()> {
+fn truncate(path: &Path) -> std::io::Result<()> {
     OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
@@ -206,22 +206,22 @@ fn fill(path: &Path, bytes: u64) -> std::io::Result<()> {
 mod tests {
     use std::fs;
 
-    use super::{Opened, Reserve, check_whole, log_of, make_reserve};
+    use super::{OpenFiles, Reserve, check_wal_has_database, create_reserve, wal_path};
 
     #[test]
-    fn a_replaced_file_is_noticed_and_one_that_is_put_back_too() {
-        let home = tempfile::tempdir().expect("a directory");
-        let dir = home.path().join("data");
+    fn replaced_and_restored_files_are_noticed() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let dir = parent.path().join("data");
         let file = dir.join("axed.db");
         fs::create_dir(&dir).expect("made");
-        for path in [&file, &log_of(&file)] {
+        for path in [&file, &wal_path(&file)] {
             fs::write(path, "x").expect("written");
         }
-        let mut opened = Opened::new(&dir, &file);
+        let mut opened = OpenFiles::new(&dir, &file);
         assert!(opened.check(true).is_ok());
-        for path in [&dir, &file, &log_of(&file)] {
-            let aside = home.path().join("aside");
-            fs::rename(path, &aside).expect("moved");
+        for path in [&dir, &file, &wal_path(&file)] {
+            let backup = parent.path().join("aside");
+            fs::rename(path, &backup).expect("moved");
             let error = opened.check(true).expect_err("gone").to_string();
             assert!(
                 opened.check(false).is_err(),
@@ -229,10 +229,10 @@ mod tests {
             );
             assert!(error.contains("is gone or was replaced"), "{error}");
             if *path != dir {
-                fs::copy(&aside, path).expect("copied");
+                fs::copy(&backup, path).expect("copied");
                 assert!(opened.check(true).is_err(), "another file");
             }
-            fs::rename(&aside, path).expect("put back");
+            fs::rename(&backup, path).expect("put back");
             assert!(opened.check(true).is_ok());
         }
         assert!(opened.check(false).is_ok());
@@ -242,31 +242,37 @@ mod tests {
     fn a_log_without_its_database_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("axed.db");
-        assert!(check_whole(&file).is_ok());
-        fs::write(log_of(&file), "log").expect("written");
-        assert!(check_whole(&file).is_err());
+        assert!(check_wal_has_database(&file).is_ok());
+        fs::write(wal_path(&file), "log").expect("written");
+        assert!(check_wal_has_database(&file).is_err());
         fs::write(&file, "").expect("written");
-        assert!(check_whole(&file).is_err(), "an empty one is none");
+        assert!(
+            check_wal_has_database(&file).is_err(),
+            "an empty one is none"
+        );
         fs::write(&file, "x").expect("written");
-        assert!(check_whole(&file).is_ok());
+        assert!(check_wal_has_database(&file).is_ok());
     }
 
     #[test]
-    fn the_reserve_is_given_up_and_taken_again() {
+    fn the_reserve_is_released_and_reclaimed() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut reserve = Reserve::new(dir.path());
         let path = reserve.path().to_owned();
         let bytes = || fs::metadata(&path).expect("there").len();
-        assert!(!reserve.is_full());
-        make_reserve(&path);
+        assert!(!reserve.is_disk_full());
+        create_reserve(&path);
         assert_eq!(bytes(), 8 << 20);
-        assert!(!Reserve::new(dir.path()).is_full());
-        assert!(reserve.give_up() && reserve.is_full());
-        assert!(bytes() == 0 && !reserve.give_up());
-        assert!(Reserve::new(dir.path()).is_full(), "the next start knows");
-        make_reserve(&path);
+        assert!(!Reserve::new(dir.path()).is_disk_full());
+        assert!(reserve.release() && reserve.is_disk_full());
+        assert!(bytes() == 0 && !reserve.release());
+        assert!(
+            Reserve::new(dir.path()).is_disk_full(),
+            "the next start knows"
+        );
+        create_reserve(&path);
         assert_eq!(bytes(), 0, "not before there is space");
-        reserve.take_again(true);
-        assert!(bytes() == 8 << 20 && !reserve.is_full());
+        reserve.reclaim(true);
+        assert!(bytes() == 8 << 20 && !reserve.is_disk_full());
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::store::StoreError;
 
 /// Enough for a pid and a name; whatever else is in the file is not ours.
-const MOST_HOLDER_BYTES: u64 = 300;
+const MAX_HOLDER_BYTES: u64 = 300;
 
 /// The lock on a data directory, held until it is dropped.
 #[derive(Debug)]
@@ -17,12 +17,12 @@ pub struct Lock {
 }
 
 /// Makes the directory, for its owner only, and locks it.
-pub fn take(dir: &Path) -> Result<Lock, StoreError> {
+pub fn acquire(dir: &Path) -> Result<Lock, StoreError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)
-        .map_err(|error| failed("make the data directory", dir, &error))?;
+        .map_err(|error| io_error("make the data directory", dir, &error))?;
     let path = dir.join("lock");
     let mut file = OpenOptions::new()
         .read(true)
@@ -31,33 +31,33 @@ pub fn take(dir: &Path) -> Result<Lock, StoreError> {
         .truncate(false)
         .mode(0o600)
         .open(&path)
-        .map_err(|error| failed("open", &path, &error))?;
+        .map_err(|error| io_error("open", &path, &error))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             return Err(StoreError::Locked {
                 dir: dir.display().to_string(),
-                holder: holder(&file),
+                holder: read_holder(&file),
             });
         }
-        Err(TryLockError::Error(error)) => return Err(failed("lock", &path, &error)),
+        Err(TryLockError::Error(error)) => return Err(io_error("lock", &path, &error)),
     }
-    sign(&mut file).map_err(|error| failed("write", &path, &error))?;
+    write_holder(&mut file).map_err(|error| io_error("write", &path, &error))?;
     Ok(Lock { _file: file })
 }
 
 /// Makes an empty file that only its owner may read, where there is none. SQLite gives its log the same mode.
-pub fn private_file(path: &Path) -> Result<(), StoreError> {
+pub fn create_private_file(path: &Path) -> Result<(), StoreError> {
     OpenOptions::new()
         .append(true)
         .create(true)
         .mode(0o600)
         .open(path)
         .map(drop)
-        .map_err(|error| failed("write", path, &error))
+        .map_err(|error| io_error("write", path, &error))
 }
 
-fn sign(file: &mut File) -> std::io::Result<()> {
+fn write_holder(file: &mut File) -> std::io::Result<()> {
     let name = std::env::current_exe()
         .ok()
         .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
@@ -66,20 +66,20 @@ fn sign(file: &mut File) -> std::io::Result<()> {
     writeln!(file, "{name} (process {})", std::process::id())
 }
 
-fn holder(file: &File) -> String {
+fn read_holder(file: &File) -> String {
     let mut text = String::new();
-    let read = file.take(MOST_HOLDER_BYTES).read_to_string(&mut text);
+    let result = file.take(MAX_HOLDER_BYTES).read_to_string(&mut text);
     let name = text.trim();
     // Between locking and signing the file is empty, or still has the name of a holder before.
-    if read.is_err() || name.is_empty() || name.contains(char::is_control) {
+    if result.is_err() || name.is_empty() || name.contains(char::is_control) {
         return "another process".to_owned();
     }
     name.to_owned()
 }
 
-fn failed(what: &str, path: &Path, error: &std::io::Error) -> StoreError {
-    StoreError::Engine(format!(
-        "could not {what} {}: {error}; make it writable, or choose another directory with --data",
+fn io_error(action: &str, path: &Path, error: &std::io::Error) -> StoreError {
+    StoreError::Backend(format!(
+        "could not {action} {}: {error}; make it writable, or choose another directory with --data",
         path.display()
     ))
 }

@@ -14,49 +14,50 @@ use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
-use crate::store::outbox::{Delivery, Due, DueQuery, Tried};
+use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery};
 use crate::store::sqlite::checkpoint::Checkpointer;
-use crate::store::sqlite::files::{Opened, Reserve};
+use crate::store::sqlite::files::{OpenFiles, Reserve};
 use crate::store::sqlite::lock::Lock;
-use crate::store::sqlite::readers::Readers;
-use crate::store::sqlite::writer::{Bells, Job, Parcel, Task};
+use crate::store::sqlite::reader_pool::ReaderPool;
+use crate::store::sqlite::writer::{EncodedWrite, Job, Task, WriterCallbacks};
 use crate::store::{
-    Bell, ChildCall, ClaimKey, Claimed, EventQuery, Gap, Listening, NewestEnded, Outlived,
-    OutlivedPage, RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, Unfinished, Write,
+    ChildCall, ClaimedRun, EventQuery, ExpiredPage, ExpiredQuery, HasSubscribersFn, IdempotencyKey,
+    NthNewestQuery, PublishFn, RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError,
+    UnfinishedRun, Write, WriteFailedFn,
 };
 
 mod attachments;
-mod broken;
 mod checkpoint;
 mod clock;
-mod definitions;
-mod ended;
+mod definition_cache;
+mod delete;
+mod failed_runs;
 mod files;
 mod lock;
 pub mod maintenance;
 mod outbox;
 mod queries;
-mod readers;
-mod removal;
+mod reader_pool;
+mod retention_queries;
 mod rows;
 mod schema;
 mod search;
-mod shrink;
 mod statements;
+mod vacuum;
 mod writer;
 
 /// The database's name in the data directory.
-const FILE: &str = "axed.db";
+const DATABASE_FILE: &str = "axed.db";
 
 /// What a writer works with.
-struct Parts {
+struct WriterResources {
     connection: Connection,
-    opened: Opened,
+    open_files: OpenFiles,
     checkpointer: Checkpointer,
     lock: Lock,
 }
 
-impl Parts {
+impl WriterResources {
     /// Opens the database, made where it is missing, and brings it up.
     fn open(
         dir: &Path,
@@ -64,15 +65,15 @@ impl Parts {
         reserve: &Reserve,
         durability: Durability,
     ) -> Result<Self, StoreError> {
-        let lock = lock::take(dir)?;
-        files::check_whole(file)?;
-        let is_unclean = files::size(&files::log_of(file)).is_some_and(|bytes| bytes > 0);
-        lock::private_file(file)?;
+        let lock = lock::acquire(dir)?;
+        files::check_wal_has_database(file)?;
+        let is_unclean = files::file_size(&files::wal_path(file)).is_some_and(|bytes| bytes > 0);
+        lock::create_private_file(file)?;
         let connection = schema::open_writer(file, durability)?;
         maintenance::check_after_crash(&connection, file, is_unclean)?;
-        clock::follow(&connection).map_err(readers::failed)?;
+        clock::align(&connection).map_err(reader_pool::store_error)?;
         Ok(Self {
-            opened: Opened::new(dir, file),
+            open_files: OpenFiles::new(dir, file),
             checkpointer: Checkpointer::start(file, reserve.path())?,
             connection,
             lock,
@@ -81,75 +82,84 @@ impl Parts {
 }
 
 /// A store in a data directory, which is locked until the store is closed or dropped.
-pub struct Sqlite {
-    jobs: mpsc::Sender<Job>,
-    readers: Readers,
+pub struct SqliteStore {
+    job_sender: mpsc::Sender<Job>,
+    readers: ReaderPool,
     commits: Arc<AtomicU64>,
-    outbox: Arc<Notify>,
-    gap: Arc<OnceLock<Gap>>,
+    delivery_notify: Arc<Notify>,
+    on_write_failed: Arc<OnceLock<WriteFailedFn>>,
     writer: Option<JoinHandle<()>>,
 }
 
-impl Sqlite {
+impl SqliteStore {
     /// Opens it; the directory and the file are made where they are missing. Blocks while it does.
     pub fn open(
         dir: &Path,
         durability: Durability,
-        bell: Bell,
-        listening: Listening,
+        publish: PublishFn,
+        has_subscribers: HasSubscribersFn,
     ) -> Result<Self, StoreError> {
-        let file = dir.join(FILE);
+        let file = dir.join(DATABASE_FILE);
         let mut reserve = Reserve::new(dir);
-        let parts = match Parts::open(dir, &file, &reserve, durability) {
+        let resources = match WriterResources::open(dir, &file, &reserve, durability) {
             // With a full disk not even a database that is only read can be opened.
-            Err(error) if error.may_be_want_of_space() && reserve.give_up() => {
+            Err(error) if error.may_be_disk_full() && reserve.release() => {
                 tracing::warn!(error = %error, "The data directory could not be opened, trying again without its reserve of space: {error}");
-                Parts::open(dir, &file, &reserve, durability)?
+                WriterResources::open(dir, &file, &reserve, durability)?
             }
-            parts => parts?,
+            resources => resources?,
         };
-        let (jobs, waiting) = mpsc::channel(writer::WAITING_WRITES);
+        let (job_sender, job_receiver) = mpsc::channel(writer::MAX_QUEUED_WRITES);
         let commits = Arc::<AtomicU64>::default();
-        let counted = Arc::clone(&commits);
-        let outbox = Arc::<Notify>::default();
-        let gap = Arc::<OnceLock<Gap>>::default();
-        let bells = Bells {
-            gap: Arc::clone(&gap),
-            bell,
-            listening,
-            outbox: Arc::clone(&outbox),
+        let commit_counter = Arc::clone(&commits);
+        let delivery_notify = Arc::<Notify>::default();
+        let on_write_failed = Arc::<OnceLock<WriteFailedFn>>::default();
+        let callbacks = WriterCallbacks {
+            on_write_failed: Arc::clone(&on_write_failed),
+            publish,
+            has_subscribers,
+            delivery_notify: Arc::clone(&delivery_notify),
         };
         let thread = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || {
-                writer::serve(parts, reserve, waiting, &bells, &counted);
+                writer::run_writer(
+                    resources,
+                    reserve,
+                    job_receiver,
+                    &callbacks,
+                    &commit_counter,
+                );
             })
-            .map_err(|error| StoreError::Engine(format!("no thread to write with: {error}")))?;
+            .map_err(|error| StoreError::Backend(format!("no thread to write with: {error}")))?;
         Ok(Self {
-            jobs,
-            readers: Readers::new(file),
+            job_sender,
+            readers: ReaderPool::new(file),
             commits,
-            outbox,
-            gap,
+            delivery_notify,
+            on_write_failed,
             writer: Some(thread),
         })
     }
 
-    async fn ask(&self, task: Task) -> Result<u64, StoreError> {
-        let (answer, result) = oneshot::channel();
+    async fn request(&self, task: Task) -> Result<u64, StoreError> {
+        let (reply, result) = oneshot::channel();
         let job = Job {
             task,
-            answer: Some(answer),
+            reply: Some(reply),
         };
-        self.jobs.send(job).await.map_err(|_| StoreError::Closed)?;
+        self.job_sender
+            .send(job)
+            .await
+            .map_err(|_| StoreError::Closed)?;
         result.await.map_err(|_| StoreError::Closed)?
     }
 }
 
-impl RunStore for Sqlite {
+impl RunStore for SqliteStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let parcel = Parcel::pack(write);
-        Box::pin(async move { self.ask(Task::Write(parcel?)).await })
+        let encoded = EncodedWrite::encode(write);
+        Box::pin(async move { self.request(Task::Write(encoded?)).await })
     }
 
     fn write_with(
@@ -157,28 +167,31 @@ impl RunStore for Sqlite {
         write: Write,
         others: Vec<Write>,
     ) -> BoxFuture<'_, Result<u64, StoreError>> {
-        let parcel = Parcel::pack_with(write, others);
-        Box::pin(async move { self.ask(Task::Write(parcel?)).await })
+        let encoded = EncodedWrite::encode_with(write, others);
+        Box::pin(async move { self.request(Task::Write(encoded?)).await })
     }
 
-    fn post(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
-        let parcel = Parcel::pack(write);
+    fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
+        let encoded = EncodedWrite::encode(write);
         Box::pin(async move {
             let job = Job {
-                task: Task::Write(parcel?),
-                answer: None,
+                task: Task::Write(encoded?),
+                reply: None,
             };
-            self.jobs.send(job).await.map_err(|_| StoreError::Closed)
+            self.job_sender
+                .send(job)
+                .await
+                .map_err(|_| StoreError::Closed)
         })
     }
 
-    fn on_gap(&self, gap: Gap) {
+    fn on_write_failed(&self, callback: WriteFailedFn) {
         // The first one stays: there is one owner.
-        let _ = self.gap.set(gap);
+        let _ = self.on_write_failed.set(callback);
     }
 
-    fn mend(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.ask(Task::Mend(roots)).await.map(drop) })
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.request(Task::ClearFailed(roots)).await.map(drop) })
     }
 
     fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
@@ -189,8 +202,11 @@ impl RunStore for Sqlite {
         Box::pin(self.readers.read(move |db| queries::list(db, &filter)))
     }
 
-    fn session(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
-        Box::pin(self.readers.read(move |db| queries::session(db, query)))
+    fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| queries::session_runs(db, query)),
+        )
     }
 
     fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
@@ -217,58 +233,73 @@ impl RunStore for Sqlite {
         Box::pin(self.readers.read(move |db| queries::events(db, query)))
     }
 
-    fn unfinished(&self) -> BoxFuture<'_, Result<Vec<Unfinished>, StoreError>> {
-        Box::pin(self.readers.read(queries::unfinished))
+    fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
+        Box::pin(self.readers.read(queries::unfinished_runs))
     }
 
-    fn claimed(&self, key: ClaimKey) -> BoxFuture<'_, Result<Option<Claimed>, StoreError>> {
-        Box::pin(self.readers.read(move |db| queries::claimed(db, &key)))
+    fn claimed_run(
+        &self,
+        key: IdempotencyKey,
+    ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::claimed_run(db, &key)))
     }
 
-    fn due(&self, query: DueQuery) -> BoxFuture<'_, Result<Due, StoreError>> {
-        Box::pin(self.readers.read(move |db| outbox::due(db, &query)))
+    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| outbox::due_deliveries(db, &query)),
+        )
     }
 
-    fn tried(&self, tried: Tried) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move { self.ask(Task::Tried(tried)).await.map(drop) })
+    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.request(Task::RecordAttempt(record)).await.map(drop) })
     }
 
     fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
-        Box::pin(self.readers.read(move |db| outbox::of_run(db, run)))
+        Box::pin(self.readers.read(move |db| outbox::list(db, run)))
     }
 
     fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.ask(Task::Resend(run, id)).await? > 0) })
+        Box::pin(async move { Ok(self.request(Task::Resend(run, id)).await? > 0) })
     }
 
-    fn outbox(&self) -> Arc<Notify> {
-        Arc::clone(&self.outbox)
+    fn delivery_notify(&self) -> Arc<Notify> {
+        Arc::clone(&self.delivery_notify)
     }
 
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.ask(Task::Delete(root)).await? > 0) })
+        Box::pin(async move { Ok(self.request(Task::Delete(root)).await? > 0) })
     }
 
-    fn outlived(&self, query: Outlived) -> BoxFuture<'_, Result<OutlivedPage, StoreError>> {
-        Box::pin(self.readers.read(move |db| ended::outlived(db, query)))
+    fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| retention_queries::expired_roots(db, query)),
+        )
     }
 
-    fn newest_ended(&self, query: NewestEnded) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
-        Box::pin(self.readers.read(move |db| ended::newest(db, query)))
+    fn nth_newest_ended(
+        &self,
+        query: NthNewestQuery,
+    ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
+        Box::pin(
+            self.readers
+                .read(move |db| retention_queries::nth_newest(db, query)),
+        )
     }
 
-    fn tidy(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.ask(Task::Tidy).await? > 0) })
+    fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move { Ok(self.request(Task::Vacuum).await? > 0) })
     }
 
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.ask(Task::Check).await?;
+            self.request(Task::Check).await?;
             self.readers.read(queries::check).await
         })
     }
 
-    fn commits(&self) -> u64 {
+    fn commit_count(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
     }
 
@@ -277,17 +308,17 @@ impl RunStore for Sqlite {
             // The writer waits for the readers, as the log can only be folded in when nobody reads it.
             let readers = self.readers.close();
             // An error means that it is closed already.
-            let _ = self.ask(Task::Close(readers)).await;
+            let _ = self.request(Task::Close(readers)).await;
         })
     }
 }
 
-impl Drop for Sqlite {
+impl Drop for SqliteStore {
     /// Without a close before, what was handed over is committed now, so that the next one finds the lock free.
     fn drop(&mut self) {
         let readers = self.readers.close();
-        let (nobody, _) = mpsc::channel(1);
-        drop(std::mem::replace(&mut self.jobs, nobody));
+        let (closed, _) = mpsc::channel(1);
+        drop(std::mem::replace(&mut self.job_sender, closed));
         for thread in readers.into_iter().chain(self.writer.take()) {
             let _ = thread.join();
         }

@@ -6,102 +6,111 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::domain::run::RunId;
 use crate::domain::webhook::DeliveryId;
 use crate::store::StoreError;
-use crate::store::outbox::{Delivery, DeliveryStatus, Due, DueDelivery, DueQuery, MOST_LISTED};
-use crate::store::sqlite::readers::failed;
+use crate::store::outbox::{
+    Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery, MAX_LISTED_DELIVERIES,
+};
+use crate::store::sqlite::reader_pool::store_error;
 use crate::store::sqlite::rows;
 
 /// The first key and host behind `?1` and `?2` that something is still to be sent of and to.
-const HOST: &str = "SELECT owner, host FROM deliveries INDEXED BY deliveries_due \
+const NEXT_TARGET: &str = "SELECT owner, host FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND (owner, host) > (?1, ?2) ORDER BY owner, host LIMIT 1";
 /// What is due of the key `?1` to the host `?2` by `?3`, but for `?4`; `?5` of it.
-const DUE: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
+const DUE_DELIVERIES: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND owner = ?1 AND host = ?2 AND next_at <= ?3 \
      AND lower(hex(id)) NOT IN (SELECT value FROM json_each(?4)) ORDER BY next_at LIMIT ?5";
 /// When something is due of the key `?1` to the host `?2` after `?3`.
-const NEXT: &str = "SELECT min(next_at) FROM deliveries INDEXED BY deliveries_due \
+const NEXT_DUE_AT: &str = "SELECT min(next_at) FROM deliveries INDEXED BY deliveries_due \
      WHERE next_at IS NOT NULL AND owner = ?1 AND host = ?2 AND next_at > ?3";
 
 /// Deliveries that are due, longest due first. Steps from key to key and host to host, and looks at no more of each than may be handed
 /// out: what waits for a host that hangs would else be read again for every delivery to another.
-pub fn due(db: &Connection, query: &DueQuery) -> Result<Due, StoreError> {
-    look(db, query).map_err(failed)
+pub fn due_deliveries(db: &Connection, query: &DueQuery) -> Result<DueDeliveries, StoreError> {
+    query_due(db, query).map_err(store_error)
 }
 
-fn look(db: &Connection, query: &DueQuery) -> rusqlite::Result<Due> {
-    let by = query.by.as_millisecond();
-    let not: Vec<String> = query
-        .not
+fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliveries> {
+    let due_by = query.due_by.as_millisecond();
+    let in_flight: Vec<String> = query
+        .in_flight
         .iter()
         .map(|id| id.0.simple().to_string())
         .collect();
-    let not = serde_json::to_string(&not).unwrap_or_default();
+    let in_flight = serde_json::to_string(&in_flight).unwrap_or_default();
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
-    let mut next_host = db.prepare_cached(HOST)?;
-    let mut due_to = db.prepare_cached(DUE)?;
-    let mut next_to = db.prepare_cached(NEXT)?;
+    let mut next_target = db.prepare_cached(NEXT_TARGET)?;
+    let mut due_for_target = db.prepare_cached(DUE_DELIVERIES)?;
+    let mut next_due_at = db.prepare_cached(NEXT_DUE_AT)?;
     let mut due = Vec::new();
     // Those of one key, of which no more than `limit` are handed out.
     let mut found: Vec<(i64, [u8; 16])> = Vec::new();
     let mut next = None;
-    let mut at = (String::new(), String::new());
+    let mut target = (String::new(), String::new());
     // What has no key and no host, because its address is none, comes first.
     loop {
-        if !query.not_to.contains(&at) {
-            let (owner, host) = &at;
-            let rows = due_to.query_map(params![owner, host, by, not, limit], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })?;
+        if !query.excluded_hosts.contains(&target) {
+            let (owner, host) = &target;
+            let rows = due_for_target
+                .query_map(params![owner, host, due_by, in_flight, limit], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })?;
             for row in rows {
                 found.push(row?);
             }
             found.sort_unstable();
             found.truncate(query.limit);
-            let then =
-                next_to.query_row(params![owner, host, by], |row| row.get::<_, Option<i64>>(0))?;
-            next = next.into_iter().chain(then).min();
+            let target_next = next_due_at.query_row(params![owner, host, due_by], |row| {
+                row.get::<_, Option<i64>>(0)
+            })?;
+            next = next.into_iter().chain(target_next).min();
         }
-        let behind = next_host
-            .query_row(params![at.0, at.1], |row| Ok((row.get(0)?, row.get(1)?)))
+        let following = next_target
+            .query_row(params![target.0, target.1], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
             .optional()?;
-        let is_same_key = |behind: &(String, String)| behind.0 == at.0;
-        if !behind.as_ref().is_some_and(is_same_key) {
+        let is_same_owner = |following: &(String, String)| following.0 == target.0;
+        if !following.as_ref().is_some_and(is_same_owner) {
             due.append(&mut found);
         }
-        match behind {
-            Some(behind) => at = behind,
+        match following {
+            Some(following) => target = following,
             None => break,
         }
     }
     due.sort_unstable();
-    let mut row_of = db.prepare_cached(
+    let mut delivery_sql = db.prepare_cached(
         "SELECT id, run, url, host, secret_env, body, since, tries, owner, \
          (SELECT r.agent FROM runs r WHERE r.id = run) FROM deliveries WHERE id = ?1",
     )?;
     let mut deliveries = Vec::with_capacity(due.len());
     for (_, id) in due {
         // It may have gone with its run since.
-        deliveries.extend(row_of.query_row([id], due_row).optional()?);
+        deliveries.extend(delivery_sql.query_row([id], due_row).optional()?);
     }
     let next = next.map(Timestamp::from_millisecond).transpose();
-    Ok(Due {
+    Ok(DueDeliveries {
         deliveries,
         // A time that is none is looked at when the longest sleep is over.
-        next: next.ok().flatten(),
+        next_due_at: next.ok().flatten(),
     })
 }
 
 /// The newest deliveries of a run, oldest of them first.
-pub fn of_run(db: &Connection, run: RunId) -> Result<Vec<Delivery>, StoreError> {
+pub fn list(db: &Connection, run: RunId) -> Result<Vec<Delivery>, StoreError> {
     let mut sql = db
         .prepare_cached(
             "SELECT id, event, url, status, created_at, attempts, next_at FROM deliveries \
              WHERE run = ?1 ORDER BY id DESC LIMIT ?2",
         )
-        .map_err(failed)?;
+        .map_err(store_error)?;
     let mut found: Vec<Delivery> = sql
-        .query_map(params![rows::bytes(&run), MOST_LISTED as i64], listed_row)
+        .query_map(
+            params![rows::id_bytes(&run), MAX_LISTED_DELIVERIES as i64],
+            delivery_row,
+        )
         .and_then(Iterator::collect)
-        .map_err(failed)?;
+        .map_err(store_error)?;
     found.reverse();
     Ok(found)
 }
@@ -117,11 +126,11 @@ fn due_row(row: &Row<'_>) -> rusqlite::Result<DueDelivery> {
         secret_env: row.get(4)?,
         body: row.get(5)?,
         since: rows::time(row, 6)?.unwrap_or_default(),
-        tries: row.get(7)?,
+        attempt_count: row.get(7)?,
     })
 }
 
-fn listed_row(row: &Row<'_>) -> rusqlite::Result<Delivery> {
+fn delivery_row(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     let status: String = row.get(3)?;
     let attempts: String = row.get(5)?;
     Ok(Delivery {
@@ -141,12 +150,12 @@ fn listed_row(row: &Row<'_>) -> rusqlite::Result<Delivery> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DUE, HOST, NEXT};
+    use super::{DUE_DELIVERIES, NEXT_DUE_AT, NEXT_TARGET};
     use crate::config::Durability;
     use crate::store::sqlite::schema;
 
     #[test]
-    fn what_waits_for_a_host_costs_the_others_nothing() {
+    fn due_deliveries_are_found_by_index_alone() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("axed.db");
         std::fs::File::create(&file).expect("a file");
@@ -159,16 +168,16 @@ mod tests {
             )
             .expect("a plan")
         };
-        let along = "SEARCH deliveries USING COVERING INDEX deliveries_due";
+        let search = "SEARCH deliveries USING COVERING INDEX deliveries_due";
         assert_eq!(
-            plan(HOST, &["", ""]),
-            format!("{along} ((owner,host)>(?,?))")
+            plan(NEXT_TARGET, &["", ""]),
+            format!("{search} ((owner,host)>(?,?))")
         );
-        let due = format!("{along} (owner=? AND host=? AND next_at>? AND next_at<?)");
-        assert_eq!(plan(DUE, &["", "", "", "[]", "1"]), due);
+        let due = format!("{search} (owner=? AND host=? AND next_at>? AND next_at<?)");
+        assert_eq!(plan(DUE_DELIVERIES, &["", "", "", "[]", "1"]), due);
         assert_eq!(
-            plan(NEXT, &["", "", ""]),
-            format!("{along} (owner=? AND host=? AND next_at>?)")
+            plan(NEXT_DUE_AT, &["", "", ""]),
+            format!("{search} (owner=? AND host=? AND next_at>?)")
         );
     }
 }

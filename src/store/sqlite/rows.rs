@@ -12,11 +12,11 @@ use crate::domain::content::Content;
 use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
-use crate::store::{Claimed, Continuation, Step, StoreError};
+use crate::store::{ClaimedRun, ResumeState, Step, StoreError};
 use crate::workdirs::FileId;
 
 /// Inputs up to so many bytes (a child's task included) lie in the run's own row.
-pub const SMALL_INPUT: usize = 1024;
+pub const MAX_INLINE_INPUT_BYTES: usize = 1024;
 
 /// About the bytes of a part, besides its text.
 const PART_BYTES: usize = 160;
@@ -60,22 +60,22 @@ pub const SUMMARY_COLUMNS: &str = run_columns!(
 );
 
 /// Where a run's own usage begins in [`RUN_COLUMNS`].
-const OWN_USAGE: usize = 25;
+const USAGE_COLUMN: usize = 25;
 /// Where the count of its tree's runs stands; the tree's usage follows.
-const TREE_RUNS: usize = 33;
+const TREE_RUNS_COLUMN: usize = 33;
 /// Where its owner stands.
-const OWNER: usize = 42;
+const OWNER_COLUMN: usize = 42;
 /// Where it says whether its content is JSON that was asked for.
-const STRUCTURED: usize = 43;
+const STRUCTURED_COLUMN: usize = 43;
 /// Where its session stands.
-const SESSION: usize = 44;
+const SESSION_COLUMN: usize = 44;
 /// Where the time that it waited stands; since when it waits, and for what, follow, the last of them.
-const WAITED: usize = 45;
+const WAITED_COLUMN: usize = 45;
 
 /// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
-pub const CONTINUATION_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since, \
+pub const RESUME_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since, \
      r.workdir_device, r.workdir_inode";
-const CONTINUATION: usize = WAITED + 3;
+const RESUME_COLUMN: usize = WAITED_COLUMN + 3;
 
 /// What a definition is known by in the tables: the SHA-256 of its text.
 pub type Hash = [u8; 32];
@@ -86,10 +86,10 @@ pub const USAGE_COLUMNS: &str = "r.input_tokens, r.output_tokens, r.cache_read_t
 
 /// Reads a run from [`RUN_COLUMNS`]. `tree` of one that has not ended is empty: it is summed over its descendants.
 pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
-    let tree = match row.get::<_, Option<i64>>(TREE_RUNS)? {
+    let tree = match row.get::<_, Option<i64>>(TREE_RUNS_COLUMN)? {
         Some(runs) => TreeUsage {
             runs: unsigned(runs),
-            usage: usage(row, TREE_RUNS + 1)?,
+            usage: usage(row, TREE_RUNS_COLUMN + 1)?,
         },
         None => TreeUsage::default(),
     };
@@ -97,8 +97,8 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         id: id(row, 0)?,
         root_id: id(row, 1)?,
         parent_id: row.get::<_, Option<[u8; 16]>>(2)?.map(from_bytes),
-        owner: row.get(OWNER)?,
-        session: row.get(SESSION)?,
+        owner: row.get(OWNER_COLUMN)?,
+        session: row.get(SESSION_COLUMN)?,
         depth: Depth(row.get(3)?),
         tool_call_id: row.get(4)?,
         agent: row.get(5)?,
@@ -107,19 +107,21 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
             .get_ref(7)?
             .as_str()?
             .parse()
-            .map_err(|()| unreadable(7, "unknown status"))?,
+            .map_err(|()| conversion_error(7, "unknown status"))?,
         input: input(row, 8)?,
         task: row.get(9)?,
         label: row.get(10)?,
         completion_status: row.get(11)?,
         labels: json(row, 12)?.unwrap_or_default(),
         content: row.get(13)?,
-        structured: row.get::<_, Option<bool>>(STRUCTURED)?.unwrap_or(false),
+        structured: row
+            .get::<_, Option<bool>>(STRUCTURED_COLUMN)?
+            .unwrap_or(false),
         partial_content: row.get(14)?,
         model: row.get(15)?,
         stop_reason: row.get(16)?,
         turns: row.get(17)?,
-        usage: usage(row, OWN_USAGE)?,
+        usage: usage(row, USAGE_COLUMN)?,
         tree,
         error: json(row, 18)?,
         cancel_reason: row.get(19)?,
@@ -127,9 +129,9 @@ pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
         created_at: time(row, 21)?.unwrap_or_default(),
         started_at: time(row, 22)?,
         finished_at: time(row, 23)?,
-        waited_ms: waited(row)?,
+        waited_ms: waited_ms(row)?,
         last_event: unsigned(row.get(24)?),
-        waiting_for: json(row, WAITED + 2)?,
+        waiting_for: json(row, WAITED_COLUMN + 2)?,
     })
 }
 
@@ -144,13 +146,13 @@ fn input(row: &Row<'_>, column: usize) -> rusqlite::Result<Content> {
 }
 
 /// Whether an input, with the task that it is for, lies in the run's own row.
-pub fn is_small(run: &Run) -> bool {
+pub fn is_inline_input(run: &Run) -> bool {
     let parts = run
         .input
         .parts()
         .map_or(0, |parts| parts.len() * PART_BYTES);
     let task = run.task.as_ref().map_or(0, String::len);
-    run.input.text_bytes() + parts + task <= SMALL_INPUT
+    run.input.text_bytes() + parts + task <= MAX_INLINE_INPUT_BYTES
 }
 
 /// An input as a column.
@@ -165,9 +167,9 @@ pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
 }
 
 /// How long the run's time stood still, the wait that it is in included.
-fn waited(row: &Row<'_>) -> rusqlite::Result<u64> {
-    let before = row.get::<_, Option<i64>>(WAITED)?.unwrap_or(0);
-    let Some(since) = row.get::<_, Option<i64>>(WAITED + 1)? else {
+fn waited_ms(row: &Row<'_>) -> rusqlite::Result<u64> {
+    let before = row.get::<_, Option<i64>>(WAITED_COLUMN)?.unwrap_or(0);
+    let Some(since) = row.get::<_, Option<i64>>(WAITED_COLUMN + 1)? else {
         return Ok(unsigned(before));
     };
     let end = row.get::<_, Option<i64>>(23)?;
@@ -176,30 +178,30 @@ fn waited(row: &Row<'_>) -> rusqlite::Result<u64> {
 }
 
 /// Reads what the run's definition is known by; none where the run was accepted without.
-pub fn definition(row: &Row<'_>) -> rusqlite::Result<Option<Hash>> {
-    row.get(CONTINUATION)
+pub fn definition_hash(row: &Row<'_>) -> rusqlite::Result<Option<Hash>> {
+    row.get(RESUME_COLUMN)
 }
 
 /// Reads what else the continuation of a run needs.
-pub fn continuation(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<Continuation> {
-    let count = |place: usize| {
-        let count = row.get::<_, Option<i64>>(CONTINUATION + place)?;
+pub fn resume_state(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<ResumeState> {
+    let count = |offset: usize| {
+        let count = row.get::<_, Option<i64>>(RESUME_COLUMN + offset)?;
         Ok::<_, rusqlite::Error>(count.map_or(0, unsigned))
     };
     let seconds = count(2)?;
-    Ok(Continuation {
+    Ok(ResumeState {
         definition,
-        deadline: time(row, CONTINUATION + 1)?.map(|at| (at, seconds)),
+        deadline: time(row, RESUME_COLUMN + 1)?.map(|at| (at, seconds)),
         timeout: count(3)?,
         stream: count(4)? != 0,
-        webhooks: json(row, CONTINUATION + 5)?.unwrap_or_default(),
-        waiting_since: time(row, CONTINUATION + 6)?,
+        webhooks: json(row, RESUME_COLUMN + 5)?.unwrap_or_default(),
+        waiting_since: time(row, RESUME_COLUMN + 6)?,
         workdir: workdir(row)?,
     })
 }
 
 fn workdir(row: &Row<'_>) -> rusqlite::Result<Option<FileId>> {
-    let number = |place: usize| row.get::<_, Option<i64>>(CONTINUATION + place);
+    let number = |offset: usize| row.get::<_, Option<i64>>(RESUME_COLUMN + offset);
     let (device, inode) = (number(7)?, number(8)?);
     Ok(device.zip(inode).map(|(device, inode)| FileId {
         device: device.cast_unsigned(),
@@ -208,16 +210,16 @@ fn workdir(row: &Row<'_>) -> rusqlite::Result<Option<FileId>> {
 }
 
 /// Reads what an idempotency key has accepted.
-pub fn claimed(row: &Row<'_>) -> rusqlite::Result<Claimed> {
-    Ok(Claimed {
+pub fn claimed_run(row: &Row<'_>) -> rusqlite::Result<ClaimedRun> {
+    Ok(ClaimedRun {
         run: id(row, 0)?,
-        body: row.get(1)?,
+        body_hash: row.get(1)?,
     })
 }
 
 /// Reads usage from eight columns.
 pub fn usage(row: &Row<'_>, first: usize) -> rusqlite::Result<Usage> {
-    let count = |place: usize| row.get::<_, i64>(first + place).map(unsigned);
+    let count = |offset: usize| row.get::<_, i64>(first + offset).map(unsigned);
     Ok(Usage {
         tokens: TokenUsage {
             input: count(0)?,
@@ -262,7 +264,7 @@ pub fn labels(text: Option<&str>) -> BTreeMap<String, String> {
 }
 
 /// An id as a column.
-pub fn bytes(id: &RunId) -> &[u8; 16] {
+pub fn id_bytes(id: &RunId) -> &[u8; 16] {
     id.0.as_bytes()
 }
 
@@ -288,13 +290,13 @@ pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
     }
     serde_json::to_string(steps)
         .map(Some)
-        .map_err(|error| StoreError::Engine(format!("a step could not be written: {error}")))
+        .map_err(|error| StoreError::Backend(format!("a step could not be written: {error}")))
 }
 
 /// Steps from an entry.
 pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
     serde_json::from_str(text)
-        .map_err(|error| StoreError::Damaged(format!("a stored step could not be read: {error}")))
+        .map_err(|error| StoreError::Corrupt(format!("a stored step could not be read: {error}")))
 }
 
 /// Events as they stand in an entry: a line each, its name, a space, its JSON without a number.
@@ -308,25 +310,25 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
         lines.extend_from_slice(event.kind.name().as_bytes());
         lines.push(b' ');
         serde_json::to_writer(&mut lines, event).map_err(|error| {
-            StoreError::Engine(format!("an event could not be written: {error}"))
+            StoreError::Backend(format!("an event could not be written: {error}"))
         })?;
         lines.push(b'\n');
     }
     String::from_utf8(lines)
         .map(Some)
-        .map_err(|error| StoreError::Engine(format!("an event could not be written: {error}")))
+        .map_err(|error| StoreError::Backend(format!("an event could not be written: {error}")))
 }
 
 /// The agent and the depth of the run that these events are about.
-pub fn place(lines: &str) -> Option<(String, u8)> {
+pub fn event_agent(lines: &str) -> Option<(String, u8)> {
     #[derive(Deserialize)]
-    struct Place {
+    struct EventAgent {
         agent: String,
         depth: u8,
     }
     let (_, json) = lines.lines().next()?.split_once(' ')?;
-    let place: Place = serde_json::from_str(json).ok()?;
-    Some((place.agent, place.depth))
+    let event: EventAgent = serde_json::from_str(json).ok()?;
+    Some((event.agent, event.depth))
 }
 
 /// An entry's events with their numbers, of which `last_seq` is the last one's.
@@ -343,7 +345,7 @@ pub fn events(
             seq,
             run_id,
             name: name.to_owned(),
-            data: event::numbered(seq, json),
+            data: event::with_seq(seq, json),
         }
     })
 }
@@ -375,8 +377,8 @@ fn json<T: serde::de::DeserializeOwned>(
         })
 }
 
-fn unreadable(column: usize, why: &'static str) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())
+fn conversion_error(column: usize, reason: &'static str) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, reason.into())
 }
 
 #[cfg(test)]
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_events_still_say_of_which_run_they_are() {
+    fn agent_and_depth_are_read_from_stored_events() {
         let id = RunId::new();
         let event = Event {
             run_id: id,
@@ -404,7 +406,7 @@ mod tests {
             },
         };
         let lines = super::events_value(&[event]).expect("lines");
-        let place = lines.as_deref().and_then(super::place);
-        assert_eq!(place, Some(("reader of \"files\"".to_owned(), 2)));
+        let event_agent = lines.as_deref().and_then(super::event_agent);
+        assert_eq!(event_agent, Some(("reader of \"files\"".to_owned(), 2)));
     }
 }

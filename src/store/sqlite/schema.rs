@@ -11,7 +11,7 @@ use crate::store::sqlite::clock;
 
 /// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
 const MIGRATIONS: &[&str] = &[
-    FIRST,
+    INITIAL,
     WEBHOOKS,
     STRUCTURED,
     RETENTION,
@@ -29,10 +29,10 @@ const MIGRATIONS: &[&str] = &[
 const APPLICATION_ID: i32 = 0x6178_6564;
 
 /// How long a connection waits while another process has the database locked.
-pub const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The log's file is cut back to this many bytes after a peak.
-const KEPT_LOG_BYTES: i64 = 64 << 20;
+const MAX_WAL_BYTES: i64 = 64 << 20;
 /// Page caches in KiB. They are filled on use only; more buys nothing, as the system caches the file anyway.
 const WRITER_CACHE_KIB: i32 = 4 << 10;
 const READER_CACHE_KIB: i32 = 2 << 10;
@@ -48,7 +48,7 @@ const READER_CACHE_KIB: i32 = 2 << 10;
 // `entries` has a row a write: the events that it added to its tree's log, a line each, and the steps that it added to
 // its run, a JSON array. `last_seq` is the number of the last event that the tree had after it. The table is appended
 // to and has an index, because SQLite keeps rows of this size badly in a tree sorted by them: a third more runs a second.
-const FIRST: &str = "
+const INITIAL: &str = "
 CREATE TABLE runs (
   id BLOB NOT NULL PRIMARY KEY,
   root BLOB NOT NULL,
@@ -235,19 +235,19 @@ CREATE INDEX attachment_users ON attachment_uses (hash);
 ";
 
 /// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.
-const REBUILT_BYTES: i64 = 64 << 20;
+const MAX_REBUILD_BYTES: i64 = 64 << 20;
 
 /// Opens the file for the writer and brings it to the present version.
 pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, StoreError> {
     let mut connection = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    prepare_writer(&mut connection, durability).map_err(|error| unusable(file, &error))?;
+    configure_writer(&mut connection, durability).map_err(|error| open_error(file, &error))?;
     migrate(&mut connection, file)?;
-    let_it_shrink(&connection, file);
+    enable_incremental_vacuum(&connection, file);
     Ok(connection)
 }
 
 /// Opens the file for copying the log, beside the writer that brought it to the present version.
-pub fn open_beside_writer(file: &Path) -> Result<Connection, StoreError> {
+pub fn open_for_checkpoints(file: &Path) -> Result<Connection, StoreError> {
     connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)
 }
 
@@ -258,20 +258,20 @@ pub fn open_reader(file: &Path) -> Result<Connection, StoreError> {
         .pragma_update(None, "cache_size", -READER_CACHE_KIB)
         .and_then(|()| connection.pragma_update(None, "temp_store", "memory"));
     connection.set_prepared_statement_cache_capacity(64);
-    prepared.map_err(|error| unusable(file, &error))?;
+    prepared.map_err(|error| open_error(file, &error))?;
     Ok(connection)
 }
 
-fn connect(file: &Path, access: OpenFlags) -> Result<Connection, StoreError> {
-    let connection = Connection::open_with_flags(file, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-        .map_err(|error| unusable(file, &error))?;
+fn connect(file: &Path, flags: OpenFlags) -> Result<Connection, StoreError> {
+    let connection = Connection::open_with_flags(file, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+        .map_err(|error| open_error(file, &error))?;
     connection
-        .busy_timeout(LOCK_PATIENCE)
-        .map_err(|error| unusable(file, &error))?;
+        .busy_timeout(LOCK_TIMEOUT)
+        .map_err(|error| open_error(file, &error))?;
     Ok(connection)
 }
 
-fn prepare_writer(connection: &mut Connection, durability: Durability) -> rusqlite::Result<()> {
+fn configure_writer(connection: &mut Connection, durability: Durability) -> rusqlite::Result<()> {
     let synchronous = match durability {
         Durability::Process => "normal",
         Durability::Power => "full",
@@ -285,67 +285,68 @@ fn prepare_writer(connection: &mut Connection, durability: Durability) -> rusqli
     connection.pragma_update(None, "foreign_keys", false)?;
     // A thread of its own copies the log: see `checkpoint`.
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
-    connection.pragma_update_and_check(None, "journal_size_limit", KEPT_LOG_BYTES, |_| Ok(()))
+    connection.pragma_update_and_check(None, "journal_size_limit", MAX_WAL_BYTES, |_| Ok(()))
 }
 
 fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
-    let failed = |error: rusqlite::Error| unusable(file, &error);
-    let step = connection
+    let to_store_error = |error: rusqlite::Error| open_error(file, &error);
+    let transaction = connection
         .transaction_with_behavior(TransactionBehavior::Immediate)
-        .map_err(failed)?;
-    let version: u32 = step
+        .map_err(to_store_error)?;
+    let version: u32 = transaction
         .pragma_query_value(None, "user_version", |row| row.get(0))
-        .map_err(failed)?;
-    let application: i32 = step
+        .map_err(to_store_error)?;
+    let application: i32 = transaction
         .pragma_query_value(None, "application_id", |row| row.get(0))
-        .map_err(failed)?;
-    let tables: u32 = step
+        .map_err(to_store_error)?;
+    let tables: u32 = transaction
         .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
-        .map_err(failed)?;
+        .map_err(to_store_error)?;
     if application != APPLICATION_ID && (version, tables) != (0, 0) {
-        return Err(StoreError::Engine(format!(
+        return Err(StoreError::Backend(format!(
             "{} is a database of another program; choose another directory with --data",
             file.display()
         )));
     }
-    let Some(missing) = MIGRATIONS.get(version as usize..) else {
-        return Err(StoreError::Engine(format!(
+    let Some(pending) = MIGRATIONS.get(version as usize..) else {
+        return Err(StoreError::Backend(format!(
             "{} was written by a newer version of axed (its tables are version {version}, this one knows {}); \
              start that version, or choose another directory with --data",
             file.display(),
-            present_version()
+            current_version()
         )));
     };
-    if missing.is_empty() {
+    if pending.is_empty() {
         return Ok(());
     }
-    for sql in missing {
-        step.execute_batch(sql).map_err(failed)?;
+    for sql in pending {
+        transaction.execute_batch(sql).map_err(to_store_error)?;
     }
-    if missing.contains(&LISTS) {
-        clock::measure(&step).map_err(failed)?;
+    if pending.contains(&LISTS) {
+        clock::measure(&transaction).map_err(to_store_error)?;
     }
-    step.pragma_update(None, "application_id", APPLICATION_ID)
-        .and_then(|()| step.pragma_update(None, "user_version", present_version()))
-        .and_then(|()| step.commit())
-        .map_err(failed)
+    transaction
+        .pragma_update(None, "application_id", APPLICATION_ID)
+        .and_then(|()| transaction.pragma_update(None, "user_version", current_version()))
+        .and_then(|()| transaction.commit())
+        .map_err(to_store_error)
 }
 
 /// Whether pages that are not used any more can be given back to the file system.
-pub fn can_shrink(connection: &Connection) -> rusqlite::Result<bool> {
+pub fn has_incremental_vacuum(connection: &Connection) -> rusqlite::Result<bool> {
     let mode: u32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
     Ok(mode == 2)
 }
 
 /// Rebuilds a small file of an older version, so that it can shrink from now on. A large one stays as it is: its free
 /// pages are used again, and rebuilding it is for whoever has the time and the room on the disk.
-fn let_it_shrink(connection: &Connection, file: &Path) {
+fn enable_incremental_vacuum(connection: &Connection, file: &Path) {
     let rebuild = || {
-        if can_shrink(connection)? {
+        if has_incremental_vacuum(connection)? {
             return Ok(());
         }
         let count = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        if count("page_count")? * count("page_size")? > REBUILT_BYTES {
+        if count("page_count")? * count("page_size")? > MAX_REBUILD_BYTES {
             tracing::info!(
                 "{} was made by an older version and does not get smaller when runs are removed, only not larger; to \
                  change that, stop axed and run: sqlite3 {0} 'PRAGMA auto_vacuum=incremental; VACUUM'",
@@ -362,7 +363,7 @@ fn let_it_shrink(connection: &Connection, file: &Path) {
     }
 }
 
-fn present_version() -> u32 {
+fn current_version() -> u32 {
     u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX)
 }
 
@@ -371,27 +372,27 @@ pub fn check_version(connection: &Connection, file: &Path) -> Result<(), StoreEr
     let read = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let (application, version) = read("application_id")
         .and_then(|application| Ok((application, read("user_version")?)))
-        .map_err(|error| unusable(file, &error))?;
-    if (application, version) == (APPLICATION_ID.into(), present_version().into()) {
+        .map_err(|error| open_error(file, &error))?;
+    if (application, version) == (APPLICATION_ID.into(), current_version().into()) {
         return Ok(());
     }
-    Err(StoreError::Engine(format!(
+    Err(StoreError::Backend(format!(
         "{} is no database of this version of axed (its tables are version {version}, this one knows {}); a start of \
          axed serve brings an older one up",
         file.display(),
-        present_version()
+        current_version()
     )))
 }
 
-fn unusable(file: &Path, error: &rusqlite::Error) -> StoreError {
+fn open_error(file: &Path, error: &rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-            return StoreError::Damaged(format!("{}: {error}", file.display()));
+            return StoreError::Corrupt(format!("{}: {error}", file.display()));
         }
-        Some(ErrorCode::DiskFull) => return StoreError::Full,
+        Some(ErrorCode::DiskFull) => return StoreError::DiskFull,
         _ => {}
     }
-    StoreError::Engine(format!(
+    StoreError::Backend(format!(
         "could not open the database {}: {error}; make it readable and writable, put a backup in its place, \
          or choose another directory with --data",
         file.display()
@@ -402,25 +403,25 @@ fn unusable(file: &Path, error: &rusqlite::Error) -> StoreError {
 mod tests {
     use rusqlite::Connection;
 
-    use super::{APPLICATION_ID, FIRST, can_shrink, open_writer};
+    use super::{APPLICATION_ID, INITIAL, has_incremental_vacuum, open_writer};
     use crate::config::Durability;
 
     #[test]
-    fn a_file_of_the_first_version_keeps_its_rows_and_can_shrink() {
+    fn an_initial_version_file_is_migrated() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("axed.db");
         let old = Connection::open(&file).expect("a file");
-        old.execute_batch(FIRST).expect("its tables");
+        old.execute_batch(INITIAL).expect("its tables");
         old.pragma_update(None, "application_id", APPLICATION_ID)
             .and_then(|()| old.pragma_update(None, "user_version", 1))
             .expect("its version");
         old.execute_batch("INSERT INTO definitions VALUES (x'00', '{}')")
             .expect("a row");
-        assert!(!can_shrink(&old).expect("a mode"));
+        assert!(!has_incremental_vacuum(&old).expect("a mode"));
         drop(old);
         for _ in 0..2 {
             let new = open_writer(&file, Durability::Process).expect("opened");
-            assert!(can_shrink(&new).expect("a mode"));
+            assert!(has_incremental_vacuum(&new).expect("a mode"));
             let used: bool = new
                 .query_row(
                     "SELECT used_until > unixepoch() * 1000 FROM definitions WHERE body = '{}'",

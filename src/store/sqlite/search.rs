@@ -8,16 +8,16 @@ use rusqlite::{Connection, OptionalExtension, params_from_iter};
 use uuid::Uuid;
 
 use crate::domain::run::{RunId, Status};
-use crate::store::sqlite::readers::failed;
+use crate::store::sqlite::reader_pool::store_error;
 use crate::store::sqlite::{clock, rows};
 use crate::store::{RunFilter, StoreError};
 
-type Found<T> = Result<T, StoreError>;
+type StoreResult<T> = Result<T, StoreError>;
 
 /// What one search may cost, in index entries read: some milliseconds. Beyond it the page ends early, with a cursor.
 const MAX_COST: u32 = 8_192;
 /// What a walk may cost at the least, for each of its indexes.
-const MIN_LANE_COST: u32 = 64;
+const MIN_INTERSECTION_COST: u32 = 64;
 /// What a query costs beside the entries that it reads, and what looking into a run's record costs.
 const QUERY_COST: u32 = 8;
 /// Index entries that one query reads.
@@ -25,12 +25,12 @@ const MIN_BATCH: usize = 4;
 const MAX_BATCH: usize = 64;
 
 /// The ids of the run `?1` and all its descendants.
-const TREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
+const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
      SELECT c.id FROM tree JOIN runs c INDEXED BY runs_children ON c.parent = tree.id) SELECT id FROM tree";
 
 /// Runs that fit, newest first.
 #[derive(Debug, Default)]
-pub struct Hits {
+pub struct Matches {
     /// At most as many as the filter wants.
     pub ids: Vec<RunId>,
     /// The search goes on before this one; none where nothing more fits.
@@ -38,25 +38,33 @@ pub struct Hits {
 }
 
 /// The runs that fit.
-pub fn search(db: &Connection, filter: &RunFilter) -> Found<Hits> {
-    let Some(range) = Range::of(db, filter)? else {
-        return Ok(Hits::default());
+pub fn search(db: &Connection, filter: &RunFilter) -> StoreResult<Matches> {
+    let Some(range) = IdRange::new(db, filter)? else {
+        return Ok(Matches::default());
     };
-    let mut lanes = lanes(db, filter)?;
+    let mut intersections = intersections(db, filter)?;
     let mut ids = Vec::new();
     // Above this id every lane has been searched.
     let mut floor = None;
-    let mut rest = MAX_COST;
+    let mut remaining_cost = MAX_COST;
     // The last is the fullest as a rule, and has what the others did not need.
-    for left in (1..=lanes.len()).rev() {
-        let lane = &mut lanes[left - 1];
+    for remaining in (1..=intersections.len()).rev() {
+        let intersection = &mut intersections[remaining - 1];
         // However many there are, each gets on.
-        let least = MIN_LANE_COST * u32::try_from(lane.streams.len()).unwrap_or(u32::MAX);
-        let budget = rest / u32::try_from(left).unwrap_or(u32::MAX);
+        let min_budget =
+            MIN_INTERSECTION_COST * u32::try_from(intersection.cursors.len()).unwrap_or(u32::MAX);
+        let budget = remaining_cost / u32::try_from(remaining).unwrap_or(u32::MAX);
         let mut cost = 0;
-        let reached = lane.walk(db, filter, &range, budget.max(least), &mut cost, &mut ids)?;
-        floor = floor.max(reached);
-        rest = rest.saturating_sub(cost);
+        let searched_to = intersection.walk(
+            db,
+            filter,
+            &range,
+            budget.max(min_budget),
+            &mut cost,
+            &mut ids,
+        )?;
+        floor = floor.max(searched_to);
+        remaining_cost = remaining_cost.saturating_sub(cost);
     }
     ids.sort_unstable_by(|a, b| b.cmp(a));
     ids.retain(|id| floor.is_none_or(|floor| *id >= floor));
@@ -67,7 +75,7 @@ pub fn search(db: &Connection, filter: &RunFilter) -> Found<Hits> {
     }
     let ids = ids.into_iter().map(run_id).collect();
     let next = next.map(run_id);
-    Ok(Hits { ids, next })
+    Ok(Matches { ids, next })
 }
 
 /// Ids as numbers: they sort alike.
@@ -76,22 +84,22 @@ fn run_id(id: u128) -> RunId {
 }
 
 /// Which ids may fit.
-struct Range {
+struct IdRange {
     newest: u128,
     oldest: u128,
-    times: clock::Times,
+    times: clock::CreatedRange,
 }
 
-impl Range {
+impl IdRange {
     /// None where there are none.
-    fn of(db: &Connection, filter: &RunFilter) -> Found<Option<Self>> {
-        let times = clock::Times::of(db, filter.since, filter.until)?;
+    fn new(db: &Connection, filter: &RunFilter) -> StoreResult<Option<Self>> {
+        let times = clock::CreatedRange::new(db, filter.since, filter.until)?;
         let before = filter.before.map_or(u128::MAX, |id| id.0.as_u128());
-        let before = before.min(times.before().unwrap_or(u128::MAX));
+        let before = before.min(times.end_id().unwrap_or(u128::MAX));
         let Some(newest) = before.checked_sub(1) else {
             return Ok(None);
         };
-        let oldest = times.from().unwrap_or(0);
+        let oldest = times.oldest_id().unwrap_or(0);
         Ok((oldest <= newest).then_some(Self {
             newest,
             oldest,
@@ -101,90 +109,106 @@ impl Range {
 }
 
 /// Indexes that are walked side by side: a run fits where it is in all of them and its record has what they do not say.
-struct Lane {
-    streams: Vec<Stream>,
+struct Intersection {
+    cursors: Vec<IdCursor>,
     /// Whether the record has to be looked at.
-    is_checked: bool,
+    needs_record: bool,
 }
 
-fn lanes(db: &Connection, filter: &RunFilter) -> Found<Vec<Lane>> {
+fn intersections(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Intersection>> {
     if let Some(root) = filter.root {
-        let tree = Stream::of_tree(db, root)?;
-        return Ok(vec![Lane::new(vec![tree], true)]);
+        let cursor = IdCursor::for_tree(db, root)?;
+        return Ok(vec![Intersection::new(vec![cursor], true)]);
     }
-    let marks = marks(db, filter)?;
-    let has_marks = !marks.is_empty();
-    if has_marks && filter.agent.is_none() && filter.owner.is_none() && filter.status.is_none() {
-        return Ok(combined(&marks, &[], !filter.all));
+    let mark_cursors = mark_cursors(db, filter)?;
+    let has_mark_cursors = !mark_cursors.is_empty();
+    if has_mark_cursors
+        && filter.agent.is_none()
+        && filter.owner.is_none()
+        && filter.status.is_none()
+    {
+        return Ok(cross_product(&mark_cursors, &[], !filter.include_children));
     }
-    let mut lanes = Vec::new();
-    let children: &[i64] = if filter.all { &[0, 1] } else { &[0] };
+    let mut intersections = Vec::new();
+    let children: &[i64] = if filter.include_children {
+        &[0, 1]
+    } else {
+        &[0]
+    };
     for status in Status::ALL.into_iter().filter(|it| it.is_terminal()) {
         if filter.status.is_some_and(|wanted| wanted != status) {
             continue;
         }
         for child in children {
-            lanes.extend(combined(&marks, &ended(filter, status, *child), false));
+            intersections.extend(cross_product(
+                &mark_cursors,
+                &ended_cursors(filter, status, *child),
+                false,
+            ));
         }
     }
     if filter.status.is_none_or(|status| !status.is_terminal()) {
-        lanes.extend(combined(&marks, &[unfinished()], true));
+        intersections.extend(cross_product(&mark_cursors, &[unfinished_cursor()], true));
     }
-    Ok(lanes)
+    Ok(intersections)
 }
 
 /// A lane for each way to choose one of the streams of every mark.
-fn combined(marks: &[Vec<Stream>], others: &[Stream], is_checked: bool) -> Vec<Lane> {
-    let mut lanes = vec![others.to_vec()];
-    for one_of in marks {
-        lanes = lanes
+fn cross_product(
+    mark_cursors: &[Vec<IdCursor>],
+    others: &[IdCursor],
+    needs_record: bool,
+) -> Vec<Intersection> {
+    let mut combinations = vec![others.to_vec()];
+    for alternatives in mark_cursors {
+        combinations = combinations
             .into_iter()
-            .flat_map(|lane| {
-                one_of.iter().map(move |stream| {
-                    let mut lane = lane.clone();
-                    lane.push(stream.clone());
-                    lane
+            .flat_map(|combination| {
+                alternatives.iter().map(move |cursor| {
+                    let mut combination = combination.clone();
+                    combination.push(cursor.clone());
+                    combination
                 })
             })
             .collect();
     }
-    lanes
+    combinations
         .into_iter()
-        .map(|streams| Lane::new(streams, is_checked))
+        .map(|cursors| Intersection::new(cursors, needs_record))
         .collect()
 }
 
 /// What a client has marked runs with: each label, and the session of each owner that has one of this name.
-fn marks(db: &Connection, filter: &RunFilter) -> Found<Vec<Vec<Stream>>> {
-    let mut marks: Vec<Vec<Stream>> = filter
+fn mark_cursors(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Vec<IdCursor>>> {
+    let mut mark_cursors: Vec<Vec<IdCursor>> = filter
         .labels
         .iter()
-        .map(|label| vec![of_label(label)])
+        .map(|label| vec![label_cursor(label)])
         .collect();
     if let Some(session) = &filter.session {
         let owners = match &filter.owner {
             Some(owner) => vec![Some(owner.clone())],
-            None => owners(db, session)?,
+            None => session_owners(db, session)?,
         };
-        marks.push(
+        mark_cursors.push(
             owners
                 .into_iter()
-                .map(|owner| of_session(session, owner))
+                .map(|owner| session_cursor(session, owner))
                 .collect(),
         );
     }
-    Ok(marks)
+    Ok(mark_cursors)
 }
 
-fn of_label((key, value): &(String, String)) -> Stream {
-    Stream::new(
+fn label_cursor((key, value): &(String, String)) -> IdCursor {
+    IdCursor::new(
         "SELECT run FROM labels WHERE key = ?1 AND value = ?2 AND run <= ?3 ORDER BY run DESC LIMIT ?4",
         [key.clone().into(), value.clone().into()],
     )
 }
 
-fn of_session(session: &str, owner: Option<String>) -> Stream {
-    Stream::new(
+fn session_cursor(session: &str, owner: Option<String>) -> IdCursor {
+    IdCursor::new(
         "SELECT id FROM runs INDEXED BY runs_session WHERE session IS NOT NULL AND session = ?1 AND owner IS ?2 \
          AND id <= ?3 ORDER BY id DESC LIMIT ?4",
         [session.to_owned().into(), owner.into()],
@@ -192,7 +216,7 @@ fn of_session(session: &str, owner: Option<String>) -> Stream {
 }
 
 /// Who has a session of this name, at most as many as a search can look at.
-fn owners(db: &Connection, session: &str) -> Found<Vec<Option<String>>> {
+fn session_owners(db: &Connection, session: &str) -> StoreResult<Vec<Option<String>>> {
     const MAX_OWNERS: usize = 64;
     let mut owners = vec![None];
     let mut sql = db
@@ -200,13 +224,13 @@ fn owners(db: &Connection, session: &str) -> Found<Vec<Option<String>>> {
             "SELECT owner FROM runs INDEXED BY runs_session WHERE session IS NOT NULL AND session = ?1 \
              AND owner > ?2 ORDER BY owner LIMIT 1",
         )
-        .map_err(failed)?;
+        .map_err(store_error)?;
     let mut last = String::new();
     while owners.len() < MAX_OWNERS {
         let next: Option<String> = sql
             .query_row([session, &last], |row| row.get(0))
             .optional()
-            .map_err(failed)?;
+            .map_err(store_error)?;
         let Some(owner) = next else { break };
         last.clone_from(&owner);
         owners.push(Some(owner));
@@ -215,8 +239,8 @@ fn owners(db: &Connection, session: &str) -> Found<Vec<Option<String>>> {
 }
 
 /// The index of runs that have not ended.
-fn unfinished() -> Stream {
-    Stream::new(
+fn unfinished_cursor() -> IdCursor {
+    IdCursor::new(
         "SELECT id FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL AND id <= ?1 \
          ORDER BY id DESC LIMIT ?2",
         [],
@@ -224,38 +248,38 @@ fn unfinished() -> Stream {
 }
 
 /// The indexes of runs that ended in this way.
-fn ended(filter: &RunFilter, status: Status, child: i64) -> Vec<Stream> {
-    let place = || [Value::from(status.as_str().to_owned()), child.into()];
-    let mut streams = Vec::new();
+fn ended_cursors(filter: &RunFilter, status: Status, child: i64) -> Vec<IdCursor> {
+    let base_values = || [Value::from(status.as_str().to_owned()), child.into()];
+    let mut cursors = Vec::new();
     if let Some(owner) = &filter.owner {
-        streams.push(Stream::new(
+        cursors.push(IdCursor::new(
             "SELECT id FROM runs INDEXED BY runs_finished_by_owner WHERE finished_at IS NOT NULL AND owner = ?3 \
              AND status = ?1 AND child = ?2 AND id <= ?4 ORDER BY id DESC LIMIT ?5",
-            place().into_iter().chain([owner.clone().into()]),
+            base_values().into_iter().chain([owner.clone().into()]),
         ));
     }
     if let Some(agent) = &filter.agent {
-        streams.push(Stream::new(
+        cursors.push(IdCursor::new(
             "SELECT id FROM runs INDEXED BY runs_finished_by_agent WHERE finished_at IS NOT NULL AND agent = ?3 \
              AND status = ?1 AND child = ?2 AND id <= ?4 ORDER BY id DESC LIMIT ?5",
-            place().into_iter().chain([agent.clone().into()]),
+            base_values().into_iter().chain([agent.clone().into()]),
         ));
     }
-    if streams.is_empty() {
-        streams.push(Stream::new(
+    if cursors.is_empty() {
+        cursors.push(IdCursor::new(
             "SELECT id FROM runs INDEXED BY runs_finished WHERE finished_at IS NOT NULL \
              AND status = ?1 AND child = ?2 AND id <= ?3 ORDER BY id DESC LIMIT ?4",
-            place(),
+            base_values(),
         ));
     }
-    streams
+    cursors
 }
 
-impl Lane {
-    fn new(streams: Vec<Stream>, is_checked: bool) -> Self {
+impl Intersection {
+    fn new(cursors: Vec<IdCursor>, needs_record: bool) -> Self {
         Self {
-            streams,
-            is_checked,
+            cursors,
+            needs_record,
         }
     }
 
@@ -265,69 +289,69 @@ impl Lane {
         &mut self,
         db: &Connection,
         filter: &RunFilter,
-        range: &Range,
+        range: &IdRange,
         budget: u32,
         cost: &mut u32,
         ids: &mut Vec<u128>,
-    ) -> Found<Option<u128>> {
+    ) -> StoreResult<Option<u128>> {
         let mut wanted = filter.limit.saturating_add(1);
-        let mut at = range.newest;
+        let mut max_id = range.newest;
         while wanted > 0 {
-            let hit = match self.common(db, at, range.oldest, budget, cost)? {
-                Step::End => return Ok(None),
-                Step::TooMuch(reached) => return Ok(reached.checked_add(1)),
-                Step::Hit(id) => id,
+            let candidate = match self.next_common(db, max_id, range.oldest, budget, cost)? {
+                SeekResult::End => return Ok(None),
+                SeekResult::OverBudget(searched_to) => return Ok(searched_to.checked_add(1)),
+                SeekResult::Match(id) => id,
             };
-            if self.fits(db, filter, range, hit, cost)? {
-                ids.push(hit);
+            if self.matches(db, filter, range, candidate, cost)? {
+                ids.push(candidate);
                 wanted -= 1;
             }
-            let Some(next) = hit.checked_sub(1) else {
+            let Some(next) = candidate.checked_sub(1) else {
                 return Ok(None);
             };
-            at = next;
+            max_id = next;
         }
         Ok(None)
     }
 
     /// The newest id at or before `at` that all streams have.
-    fn common(
+    fn next_common(
         &mut self,
         db: &Connection,
-        mut at: u128,
+        mut max_id: u128,
         oldest: u128,
         budget: u32,
         cost: &mut u32,
-    ) -> Found<Step> {
-        let mut agreed = 0;
-        for turn in (0..self.streams.len()).cycle() {
+    ) -> StoreResult<SeekResult> {
+        let mut agreeing = 0;
+        for index in (0..self.cursors.len()).cycle() {
             if *cost > budget {
-                return Ok(Step::TooMuch(at));
+                return Ok(SeekResult::OverBudget(max_id));
             }
-            match self.streams[turn].seek(db, at, cost)? {
-                Some(id) if id < oldest => return Ok(Step::End),
-                Some(id) if id == at => agreed += 1,
-                Some(id) => (at, agreed) = (id, 1),
-                None => return Ok(Step::End),
+            match self.cursors[index].seek(db, max_id, cost)? {
+                Some(id) if id < oldest => return Ok(SeekResult::End),
+                Some(id) if id == max_id => agreeing += 1,
+                Some(id) => (max_id, agreeing) = (id, 1),
+                None => return Ok(SeekResult::End),
             }
-            if agreed >= self.streams.len() {
-                return Ok(Step::Hit(at));
+            if agreeing >= self.cursors.len() {
+                return Ok(SeekResult::Match(max_id));
             }
         }
-        Ok(Step::End)
+        Ok(SeekResult::End)
     }
 
     /// Whether the record has what the indexes do not say.
-    fn fits(
+    fn matches(
         &self,
         db: &Connection,
         filter: &RunFilter,
-        range: &Range,
+        range: &IdRange,
         id: u128,
         cost: &mut u32,
-    ) -> Found<bool> {
-        let is_in_time = range.times.holds(id);
-        if !self.is_checked && is_in_time {
+    ) -> StoreResult<bool> {
+        let is_in_range = range.times.contains_id(id);
+        if !self.needs_record && is_in_range {
             return Ok(true);
         }
         *cost += QUERY_COST;
@@ -335,29 +359,32 @@ impl Lane {
             .prepare_cached(
                 "SELECT created_at, child, status, owner, agent, session FROM runs WHERE id = ?1",
             )
-            .map_err(failed)?;
-        let is_it = |wanted: &Option<String>, is: Option<&str>| {
-            wanted.as_deref().is_none_or(|wanted| is == Some(wanted))
+            .map_err(store_error)?;
+        let column_matches = |wanted: &Option<String>, actual: Option<&str>| {
+            wanted
+                .as_deref()
+                .is_none_or(|wanted| actual == Some(wanted))
         };
-        let fits = sql
+        let is_match = sql
             .query_row([id.to_be_bytes()], |row| {
-                let is_place = filter.all || filter.root.is_some() || !row.get::<_, bool>(1)?;
+                let is_in_scope =
+                    filter.include_children || filter.root.is_some() || !row.get::<_, bool>(1)?;
                 let status = filter.status.map(|status| status.as_str().to_owned());
-                Ok((is_in_time || range.times.has(row.get(0)?))
-                    && is_place
-                    && is_it(&status, row.get_ref(2)?.as_str_or_null()?)
-                    && is_it(&filter.owner, row.get_ref(3)?.as_str_or_null()?)
-                    && is_it(&filter.agent, row.get_ref(4)?.as_str_or_null()?)
-                    && is_it(&filter.session, row.get_ref(5)?.as_str_or_null()?))
+                Ok((is_in_range || range.times.contains_time(row.get(0)?))
+                    && is_in_scope
+                    && column_matches(&status, row.get_ref(2)?.as_str_or_null()?)
+                    && column_matches(&filter.owner, row.get_ref(3)?.as_str_or_null()?)
+                    && column_matches(&filter.agent, row.get_ref(4)?.as_str_or_null()?)
+                    && column_matches(&filter.session, row.get_ref(5)?.as_str_or_null()?))
             })
             .optional()
-            .map_err(failed)?;
-        if fits != Some(true) || filter.root.is_none() {
-            return Ok(fits == Some(true));
+            .map_err(store_error)?;
+        if is_match != Some(true) || filter.root.is_none() {
+            return Ok(is_match == Some(true));
         }
         // The labels of a tree's runs are in no stream.
         for label in &filter.labels {
-            if of_label(label).seek(db, id, cost)? != Some(id) {
+            if label_cursor(label).seek(db, id, cost)? != Some(id) {
                 return Ok(false);
             }
         }
@@ -366,90 +393,90 @@ impl Lane {
 }
 
 /// How far the streams came together.
-enum Step {
-    Hit(u128),
+enum SeekResult {
+    Match(u128),
     End,
     /// Nothing newer than this fits; the rest is not known.
-    TooMuch(u128),
+    OverBudget(u128),
 }
 
 /// Ids of one index, newest first.
 #[derive(Clone)]
-struct Stream {
+struct IdCursor {
     sql: &'static str,
     values: Vec<Value>,
     /// Read and not passed yet.
-    ahead: VecDeque<u128>,
+    buffer: VecDeque<u128>,
     batch: usize,
-    is_read: bool,
+    is_exhausted: bool,
 }
 
-impl Stream {
+impl IdCursor {
     /// The query's last two parameters are the newest id that is wanted, and how many are.
     fn new(sql: &'static str, values: impl IntoIterator<Item = Value>) -> Self {
         Self {
             sql,
             values: values.into_iter().collect(),
-            ahead: VecDeque::new(),
+            buffer: VecDeque::new(),
             batch: MIN_BATCH,
-            is_read: false,
+            is_exhausted: false,
         }
     }
 
     /// The runs of a tree. Trees are bounded, so all of it is read.
-    fn of_tree(db: &Connection, root: RunId) -> Found<Self> {
-        let mut sql = db.prepare_cached(TREE).map_err(failed)?;
+    fn for_tree(db: &Connection, root: RunId) -> StoreResult<Self> {
+        let mut sql = db.prepare_cached(SUBTREE).map_err(store_error)?;
         let ids = sql
-            .query_map([rows::bytes(&root)], number)
+            .query_map([rows::id_bytes(&root)], read_id)
             .and_then(Iterator::collect::<rusqlite::Result<HashSet<_>>>)
-            .map_err(failed)?;
+            .map_err(store_error)?;
         let mut ids: Vec<u128> = ids.into_iter().collect();
         ids.sort_unstable_by(|a, b| b.cmp(a));
-        let mut stream = Self::new("", []);
-        stream.ahead = ids.into();
-        stream.is_read = true;
-        Ok(stream)
+        let mut cursor = Self::new("", []);
+        cursor.buffer = ids.into();
+        cursor.is_exhausted = true;
+        Ok(cursor)
     }
 
     /// The newest id at or before `at`, which never gets larger from call to call.
-    fn seek(&mut self, db: &Connection, at: u128, cost: &mut u32) -> Found<Option<u128>> {
+    fn seek(&mut self, db: &Connection, max_id: u128, cost: &mut u32) -> StoreResult<Option<u128>> {
         loop {
-            let mut passed = 0;
-            while let Some(id) = self.ahead.front() {
-                if *id <= at {
+            let mut skipped = 0;
+            while let Some(id) = self.buffer.front() {
+                if *id <= max_id {
                     return Ok(Some(*id));
                 }
-                self.ahead.pop_front();
-                passed += 1;
+                self.buffer.pop_front();
+                skipped += 1;
             }
-            if passed >= MIN_BATCH {
+            if skipped >= MIN_BATCH {
                 // The others lead: what is read ahead is passed over.
                 self.batch = MIN_BATCH;
             }
-            if self.is_read {
+            if self.is_exhausted {
                 return Ok(None);
             }
-            self.read(db, at, cost)?;
+            self.fetch(db, max_id, cost)?;
         }
     }
 
-    fn read(&mut self, db: &Connection, at: u128, cost: &mut u32) -> Found<()> {
-        let mut sql = db.prepare_cached(self.sql).map_err(failed)?;
+    fn fetch(&mut self, db: &Connection, max_id: u128, cost: &mut u32) -> StoreResult<()> {
+        let mut sql = db.prepare_cached(self.sql).map_err(store_error)?;
         let mut values = self.values.clone();
-        values.push(at.to_be_bytes().to_vec().into());
+        values.push(max_id.to_be_bytes().to_vec().into());
         values.push(rows::signed(self.batch as u64).into());
-        let mut found = sql.query(params_from_iter(values)).map_err(failed)?;
-        while let Some(row) = found.next().map_err(failed)? {
-            self.ahead.push_back(number(row).map_err(failed)?);
+        let mut found = sql.query(params_from_iter(values)).map_err(store_error)?;
+        while let Some(row) = found.next().map_err(store_error)? {
+            self.buffer.push_back(read_id(row).map_err(store_error)?);
         }
-        self.is_read = self.ahead.len() < self.batch;
-        *cost += QUERY_COST + u32::try_from(self.ahead.len()).unwrap_or(u32::MAX);
+        self.is_exhausted = self.buffer.len() < self.batch;
+        *cost += QUERY_COST + u32::try_from(self.buffer.len()).unwrap_or(u32::MAX);
         self.batch = (self.batch * 2).min(MAX_BATCH);
         Ok(())
     }
 }
 
-fn number(row: &rusqlite::Row<'_>) -> rusqlite::Result<u128> {
+fn read_id(row: &rusqlite::Row<'_>) -> rusqlite::Result<u128> {
     row.get::<_, [u8; 16]>(0).map(u128::from_be_bytes)
 }
 
@@ -458,14 +485,14 @@ mod tests {
     use rusqlite::params_from_iter;
     use rusqlite::types::Value;
 
-    use super::{Stream, ended, of_label, of_session};
+    use super::{IdCursor, ended_cursors, label_cursor, session_cursor};
     use crate::config::Durability;
     use crate::domain::run::Status;
     use crate::store::RunFilter;
     use crate::store::sqlite::schema;
 
     #[test]
-    fn every_stream_is_read_along_its_index_alone() {
+    fn every_cursor_is_read_by_index_alone() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("axed.db");
         std::fs::File::create(&file).expect("a file");
@@ -476,13 +503,13 @@ mod tests {
             agent,
             ..RunFilter::default()
         };
-        let mut streams = ended(&filter(x(), x()), Status::Failed, 0);
-        streams.extend(ended(&filter(None, None), Status::Failed, 0));
-        streams.push(of_label(&("k".to_owned(), "v".to_owned())));
-        streams.push(of_session("s", x()));
-        streams.push(super::unfinished());
+        let mut cursors = ended_cursors(&filter(x(), x()), Status::Failed, 0);
+        cursors.extend(ended_cursors(&filter(None, None), Status::Failed, 0));
+        cursors.push(label_cursor(&("k".to_owned(), "v".to_owned())));
+        cursors.push(session_cursor("s", x()));
+        cursors.push(super::unfinished_cursor());
         let mut plans = Vec::new();
-        for Stream { sql, values, .. } in streams {
+        for IdCursor { sql, values, .. } in cursors {
             let mut values = values;
             values.extend([Value::Blob(vec![0; 16]), 1.into()]);
             let plan: Vec<String> = db

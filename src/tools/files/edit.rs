@@ -6,16 +6,18 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::ground::{Ground, Opened, is_binary, is_no_file, place, told};
-use crate::tools::files::write::{Target, replace};
+use crate::tools::files::workdir_fs::{
+    OpenedEntry, WorkdirFs, describe_error, describe_non_file, is_binary, parse_path,
+};
+use crate::tools::files::write::{WriteTarget, replace_file};
 
 /// What models are told.
-pub const ABOUT: &str = "Change a part of a text file of the working directory: replaces old_string, which must occur \
+pub const DESCRIPTION: &str = "Change a part of a text file of the working directory: replaces old_string, which must occur \
                          exactly once unless replace_all is true, by new_string. Give enough of the lines around the \
                          place, exactly as they are in the file, without the line numbers of read_file.";
 
 /// Most bytes of a file that is edited, before and after.
-const MOST_BYTES: u64 = 32 << 20;
+const MAX_BYTES: u64 = 32 << 20;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -34,52 +36,58 @@ pub struct EditFile {
 }
 
 /// Edits it.
-pub fn edit(ground: &Ground, asked: EditFile) -> Result<String, String> {
-    let path = place(&asked.path)?;
-    let shown = path.display();
+pub fn edit_file(fs: &WorkdirFs, arguments: EditFile) -> Result<String, String> {
+    let path = parse_path(&arguments.path)?;
+    let display_path = path.display();
     // Looked for before anything is made: an edit makes no file and no directory.
-    let meta = ground.access.metadata(&path);
-    meta.map_err(|error| told(&path, &error))?;
-    let target = Target::of(ground, &path)?;
-    let _alone = ground.lock(&target.dir, &target.name);
+    let meta = fs.access.metadata(&path);
+    meta.map_err(|error| describe_error(&path, &error))?;
+    let target = WriteTarget::resolve(fs, &path)?;
+    let _lock = fs.lock(&target.dir, &target.name);
     let name = Path::new(&target.name);
-    let opened = ground.open_regular(&target.dir, name);
-    let file = match opened.map_err(|error| told(&path, &error))? {
-        Opened::File(file, _) => file,
-        Opened::Other(meta) => return Err(is_no_file(&path, &meta)),
+    let opened = fs.open_regular(&target.dir, name);
+    let file = match opened.map_err(|error| describe_error(&path, &error))? {
+        OpenedEntry::File(file, _) => file,
+        OpenedEntry::Other(meta) => return Err(describe_non_file(&path, &meta)),
     };
     let mut bytes = Vec::new();
-    let mut file = ground.stop.reading(file).take(MOST_BYTES + 1);
+    let mut file = fs.stop.stoppable_reader(file).take(MAX_BYTES + 1);
     let read = file.read_to_end(&mut bytes);
-    read.map_err(|error| told(&path, &error))?;
-    if bytes.len() as u64 > MOST_BYTES {
+    read.map_err(|error| describe_error(&path, &error))?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(format!(
-            "{shown} has more than {MOST_BYTES} bytes, which is too much to edit"
+            "{display_path} has more than {MAX_BYTES} bytes, which is too much to edit"
         ));
     }
     if is_binary(&bytes) {
-        return Err(format!("{shown} is a binary file of {} bytes", bytes.len()));
+        return Err(format!(
+            "{display_path} is a binary file of {} bytes",
+            bytes.len()
+        ));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        format!("{shown} is not UTF-8 (at byte {at}); editing it would lose what is there")
+        let offset = error.utf8_error().valid_up_to();
+        format!(
+            "{display_path} is not UTF-8 (at byte {offset}); editing it would lose what is there"
+        )
     })?;
-    let (new, count) = exchanged(&text, &asked).map_err(|why| why.told(&shown.to_string()))?;
-    replace(ground, &target, new.as_bytes()).map_err(|error| told(&path, &error))?;
-    Ok(format!("replaced {count} occurrence(s) in {shown}"))
+    let (new, count) =
+        replace_text(&text, &arguments).map_err(|why| why.describe(&display_path.to_string()))?;
+    replace_file(fs, &target, new.as_bytes()).map_err(|error| describe_error(&path, &error))?;
+    Ok(format!("replaced {count} occurrence(s) in {display_path}"))
 }
 
 /// Why nothing is exchanged.
 #[derive(Debug, PartialEq, Eq)]
-enum Why {
+enum EditError {
     Missing,
     Ambiguous(usize),
-    Same,
+    Unchanged,
     TooLong,
 }
 
-impl Why {
-    fn told(&self, path: &str) -> String {
+impl EditError {
+    fn describe(&self, path: &str) -> String {
         match self {
             Self::Missing => format!(
                 "old_string was not found in {path} (0 occurrences); read the file and give the text exactly as it \
@@ -89,51 +97,51 @@ impl Why {
                 "old_string occurs {count} times in {path}; give more of the text around the one that is meant, or set \
                  replace_all"
             ),
-            Self::Same => "old_string and new_string are the same".to_owned(),
-            Self::TooLong => format!("{path} would be longer than {MOST_BYTES} bytes"),
+            Self::Unchanged => "old_string and new_string are the same".to_owned(),
+            Self::TooLong => format!("{path} would be longer than {MAX_BYTES} bytes"),
         }
     }
 }
 
 /// The text with its exchange made, and how often.
-fn exchanged(text: &str, asked: &EditFile) -> Result<(String, usize), Why> {
+fn replace_text(text: &str, arguments: &EditFile) -> Result<(String, usize), EditError> {
     let EditFile {
         old_string: old,
         new_string: new,
         replace_all,
         ..
-    } = asked;
+    } = arguments;
     let crlf = text.matches("\r\n").count();
     let is_crlf = crlf > 0 && crlf == text.matches('\n').count();
-    let as_in_file = |part: &str| part.replace("\r\n", "\n").replace('\n', "\r\n");
+    let to_crlf = |part: &str| part.replace("\r\n", "\n").replace('\n', "\r\n");
     // Models write lines that end in a line feed; the file keeps its own ends.
     let (mut old, mut new) = match is_crlf {
-        true => (as_in_file(old), as_in_file(new)),
+        true => (to_crlf(old), to_crlf(new)),
         false => (old.clone(), new.clone()),
     };
     let mut count = text.matches(&old).count();
     if count == 0 && crlf > 0 {
-        (old, new) = (as_in_file(&old), as_in_file(&new));
+        (old, new) = (to_crlf(&old), to_crlf(&new));
         count = text.matches(&old).count();
     }
     match count {
-        _ if old == new => return Err(Why::Same),
-        0 => return Err(Why::Missing),
-        2.. if !replace_all => return Err(Why::Ambiguous(count)),
+        _ if old == new => return Err(EditError::Unchanged),
+        0 => return Err(EditError::Missing),
+        2.. if !replace_all => return Err(EditError::Ambiguous(count)),
         _ => {}
     }
-    let grown = count.saturating_mul(new.len().saturating_sub(old.len()));
-    if text.len().saturating_add(grown) as u64 > MOST_BYTES {
-        return Err(Why::TooLong);
+    let added_bytes = count.saturating_mul(new.len().saturating_sub(old.len()));
+    if text.len().saturating_add(added_bytes) as u64 > MAX_BYTES {
+        return Err(EditError::TooLong);
     }
     Ok((text.replace(&old, &new), count))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EditFile, Why, exchanged};
+    use super::{EditError, EditFile, replace_text};
 
-    fn asked(old: &str, new: &str, replace_all: bool) -> EditFile {
+    fn arguments(old: &str, new: &str, replace_all: bool) -> EditFile {
         EditFile {
             path: "f".into(),
             old_string: old.into(),
@@ -144,31 +152,31 @@ mod tests {
 
     #[test]
     fn one_is_exchanged_or_all_or_none() {
-        let edited = |old, new, all| exchanged("a b a", &asked(old, new, all));
-        assert_eq!(edited("b", "c", false), Ok(("a c a".into(), 1)));
-        assert_eq!(edited("a", "", true), Ok((" b ".into(), 2)));
-        assert_eq!(edited("a", "x", false), Err(Why::Ambiguous(2)));
-        assert_eq!(edited("x", "y", true), Err(Why::Missing));
-        assert_eq!(edited("a", "a", true), Err(Why::Same));
+        let edit = |old, new, all| replace_text("a b a", &arguments(old, new, all));
+        assert_eq!(edit("b", "c", false), Ok(("a c a".into(), 1)));
+        assert_eq!(edit("a", "", true), Ok((" b ".into(), 2)));
+        assert_eq!(edit("a", "x", false), Err(EditError::Ambiguous(2)));
+        assert_eq!(edit("x", "y", true), Err(EditError::Missing));
+        assert_eq!(edit("a", "a", true), Err(EditError::Unchanged));
     }
 
     #[test]
     fn lines_keep_the_ends_they_have() {
         let crlf = "one\r\ntwo\r\nthree\r\n";
-        let edited = exchanged(crlf, &asked("one\ntwo", "1\n2\n2b", false));
+        let edited = replace_text(crlf, &arguments("one\ntwo", "1\n2\n2b", false));
         assert_eq!(edited, Ok(("1\r\n2\r\n2b\r\nthree\r\n".into(), 1)));
-        let edited = exchanged(crlf, &asked("two", "2\n2b", false));
+        let edited = replace_text(crlf, &arguments("two", "2\n2b", false));
         assert_eq!(edited, Ok(("one\r\n2\r\n2b\r\nthree\r\n".into(), 1)));
-        let mixed = exchanged("one\r\ntwo\nthree", &asked("one\ntwo", "1\n2", false));
+        let mixed = replace_text("one\r\ntwo\nthree", &arguments("one\ntwo", "1\n2", false));
         assert_eq!(mixed, Ok(("1\r\n2\nthree".into(), 1)));
-        let mixed = exchanged("one\r\ntwo\nthree", &asked("two\nthree", "2\n3", false));
+        let mixed = replace_text("one\r\ntwo\nthree", &arguments("two\nthree", "2\n3", false));
         assert_eq!(mixed, Ok(("one\r\n2\n3".into(), 1)));
     }
 
     #[test]
     fn a_file_does_not_grow_without_end() {
         let text = "a".repeat(1 << 20);
-        let edited = exchanged(&text, &asked("a", &"b".repeat(1 << 20), true));
-        assert_eq!(edited, Err(Why::TooLong));
+        let edited = replace_text(&text, &arguments("a", &"b".repeat(1 << 20), true));
+        assert_eq!(edited, Err(EditError::TooLong));
     }
 }

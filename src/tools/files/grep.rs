@@ -12,29 +12,31 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::domain::message::shorten;
-use crate::tools::files::ground::{Ground, Opened, Stop, place, shown, told};
-use crate::tools::files::pattern::{Include, Regex};
-use crate::tools::files::walk::{Found, Walk};
+use crate::tools::files::pattern::{BoundedRegex, IncludeFilter};
+use crate::tools::files::walk::{Walk, WalkEntry};
+use crate::tools::files::workdir_fs::{
+    OpenedEntry, StopToken, WorkdirFs, describe_error, display_path, parse_path,
+};
 
 /// What models are told.
-pub const ABOUT: &str = "Search the text files of the working directory for a regular expression. Each line that matches \
+pub const DESCRIPTION: &str = "Search the text files of the working directory for a regular expression. Each line that matches \
                          comes as \"<file>:<line number>: <text>\". What .gitignore and .ignore files leave out is not \
                          searched, nor are .git and binary files. To find files by name, use find_path.";
 
 /// Most lines that are shown.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 /// Most characters of a line that are shown.
-const SHOWN_LINE: usize = 500;
+const MAX_LINE_CHARS: usize = 500;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Grep {
+pub struct GrepArguments {
     /// The regular expression, as Rust's regex crate reads it: no look-around and no back-references; "(?i)" in front
     /// ignores case. It is matched within single lines.
     pattern: String,
     /// The file or directory to search, relative to the working directory, such as "src". "." searches all.
-    #[serde(default = "everywhere")]
+    #[serde(default = "default_path")]
     path: String,
     /// A glob that a file's name must match, such as "*.rs" or "*.{ts,tsx}"; with a "/" it is matched against the path
     /// relative to the working directory, such as "src/**/*.rs". Empty searches all files.
@@ -42,62 +44,62 @@ pub struct Grep {
     include: String,
 }
 
-fn everywhere() -> String {
+fn default_path() -> String {
     ".".to_owned()
 }
 
 /// Searches.
-pub fn grep(ground: &Ground, asked: Grep) -> Result<String, String> {
-    let path = place(&asked.path)?;
-    let Regex { matcher, max_line } = Regex::new(&asked.pattern)?;
-    let include = Include::new(&asked.include)?;
-    let meta = ground.access.metadata(&path);
-    let meta = meta.map_err(|error| told(&path, &error))?;
-    let hits = Hits::new(ground.room());
+pub fn grep(fs: &WorkdirFs, arguments: GrepArguments) -> Result<String, String> {
+    let path = parse_path(&arguments.path)?;
+    let BoundedRegex { matcher, max_line } = BoundedRegex::new(&arguments.pattern)?;
+    let include = IncludeFilter::new(&arguments.include)?;
+    let meta = fs.access.metadata(&path);
+    let meta = meta.map_err(|error| describe_error(&path, &error))?;
+    let results = GrepResults::new(fs.max_output_bytes());
     if meta.is_dir() {
         let walk = Walk {
-            ground,
-            respects_ignores: true,
-            may_be_helped: true,
+            fs,
+            respect_ignore_files: true,
+            is_parallel: true,
         };
         // A walk enters no link; one that the model names is resolved first.
-        let start = ground.access.canonicalize(&path);
-        let start = start.map_err(|error| told(&path, &error))?;
-        let start = place(&start.to_string_lossy()).unwrap_or(path);
-        let walked = walk.run(&start, || {
-            let mut searcher = searcher(max_line);
-            let (matcher, hits, include) = (matcher.clone(), &hits, &include);
-            move |found: &Found<'_>| {
-                if found.kind.is_file() && include.takes(found.path) {
-                    let opened = ground.open_listed(found.dir, Path::new(found.name));
-                    search(ground, &mut searcher, &matcher, hits, found.path, opened);
+        let start = fs.access.canonicalize(&path);
+        let start = start.map_err(|error| describe_error(&path, &error))?;
+        let start = parse_path(&start.to_string_lossy()).unwrap_or(path);
+        let outcome = walk.run(&start, || {
+            let mut searcher = build_searcher(max_line);
+            let (matcher, results, include) = (matcher.clone(), &results, &include);
+            move |entry: &WalkEntry<'_>| {
+                if entry.kind.is_file() && include.is_match(entry.path) {
+                    let opened = fs.open_listed(entry.dir, Path::new(entry.name));
+                    search_file(fs, &mut searcher, &matcher, results, entry.path, opened);
                 }
-                !hits.is_full()
+                !results.is_full()
             }
         });
-        ground.stop.check_cancelled()?;
-        let end = End {
-            is_partial: walked.is_partial,
-            stop: &ground.stop,
+        fs.stop.check_cancelled()?;
+        let summary = SearchSummary {
+            is_partial: outcome.is_partial,
+            stop: &fs.stop,
             max_line,
         };
-        return Ok(hits.text(&asked.pattern, &end));
+        return Ok(results.render(&arguments.pattern, &summary));
     }
-    let (file, meta) = ground.open(&path)?;
-    let opened = Ok(Opened::File(file, meta));
-    let mut searcher = searcher(max_line);
-    search(ground, &mut searcher, &matcher, &hits, &path, opened);
-    ground.stop.check_cancelled()?;
-    let end = End {
+    let (file, meta) = fs.open(&path)?;
+    let opened = Ok(OpenedEntry::File(file, meta));
+    let mut searcher = build_searcher(max_line);
+    search_file(fs, &mut searcher, &matcher, &results, &path, opened);
+    fs.stop.check_cancelled()?;
+    let summary = SearchSummary {
         is_partial: false,
-        stop: &ground.stop,
+        stop: &fs.stop,
         max_line,
     };
-    Ok(hits.text(&asked.pattern, &end))
+    Ok(results.render(&arguments.pattern, &summary))
 }
 
 /// A file with a longer line than this is left out.
-fn searcher(max_line: usize) -> Searcher {
+fn build_searcher(max_line: usize) -> Searcher {
     SearcherBuilder::new()
         .binary_detection(BinaryDetection::quit(0))
         .line_number(true)
@@ -106,105 +108,107 @@ fn searcher(max_line: usize) -> Searcher {
 }
 
 /// Searches one file; one that is none any more, or cannot be read, is left out.
-fn search(
-    ground: &Ground,
+fn search_file(
+    fs: &WorkdirFs,
     searcher: &mut Searcher,
     matcher: &RegexMatcher,
-    hits: &Hits,
+    results: &GrepResults,
     path: &Path,
-    opened: io::Result<Opened>,
+    opened: io::Result<OpenedEntry>,
 ) {
-    let Ok(Opened::File(file, _)) = opened else {
-        hits.left_out.fetch_add(1, Ordering::Relaxed);
+    let Ok(OpenedEntry::File(file, _)) = opened else {
+        results.skipped_files.fetch_add(1, Ordering::Relaxed);
         return;
     };
-    let mut lines = Lines {
-        hits,
+    let mut matches = FileMatches {
+        results,
         path,
-        name: None,
+        display_path: None,
         text: String::new(),
         count: 0,
     };
-    let searched = searcher.search_reader(matcher, ground.stop.reading(file), &mut lines);
+    let result = searcher.search_reader(matcher, fs.stop.stoppable_reader(file), &mut matches);
     // What has been found before the time was up counts.
-    if searched.is_err() && !ground.stop.is_set() {
-        hits.left_out.fetch_add(1, Ordering::Relaxed);
+    if result.is_err() && !fs.stop.is_stopped() {
+        results.skipped_files.fetch_add(1, Ordering::Relaxed);
     }
-    let Lines { text, count, .. } = lines;
-    hits.put(path, text, count);
+    let FileMatches { text, count, .. } = matches;
+    results.add_file(path, text, count);
 }
 
 /// What all threads have found, by file.
-struct Hits {
-    found: Mutex<BTreeMap<PathBuf, String>>,
+struct GrepResults {
+    by_file: Mutex<BTreeMap<PathBuf, String>>,
     bytes: AtomicUsize,
     lines: AtomicUsize,
-    left_out: AtomicUsize,
-    room: usize,
+    skipped_files: AtomicUsize,
+    max_bytes: usize,
 }
 
-impl Hits {
-    fn new(room: usize) -> Self {
+impl GrepResults {
+    fn new(max_bytes: usize) -> Self {
         Self {
-            found: Mutex::default(),
+            by_file: Mutex::default(),
             bytes: AtomicUsize::new(0),
             lines: AtomicUsize::new(0),
-            left_out: AtomicUsize::new(0),
-            room,
+            skipped_files: AtomicUsize::new(0),
+            max_bytes,
         }
     }
 
     fn is_full(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) >= self.room
-            || self.lines.load(Ordering::Relaxed) >= MOST_LINES
+        self.bytes.load(Ordering::Relaxed) >= self.max_bytes
+            || self.lines.load(Ordering::Relaxed) >= MAX_LINES
     }
 
-    fn put(&self, path: &Path, text: String, count: usize) {
+    fn add_file(&self, path: &Path, text: String, count: usize) {
         if count > 0 {
             self.bytes.fetch_add(text.len(), Ordering::Relaxed);
             self.lines.fetch_add(count, Ordering::Relaxed);
-            let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-            found.insert(path.to_owned(), text);
+            let mut by_file = self.by_file.lock().unwrap_or_else(PoisonError::into_inner);
+            by_file.insert(path.to_owned(), text);
         }
     }
 
-    fn text(self, pattern: &str, end: &End<'_>) -> String {
+    fn render(self, pattern: &str, summary: &SearchSummary<'_>) -> String {
         let is_full = self.is_full();
-        let found = self
-            .found
+        let by_file = self
+            .by_file
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         let mut text = String::new();
-        let mut lines = 0;
-        for line in found.values().flat_map(|lines| lines.lines()) {
-            if lines == MOST_LINES || (lines > 0 && text.len() + line.len() >= self.room) {
+        let mut shown_lines = 0;
+        for line in by_file.values().flat_map(|lines| lines.lines()) {
+            if shown_lines == MAX_LINES
+                || (shown_lines > 0 && text.len() + line.len() >= self.max_bytes)
+            {
                 break;
             }
             text.push_str(line);
             text.push('\n');
-            lines += 1;
+            shown_lines += 1;
         }
-        if lines == 0 {
+        if shown_lines == 0 {
             text = format!("no line matches {}\n", shorten(pattern, 200));
         }
         if is_full {
             text.push_str(&format!(
-                "... (stopped at {lines} lines; narrow the pattern, the path or include)\n"
+                "... (stopped at {shown_lines} lines; narrow the pattern, the path or include)\n"
             ));
         }
-        if let Some(seconds) = end.stop.overdue() {
+        if let Some(seconds) = summary.stop.exceeded_timeout_secs() {
             text.push_str(&format!(
                 "... (stopped after {seconds} seconds, and not everything was searched; use a simpler pattern, or narrow \
                  the path or include)\n"
             ));
         }
-        match self.left_out.into_inner() {
-            0 if !end.is_partial => {}
+        match self.skipped_files.into_inner() {
+            0 if !summary.is_partial => {}
             0 => text.push_str("... (some directories could not be read)\n"),
             files => text.push_str(&format!(
                 "... ({files} file(s) could not be searched: they cannot be read, or have a line of more than {} bytes, \
                  the most for this pattern)\n",
-                end.max_line
+                summary.max_line
             )),
         }
         text.pop();
@@ -213,33 +217,35 @@ impl Hits {
 }
 
 /// How a search ended.
-struct End<'a> {
+struct SearchSummary<'a> {
     /// Whether directories were left out.
     is_partial: bool,
-    stop: &'a Stop,
+    stop: &'a StopToken,
     max_line: usize,
 }
 
 /// The lines of one file that match.
-struct Lines<'a> {
-    hits: &'a Hits,
+struct FileMatches<'a> {
+    results: &'a GrepResults,
     path: &'a Path,
     /// The path as it is shown, once there is a line.
-    name: Option<String>,
+    display_path: Option<String>,
     text: String,
     count: usize,
 }
 
-impl Sink for &mut Lines<'_> {
+impl Sink for &mut FileMatches<'_> {
     type Error = io::Error;
 
-    fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
-        let name = self.name.get_or_insert_with(|| shown(self.path));
-        let line = found.bytes();
+    fn matched(&mut self, _: &Searcher, line_match: &SinkMatch<'_>) -> io::Result<bool> {
+        let display_path = self
+            .display_path
+            .get_or_insert_with(|| display_path(self.path));
+        let line = line_match.bytes();
         // Only so many bytes can become so many characters; the rest of a long line is not looked at.
-        let line = &line[..line.len().min(SHOWN_LINE * 4 + 4)];
+        let line = &line[..line.len().min(MAX_LINE_CHARS * 4 + 4)];
         let line = String::from_utf8_lossy(line);
-        let line = shorten(line.trim_end_matches(['\n', '\r']), SHOWN_LINE);
+        let line = shorten(line.trim_end_matches(['\n', '\r']), MAX_LINE_CHARS);
         // A carriage return or the like within a line would make two of it.
         let line = line.replace(
             [
@@ -247,10 +253,11 @@ impl Sink for &mut Lines<'_> {
             ],
             " ",
         );
-        let number = found.line_number().unwrap_or_default();
-        self.text.push_str(&format!("{name}:{number}: {line}\n"));
+        let number = line_match.line_number().unwrap_or_default();
+        self.text
+            .push_str(&format!("{display_path}:{number}: {line}\n"));
         self.count += 1;
-        Ok(self.count < MOST_LINES && self.text.len() < self.hits.room)
+        Ok(self.count < MAX_LINES && self.text.len() < self.results.max_bytes)
     }
 
     fn finish(&mut self, _: &Searcher, finish: &SinkFinish) -> io::Result<()> {

@@ -5,11 +5,11 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::ground::{Ground, place, shown, told};
-use crate::tools::files::sorted::Sorted;
+use crate::tools::files::bounded_sort::SortedLines;
+use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, display_path, parse_path};
 
 /// What models are told.
-pub const ABOUT: &str = "List a directory of the working directory: one entry a line, sorted, directories end in \"/\". \
+pub const DESCRIPTION: &str = "List a directory of the working directory: one entry a line, sorted, directories end in \"/\". \
                          Hidden entries are listed too. To look for files further down, use find_path.";
 
 /// The arguments.
@@ -17,22 +17,22 @@ pub const ABOUT: &str = "List a directory of the working directory: one entry a 
 #[serde(deny_unknown_fields)]
 pub struct ListDirectory {
     /// The directory, relative to the working directory, such as "src". "." is the working directory itself.
-    #[serde(default = "here")]
+    #[serde(default = "default_path")]
     path: String,
 }
 
-fn here() -> String {
+fn default_path() -> String {
     ".".to_owned()
 }
 
 /// Lists it.
-pub fn list(ground: &Ground, asked: ListDirectory) -> Result<String, String> {
-    let path = place(&asked.path)?;
-    let why = |error: std::io::Error| told(&path, &error);
-    let dir = ground.access.open_dir(&path).map_err(why)?;
-    let mut lines = Sorted::default();
-    for entry in dir.entries().map_err(why)? {
-        ground.stop.check().map_err(why)?;
+pub fn list_directory(fs: &WorkdirFs, arguments: ListDirectory) -> Result<String, String> {
+    let path = parse_path(&arguments.path)?;
+    let describe = |error: std::io::Error| describe_error(&path, &error);
+    let dir = fs.access.open_dir(&path).map_err(describe)?;
+    let mut lines = SortedLines::default();
+    for entry in dir.entries().map_err(describe)? {
+        fs.stop.check().map_err(describe)?;
         let Ok(entry) = entry else { continue };
         let name = entry.file_name();
         let name = Path::new(&name);
@@ -42,9 +42,9 @@ pub fn list(ground: &Ground, asked: ListDirectory) -> Result<String, String> {
             Ok(kind) => kind.is_dir(),
             Err(_) => false,
         };
-        let end = if is_dir { "/" } else { "" };
-        lines.put(format!("{}{end}", shown(name)));
+        let suffix = if is_dir { "/" } else { "" };
+        lines.insert(format!("{}{suffix}", display_path(name)));
     }
-    let text = lines.text(ground.room(), "entries; find_path takes a pattern");
+    let text = lines.render(fs.max_output_bytes(), "entries; find_path takes a pattern");
     Ok(text.unwrap_or_else(|| "(the directory is empty)".to_owned()))
 }

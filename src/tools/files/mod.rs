@@ -4,71 +4,105 @@
 use std::sync::Arc;
 
 use crate::config::AttachmentLimits;
-use crate::domain::schema::Schema;
-use crate::tools::files::ground::Shared;
-use crate::tools::files::tool::{FileTool, Kind, Perform};
-use crate::tools::{Output, Tool};
+use crate::domain::json_schema::Schema;
+use crate::tools::files::tool::{FileTool, FileToolFn, FileToolKind};
+use crate::tools::files::workdir_fs::SharedState;
+use crate::tools::{Tool, ToolOutput};
 
-#[cfg(test)]
-mod attacks;
-mod change;
+mod bounded_sort;
+mod dir_ops;
 mod edit;
+mod file_ops;
 mod find;
+mod gitignore;
 mod grep;
-mod ground;
-mod ignored;
 mod list;
 mod pattern;
 mod read;
-mod sorted;
+#[cfg(test)]
+mod security_tests;
 mod tool;
-mod trees;
 mod walk;
+mod workdir_fs;
 mod write;
 
 /// All of them, each by its name. No result is longer than `max_result` bytes, and no picture larger than `limits` say;
 /// these keys share the turns to search.
-pub fn all(
+pub fn all_tools(
     max_result: usize,
     limits: AttachmentLimits,
     keys: &[String],
 ) -> Vec<(&'static str, Arc<dyn Tool>)> {
-    let shared = Arc::new(Shared::new(max_result, limits, keys));
+    let shared = Arc::new(SharedState::new(max_result, limits, keys));
     let shared = &shared;
-    let (reads, searches, changes) = (Kind::Reads, Kind::Searches, Kind::Changes);
+    let (read, search, write) = (
+        FileToolKind::Read,
+        FileToolKind::Search,
+        FileToolKind::Write,
+    );
     let tools = [
-        make("list_directory", list::ABOUT, reads, list::list, shared),
-        make("read_file", read::ABOUT, reads, read::read, shared),
-        make("write_file", write::ABOUT, changes, write::write, shared),
-        make("edit_file", edit::ABOUT, changes, edit::edit, shared),
-        make("find_path", find::ABOUT, searches, find::find, shared),
-        make("grep", grep::ABOUT, searches, grep::grep, shared),
-        make(
+        build_tool(
+            "list_directory",
+            list::DESCRIPTION,
+            read,
+            list::list_directory,
+            shared,
+        ),
+        build_tool(
+            "read_file",
+            read::DESCRIPTION,
+            read,
+            read::read_file,
+            shared,
+        ),
+        build_tool(
+            "write_file",
+            write::DESCRIPTION,
+            write,
+            write::write_file,
+            shared,
+        ),
+        build_tool(
+            "edit_file",
+            edit::DESCRIPTION,
+            write,
+            edit::edit_file,
+            shared,
+        ),
+        build_tool(
+            "find_path",
+            find::DESCRIPTION,
+            search,
+            find::find_path,
+            shared,
+        ),
+        build_tool("grep", grep::DESCRIPTION, search, grep::grep, shared),
+        build_tool(
             "delete_path",
-            change::ABOUT_DELETE,
-            changes,
-            change::delete,
+            file_ops::DELETE_DESCRIPTION,
+            write,
+            file_ops::delete_path,
             shared,
         ),
-        make(
+        build_tool(
             "move_path",
-            change::ABOUT_MOVE,
-            changes,
-            change::move_,
+            file_ops::MOVE_DESCRIPTION,
+            write,
+            file_ops::move_path,
             shared,
         ),
-        make(
+        build_tool(
             "copy_path",
-            change::ABOUT_COPY,
-            changes,
-            change::copy,
+            file_ops::COPY_DESCRIPTION,
+            write,
+            file_ops::copy_path,
             shared,
         ),
-        make(
+        build_tool(
             "create_directory",
-            change::ABOUT_CREATE,
-            changes,
-            change::create,
+            file_ops::CREATE_DESCRIPTION,
+            write,
+            file_ops::create_directory,
             shared,
         ),
     ];
@@ -76,24 +110,24 @@ pub fn all(
 }
 
 /// None only where the arguments' schema is none, which the test below rules out.
-fn make<A, O>(
+fn build_tool<A, O>(
     name: &'static str,
-    about: &'static str,
-    kind: Kind,
-    perform: Perform<A, O>,
-    shared: &Arc<Shared>,
+    description: &'static str,
+    kind: FileToolKind,
+    execute: FileToolFn<A, O>,
+    shared: &Arc<SharedState>,
 ) -> Option<(&'static str, Arc<dyn Tool>)>
 where
     A: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
-    O: Into<Output> + Send + 'static,
+    O: Into<ToolOutput> + Send + 'static,
 {
-    let schema = Schema::of::<A>().ok()?;
+    let schema = Schema::for_type::<A>().ok()?;
     let tool = FileTool {
         name,
-        about,
+        description,
         kind,
         schema,
-        perform,
+        execute,
         shared: Arc::clone(shared),
     };
     Some((name, Arc::new(tool)))
@@ -103,12 +137,12 @@ where
 mod tests {
     use serde_json::{Value, json};
 
-    use super::all;
+    use super::all_tools;
     use crate::config::AttachmentLimits;
 
     #[test]
-    fn models_are_told_what_each_argument_means() {
-        let tools = all(1 << 18, AttachmentLimits::default(), &[]);
+    fn every_argument_has_a_description() {
+        let tools = all_tools(1 << 18, AttachmentLimits::default(), &[]);
         assert_eq!(tools.len(), 10);
         for (name, tool) in &tools {
             let spec = tool.spec();
@@ -116,10 +150,10 @@ mod tests {
             assert!(spec.description.len() > 40, "{name}: {}", spec.description);
             let schema: Value = serde_json::from_str(spec.parameters.get()).expect("JSON");
             assert_eq!(schema["additionalProperties"], false, "{name}");
-            for (argument, about) in schema["properties"].as_object().expect("arguments") {
+            for (argument, property) in schema["properties"].as_object().expect("arguments") {
                 assert!(
-                    about["description"].is_string(),
-                    "{name}: {argument}: {about}"
+                    property["description"].is_string(),
+                    "{name}: {argument}: {property}"
                 );
             }
         }
@@ -127,9 +161,9 @@ mod tests {
 
     #[test]
     fn a_schema_says_what_is_needed_and_what_is_taken_otherwise() {
-        let tools = all(1 << 18, AttachmentLimits::default(), &[]);
-        let (_, read) = tools.iter().find(|tool| tool.0 == "read_file").expect("it");
-        let schema: Value = serde_json::from_str(read.spec().parameters.get()).expect("JSON");
+        let tools = all_tools(1 << 18, AttachmentLimits::default(), &[]);
+        let (_, tool) = tools.iter().find(|tool| tool.0 == "read_file").expect("it");
+        let schema: Value = serde_json::from_str(tool.spec().parameters.get()).expect("JSON");
         assert_eq!(schema["required"], json!(["path"]));
         assert_eq!(schema["properties"]["path"]["type"], "string");
         assert_eq!(schema["properties"]["offset"]["default"], 1);

@@ -16,7 +16,7 @@ const MAX_GLOB: usize = 1000;
 const MAX_CACHE: usize = 10 << 20;
 /// Most bytes of a compiled expression, from small to large, with the longest line that each is matched against. Matching
 /// takes time in proportion to the product of both, at worst 5e-11 s for each; that is limited to about 2 seconds.
-const CLASSES: [(usize, usize); 5] = [
+const SIZE_CLASSES: [(usize, usize); 5] = [
     (2 << 10, 16 << 20),
     (16 << 10, 2 << 20),
     (128 << 10, 256 << 10),
@@ -26,14 +26,14 @@ const CLASSES: [(usize, usize); 5] = [
 
 /// A regular expression, compiled.
 #[derive(Debug)]
-pub struct Regex {
+pub struct BoundedRegex {
     /// What searches with it.
     pub matcher: RegexMatcher,
     /// Most bytes of a line that it is matched against.
     pub max_line: usize,
 }
 
-impl Regex {
+impl BoundedRegex {
     /// Compiles the `pattern` of a search.
     ///
     /// # Errors
@@ -42,8 +42,8 @@ impl Regex {
         if pattern.len() > MAX_REGEX {
             return Err(too_long("pattern", pattern, MAX_REGEX));
         }
-        let mut why = String::new();
-        for (max_compiled, max_line) in CLASSES {
+        let mut last_error = String::new();
+        for (max_compiled, max_line) in SIZE_CLASSES {
             let mut builder = RegexMatcherBuilder::new();
             builder
                 .line_terminator(Some(b'\n'))
@@ -51,12 +51,12 @@ impl Regex {
                 .dfa_size_limit(MAX_CACHE);
             match builder.build(pattern) {
                 Ok(matcher) => return Ok(Self { matcher, max_line }),
-                Err(error) => why = error.to_string(),
+                Err(error) => last_error = error.to_string(),
             }
         }
         Err(format!(
             "the pattern cannot be used: {}",
-            shorten(&why, 1000)
+            shorten(&last_error, 1000)
         ))
     }
 }
@@ -65,11 +65,11 @@ impl Regex {
 ///
 /// # Errors
 /// Why not, for the model.
-pub fn glob(argument: &str, text: &str) -> Result<glob::Matcher, String> {
+pub fn compile_glob(argument: &str, text: &str) -> Result<glob::Matcher, String> {
     if text.len() > MAX_GLOB {
         return Err(too_long(argument, text, MAX_GLOB));
     }
-    let built = glob::Matcher::of_paths(text);
+    let built = glob::Matcher::for_paths(text);
     built.map_err(|why| format!("{argument} is not a glob: {}", shorten(&why, 300)))
 }
 
@@ -82,9 +82,9 @@ fn too_long(argument: &str, text: &str, max: usize) -> String {
 
 /// Which files are searched.
 #[derive(Debug)]
-pub struct Include(Option<(glob::Matcher, bool)>);
+pub struct IncludeFilter(Option<(glob::Matcher, bool)>);
 
-impl Include {
+impl IncludeFilter {
     /// Reads `include`: a glob over names, or over paths if it has a slash. Without one all files are searched.
     ///
     /// # Errors
@@ -94,12 +94,12 @@ impl Include {
             return Ok(Self(None));
         }
         let text = text.strip_prefix("./").unwrap_or(text);
-        let matcher = glob("include", text)?;
+        let matcher = compile_glob("include", text)?;
         Ok(Self(Some((matcher, text.contains('/')))))
     }
 
     /// Whether a file is searched.
-    pub fn takes(&self, path: &Path) -> bool {
+    pub fn is_match(&self, path: &Path) -> bool {
         match &self.0 {
             None => true,
             Some((glob, true)) => glob.is_match(path),
@@ -110,7 +110,7 @@ impl Include {
 
 #[cfg(test)]
 mod tests {
-    use super::Regex;
+    use super::BoundedRegex;
 
     #[test]
     fn the_larger_a_pattern_the_shorter_its_lines() {
@@ -120,18 +120,18 @@ mod tests {
             (r"\w{3,20}@", 32 << 10),
             (r"(x|.)*x[a-y]{400}z", 256 << 10),
         ] {
-            let regex = Regex::new(pattern).expect(pattern);
+            let regex = BoundedRegex::new(pattern).expect(pattern);
             assert_eq!(regex.max_line, max_line, "{pattern}");
         }
     }
 
     #[test]
     fn what_is_too_large_is_an_error() {
-        let long = Regex::new(&"a".repeat(4001)).expect_err("too long");
+        let long = BoundedRegex::new(&"a".repeat(4001)).expect_err("too long");
         assert_eq!(long, "pattern has 4001 bytes, and at most 4000 are allowed");
         let nested = format!("{}a{}", "(".repeat(1900), ")".repeat(1900));
         for large in [r"\w{1000}", "((((a{99}){99}){99}){99}){99}", &nested] {
-            let why = Regex::new(large).expect_err("too large");
+            let why = BoundedRegex::new(large).expect_err("too large");
             assert!(why.starts_with("the pattern cannot be used: "), "{why}");
         }
     }

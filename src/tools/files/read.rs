@@ -7,18 +7,18 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::domain::attachment::{Attachment, MediaType};
-use crate::tools::Output;
-use crate::tools::files::ground::{Ground, is_binary, place, told};
+use crate::tools::ToolOutput;
+use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, is_binary, parse_path};
 
 /// What models are told.
-pub const ABOUT: &str = "Read a text file of the working directory. Each line comes as \"<number>: <text>\"; the number \
+pub const DESCRIPTION: &str = "Read a text file of the working directory. Each line comes as \"<number>: <text>\"; the number \
                          and the colon are not part of the file. For a long file, read it in parts with offset and \
                          limit. A picture (PNG, JPEG, WebP, GIF) is shown to you. Other binary files are refused.";
 
 /// Bytes of a line that are shown.
-const SHOWN_LINE: u64 = 8 << 10;
+const MAX_SHOWN_LINE_BYTES: u64 = 8 << 10;
 /// Bytes of a line that are looked through for its end.
-const LONGEST_LINE: u64 = 16 << 20;
+const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -27,32 +27,34 @@ pub struct ReadFile {
     /// The file, relative to the working directory, such as "src/main.rs".
     path: String,
     /// The number of the first line to show; the file's first line is 1.
-    #[serde(default = "first_line")]
+    #[serde(default = "default_offset")]
     #[schemars(range(min = 1))]
     offset: u64,
     /// How many lines to show at most.
-    #[serde(default = "some_lines")]
+    #[serde(default = "default_limit")]
     #[schemars(range(min = 1))]
     limit: u64,
 }
 
-fn first_line() -> u64 {
+fn default_offset() -> u64 {
     1
 }
 
-fn some_lines() -> u64 {
+fn default_limit() -> u64 {
     2000
 }
 
 /// Reads it.
-pub fn read(ground: &Ground, asked: ReadFile) -> Result<Output, String> {
-    let path = place(&asked.path)?;
-    let (file, meta) = ground.open(&path)?;
-    let mut file = BufReader::with_capacity(64 << 10, ground.stop.reading(file));
-    let start = file.fill_buf().map_err(|error| told(&path, &error))?;
-    if is_binary(start) {
-        if MediaType::of(start).is_some_and(MediaType::is_image) {
-            return picture(ground, &path, &mut file, meta.len());
+pub fn read_file(fs: &WorkdirFs, arguments: ReadFile) -> Result<ToolOutput, String> {
+    let path = parse_path(&arguments.path)?;
+    let (file, meta) = fs.open(&path)?;
+    let mut file = BufReader::with_capacity(64 << 10, fs.stop.stoppable_reader(file));
+    let head = file
+        .fill_buf()
+        .map_err(|error| describe_error(&path, &error))?;
+    if is_binary(head) {
+        if MediaType::detect(head).is_some_and(MediaType::is_image) {
+            return read_image(fs, &path, &mut file, meta.len());
         }
         return Err(format!(
             "{} is a binary file of {} bytes; only text can be read",
@@ -60,28 +62,30 @@ pub fn read(ground: &Ground, asked: ReadFile) -> Result<Output, String> {
             meta.len()
         ));
     }
-    if start.is_empty() {
+    if head.is_empty() {
         return Ok("(the file is empty)".to_owned().into());
     }
-    let skipped = asked.offset.saturating_sub(1);
+    let skipped = arguments.offset.saturating_sub(1);
     for number in 0..skipped {
         if skip_line(&mut file, &path, number + 1)? == 0 {
             return Err(format!(
                 "{} has only {number} lines; offset {} is behind its end",
                 path.display(),
-                asked.offset
+                arguments.offset
             ));
         }
     }
     let mut text = String::new();
     let mut number = skipped;
-    let end = skipped.saturating_add(asked.limit);
+    let end = skipped.saturating_add(arguments.limit);
     loop {
-        let at_end = file.fill_buf().map_err(|error| told(&path, &error))?;
-        if at_end.is_empty() {
+        let buffered = file
+            .fill_buf()
+            .map_err(|error| describe_error(&path, &error))?;
+        if buffered.is_empty() {
             break;
         }
-        if number == end || (!text.is_empty() && text.len() >= ground.room()) {
+        if number == end || (!text.is_empty() && text.len() >= fs.max_output_bytes()) {
             text.push_str(&format!(
                 "... (more follows; go on with offset {})\n",
                 number + 1
@@ -91,7 +95,7 @@ pub fn read(ground: &Ground, asked: ReadFile) -> Result<Output, String> {
         number += 1;
         let line = next_line(&mut file, &path, number)?;
         let line = format!("{number}: {line}\n");
-        if !text.is_empty() && text.len() + line.len() > ground.room() {
+        if !text.is_empty() && text.len() + line.len() > fs.max_output_bytes() {
             text.push_str(&format!("... (more follows; go on with offset {number})\n"));
             break;
         }
@@ -101,7 +105,7 @@ pub fn read(ground: &Ground, asked: ReadFile) -> Result<Output, String> {
         return Err(format!(
             "{} has only {skipped} lines; offset {} is behind its end",
             path.display(),
-            asked.offset
+            arguments.offset
         ));
     }
     text.pop();
@@ -109,34 +113,40 @@ pub fn read(ground: &Ground, asked: ReadFile) -> Result<Output, String> {
 }
 
 /// The picture itself, if it is not too large.
-fn picture(
-    ground: &Ground,
+fn read_image(
+    fs: &WorkdirFs,
     path: &Path,
     file: &mut impl Read,
     size: u64,
-) -> Result<Output, String> {
-    let most = ground.shared.max_picture;
+) -> Result<ToolOutput, String> {
+    let max_bytes = fs.shared.max_image_bytes;
     let mut data = Vec::new();
-    let read = file.take(most as u64 + 1).read_to_end(&mut data);
-    read.map_err(|error| told(path, &error))?;
-    let shown = path.display();
-    let picture = (data.len() <= most).then(|| Attachment::of(data.into(), None));
-    let Some(picture) = picture.flatten() else {
+    let read = file.take(max_bytes as u64 + 1).read_to_end(&mut data);
+    read.map_err(|error| describe_error(path, &error))?;
+    let display_path = path.display();
+    let image = (data.len() <= max_bytes).then(|| Attachment::from_bytes(data.into(), None));
+    let Some(image) = image.flatten() else {
         return Err(format!(
-            "{shown} is a picture of {size} bytes, and at most {most} are shown"
+            "{display_path} is a picture of {size} bytes, and at most {max_bytes} are shown"
         ));
     };
-    Ok(Output {
-        text: format!("{shown}: {}, {} bytes", picture.media_type, picture.bytes),
-        attachments: vec![picture],
+    Ok(ToolOutput {
+        text: format!(
+            "{display_path}: {}, {} bytes",
+            image.media_type, image.bytes
+        ),
+        attachments: vec![image],
     })
 }
 
 /// The next line without its end, cut where it is long.
 fn next_line(file: &mut impl BufRead, path: &Path, number: u64) -> Result<String, String> {
     let mut line = Vec::new();
-    let read = file.by_ref().take(SHOWN_LINE).read_until(b'\n', &mut line);
-    read.map_err(|error| told(path, &error))?;
+    let read = file
+        .by_ref()
+        .take(MAX_SHOWN_LINE_BYTES)
+        .read_until(b'\n', &mut line);
+    read.map_err(|error| describe_error(path, &error))?;
     if line.last() == Some(&b'\n') {
         line.pop();
         if line.last() == Some(&b'\r') {
@@ -151,17 +161,17 @@ fn next_line(file: &mut impl BufRead, path: &Path, number: u64) -> Result<String
     }
     // The cut may have gone through a character.
     let text = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
-    let whole = line.len() as u64 + rest;
-    Ok(format!("{text} ... (line cut, it has {whole} bytes)"))
+    let total_bytes = line.len() as u64 + rest;
+    Ok(format!("{text} ... (line cut, it has {total_bytes} bytes)"))
 }
 
 /// Goes to the next line; how many bytes it went.
 fn skip_line(file: &mut impl BufRead, path: &Path, number: u64) -> Result<u64, String> {
-    let skipped = file.by_ref().take(LONGEST_LINE).skip_until(b'\n');
-    let skipped = skipped.map_err(|error| told(path, &error))? as u64;
+    let skipped = file.by_ref().take(MAX_LINE_BYTES).skip_until(b'\n');
+    let skipped = skipped.map_err(|error| describe_error(path, &error))? as u64;
     match skipped {
-        LONGEST_LINE => Err(format!(
-            "line {number} of {} is longer than {LONGEST_LINE} bytes; only the lines before it can be read, with a limit",
+        MAX_LINE_BYTES => Err(format!(
+            "line {number} of {} is longer than {MAX_LINE_BYTES} bytes; only the lines before it can be read, with a limit",
             path.display()
         )),
         skipped => Ok(skipped),

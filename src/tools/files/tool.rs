@@ -6,58 +6,58 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 
+use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
-use crate::domain::schema::Schema;
-use crate::tools::files::ground::{Ground, Shared, Stop};
-use crate::tools::{Context, Effect, Output, Tool};
-use crate::workdirs::access::Access;
+use crate::tools::files::workdir_fs::{SharedState, StopToken, WorkdirFs};
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
+use crate::workdirs::handle::WorkdirHandle;
 
 /// Longest that a call may read: its thread is nobody else's meanwhile.
-const MAX_READING: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a tool does with its arguments: the output for the model, or the error's text.
-pub type Perform<A, O> = fn(&Ground, A) -> Result<O, String>;
+pub type FileToolFn<A, O> = fn(&WorkdirFs, A) -> Result<O, String>;
 
 /// A tool that takes these arguments.
 pub struct FileTool<A, O> {
     /// What models call it by.
     pub name: &'static str,
     /// What models are told about it.
-    pub about: &'static str,
+    pub description: &'static str,
     /// What calls of it do.
-    pub kind: Kind,
+    pub kind: FileToolKind,
     /// The schema of `A`.
     pub schema: Schema,
     /// What it does.
-    pub perform: Perform<A, O>,
+    pub execute: FileToolFn<A, O>,
     /// What all file tools share.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedState>,
 }
 
 /// What calls of a tool do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileToolKind {
     /// They only read.
-    Reads,
+    Read,
     /// They read, and compute as long as the model's pattern makes them: few at a time.
-    Searches,
+    Search,
     /// They change files. Each is bounded in size and is not stopped halfway for its time.
-    Changes,
+    Write,
 }
 
 impl<A, O> Tool for FileTool<A, O>
 where
     A: DeserializeOwned + Send + 'static,
-    O: Into<Output> + Send + 'static,
+    O: Into<ToolOutput> + Send + 'static,
 {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new(self.name, self.about, self.schema.raw())
+        ToolSpec::new(self.name, self.description, self.schema.raw())
     }
 
     fn effect(&self) -> Effect {
         match self.kind {
-            Kind::Reads | Kind::Searches => Effect::Reads,
-            Kind::Changes => Effect::Changes,
+            FileToolKind::Read | FileToolKind::Search => Effect::ReadOnly,
+            FileToolKind::Write => Effect::Mutating,
         }
     }
 
@@ -69,38 +69,40 @@ where
         true
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        context: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
+        context: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
         Box::pin(async move {
-            let arguments: A = call.read()?;
-            let turn = match self.kind {
-                Kind::Searches => Some(self.shared.searches.take(context.key).await),
-                Kind::Reads | Kind::Changes => None,
+            let arguments: A = call.parse_arguments()?;
+            let permit = match self.kind {
+                FileToolKind::Search => Some(self.shared.search_permits.acquire(context.key).await),
+                FileToolKind::Read | FileToolKind::Write => None,
             };
             let stop = match self.kind {
-                Kind::Reads | Kind::Searches => Stop::default().within(MAX_READING),
-                Kind::Changes => Stop::default(),
+                FileToolKind::Read | FileToolKind::Search => {
+                    StopToken::default().with_timeout(READ_TIMEOUT)
+                }
+                FileToolKind::Write => StopToken::default(),
             };
-            let _set_when_nobody_waits = stop.set_on_drop();
+            let _cancel_on_drop = stop.cancel_on_drop();
             let workdir = context.workdir()?;
             let (stopped, shared) = (stop.clone(), Arc::clone(&self.shared));
-            let perform = self.perform;
+            let execute = self.execute;
             let work = move || {
                 // Held by the work, which ends a little later than the wait for it.
-                let _turn = turn;
+                let _permit = permit;
                 stopped.check().map_err(|error| error.to_string())?;
-                let ground = Ground {
-                    access: Access::new(workdir),
+                let fs = WorkdirFs {
+                    access: WorkdirHandle::new(workdir),
                     stop: stopped,
                     shared,
                 };
-                perform(&ground, arguments)
+                execute(&fs, arguments)
             };
             match tokio::task::spawn_blocking(work).await {
-                Ok(done) => done.map(O::into),
+                Ok(result) => result.map(O::into),
                 Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                 Err(_) => Err("the daemon is stopping".to_owned()),
             }

@@ -8,21 +8,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use cap_std::fs::{Dir, FileType};
 
-use crate::tools::files::ground::Ground;
-use crate::tools::files::ignored::{self, Ignored};
-use crate::workdirs::reserved::Refused;
+use crate::tools::files::gitignore::{self, IgnoreRules};
+use crate::tools::files::workdir_fs::WorkdirFs;
+use crate::workdirs::reserved::ReservedError;
 
 /// Files of one directory that are visited as one piece of work.
-const PIECE: usize = 64;
+const BATCH_SIZE: usize = 64;
 /// Pieces of work after which others may help: a small tree is done before a thread is up.
-const ALONE: usize = 16;
+const PARALLEL_THRESHOLD: usize = 16;
 /// Pieces that may wait while files of a directory are handed on to others.
-const MOST_HANDED_ON: usize = 256;
+const MAX_SHARED_BATCHES: usize = 256;
 /// Most pieces that wait; what comes beyond is left out, with a notice.
-const MOST_WAITING: usize = 100_000;
+const MAX_QUEUED: usize = 100_000;
 
 /// Something that a walk has come to.
-pub struct Found<'a> {
+pub struct WalkEntry<'a> {
     /// The directory that it is in.
     pub dir: &'a Dir,
     /// Its name there.
@@ -36,16 +36,16 @@ pub struct Found<'a> {
 /// Where a walk begins and what it passes over.
 pub struct Walk<'a> {
     /// The workdir.
-    pub ground: &'a Ground,
+    pub fs: &'a WorkdirFs,
     /// Whether ignore files count and `.git` is passed over.
-    pub respects_ignores: bool,
+    pub respect_ignore_files: bool,
     /// Whether other threads may help.
-    pub may_be_helped: bool,
+    pub is_parallel: bool,
 }
 
 /// How a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Walked {
+pub struct WalkOutcome {
     /// Whether directories were left out: they could not be read, or there were too many.
     pub is_partial: bool,
 }
@@ -53,48 +53,49 @@ pub struct Walked {
 impl Walk<'_> {
     /// Visits all below `start`, which is a path below the workdir. Each thread has a visitor of its own; one that says
     /// false ends the walk.
-    pub fn run<V>(&self, start: &Path, visitor: impl Fn() -> V + Sync) -> Walked
+    pub fn run<V>(&self, start: &Path, visitor: impl Fn() -> V + Sync) -> WalkOutcome
     where
-        V: FnMut(&Found<'_>) -> bool,
+        V: FnMut(&WalkEntry<'_>) -> bool,
     {
-        let queue = Queue::default();
+        let queue = WorkQueue::default();
         let rules = self.rules_above(start);
-        queue.push(Work::Directory(start.to_owned(), rules));
-        let hand = Hand {
+        queue.push(WorkItem::Directory(start.to_owned(), rules));
+        let worker = Worker {
             walk: self,
             queue: &queue,
         };
         std::thread::scope(|scope| {
             let mut helpers = 0;
-            hand.work(&mut visitor(), |done| {
-                if self.may_be_helped && done == ALONE && queue.waiting() > 0 {
-                    helpers = self.ground.shared.take_helpers();
+            worker.run(&mut visitor(), |completed| {
+                if self.is_parallel && completed == PARALLEL_THRESHOLD && queue.pending_count() > 0
+                {
+                    helpers = self.fs.shared.take_helpers();
                     for _ in 0..helpers {
-                        scope.spawn(|| hand.work(&mut visitor(), |_| {}));
+                        scope.spawn(|| worker.run(&mut visitor(), |_| {}));
                     }
                 }
             });
-            self.ground.shared.return_helpers(helpers);
+            self.fs.shared.return_helpers(helpers);
         });
-        Walked {
+        WalkOutcome {
             is_partial: queue.is_partial.load(Ordering::Relaxed),
         }
     }
 
     /// The rules of the directories above the start.
-    fn rules_above(&self, start: &Path) -> Option<Arc<Ignored>> {
+    fn rules_above(&self, start: &Path) -> Option<Arc<IgnoreRules>> {
         let mut rules = None;
-        if !self.respects_ignores || start == Path::new(".") {
+        if !self.respect_ignore_files || start == Path::new(".") {
             return rules;
         }
         let ancestors: Vec<&Path> = start.ancestors().skip(1).collect();
         for path in ancestors.into_iter().rev() {
-            let at = match path.as_os_str().is_empty() {
+            let dir_path = match path.as_os_str().is_empty() {
                 true => Path::new("."),
                 false => path,
             };
-            if let Ok(dir) = self.ground.access.open_dir(at) {
-                rules = ignored::within(self.ground, &dir, path, rules.as_ref());
+            if let Ok(dir) = self.fs.access.open_dir(dir_path) {
+                rules = gitignore::load_rules(self.fs, &dir, path, rules.as_ref());
             }
         }
         rules
@@ -102,43 +103,49 @@ impl Walk<'_> {
 }
 
 /// One thread's part of a walk.
-struct Hand<'a> {
+struct Worker<'a> {
     walk: &'a Walk<'a>,
-    queue: &'a Queue,
+    queue: &'a WorkQueue,
 }
 
-impl Hand<'_> {
+impl Worker<'_> {
     /// Works until nothing is left, telling after each piece how many it has done.
-    fn work<V: FnMut(&Found<'_>) -> bool>(&self, visit: &mut V, mut done: impl FnMut(usize)) {
-        let mut count = 0;
-        while let Some(work) = self.queue.take() {
-            let _finishes = Finishes(self.queue);
-            let goes_on = match work {
-                Work::Directory(path, rules) => self.directory(&path, rules.as_ref(), visit),
-                Work::Files(dir, path, files) => self.files(&dir, &path, &files, visit),
+    fn run<V: FnMut(&WalkEntry<'_>) -> bool>(
+        &self,
+        visit: &mut V,
+        mut on_completed: impl FnMut(usize),
+    ) {
+        let mut completed = 0;
+        while let Some(work) = self.queue.pop() {
+            let _busy_guard = BusyGuard(self.queue);
+            let should_continue = match work {
+                WorkItem::Directory(path, rules) => {
+                    self.visit_directory(&path, rules.as_ref(), visit)
+                }
+                WorkItem::Files(dir, path, files) => self.visit_files(&dir, &path, &files, visit),
             };
-            if !goes_on || self.walk.ground.stop.is_set() {
-                self.queue.end();
+            if !should_continue || self.walk.fs.stop.is_stopped() {
+                self.queue.stop();
             }
-            count += 1;
-            done(count);
+            completed += 1;
+            on_completed(completed);
         }
     }
 
-    fn directory<V: FnMut(&Found<'_>) -> bool>(
+    fn visit_directory<V: FnMut(&WalkEntry<'_>) -> bool>(
         &self,
         path: &Path,
-        above: Option<&Arc<Ignored>>,
+        parent_rules: Option<&Arc<IgnoreRules>>,
         visit: &mut V,
     ) -> bool {
-        let access = &self.walk.ground.access;
+        let access = &self.walk.fs.access;
         let opened = match path == Path::new(".") {
             true => access.open_dir(path),
             false => access.enter(path),
         };
         if opened
             .as_ref()
-            .is_err_and(|error| Refused::of(error).is_some())
+            .is_err_and(|error| ReservedError::from_io_error(error).is_some())
         {
             return true;
         }
@@ -154,59 +161,60 @@ impl Hand<'_> {
         } else {
             path
         };
-        let respects = self.walk.respects_ignores;
-        let rules = match respects {
-            true => ignored::within(self.walk.ground, &dir, path, above),
+        let respect_ignore_files = self.walk.respect_ignore_files;
+        let rules = match respect_ignore_files {
+            true => gitignore::load_rules(self.walk.fs, &dir, path, parent_rules),
             false => None,
         };
         let mut files = Vec::new();
         for entry in entries {
-            if self.queue.is_ended() || self.walk.ground.stop.is_set() {
+            if self.queue.is_stopped() || self.walk.fs.stop.is_stopped() {
                 return false;
             }
             let Ok((name, kind)) = entry.and_then(|it| Ok((it.file_name(), it.file_type()?)))
             else {
                 continue;
             };
-            let full = path.join(&name);
-            let is_left_out = respects
+            let full_path = path.join(&name);
+            let is_ignored = respect_ignore_files
                 && (name == ".git"
                     || rules
                         .as_ref()
-                        .is_some_and(|rules| rules.leaves_out(&full, kind.is_dir())));
-            if is_left_out {
+                        .is_some_and(|rules| rules.is_ignored(&full_path, kind.is_dir())));
+            if is_ignored {
                 continue;
             }
             if kind.is_file() {
                 files.push((name, kind));
-                if files.len() == PIECE {
-                    let piece = std::mem::take(&mut files);
-                    if self.walk.may_be_helped && self.queue.waiting() < MOST_HANDED_ON {
-                        let work = Work::Files(Arc::clone(&dir), path.to_owned(), piece);
+                if files.len() == BATCH_SIZE {
+                    let batch = std::mem::take(&mut files);
+                    if self.walk.is_parallel && self.queue.pending_count() < MAX_SHARED_BATCHES {
+                        let work = WorkItem::Files(Arc::clone(&dir), path.to_owned(), batch);
                         self.queue.push(work);
-                    } else if !self.files(&dir, path, &piece, visit) {
+                    } else if !self.visit_files(&dir, path, &batch, visit) {
                         return false;
                     }
                 }
                 continue;
             }
-            let found = Found {
+            let entry = WalkEntry {
                 dir: &dir,
                 name: &name,
-                path: &full,
+                path: &full_path,
                 kind,
             };
-            if !visit(&found) {
+            if !visit(&entry) {
                 return false;
             }
             if kind.is_dir() {
-                self.queue.push(Work::Directory(full, rules.clone()));
+                self.queue
+                    .push(WorkItem::Directory(full_path, rules.clone()));
             }
         }
-        self.files(&dir, path, &files, visit)
+        self.visit_files(&dir, path, &files, visit)
     }
 
-    fn files<V: FnMut(&Found<'_>) -> bool>(
+    fn visit_files<V: FnMut(&WalkEntry<'_>) -> bool>(
         &self,
         dir: &Dir,
         path: &Path,
@@ -214,60 +222,60 @@ impl Hand<'_> {
         visit: &mut V,
     ) -> bool {
         files.iter().all(|(name, kind)| {
-            let full = path.join(name);
-            let found = Found {
+            let full_path = path.join(name);
+            let entry = WalkEntry {
                 dir,
                 name,
-                path: &full,
+                path: &full_path,
                 kind: *kind,
             };
-            !self.queue.is_ended() && !self.walk.ground.stop.is_set() && visit(&found)
+            !self.queue.is_stopped() && !self.walk.fs.stop.is_stopped() && visit(&entry)
         })
     }
 }
 
-enum Work {
-    Directory(PathBuf, Option<Arc<Ignored>>),
+enum WorkItem {
+    Directory(PathBuf, Option<Arc<IgnoreRules>>),
     /// Files of a directory. Taken last in first out, so that few directories are open at once.
     Files(Arc<Dir>, PathBuf, Vec<(OsString, FileType)>),
 }
 
 /// What is still to do.
 #[derive(Default)]
-struct Queue {
+struct WorkQueue {
     state: Mutex<State>,
     changed: Condvar,
-    ended: AtomicBool,
+    stopped: AtomicBool,
     is_partial: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    waiting: Vec<Work>,
+    pending: Vec<WorkItem>,
     /// Threads that may still bring more.
     busy: usize,
 }
 
-impl Queue {
-    fn push(&self, work: Work) {
+impl WorkQueue {
+    fn push(&self, work: WorkItem) {
         let mut state = self.state();
-        if state.waiting.len() >= MOST_WAITING {
+        if state.pending.len() >= MAX_QUEUED {
             self.is_partial.store(true, Ordering::Relaxed);
             return;
         }
-        state.waiting.push(work);
+        state.pending.push(work);
         drop(state);
         self.changed.notify_one();
     }
 
     /// The next piece, once there is one; none at the end.
-    fn take(&self) -> Option<Work> {
+    fn pop(&self) -> Option<WorkItem> {
         let mut state = self.state();
         loop {
-            if self.is_ended() {
+            if self.is_stopped() {
                 return None;
             }
-            if let Some(work) = state.waiting.pop() {
+            if let Some(work) = state.pending.pop() {
                 state.busy += 1;
                 return Some(work);
             }
@@ -281,16 +289,16 @@ impl Queue {
         }
     }
 
-    fn waiting(&self) -> usize {
-        self.state().waiting.len()
+    fn pending_count(&self) -> usize {
+        self.state().pending.len()
     }
 
-    fn end(&self) {
-        self.ended.store(true, Ordering::Relaxed);
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
     }
 
-    fn is_ended(&self) -> bool {
-        self.ended.load(Ordering::Relaxed)
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -299,13 +307,13 @@ impl Queue {
 }
 
 /// A piece of work is done, also where its visitor panics: nobody waits for it for ever.
-struct Finishes<'a>(&'a Queue);
+struct BusyGuard<'a>(&'a WorkQueue);
 
-impl Drop for Finishes<'_> {
+impl Drop for BusyGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.busy -= 1;
-        if state.busy == 0 || self.0.is_ended() {
+        if state.busy == 0 || self.0.is_stopped() {
             self.0.changed.notify_all();
         }
     }

@@ -9,14 +9,14 @@ use cap_tempfile::TempFile;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::tools::files::ground::{Ground, is_no_file, place, told};
+use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, describe_non_file, parse_path};
 
 /// What models are told.
-pub const ABOUT: &str = "Write a text file of the working directory: creates it with the directories above it, or \
+pub const DESCRIPTION: &str = "Write a text file of the working directory: creates it with the directories above it, or \
                          replaces all that is in it. To change a part of a file, use edit_file.";
 
 /// Bytes that are written between two looks at whether anybody still waits.
-const PIECE: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -29,13 +29,13 @@ pub struct WriteFile {
 }
 
 /// Writes it.
-pub fn write(ground: &Ground, asked: WriteFile) -> Result<String, String> {
-    let path = place(&asked.path)?;
-    let target = Target::of(ground, &path)?;
-    let _alone = ground.lock(&target.dir, &target.name);
-    let content = asked.content.as_bytes();
-    let replaced = replace(ground, &target, content);
-    replaced.map_err(|error| told(&path, &error))?;
+pub fn write_file(fs: &WorkdirFs, arguments: WriteFile) -> Result<String, String> {
+    let path = parse_path(&arguments.path)?;
+    let target = WriteTarget::resolve(fs, &path)?;
+    let _lock = fs.lock(&target.dir, &target.name);
+    let content = arguments.content.as_bytes();
+    let result = replace_file(fs, &target, content);
+    result.map_err(|error| describe_error(&path, &error))?;
     Ok(format!(
         "wrote {} bytes to {}",
         content.len(),
@@ -44,7 +44,7 @@ pub fn write(ground: &Ground, asked: WriteFile) -> Result<String, String> {
 }
 
 /// A file that is to be replaced or made.
-pub struct Target {
+pub struct WriteTarget {
     /// The directory that it is in.
     pub dir: Dir,
     /// Its name there.
@@ -53,40 +53,40 @@ pub struct Target {
     mode: Option<u32>,
 }
 
-impl Target {
+impl WriteTarget {
     /// Where a path leads: a link's file is replaced, not the link. Makes the directories above a new file.
     ///
     /// # Errors
     /// Why nothing can be written there, for the model.
-    pub fn of(ground: &Ground, path: &Path) -> Result<Self, String> {
+    pub fn resolve(fs: &WorkdirFs, path: &Path) -> Result<Self, String> {
         let is_link = |path: &Path| {
-            let meta = ground.access.symlink_metadata(path);
+            let meta = fs.access.symlink_metadata(path);
             meta.is_ok_and(|meta| meta.is_symlink())
         };
         let resolved: PathBuf;
-        let mut to = path;
+        let mut resolved_path = path;
         if is_link(path) {
-            resolved = ground.access.canonicalize(path).map_err(|error| {
-                let why = told(path, &error);
-                format!("{why} (it is a link; delete it first to write a file in its place)")
+            resolved = fs.access.canonicalize(path).map_err(|error| {
+                let message = describe_error(path, &error);
+                format!("{message} (it is a link; delete it first to write a file in its place)")
             })?;
-            to = &resolved;
+            resolved_path = &resolved;
         }
-        let mode = match ground.access.symlink_metadata(to) {
-            Ok(meta) if !meta.is_file() => return Err(is_no_file(path, &meta)),
+        let mode = match fs.access.symlink_metadata(resolved_path) {
+            Ok(meta) if !meta.is_file() => return Err(describe_non_file(path, &meta)),
             Ok(meta) if meta.mode() & 0o222 == 0 => {
                 return Err(format!("{} is read-only", path.display()));
             }
             // Who may write a file through an agent may not make it run as somebody else.
             Ok(meta) => Some(meta.mode() & 0o777),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let (dir, name) = ground.new_entry(to)?;
+                let (dir, name) = fs.new_entry(resolved_path)?;
                 let mode = None;
                 return Ok(Self { dir, name, mode });
             }
-            Err(error) => return Err(told(path, &error)),
+            Err(error) => return Err(describe_error(path, &error)),
         };
-        let (dir, name) = ground.parent(to)?;
+        let (dir, name) = fs.parent(resolved_path)?;
         Ok(Self { dir, name, mode })
     }
 }
@@ -96,16 +96,16 @@ impl Target {
 ///
 /// # Errors
 /// What the system says, or that nobody waits any more.
-pub fn replace(ground: &Ground, target: &Target, content: &[u8]) -> io::Result<()> {
+pub fn replace_file(fs: &WorkdirFs, target: &WriteTarget, content: &[u8]) -> io::Result<()> {
     let mut file = TempFile::new(&target.dir)?;
-    for piece in content.chunks(PIECE) {
-        ground.stop.check()?;
-        file.write_all(piece)?;
+    for chunk in content.chunks(CHUNK_BYTES) {
+        fs.stop.check()?;
+        file.write_all(chunk)?;
     }
     if let Some(mode) = target.mode {
         file.as_file()
             .set_permissions(Permissions::from_mode(mode))?;
     }
-    ground.stop.check()?;
+    fs.stop.check()?;
     file.replace(&target.name)
 }

@@ -9,44 +9,44 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::domain::mcp::McpTransport;
-use crate::tools::mcp::Common;
-use crate::tools::mcp::failure::{Failure, Repeat};
-use crate::tools::mcp::link::{self, Ended, Keeper, Link};
-use crate::tools::mcp::list::{self, Listed};
+use crate::tools::mcp::SharedState;
+use crate::tools::mcp::failure::{RequestFailure, RetrySafety};
+use crate::tools::mcp::list::{self, ToolList};
+use crate::tools::mcp::session::{self, Disconnected, McpSession, OpenConnection};
 
 /// The longest that a list of tools may take.
-const LISTING: Duration = Duration::from_secs(10);
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// After how long without a call one is closed.
-const IDLE: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// A connection that held this long was a good one.
-const GOOD: Duration = Duration::from_secs(60);
+const STABLE_AFTER: Duration = Duration::from_secs(60);
 /// The first wait before a server that failed is tried again; doubles with each failure.
-const FIRST_WAIT: Duration = Duration::from_millis(250);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(250);
 /// The longest such wait.
-const MOST_WAIT: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// The connection to one server, open or not.
 pub struct Connection {
     /// The server's name.
     pub name: String,
     transport: McpTransport,
-    common: Arc<Common>,
+    shared: Arc<SharedState>,
     status: watch::Sender<Status>,
     /// Failures since it last was good.
     failures: AtomicU32,
     /// The last list, with the link and the change of the list that it is from.
-    known: Mutex<Option<(Known, Arc<Listed>)>>,
+    cached_list: Mutex<Option<(ListVersion, Arc<ToolList>)>>,
 }
 
 /// What a list is from: a link, and how many changes it had told.
-type Known = (Weak<Link>, u64);
+type ListVersion = (Weak<McpSession>, u64);
 
 /// A list of tools.
-enum List {
+enum ToolListing {
     /// It has not changed since.
-    Known(Arc<Listed>),
+    Cached(Arc<ToolList>),
     /// Just listed.
-    New(Listed),
+    Fresh(ToolList),
 }
 
 #[derive(Clone)]
@@ -56,21 +56,21 @@ enum Status {
     /// A task opens it.
     Opening,
     /// A task keeps it.
-    Open(Arc<Link>),
+    Open(Arc<McpSession>),
     /// It is not tried again before this moment.
-    Failed { why: Arc<str>, until: Instant },
+    Failed { reason: Arc<str>, retry_at: Instant },
 }
 
 impl Connection {
     /// A closed one.
-    pub fn new(name: String, transport: McpTransport, common: Arc<Common>) -> Self {
+    pub fn new(name: String, transport: McpTransport, shared: Arc<SharedState>) -> Self {
         Self {
             name,
             transport,
-            common,
+            shared,
             status: watch::Sender::new(Status::Closed),
             failures: AtomicU32::new(0),
-            known: Mutex::default(),
+            cached_list: Mutex::default(),
         }
     }
 
@@ -78,20 +78,20 @@ impl Connection {
     ///
     /// # Errors
     /// Why there is none, for the model, naming the server.
-    pub async fn link(self: &Arc<Self>) -> Result<Arc<Link>, String> {
+    pub async fn session(self: &Arc<Self>) -> Result<Arc<McpSession>, String> {
         let mut status = self.status.subscribe();
         loop {
-            if self.common.stop.is_cancelled() {
-                return Err(self.unavailable("the daemon is stopping"));
+            if self.shared.stop.is_cancelled() {
+                return Err(self.unavailable_message("the daemon is stopping"));
             }
             self.open_if_closed();
-            let seen = status.borrow_and_update().clone();
-            match seen {
-                Status::Open(link) if !link.is_closed() => {
-                    link.touch();
-                    return Ok(link);
+            let current = status.borrow_and_update().clone();
+            match current {
+                Status::Open(session) if !session.is_closed() => {
+                    session.touch();
+                    return Ok(session);
                 }
-                Status::Failed { why, .. } => return Err(self.unavailable(&why)),
+                Status::Failed { reason, .. } => return Err(self.unavailable_message(&reason)),
                 Status::Open(_) | Status::Opening | Status::Closed => {}
             }
             // The sender is ours: it is there as long as we are.
@@ -103,161 +103,173 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Connection::link`], or why they cannot be listed.
-    pub async fn tools(self: &Arc<Self>) -> Result<Arc<Listed>, String> {
-        let (link, changes, listed) = match self.list().await? {
-            Err(failure) if failure.repeat != Repeat::Never => self.list().await?,
-            listed => listed,
+    pub async fn list_tools(self: &Arc<Self>) -> Result<Arc<ToolList>, String> {
+        let (session, changes, listing) = match self.try_list_tools().await? {
+            Err(failure) if failure.retry != RetrySafety::Never => self.try_list_tools().await?,
+            listing => listing,
         }
         .map_err(|failure| {
-            let why = format!("its tools cannot be listed: {}", failure.why);
-            self.unavailable(&why)
+            let why = format!("its tools cannot be listed: {}", failure.reason);
+            self.unavailable_message(&why)
         })?;
-        let listed = match listed {
-            List::Known(listed) => return Ok(listed),
-            List::New(listed) => listed,
+        let tool_list = match listing {
+            ToolListing::Cached(tool_list) => return Ok(tool_list),
+            ToolListing::Fresh(tool_list) => tool_list,
         };
-        let told = self.known().map(|known| known.left_out.clone());
-        if told.is_none_or(|told| told != listed.left_out) {
-            for told in &listed.left_out {
-                tracing::warn!("{told}");
+        let already_logged = self.cached_tools().map(|known| known.skipped.clone());
+        if already_logged.is_none_or(|told| told != tool_list.skipped) {
+            for warning in &tool_list.skipped {
+                tracing::warn!("{warning}");
             }
         }
-        let listed = Arc::new(listed);
-        *self.lock_known() = Some(((Arc::downgrade(&link), changes), Arc::clone(&listed)));
-        Ok(listed)
+        let tool_list = Arc::new(tool_list);
+        *self.lock_cached_list() =
+            Some(((Arc::downgrade(&session), changes), Arc::clone(&tool_list)));
+        Ok(tool_list)
     }
 
     /// One attempt to list its tools.
     ///
     /// # Errors
     /// There is no connection.
-    async fn list(self: &Arc<Self>) -> Result<Result<(Arc<Link>, u64, List), Failure>, String> {
-        let link = self.link().await?;
-        let changes = link.changes();
-        if let Some(((from, at), listed)) = &*self.lock_known()
-            && from.as_ptr() == Arc::as_ptr(&link)
-            && *at == changes
-            && link.tells_changes()
+    async fn try_list_tools(
+        self: &Arc<Self>,
+    ) -> Result<Result<(Arc<McpSession>, u64, ToolListing), RequestFailure>, String> {
+        let session = self.session().await?;
+        let changes = session.list_changes();
+        if let Some(((cached_session, cached_changes), tool_list)) = &*self.lock_cached_list()
+            && cached_session.as_ptr() == Arc::as_ptr(&session)
+            && *cached_changes == changes
+            && session.has_change_notifications()
         {
-            let known = List::Known(Arc::clone(listed));
-            return Ok(Ok((Arc::clone(&link), changes, known)));
+            let cached = ToolListing::Cached(Arc::clone(tool_list));
+            return Ok(Ok((Arc::clone(&session), changes, cached)));
         }
-        let listing = tokio::time::timeout(LISTING, list::all(&self.name, &link));
+        let listing = tokio::time::timeout(LIST_TIMEOUT, list::list_tools(&self.name, &session));
         match listing.await {
-            Ok(listed) => Ok(listed.map(|listed| (link, changes, List::New(listed)))),
+            Ok(tool_list) => {
+                Ok(tool_list.map(|listed| (session, changes, ToolListing::Fresh(listed))))
+            }
             Err(_) => {
                 // Who does not list its tools will not perform them: the next one that asks need not wait as long.
-                let why = format!("it did not list its tools within {LISTING:?}");
-                link.give_up(&why);
-                Err(self.unavailable(&why))
+                let why = format!("it did not list its tools within {LIST_TIMEOUT:?}");
+                session.close(&why);
+                Err(self.unavailable_message(&why))
             }
         }
     }
 
     /// Its tools as they were when it last told them.
-    pub fn known(&self) -> Option<Arc<Listed>> {
-        self.lock_known()
+    pub fn cached_tools(&self) -> Option<Arc<ToolList>> {
+        self.lock_cached_list()
             .as_ref()
-            .map(|(_, listed)| Arc::clone(listed))
+            .map(|(_, tool_list)| Arc::clone(tool_list))
     }
 
     /// A call was answered: the server is well.
-    pub fn is_well(&self) {
+    pub fn reset_failures(&self) {
         self.failures.store(0, Ordering::Relaxed);
     }
 
     /// The sentence that says why a call or a list failed.
-    pub fn unavailable(&self, why: &str) -> String {
-        format!("MCP server \"{}\" is not available: {why}", self.name)
+    pub fn unavailable_message(&self, reason: &str) -> String {
+        format!("MCP server \"{}\" is not available: {reason}", self.name)
     }
 
-    fn lock_known(&self) -> std::sync::MutexGuard<'_, Option<(Known, Arc<Listed>)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_cached_list(&self) -> std::sync::MutexGuard<'_, Option<(ListVersion, Arc<ToolList>)>> {
+        self.cached_list
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_if_closed(self: &Arc<Self>) {
-        let opens = self.status.send_if_modified(|status| {
-            let opens = match status {
+        let should_open = self.status.send_if_modified(|status| {
+            let should_open = match status {
                 Status::Closed => true,
-                Status::Failed { until, .. } => *until <= Instant::now(),
+                Status::Failed {
+                    retry_at: until, ..
+                } => *until <= Instant::now(),
                 Status::Opening | Status::Open(_) => false,
             };
-            if opens {
+            if should_open {
                 *status = Status::Opening;
             }
-            opens
+            should_open
         });
-        if opens {
-            self.common.tasks.spawn(Arc::clone(self).keep());
+        if should_open {
+            self.shared.tasks.spawn(Arc::clone(self).run());
         }
     }
 
     /// Opens it and keeps it to its end. The one task of a connection.
-    async fn keep(self: Arc<Self>) {
+    async fn run(self: Arc<Self>) {
         // Whatever happens in here, nobody waits for ever for this task.
-        let end = End(&self);
-        let stop = &self.common.stop;
+        let close_guard = CloseOnDrop(&self);
+        let stop = &self.shared.stop;
         let name = &self.name;
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = link::open(name, &self.transport, &self.common.environment) => opened,
+            opened = session::open(name, &self.transport, &self.shared.environment) => opened,
         };
-        let Keeper { link, mut running } = match opened {
-            Ok(keeper) => keeper,
-            Err(why) => {
-                tracing::warn!("MCP server {name} cannot be connected to: {why}");
-                self.failed(&why);
+        let OpenConnection {
+            session,
+            mut driver,
+        } = match opened {
+            Ok(opened) => opened,
+            Err(reason) => {
+                tracing::warn!("MCP server {name} cannot be connected to: {reason}");
+                self.record_failure(&reason);
                 return;
             }
         };
         tracing::info!("Connected to MCP server {name} ({})", self.transport.name());
-        let since = Instant::now();
-        self.status.send_replace(Status::Open(Arc::clone(&link)));
-        let ended = tokio::select! {
+        let opened_at = Instant::now();
+        self.status.send_replace(Status::Open(Arc::clone(&session)));
+        let disconnected = tokio::select! {
             biased;
             () = stop.cancelled() => None,
-            ended = running.ended() => Some(ended),
-            () = link.retired() => None,
-            () = link.idle_for(IDLE) => None,
+            disconnected = driver.wait_closed() => Some(disconnected),
+            () = session.wait_retired() => None,
+            () = session.wait_unused_for(IDLE_TIMEOUT) => None,
         };
-        if let Some(Ended(why)) = ended {
-            tracing::warn!("The connection to MCP server {name} broke: {why}");
-            match link.has_answered() || since.elapsed() >= GOOD {
+        if let Some(Disconnected(reason)) = disconnected {
+            tracing::warn!("The connection to MCP server {name} broke: {reason}");
+            match session.has_answered() || opened_at.elapsed() >= STABLE_AFTER {
                 true => drop(self.status.send_replace(Status::Closed)),
-                false => self.failed(&why),
+                false => self.record_failure(&reason),
             }
             return;
         }
         // Whoever comes from here on opens a new one, whose status is no longer this task's.
-        drop(end);
+        drop(close_guard);
         // A server that failed one call may still answer others.
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
-            _ = running.ended() => {}
-            () = link.unused() => {}
+            _ = driver.wait_closed() => {}
+            () = session.wait_idle() => {}
         }
-        running.close().await;
+        driver.close().await;
         tracing::info!("Closed the connection to MCP server {name}");
     }
 
-    fn failed(&self, why: &str) {
+    fn record_failure(&self, reason: &str) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
-        let wait = FIRST_WAIT
+        let backoff = INITIAL_BACKOFF
             .saturating_mul(1 << failures.min(10))
-            .min(MOST_WAIT);
+            .min(MAX_BACKOFF);
         self.status.send_replace(Status::Failed {
-            why: why.into(),
-            until: Instant::now() + wait,
+            reason: reason.into(),
+            retry_at: Instant::now() + backoff,
         });
     }
 }
 
 /// Closes the connection for those who wait for it when its task ends, also by a panic.
-struct End<'c>(&'c Connection);
+struct CloseOnDrop<'c>(&'c Connection);
 
-impl Drop for End<'_> {
+impl Drop for CloseOnDrop<'_> {
     fn drop(&mut self) {
         self.0.status.send_if_modified(|status| {
             let is_open = matches!(status, Status::Opening | Status::Open(_));

@@ -6,44 +6,44 @@ use crate::tools::Effect;
 
 /// A request without a result.
 #[derive(Debug)]
-pub struct Failure {
+pub struct RequestFailure {
     /// For the model, without any secret.
-    pub why: String,
+    pub reason: String,
     /// Whether it may be sent once more.
-    pub repeat: Repeat,
+    pub retry: RetrySafety,
 }
 
 /// Whether a request may be sent once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
+pub enum RetrySafety {
     /// It was surely not performed.
     Always,
     /// It may have been performed.
-    IfSafe,
+    IfReadOnly,
     /// It was answered, refused for good, or took too long.
     Never,
 }
 
-impl Repeat {
+impl RetrySafety {
     /// Whether a call with this effect may be made once more.
-    pub fn allows(self, effect: Effect) -> bool {
+    pub fn allows_retry(self, effect: Effect) -> bool {
         match self {
             Self::Always => true,
-            Self::IfSafe => effect == Effect::Reads,
+            Self::IfReadOnly => effect == Effect::ReadOnly,
             Self::Never => false,
         }
     }
 }
 
 /// No server sends it: JSON-RPC's own codes and those of MCP are far above.
-const BROKEN: ErrorCode = ErrorCode(i32::MIN);
+const CONNECTION_ERROR: ErrorCode = ErrorCode(i32::MIN);
 
 /// An error that stands in for an answer that did not come.
-pub fn broken(why: String) -> ErrorData {
-    ErrorData::new(BROKEN, why, None)
+pub fn connection_error(reason: String) -> ErrorData {
+    ErrorData::new(CONNECTION_ERROR, reason, None)
 }
 
 /// Whether an error stands in for an answer that did not come.
-pub fn is_broken(error: &ErrorData) -> bool {
-    error.code == BROKEN
+pub fn is_connection_error(error: &ErrorData) -> bool {
+    error.code == CONNECTION_ERROR
 }

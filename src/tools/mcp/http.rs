@@ -23,20 +23,20 @@ use rmcp::transport::streamable_http_client::{
 use sse_stream::Sse;
 use tokio_util::sync::CancellationToken;
 
-use crate::net::{innermost, is_loopback};
-use crate::tools::mcp::http_answer::{self, HttpError};
-use crate::tools::mcp::link::Why;
+use crate::ssrf::{is_loopback, root_cause};
+use crate::tools::mcp::http_response::{self, HttpError};
+use crate::tools::mcp::session::CloseReason;
 
 /// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests at once: a server that answers only when a call is done keeps one for each call.
-const MOST_REQUESTS: usize = 256;
+const MAX_CONCURRENT_REQUESTS: usize = 256;
 /// Most bytes of one event.
-const MAX_EVENT: usize = 16 << 20;
+const MAX_EVENT_BYTES: usize = 16 << 20;
 /// The header with the session.
-const SESSION: &str = "mcp-session-id";
+const SESSION_ID_HEADER: &str = "mcp-session-id";
 /// How often a stream of events may fail to open again until the session counts as lost.
-const MAX_REOPENINGS: u32 = 4;
+const MAX_REOPEN_FAILURES: u32 = 4;
 
 /// A transport to that address, which nothing has been sent to yet. It cancels `lost` when the server has lost the
 /// session, and keeps in `why` what went wrong where nobody waits for it.
@@ -46,26 +46,26 @@ const MAX_REOPENINGS: u32 = 4;
 pub fn connect(
     url: &str,
     headers: Vec<(String, String)>,
-    lost: CancellationToken,
-    why: Why,
+    session_lost: CancellationToken,
+    close_reason: CloseReason,
 ) -> Result<StreamableHttpClientTransport<HttpClient>, String> {
     let parsed = Url::parse(url).map_err(|why| format!("its url cannot be read: {why}"))?;
-    let mut custom = HashMap::with_capacity(headers.len());
+    let mut header_map = HashMap::with_capacity(headers.len());
     for (name, value) in headers {
-        let wrong = || {
+        let invalid_header = || {
             format!(
                 "its headers.{name} is no header's value: it must be visible characters on one line"
             )
         };
-        let parsed = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
-        let mut value = HeaderValue::from_str(&value).map_err(|_| wrong())?;
+        let header_name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid_header())?;
+        let mut value = HeaderValue::from_str(&value).map_err(|_| invalid_header())?;
         value.set_sensitive(true);
-        custom.insert(parsed, value);
+        header_map.insert(header_name, value);
     }
     let mut builder = Client::builder()
         // A redirect would take the headers with it.
         .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .pool_idle_timeout(Duration::from_secs(60));
     if parsed.host_str().is_some_and(is_loopback) {
@@ -80,21 +80,21 @@ pub fn connect(
         None => "its HTTP client cannot be started".to_owned(),
     })?;
     let mut config = StreamableHttpClientTransportConfig::with_uri(url)
-        .custom_headers(custom)
-        .max_concurrent_requests(MOST_REQUESTS)
-        .max_sse_event_size(MAX_EVENT);
-    config.retry_config = Arc::new(Reopening);
+        .custom_headers(header_map)
+        .max_concurrent_requests(MAX_CONCURRENT_REQUESTS)
+        .max_sse_event_size(MAX_EVENT_BYTES);
+    config.retry_config = Arc::new(ReopenPolicy);
     let client = HttpClient {
         client,
-        lost,
-        why,
+        session_lost,
+        close_reason,
         streams: Arc::default(),
     };
     Ok(StreamableHttpClientTransport::with_client(client, config))
 }
 
 /// What went wrong with a request, where it was this client's.
-pub fn find<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e HttpError> {
+pub fn find_http_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e HttpError> {
     match error.downcast_ref::<StreamableHttpError<HttpError>>()? {
         StreamableHttpError::Client(error) => Some(error),
         _ => None,
@@ -105,17 +105,17 @@ pub fn find<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e HttpError> {
 #[derive(Clone)]
 pub struct HttpClient {
     client: Client,
-    lost: CancellationToken,
-    why: Why,
-    streams: Arc<Streams>,
+    session_lost: CancellationToken,
+    close_reason: CloseReason,
+    streams: Arc<StreamCounts>,
 }
 
 /// The streams of events that were opened with GET.
 #[derive(Default)]
-struct Streams {
+struct StreamCounts {
     opened: AtomicU32,
     /// Failed attempts since the last one that was opened.
-    failed: AtomicU32,
+    failed_in_row: AtomicU32,
 }
 
 impl HttpClient {
@@ -123,7 +123,7 @@ impl HttpClient {
         &self,
         url: &str,
         message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
+        session_id: Option<Arc<str>>,
         headers: HashMap<HeaderName, HeaderValue>,
         max_event: usize,
     ) -> Result<StreamableHttpPostResponse, HttpError> {
@@ -132,41 +132,49 @@ impl HttpClient {
             .post(url)
             .headers(headers.into_iter().collect::<HeaderMap>())
             .header(ACCEPT, "text/event-stream, application/json");
-        if let Some(session) = &session {
-            request = request.header(SESSION, session.as_ref());
+        if let Some(session_id) = &session_id {
+            request = request.header(SESSION_ID_HEADER, session_id.as_ref());
         }
         let response = request.json(&message).send().await;
         let response = response.map_err(HttpError::Request)?;
         let is_success = response.status().is_success();
-        let JsonRpcMessage::Request(asked) = message else {
+        let JsonRpcMessage::Request(request) = message else {
             return match is_success {
                 true => Ok(StreamableHttpPostResponse::Accepted),
-                false => Err(http_answer::refusal(response, session.is_some()).await.0),
+                false => Err(
+                    http_response::error_response(response, session_id.is_some())
+                        .await
+                        .0,
+                ),
             };
         };
         if is_success {
-            let new = response.headers().get(SESSION);
-            let new = new.and_then(|it| it.to_str().ok()).map(str::to_owned);
-            return http_answer::of(response, asked.id, new, max_event).await;
+            let new_session_id = response.headers().get(SESSION_ID_HEADER);
+            let new_session_id = new_session_id
+                .and_then(|it| it.to_str().ok())
+                .map(str::to_owned);
+            return http_response::parse_response(response, request.id, new_session_id, max_event)
+                .await;
         }
-        let (refusal, error) = http_answer::refusal(response, session.is_some()).await;
+        let (http_error, json_rpc_error) =
+            http_response::error_response(response, session_id.is_some()).await;
         let is_handshake = matches!(
-            asked.request,
+            request.request,
             ClientRequest::InitializeRequest(_) | ClientRequest::DiscoverRequest(_)
         );
-        let is_wrong_request = matches!(refusal, HttpError::Status { status, .. } if matches!(status, 400 | 404..=428));
-        match error {
+        let is_rejected_request = matches!(http_error, HttpError::Status { status, .. } if matches!(status, 400 | 404..=428));
+        match json_rpc_error {
             // It may speak the protocol in its other form only.
-            Some(error) if is_handshake && is_wrong_request => {
-                let error = ServerJsonRpcMessage::error(error.error, Some(asked.id));
-                Ok(StreamableHttpPostResponse::Json(error, None))
+            Some(json_rpc_error) if is_handshake && is_rejected_request => {
+                let reply = ServerJsonRpcMessage::error(json_rpc_error.error, Some(request.id));
+                Ok(StreamableHttpPostResponse::Json(reply, None))
             }
-            _ => Err(refusal),
+            _ => Err(http_error),
         }
     }
 }
 
-type Result_<T> = Result<T, StreamableHttpError<HttpError>>;
+type TransportResult<T> = Result<T, StreamableHttpError<HttpError>>;
 
 impl StreamableHttpClient for HttpClient {
     type Error = HttpError;
@@ -175,11 +183,11 @@ impl StreamableHttpClient for HttpClient {
         &self,
         url: Arc<str>,
         message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
+        session_id: Option<Arc<str>>,
         _: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result_<StreamableHttpPostResponse> {
-        let post = self.post(&url, message, session, headers, MAX_EVENT);
+    ) -> TransportResult<StreamableHttpPostResponse> {
+        let post = self.post(&url, message, session_id, headers, MAX_EVENT_BYTES);
         post.await.map_err(StreamableHttpError::Client)
     }
 
@@ -187,21 +195,23 @@ impl StreamableHttpClient for HttpClient {
         &self,
         url: Arc<str>,
         message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
+        session_id: Option<Arc<str>>,
         _: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
         max_event: usize,
-    ) -> Result_<StreamableHttpPostResponse> {
+    ) -> TransportResult<StreamableHttpPostResponse> {
         // The end of the handshake: the transport ends without a reason where it fails.
         let ends_handshake = matches!(
             &message,
             JsonRpcMessage::Notification(it)
                 if matches!(it.notification, ClientNotification::InitializedNotification(_))
         );
-        let posted = self.post(&url, message, session, headers, max_event).await;
+        let posted = self
+            .post(&url, message, session_id, headers, max_event)
+            .await;
         posted.map_err(|error| {
             if ends_handshake {
-                let _ = self.why.set(error.to_string());
+                let _ = self.close_reason.set(error.to_string());
             }
             StreamableHttpError::Client(error)
         })
@@ -210,68 +220,75 @@ impl StreamableHttpClient for HttpClient {
     async fn delete_session(
         &self,
         url: Arc<str>,
-        session: Arc<str>,
+        session_id: Arc<str>,
         auth: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result_<()> {
-        let deleted = self.client.delete_session(url, session, auth, headers);
-        deleted.await.map_err(ours)
+    ) -> TransportResult<()> {
+        let deleted = self.client.delete_session(url, session_id, auth, headers);
+        deleted.await.map_err(convert_error)
     }
 
     async fn get_stream(
         &self,
         url: Arc<str>,
-        session: Option<Arc<str>>,
+        session_id: Option<Arc<str>>,
         last_event: Option<String>,
         auth: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result_<BoxStream<'static, Result<Sse, SseError>>> {
-        self.get_stream_with_max_sse_event_size(url, session, last_event, auth, headers, MAX_EVENT)
-            .await
+    ) -> TransportResult<BoxStream<'static, Result<Sse, SseError>>> {
+        self.get_stream_with_max_sse_event_size(
+            url,
+            session_id,
+            last_event,
+            auth,
+            headers,
+            MAX_EVENT_BYTES,
+        )
+        .await
     }
 
     async fn get_stream_with_max_sse_event_size(
         &self,
         url: Arc<str>,
-        session: Option<Arc<str>>,
+        session_id: Option<Arc<str>>,
         last_event: Option<String>,
         auth: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
         max_event: usize,
-    ) -> Result_<BoxStream<'static, Result<Sse, SseError>>> {
+    ) -> TransportResult<BoxStream<'static, Result<Sse, SseError>>> {
         let is_resumed = last_event.is_some();
-        let opened = self
-            .client
-            .get_stream_with_max_sse_event_size(url, session, last_event, auth, headers, max_event);
+        let opened = self.client.get_stream_with_max_sse_event_size(
+            url, session_id, last_event, auth, headers, max_event,
+        );
         let streams = &self.streams;
         match opened.await {
             Ok(events) => {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
-                streams.failed.store(0, Ordering::Relaxed);
+                streams.failed_in_row.store(0, Ordering::Relaxed);
                 Ok(events)
             }
             Err(error) => {
                 // A server that never had such a stream is well without one.
                 let was_open = is_resumed || streams.opened.load(Ordering::Relaxed) > 0;
-                let failed = streams.failed.fetch_add(1, Ordering::Relaxed) + 1;
+                let failed = streams.failed_in_row.fetch_add(1, Ordering::Relaxed) + 1;
                 let is_refused = matches!(
                     &error,
                     StreamableHttpError::Client(error)
                         if error.status().is_some_and(|it| matches!(it.as_u16(), 400 | 404))
                 );
-                if was_open && (is_refused || failed >= MAX_REOPENINGS) {
-                    self.lost.cancel();
+                if was_open && (is_refused || failed >= MAX_REOPEN_FAILURES) {
+                    self.session_lost.cancel();
                     // Any other error would be tried again, and whoever waits for an answer in the stream would wait on.
                     return Err(StreamableHttpError::ServerDoesNotSupportSse);
                 }
-                Err(ours(error))
+                Err(convert_error(error))
             }
         }
     }
 }
 
 /// An error of the library's own client as one of ours.
-fn ours(error: StreamableHttpError<reqwest::Error>) -> StreamableHttpError<HttpError> {
+fn convert_error(error: StreamableHttpError<reqwest::Error>) -> StreamableHttpError<HttpError> {
     match error {
         StreamableHttpError::Client(error) => {
             StreamableHttpError::Client(HttpError::Request(error))
@@ -284,17 +301,17 @@ fn ours(error: StreamableHttpError<reqwest::Error>) -> StreamableHttpError<HttpE
             StreamableHttpError::InsufficientScope(error)
         }
         other => {
-            let why = innermost(&other).unwrap_or_else(|| other.to_string());
-            StreamableHttpError::Client(HttpError::NoAnswer(why))
+            let cause = root_cause(&other).unwrap_or_else(|| other.to_string());
+            StreamableHttpError::Client(HttpError::InvalidResponse(cause))
         }
     }
 }
 
 /// When a stream of events that ended is opened again: soon, then less often.
 #[derive(Debug)]
-struct Reopening;
+struct ReopenPolicy;
 
-impl SseRetryPolicy for Reopening {
+impl SseRetryPolicy for ReopenPolicy {
     fn retry(&self, times: usize) -> Option<Duration> {
         let doublings = u32::try_from(times).unwrap_or(u32::MAX).min(4);
         Some(Duration::from_millis(500 * (1 << doublings)))

@@ -7,42 +7,42 @@ use rmcp::model::{PaginatedRequestParams, Tool};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::mcp::SEPARATOR;
+use crate::domain::json_schema::Schema;
+use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolSpec, shorten};
-use crate::domain::schema::Schema;
 use crate::tools::Effect;
-use crate::tools::mcp::failure::Failure;
-use crate::tools::mcp::link::Link;
+use crate::tools::mcp::failure::RequestFailure;
+use crate::tools::mcp::session::McpSession;
 use crate::validation;
 
 /// Most pages that are asked for.
-const MOST_PAGES: usize = 64;
+const MAX_PAGES: usize = 64;
 /// Most tools of one server: far more than any model can choose from.
-const MOST_TOOLS: usize = 512;
+const MAX_TOOLS: usize = 512;
 /// Most bytes of one tool's schema.
-const MOST_SCHEMA: usize = 128 << 10;
+const MAX_SCHEMA_BYTES: usize = 128 << 10;
 /// Most characters of one tool's description.
-const MOST_DESCRIPTION: usize = 16 << 10;
+const MAX_DESCRIPTION_CHARS: usize = 16 << 10;
 /// Most bytes of all schemas and descriptions of one server together: every request of a run carries them.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_TOTAL_BYTES: usize = 1 << 20;
 /// What providers take for a tool's name.
-const MOST_NAME: usize = 64;
+const MAX_NAME_CHARS: usize = 64;
 /// Most tools that are named when they are left out.
-const MOST_LEFT_OUT: usize = 10;
+const MAX_SKIPPED_NAMED: usize = 10;
 
 /// What a server offers.
 #[derive(Default)]
-pub struct Listed {
+pub struct ToolList {
     /// In its order.
-    pub tools: Vec<Arc<Described>>,
+    pub tools: Vec<Arc<ToolDefinition>>,
     /// What is not offered, and why.
-    pub left_out: Vec<String>,
+    pub skipped: Vec<String>,
 }
 
 /// One tool.
-pub struct Described {
+pub struct ToolDefinition {
     /// The server's name for it.
-    pub own_name: String,
+    pub original_name: String,
     /// As models are offered it.
     pub spec: ToolSpec,
     /// What arguments are checked against; none where it is no schema that we can read.
@@ -55,46 +55,46 @@ pub struct Described {
 ///
 /// # Errors
 /// Why they cannot be listed.
-pub async fn all(server: &str, link: &Link) -> Result<Listed, Failure> {
-    let _work = link.begin()?;
+pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, RequestFailure> {
+    let _guard = session.begin_request()?;
     let mut tools = Vec::new();
     let mut cursor = None;
-    for _ in 0..MOST_PAGES {
+    for _ in 0..MAX_PAGES {
         let mut params = PaginatedRequestParams::default();
         params.cursor = cursor;
-        let page = link.peer.list_tools(Some(params)).await;
-        let page = page.map_err(|error| link.failure(&error))?;
-        link.is_well();
+        let page = session.peer.list_tools(Some(params)).await;
+        let page = page.map_err(|error| session.classify_error(&error))?;
+        session.mark_answered();
         tools.extend(page.tools);
         cursor = page.next_cursor;
-        if cursor.is_none() || tools.len() > MOST_TOOLS {
+        if cursor.is_none() || tools.len() > MAX_TOOLS {
             break;
         }
     }
-    let is_cut = cursor.is_some() || tools.len() > MOST_TOOLS;
-    tools.truncate(MOST_TOOLS);
-    let mut listed = described(server, tools).await;
-    if is_cut {
-        let told = format!(
-            "MCP server \"{server}\" lists more than {MOST_TOOLS} tools or {MOST_PAGES} pages; the rest is left out"
+    let is_truncated = cursor.is_some() || tools.len() > MAX_TOOLS;
+    tools.truncate(MAX_TOOLS);
+    let mut tool_list = build_tool_list(server, tools).await;
+    if is_truncated {
+        let warning = format!(
+            "MCP server \"{server}\" lists more than {MAX_TOOLS} tools or {MAX_PAGES} pages; the rest is left out"
         );
-        listed.left_out.push(told);
+        tool_list.skipped.push(warning);
     }
-    Ok(listed)
+    Ok(tool_list)
 }
 
-async fn described(server: &str, tools: Vec<Tool>) -> Listed {
-    let mut listed = Listed::default();
+async fn build_tool_list(server: &str, tools: Vec<Tool>) -> ToolList {
+    let mut tool_list = ToolList::default();
     let mut names = BTreeSet::new();
     let mut bytes = 0;
     for tool in tools {
-        let own_name = tool.name.to_string();
-        let fit = fit(server, tool).await.and_then(|tool| {
+        let original_name = tool.name.to_string();
+        let definition = define_tool(server, tool).await.and_then(|tool| {
             let spec = &tool.spec;
             let size = spec.description.len() + spec.parameters.get().len();
-            if bytes + size > MOST_BYTES {
+            if bytes + size > MAX_TOTAL_BYTES {
                 return Err(format!(
-                    "with it the server's tools would have more than {MOST_BYTES} bytes"
+                    "with it the server's tools would have more than {MAX_TOTAL_BYTES} bytes"
                 ));
             }
             if !names.insert(spec.name.clone()) {
@@ -103,28 +103,28 @@ async fn described(server: &str, tools: Vec<Tool>) -> Listed {
             bytes += size;
             Ok(tool)
         });
-        match fit {
-            Ok(tool) => listed.tools.push(Arc::new(tool)),
-            Err(why) if listed.left_out.len() < MOST_LEFT_OUT => {
-                let own_name = shorten(&own_name, 100);
-                listed.left_out.push(format!(
-                    "tool \"{own_name}\" of MCP server \"{server}\" is left out: {why}"
+        match definition {
+            Ok(tool) => tool_list.tools.push(Arc::new(tool)),
+            Err(why) if tool_list.skipped.len() < MAX_SKIPPED_NAMED => {
+                let original_name = shorten(&original_name, 100);
+                tool_list.skipped.push(format!(
+                    "tool \"{original_name}\" of MCP server \"{server}\" is left out: {why}"
                 ));
             }
             Err(_) => {}
         }
     }
-    listed
+    tool_list
 }
 
-async fn fit(server: &str, tool: Tool) -> Result<Described, String> {
+async fn define_tool(server: &str, tool: Tool) -> Result<ToolDefinition, String> {
     // Providers take letters, digits, _ and -; MCP knows dots and slashes, too.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    let plain = tool.name.replace(|c| !is_plain(c), "_");
-    let name = format!("{server}{SEPARATOR}{plain}");
-    if plain.is_empty() || name.len() > MOST_NAME {
+    let sanitized_name = tool.name.replace(|c| !is_plain(c), "_");
+    let name = format!("{server}{TOOL_NAME_SEPARATOR}{sanitized_name}");
+    if sanitized_name.is_empty() || name.len() > MAX_NAME_CHARS {
         return Err(format!(
-            "its name would be {}, and names have at most {MOST_NAME} characters",
+            "its name would be {}, and names have at most {MAX_NAME_CHARS} characters",
             shorten(&name, 100)
         ));
     }
@@ -136,25 +136,25 @@ async fn fit(server: &str, tool: Tool) -> Result<Described, String> {
     let parameters: Arc<RawValue> = to_raw_value(&schema)
         .map_err(|error| error.to_string())?
         .into();
-    if parameters.get().len() > MOST_SCHEMA {
-        return Err(format!("its schema has more than {MOST_SCHEMA} bytes"));
+    if parameters.get().len() > MAX_SCHEMA_BYTES {
+        return Err(format!("its schema has more than {MAX_SCHEMA_BYTES} bytes"));
     }
     let title = tool.title.unwrap_or_default();
     let description = tool.description.map_or(title, |text| text.into_owned());
-    let is_safe = tool.annotations.is_some_and(|hints| {
+    let is_repeatable = tool.annotations.is_some_and(|hints| {
         hints.read_only_hint == Some(true) || hints.idempotent_hint == Some(true)
     });
-    Ok(Described {
-        own_name: tool.name.into_owned(),
+    Ok(ToolDefinition {
+        original_name: tool.name.into_owned(),
         spec: ToolSpec {
             name,
-            description: shorten(&description, MOST_DESCRIPTION),
+            description: shorten(&description, MAX_DESCRIPTION_CHARS),
             parameters: Arc::clone(&parameters),
         },
-        schema: validation::schema(parameters, None).await.ok(),
-        effect: match is_safe {
-            true => Effect::Reads,
-            false => Effect::Changes,
+        schema: validation::compile_schema(parameters, None).await.ok(),
+        effect: match is_repeatable {
+            true => Effect::ReadOnly,
+            false => Effect::Mutating,
         },
     })
 }
@@ -163,36 +163,36 @@ async fn fit(server: &str, tool: Tool) -> Result<Described, String> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::described;
+    use super::build_tool_list;
     use crate::tools::Effect;
 
-    async fn tools(tools: Value) -> super::Listed {
-        described("s", serde_json::from_value(tools).expect("tools")).await
+    async fn tools(tools: Value) -> super::ToolList {
+        build_tool_list("s", serde_json::from_value(tools).expect("tools")).await
     }
 
     #[tokio::test]
     async fn names_fit_providers_and_never_collide() {
         let long = "x".repeat(62);
-        let listed = tools(json!([
+        let tool_list = tools(json!([
             {"name": "a.b", "inputSchema": {}},
             {"name": "a/b", "inputSchema": {}},
             {"name": long, "inputSchema": {}},
             {"name": "a.b", "inputSchema": {}},
         ]))
         .await;
-        let names: Vec<&str> = listed
+        let names: Vec<&str> = tool_list
             .tools
             .iter()
             .map(|tool| tool.spec.name.as_str())
             .collect();
         assert_eq!(names, ["s__a_b"]);
-        assert_eq!(listed.left_out.len(), 3);
+        assert_eq!(tool_list.skipped.len(), 3);
         assert_eq!(
-            listed.left_out[0],
+            tool_list.skipped[0],
             "tool \"a/b\" of MCP server \"s\" is left out: another one is named s__a_b already"
         );
         assert_eq!(
-            listed.tools[0].spec.parameters.get(),
+            tool_list.tools[0].spec.parameters.get(),
             r#"{"type":"object"}"#
         );
     }
@@ -203,35 +203,35 @@ mod tests {
         let many: Vec<Value> = (0..200)
             .map(|n| json!({"name": format!("t{n}"), "description": large, "inputSchema": {}}))
             .collect();
-        let listed = tools(Value::from(many)).await;
-        let bytes: usize = listed
+        let tool_list = tools(Value::from(many)).await;
+        let bytes: usize = tool_list
             .tools
             .iter()
             .map(|tool| tool.spec.description.len())
             .sum();
-        assert!(listed.tools.len() > 50 && bytes <= 1 << 20, "{bytes}");
-        assert!(listed.left_out[0].contains("more than 1048576 bytes"));
+        assert!(tool_list.tools.len() > 50 && bytes <= 1 << 20, "{bytes}");
+        assert!(tool_list.skipped[0].contains("more than 1048576 bytes"));
     }
 
     #[tokio::test]
-    async fn hints_say_what_may_be_repeated_and_a_bad_schema_only_goes_unchecked() {
-        let listed = tools(json!([
+    async fn hints_set_the_effect() {
+        let tool_list = tools(json!([
             {"name": "a", "inputSchema": {}, "annotations": {"readOnlyHint": true}},
             {"name": "b", "inputSchema": {}, "annotations": {"idempotentHint": true}},
             {"name": "c", "inputSchema": {}, "annotations": {"readOnlyHint": false}},
             {"name": "d", "inputSchema": {"type": 7}},
         ]))
         .await;
-        let effects: Vec<Effect> = listed.tools.iter().map(|tool| tool.effect).collect();
+        let effects: Vec<Effect> = tool_list.tools.iter().map(|tool| tool.effect).collect();
         assert_eq!(
             effects,
             [
-                Effect::Reads,
-                Effect::Reads,
-                Effect::Changes,
-                Effect::Changes
+                Effect::ReadOnly,
+                Effect::ReadOnly,
+                Effect::Mutating,
+                Effect::Mutating
             ]
         );
-        assert!(listed.tools[0].schema.is_some() && listed.tools[3].schema.is_none());
+        assert!(tool_list.tools[0].schema.is_some() && tool_list.tools[3].schema.is_none());
     }
 }

@@ -6,7 +6,7 @@ use crate::config::load::Environment;
 use crate::domain::mcp::Template;
 
 /// A shorter value is no secret, and would be found in any text.
-const SHORTEST: usize = 8;
+const MIN_SECRET_BYTES: usize = 8;
 
 /// The values that are never told.
 #[derive(Clone, Default)]
@@ -19,7 +19,7 @@ impl Secrets {
     ///
     /// # Errors
     /// The first variable that is not set, with the key that needs it.
-    pub fn fill(
+    pub fn expand_templates(
         &mut self,
         table: &str,
         templates: &BTreeMap<String, Template>,
@@ -31,14 +31,14 @@ impl Secrets {
                 let value = environment.get(name).map(String::as_str);
                 value.filter(|value| !value.is_empty())
             };
-            let filled = template.fill(variable).map_err(|name| {
+            let expanded = template.expand(variable).map_err(|name| {
                 format!("its {table}.{key} needs the variable {name}, which the daemon's environment does not have")
             })?;
-            self.values.extend(filled.values);
-            self.values.push(filled.text.clone());
-            texts.push((key.clone(), filled.text));
+            self.values.extend(expanded.variable_values);
+            self.values.push(expanded.text.clone());
+            texts.push((key.clone(), expanded.text));
         }
-        self.values.retain(|value| value.len() >= SHORTEST);
+        self.values.retain(|value| value.len() >= MIN_SECRET_BYTES);
         // The longest first: a value may be part of another.
         self.values
             .sort_by_key(|value| std::cmp::Reverse(value.len()));
@@ -48,13 +48,13 @@ impl Secrets {
 
     /// One more, to be put in order with those that [`Secrets::fill`] adds.
     pub fn add(&mut self, value: &str) {
-        if value.len() >= SHORTEST {
+        if value.len() >= MIN_SECRET_BYTES {
             self.values.push(value.to_owned());
         }
     }
 
     /// The text without them.
-    pub fn hide(&self, text: &str) -> String {
+    pub fn redact(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for value in &self.values {
             if text.contains(value) {
@@ -73,27 +73,27 @@ mod tests {
     use crate::domain::mcp::Template;
 
     #[test]
-    fn what_was_put_in_is_not_told() {
+    fn secret_values_are_redacted() {
         let environment = BTreeMap::from([("TOKEN".to_owned(), "s3cret-token".to_owned())]);
-        let read = |text| Template::read(text).expect("a template");
+        let read = |text| Template::parse(text).expect("a template");
         let templates = BTreeMap::from([
             ("Authorization".to_owned(), read("Bearer ${TOKEN}")),
             ("X-Short".to_owned(), read("on")),
         ]);
         let mut secrets = Secrets::default();
-        let filled = secrets
-            .fill("headers", &templates, &environment)
+        let expanded = secrets
+            .expand_templates("headers", &templates, &environment)
             .expect("it is set");
-        assert_eq!(filled[0].1, "Bearer s3cret-token");
-        let told = secrets.hide("no one on earth: Bearer s3cret-token, s3cret-token");
-        assert_eq!(told, "no one on earth: ***, ***");
+        assert_eq!(expanded[0].1, "Bearer s3cret-token");
+        let redacted = secrets.redact("no one on earth: Bearer s3cret-token, s3cret-token");
+        assert_eq!(redacted, "no one on earth: ***, ***");
         let mut in_a_query = Secrets::default();
         in_a_query.add("key=s3cret-token&for=me");
         in_a_query
-            .fill("headers", &templates, &environment)
+            .expand_templates("headers", &templates, &environment)
             .expect("it is set");
-        assert_eq!(in_a_query.hide("?key=s3cret-token&for=me"), "?***");
-        let missing = secrets.fill("headers", &templates, &BTreeMap::new());
+        assert_eq!(in_a_query.redact("?key=s3cret-token&for=me"), "?***");
+        let missing = secrets.expand_templates("headers", &templates, &BTreeMap::new());
         assert_eq!(
             missing.expect_err("not set"),
             "its headers.Authorization needs the variable TOKEN, which the daemon's environment does not have"

@@ -14,102 +14,105 @@ use crate::domain::message::shorten;
 use crate::tools::mcp::secrets::Secrets;
 
 /// Most bytes of a line of a server's standard error.
-const MAX_LINE: usize = 500;
+const MAX_LINE_BYTES: usize = 500;
 /// Lines of it that are logged in a [`WINDOW`].
-const MAX_LOGGED: usize = 20;
-const WINDOW: Duration = Duration::from_secs(10);
+const MAX_LOGGED_LINES: usize = 20;
+const LOG_WINDOW: Duration = Duration::from_secs(10);
 /// Lines that are kept.
-const MAX_KEPT: usize = 5;
+const MAX_TAIL_LINES: usize = 5;
 /// Most characters of a line that is kept.
-const MAX_KEPT_LINE: usize = 200;
+const MAX_TAIL_LINE_CHARS: usize = 200;
 
 /// The last lines of one process, without secrets. Cheap to clone: all clones share them.
 #[derive(Clone, Default)]
-pub struct Tail {
+pub struct StderrTail {
     lines: Arc<Mutex<VecDeque<String>>>,
-    ended: CancellationToken,
+    eof: CancellationToken,
 }
 
-impl Tail {
+impl StderrTail {
     /// The reason, followed by the last lines if there are any.
-    pub fn explain(&self, why: &str) -> String {
+    pub fn explain(&self, reason: &str) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.is_empty() {
-            return why.to_owned();
+            return reason.to_owned();
         }
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         format!(
-            "{why}; the last lines of its standard error: {}",
+            "{reason}; the last lines of its standard error: {}",
             lines.join(" | ")
         )
     }
 
     /// Resolves when everything that was written has been read.
-    pub async fn ended(&self) {
-        self.ended.cancelled().await;
+    pub async fn wait_eof(&self) {
+        self.eof.cancelled().await;
     }
 
-    fn keep(&self, line: &str) {
+    fn push(&self, line: &str) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == MAX_KEPT {
+        if lines.len() == MAX_TAIL_LINES {
             lines.pop_front();
         }
-        lines.push_back(shorten(line, MAX_KEPT_LINE));
+        lines.push_back(shorten(line, MAX_TAIL_LINE_CHARS));
     }
 }
 
 /// Logs what a server writes on its standard error, within bounds, and keeps its last lines. Returns at its end.
-pub async fn read(name: String, mut stderr: ChildStderr, secrets: Secrets, tail: Tail) {
-    let _ended = tail.ended.clone().drop_guard();
-    let mut reader = LineReader {
+pub async fn log_stderr(name: String, mut stderr: ChildStderr, secrets: Secrets, tail: StderrTail) {
+    let _eof_guard = tail.eof.clone().drop_guard();
+    let mut logger = StderrLogger {
         name,
         secrets,
         tail,
-        since: None,
-        logged: 0,
+        window_start: None,
+        logged_in_window: 0,
     };
     let mut buffer = [0; 4096];
     let mut line = Vec::new();
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
         for byte in &buffer[..read] {
             match byte {
-                b'\n' => reader.end_line(&mut line),
-                byte if line.len() < MAX_LINE => line.push(*byte),
+                b'\n' => logger.end_line(&mut line),
+                byte if line.len() < MAX_LINE_BYTES => line.push(*byte),
                 _ => {}
             }
         }
     }
-    reader.end_line(&mut line);
+    logger.end_line(&mut line);
 }
 
-struct LineReader {
+struct StderrLogger {
     name: String,
     secrets: Secrets,
-    tail: Tail,
+    tail: StderrTail,
     /// When the current [`WINDOW`] began.
-    since: Option<Instant>,
-    logged: usize,
+    window_start: Option<Instant>,
+    logged_in_window: usize,
 }
 
-impl LineReader {
+impl StderrLogger {
     fn end_line(&mut self, line: &mut Vec<u8>) {
         let bytes = std::mem::take(line);
         let text = String::from_utf8_lossy(&bytes);
         let text = self
             .secrets
-            .hide(text.trim())
+            .redact(text.trim())
             .replace(char::is_control, "\u{fffd}");
         if text.is_empty() {
             return;
         }
-        self.tail.keep(&text);
-        if self.since.is_none_or(|since| since.elapsed() >= WINDOW) {
-            self.since = Some(Instant::now());
-            self.logged = 0;
+        self.tail.push(&text);
+        if self
+            .window_start
+            .is_none_or(|since| since.elapsed() >= LOG_WINDOW)
+        {
+            self.window_start = Some(Instant::now());
+            self.logged_in_window = 0;
         }
-        self.logged += 1;
+        self.logged_in_window += 1;
         let name = &self.name;
-        match self.logged.cmp(&MAX_LOGGED) {
+        match self.logged_in_window.cmp(&MAX_LOGGED_LINES) {
             std::cmp::Ordering::Less => tracing::info!("MCP server {name} writes: {text}"),
             std::cmp::Ordering::Equal => {
                 tracing::info!("MCP server {name} writes too much; some of it is left out");

@@ -19,32 +19,32 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::config::load::Environment;
-use crate::tools::mcp::link::Why;
-use crate::tools::mcp::requests::Requests;
-use crate::tools::mcp::stderr::Tail;
+use crate::tools::mcp::requests::PendingRequests;
+use crate::tools::mcp::session::CloseReason;
+use crate::tools::mcp::stderr::StderrTail;
 
 /// What every server gets of the daemon's environment: not its keys.
-const PASSED: [&str; 9] = [
+const INHERITED_VARIABLES: [&str; 9] = [
     "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 ];
 /// Most bytes of one message.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Messages that wait for a server to read them.
-const MOST_UNREAD: usize = 1024;
+const MAX_UNREAD_MESSAGES: usize = 1024;
 /// How long a server may take to end by itself when its input ends, and again when it is told to.
-const GRACE: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long what a process wrote last may take to be read after its end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running server with its pipes. Dropped, it is killed with everything that it started.
-pub struct Process {
-    rpc: AsyncRwTransport<RoleClient, Lines, ChildStdin>,
+pub struct ServerProcess {
+    rpc: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
     child: Child,
-    group: Option<Pid>,
-    unread: Arc<AtomicUsize>,
-    requests: Requests,
-    why: Why,
-    tail: Tail,
+    process_group: Option<Pid>,
+    unread_messages: Arc<AtomicUsize>,
+    requests: PendingRequests,
+    close_reason: CloseReason,
+    tail: StderrTail,
 }
 
 /// Starts a server in a process group of its own.
@@ -56,17 +56,17 @@ pub fn start(
     args: &[String],
     env: Vec<(String, String)>,
     environment: &Environment,
-    why: Why,
-    tail: Tail,
-) -> Result<(Process, ChildStderr), String> {
-    let passed = PASSED
+    close_reason: CloseReason,
+    tail: StderrTail,
+) -> Result<(ServerProcess, ChildStderr), String> {
+    let inherited = INHERITED_VARIABLES
         .iter()
         .filter_map(|name| Some((name, environment.get(*name)?)));
-    let failed = |error: io::Error| not_started(command, &error);
+    let failed = |error: io::Error| describe_start_error(command, &error);
     let mut child = Command::new(command)
         .args(args)
         .env_clear()
-        .envs(passed)
+        .envs(inherited)
         .envs(env)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -75,90 +75,90 @@ pub fn start(
         .kill_on_drop(true)
         .spawn()
         .map_err(failed)?;
-    let group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+    let process_group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
         return Err("it was started without pipes".to_owned());
     };
-    let lines = Lines {
+    let lines = BoundedLines {
         stdout,
-        length: 0,
-        why: Arc::clone(&why),
+        line_bytes: 0,
+        close_reason: Arc::clone(&close_reason),
     };
     // The reader above it ends the connection at a line that is too long. This bound would only drop the line, and
     // whoever waits for the answer in it would wait on.
     let rpc = AsyncRwTransport::new(lines, stdin).with_max_line_length(usize::MAX);
-    let process = Process {
+    let process = ServerProcess {
         rpc,
         child,
-        group,
-        unread: Arc::default(),
-        requests: Requests::default(),
-        why,
+        process_group,
+        unread_messages: Arc::default(),
+        requests: PendingRequests::default(),
+        close_reason,
         tail,
     };
     Ok((process, stderr))
 }
 
-impl Process {
+impl ServerProcess {
     fn signal(&self, signal: Signal) {
-        if let Some(group) = self.group {
+        if let Some(group) = self.process_group {
             // Nobody may be left.
             let _ = kill_process_group(group, signal);
         }
     }
 
-    fn ended(&self, why: String) {
-        let _ = self.why.set(why);
+    fn set_close_reason(&self, reason: String) {
+        let _ = self.close_reason.set(reason);
     }
 }
 
-impl Transport<RoleClient> for Process {
+impl Transport<RoleClient> for ServerProcess {
     type Error = io::Error;
 
     fn send(
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        self.requests.sent(&message);
-        let waits = Waits::begin(&self.unread);
-        let sent = self.rpc.send(message);
+        self.requests.track_sent(&message);
+        let guard = UnreadGuard::acquire(&self.unread_messages);
+        let sending = self.rpc.send(message);
         async move {
-            match waits {
-                Some(_waits) => sent.await,
+            match guard {
+                Some(_guard) => sending.await,
                 None => Err(io::Error::other("it does not read what it is sent")),
             }
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
-        if self.unread.load(Ordering::Relaxed) >= MOST_UNREAD {
+        if self.unread_messages.load(Ordering::Relaxed) >= MAX_UNREAD_MESSAGES {
             // It may be asking on and on without reading our answers.
-            self.ended("it does not read what it is sent".to_owned());
+            self.set_close_reason("it does not read what it is sent".to_owned());
             return None;
         }
         let received = tokio::select! {
             biased;
             received = self.rpc.receive() => received,
             // Somebody whom it started may hold its output open.
-            _ = self.child.wait() => timeout(LAST_WORDS, self.rpc.receive()).await.ok().flatten(),
+            _ = self.child.wait() => timeout(FINAL_OUTPUT_TIMEOUT, self.rpc.receive()).await.ok().flatten(),
         };
         if received.is_none() {
-            let why = match timeout(LAST_WORDS, self.child.wait()).await {
+            let why = match timeout(FINAL_OUTPUT_TIMEOUT, self.child.wait()).await {
                 Ok(Ok(status)) => {
                     // What it wrote last says more; somebody whom it started may hold that open, too.
-                    let _ = timeout(LAST_WORDS, self.tail.ended()).await;
+                    let _ = timeout(FINAL_OUTPUT_TIMEOUT, self.tail.wait_eof()).await;
                     format!("its process ended ({status})")
                 }
                 _ => "its process closed its output".to_owned(),
             };
-            self.ended(self.tail.explain(&why));
+            self.set_close_reason(self.tail.explain(&why));
         }
         let received = received?;
-        match self.requests.received(&received) {
+        match self.requests.match_response(&received) {
             Ok(()) => Some(received),
             Err(why) => {
-                self.ended(why);
+                self.set_close_reason(why);
                 None
             }
         }
@@ -167,25 +167,25 @@ impl Transport<RoleClient> for Process {
     /// As the protocol wants it: the end of its input, then SIGTERM, then SIGKILL; the last for whomever it started, too.
     async fn close(&mut self) -> io::Result<()> {
         // Somebody may be stuck in a write to it, which only its end can end.
-        let _ = timeout(GRACE, self.rpc.close()).await;
-        if timeout(GRACE, self.child.wait()).await.is_err() {
+        let _ = timeout(EXIT_TIMEOUT, self.rpc.close()).await;
+        if timeout(EXIT_TIMEOUT, self.child.wait()).await.is_err() {
             self.signal(Signal::TERM);
-            let _ = timeout(GRACE, self.child.wait()).await;
+            let _ = timeout(EXIT_TIMEOUT, self.child.wait()).await;
         }
         self.signal(Signal::KILL);
-        self.group = None;
+        self.process_group = None;
         self.child.wait().await.map(drop)
     }
 }
 
-impl Drop for Process {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
     }
 }
 
 /// Why a program was not started, and what to do.
-fn not_started(command: &str, error: &io::Error) -> String {
+fn describe_start_error(command: &str, error: &io::Error) -> String {
     let has_path = command.contains('/');
     let why = match error.kind() {
         io::ErrorKind::NotFound if !has_path => {
@@ -203,29 +203,29 @@ fn not_started(command: &str, error: &io::Error) -> String {
 }
 
 /// A message that waits to be read.
-struct Waits(Arc<AtomicUsize>);
+struct UnreadGuard(Arc<AtomicUsize>);
 
-impl Waits {
-    fn begin(unread: &Arc<AtomicUsize>) -> Option<Self> {
-        let waits = Self(Arc::clone(unread));
-        (unread.fetch_add(1, Ordering::Relaxed) < MOST_UNREAD).then_some(waits)
+impl UnreadGuard {
+    fn acquire(unread_messages: &Arc<AtomicUsize>) -> Option<Self> {
+        let guard = Self(Arc::clone(unread_messages));
+        (unread_messages.fetch_add(1, Ordering::Relaxed) < MAX_UNREAD_MESSAGES).then_some(guard)
     }
 }
 
-impl Drop for Waits {
+impl Drop for UnreadGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A server's output, which fails at a line that is too long.
-struct Lines {
+struct BoundedLines {
     stdout: ChildStdout,
-    length: usize,
-    why: Why,
+    line_bytes: usize,
+    close_reason: CloseReason,
 }
 
-impl AsyncRead for Lines {
+impl AsyncRead for BoundedLines {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -234,13 +234,13 @@ impl AsyncRead for Lines {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stdout).poll_read(context, buffer))?;
         let new = &buffer.filled()[before..];
-        self.length = match new.iter().rposition(|byte| *byte == b'\n') {
+        self.line_bytes = match new.iter().rposition(|byte| *byte == b'\n') {
             Some(at) => new.len() - at - 1,
-            None => self.length + new.len(),
+            None => self.line_bytes + new.len(),
         };
-        if self.length > MOST_BYTES {
-            let why = format!("it sent a message of more than {MOST_BYTES} bytes");
-            let _ = self.why.set(why.clone());
+        if self.line_bytes > MAX_MESSAGE_BYTES {
+            let why = format!("it sent a message of more than {MAX_MESSAGE_BYTES} bytes");
+            let _ = self.close_reason.set(why.clone());
             return Poll::Ready(Err(io::Error::other(why)));
         }
         Poll::Ready(Ok(()))

@@ -6,26 +6,30 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use rmcp::model::{CallToolResult, JsonObject};
 
+use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
-use crate::domain::schema::Schema;
 use crate::tools::mcp::connection::Connection;
-use crate::tools::mcp::contents;
-use crate::tools::mcp::failure::Failure;
-use crate::tools::mcp::list::Described;
-use crate::tools::{Context, Effect, Output, Tool};
+use crate::tools::mcp::content;
+use crate::tools::mcp::failure::RequestFailure;
+use crate::tools::mcp::list::ToolDefinition;
+use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 /// A tool with the connection that its calls take.
 pub struct McpTool {
-    described: Arc<Described>,
+    definition: Arc<ToolDefinition>,
     connection: Arc<Connection>,
     timeout: Duration,
 }
 
 impl McpTool {
     /// A tool that was listed on this connection, and how long a call of it may take.
-    pub fn new(connection: Arc<Connection>, described: Arc<Described>, timeout: Duration) -> Self {
+    pub fn new(
+        connection: Arc<Connection>,
+        definition: Arc<ToolDefinition>,
+        timeout: Duration,
+    ) -> Self {
         Self {
-            described,
+            definition,
             connection,
             timeout,
         }
@@ -33,24 +37,24 @@ impl McpTool {
 
     /// Calls the tool; once more where the first call was surely not performed, or may be repeated, because the server
     /// lost the session or gave no proper answer.
-    async fn call(&self, call: &ToolCall) -> Result<Output, String> {
+    async fn call_with_retry(&self, call: &ToolCall) -> Result<ToolOutput, String> {
         let arguments = serde_json::from_str(call.arguments.get());
         let arguments: JsonObject = arguments
             .map_err(|_| format!("The arguments of {} must be a JSON object", call.name))?;
-        let mut answer = self.call_once(arguments.clone()).await?;
-        if let Err(failure) = &answer
-            && failure.repeat.allows(self.described.effect)
+        let mut response = self.call_once(arguments.clone()).await?;
+        if let Err(failure) = &response
+            && failure.retry.allows_retry(self.definition.effect)
         {
-            answer = self.call_once(arguments).await?;
+            response = self.call_once(arguments).await?;
         }
-        match answer {
+        match response {
             Ok(result) => {
-                self.connection.is_well();
-                contents::output(result)
+                self.connection.reset_failures();
+                content::tool_output(result)
             }
             Err(failure) => Err(format!(
                 "MCP server \"{}\" did not perform the call: {}",
-                self.connection.name, failure.why
+                self.connection.name, failure.reason
             )),
         }
     }
@@ -62,31 +66,31 @@ impl McpTool {
     async fn call_once(
         &self,
         arguments: JsonObject,
-    ) -> Result<Result<CallToolResult, Failure>, String> {
-        let link = self.connection.link().await?;
-        let call = link.call(&self.described.own_name, arguments, self.timeout);
-        Ok(call.await)
+    ) -> Result<Result<CallToolResult, RequestFailure>, String> {
+        let session = self.connection.session().await?;
+        let response = session.call(&self.definition.original_name, arguments, self.timeout);
+        Ok(response.await)
     }
 }
 
 impl Tool for McpTool {
     fn spec(&self) -> ToolSpec {
-        self.described.spec.clone()
+        self.definition.spec.clone()
     }
 
     fn effect(&self) -> Effect {
-        self.described.effect
+        self.definition.effect
     }
 
     fn schema(&self) -> Option<&Schema> {
-        self.described.schema.as_ref()
+        self.definition.schema.as_ref()
     }
 
-    fn perform<'a>(
+    fn call<'a>(
         &'a self,
         call: &'a ToolCall,
-        _: Context<'a>,
-    ) -> BoxFuture<'a, Result<Output, String>> {
-        Box::pin(self.call(call))
+        _: CallContext<'a>,
+    ) -> BoxFuture<'a, Result<ToolOutput, String>> {
+        Box::pin(self.call_with_retry(call))
     }
 }

@@ -3,39 +3,41 @@
 use serde_json::{Value, json};
 
 use crate::domain::run::Status;
-use crate::engine::ask::DryRun;
 use crate::engine::memory::{GcReport, MemoryEntry};
-use crate::web::agents::{Brief, Full, Gc};
-use crate::web::approvals::Answer;
-use crate::web::create::Create;
+use crate::engine::request::DryRun;
+use crate::web::agents::{AgentBrief, AgentView, GcRequest};
+use crate::web::approvals::DecisionRequest;
+use crate::web::create_run::CreateRunRequest;
 use crate::web::deliveries::DeliveryView;
 use crate::web::health::{Alive, Ready, Version};
 use crate::web::openapi::Operation;
-use crate::web::runs::{Cancel, Children, Listed, Page};
+use crate::web::response::{Conversation, RunSummary, RunView};
+use crate::web::runs::{CancelRequest, ChildrenPage, ListResponse, RunsPage};
 use crate::web::sessions::SessionView;
 use crate::web::sse::EventPage;
-use crate::web::view::{Conversation, RunView, Summary};
 
-const WHOSE: &str =
+const MEMORY_KEY_DESCRIPTION: &str =
     "The key whose memory is meant, instead of the caller's own; another's needs the scope admin.";
-const STREAM: &str = "text/event-stream";
+const EVENT_STREAM: &str = "text/event-stream";
 
 /// `GET /agents`
-pub fn list_agents(told: Operation<'_>) -> Operation<'_> {
-    told.named("list_agents", "The agents, sorted by name, broken ones too")
-        .answers::<Listed<Brief<'static>>>(200, "The agents.")
+pub fn list_agents(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("list_agents", "The agents, sorted by name, broken ones too")
+        .response::<ListResponse<AgentBrief<'static>>>(200, "The agents.")
 }
 
 /// `GET /agents/{name}`
-pub fn agent(told: Operation<'_>) -> Operation<'_> {
-    told.named("get_agent", "One agent with its definition")
-        .answers::<Full<'static>>(200, "The agent.")
+pub fn agent(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("get_agent", "One agent with its definition")
+        .response::<AgentView<'static>>(200, "The agent.")
 }
 
 /// `POST /agents/{name}/runs`
-pub fn create(told: Operation<'_>) -> Operation<'_> {
-    posted(told)
-        .named("create_run", "Starts a run")
+pub fn create(operation: Operation<'_>) -> Operation<'_> {
+    with_run_body(operation)
+        .describe("create_run", "Starts a run")
         .header(
             "Idempotency-Key",
             json!({"type": "string", "pattern": "^[!-~]{1,255}$"}),
@@ -53,71 +55,74 @@ pub fn create(told: Operation<'_>) -> Operation<'_> {
             "`<provider>=<key>`: a key of the caller's own for the requests of this run's tree to a provider, one header \
              for each provider. Only for agents with `allow_provider_keys`; never stored or logged.",
         )
-        .answers::<RunView<'static>>(
+        .response::<RunView<'static>>(
             200,
             "The run, which ended while the caller waited; or its events, where `Accept` \
              names an event stream.",
         )
-        .answers_text(
+        .text_response(
             200,
-            STREAM,
+            EVENT_STREAM,
             "The run's events from the first, each an `Event`, to its end.",
         )
-        .answers::<RunView<'static>>(202, "The run is on disk and goes on by itself.")
-        .with_header(200, "Location", "Where the run is read.")
-        .with_header(202, "Location", "Where the run is read.")
-        .with_header(
+        .response::<RunView<'static>>(202, "The run is on disk and goes on by itself.")
+        .response_header(200, "Location", "Where the run is read.")
+        .response_header(202, "Location", "Where the run is read.")
+        .response_header(
             200,
             "Idempotency-Replayed",
             "`true` where an earlier request started the run.",
         )
-        .with_header(
+        .response_header(
             202,
             "Idempotency-Replayed",
             "`true` where an earlier request started the run.",
         )
-        .refuses(
+        .problem(
             429,
             "`queue_full`: `Retry-After` says when to come back, `running` and `queued` how \
              full it is.",
         )
-        .refuses(
+        .problem(
             503,
             "`draining`, `store_unavailable`: `Retry-After` says when to come back.",
         )
 }
 
 /// `POST /agents/{name}/dry-run`
-pub fn dry_run(told: Operation<'_>) -> Operation<'_> {
-    posted(told)
-        .named("dry_run", "What a run would be; no model is called")
-        .answers::<DryRun>(200, "What would be run.")
+pub fn dry_run(operation: Operation<'_>) -> Operation<'_> {
+    with_run_body(operation)
+        .describe("dry_run", "What a run would be; no model is called")
+        .response::<DryRun>(200, "What would be run.")
 }
 
 /// `GET /agents/{name}/memory`
-pub fn memory(told: Operation<'_>) -> Operation<'_> {
-    told.named("get_memory", "What an agent remembers, oldest first")
-        .query("key", json!({"type": "string"}), WHOSE)
-        .answers::<Listed<MemoryEntry>>(200, "The entries.")
+pub fn memory(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("get_memory", "What an agent remembers, oldest first")
+        .query("key", json!({"type": "string"}), MEMORY_KEY_DESCRIPTION)
+        .response::<ListResponse<MemoryEntry>>(200, "The entries.")
 }
 
 /// `POST /agents/{name}/gc`
-pub fn gc(told: Operation<'_>) -> Operation<'_> {
-    told.named(
-        "collect_memory",
-        "Has an agent's model analyse its memory, and trims it",
-    )
-    .query("key", json!({"type": "string"}), WHOSE)
-    .reads::<Gc>()
-    .answers::<GcReport>(200, "What was done.")
-    .refuses(502, "`provider_failed`: the model did not answer.")
+pub fn gc(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "collect_memory",
+            "Has an agent's model analyse its memory, and trims it",
+        )
+        .query("key", json!({"type": "string"}), MEMORY_KEY_DESCRIPTION)
+        .request_body::<GcRequest>()
+        .response::<GcReport>(200, "What was done.")
+        .problem(502, "`provider_failed`: the model did not answer.")
 }
 
 /// `GET /runs`
-pub fn list_runs(told: Operation<'_>) -> Operation<'_> {
+pub fn list_runs(operation: Operation<'_>) -> Operation<'_> {
     let text = || json!({"type": "string"});
     let time = || json!({"type": "string", "format": "date-time"});
-    told.named("list_runs", "A page of runs, newest first")
+    operation
+        .describe("list_runs", "A page of runs, newest first")
         .query("agent", text(), "Only this agent's.")
         .query(
             "status",
@@ -133,7 +138,7 @@ pub fn list_runs(told: Operation<'_>) -> Operation<'_> {
         .query("session", text(), "Only this session's.")
         .query("since", time(), "Accepted at this time or later.")
         .query("until", time(), "Accepted before this time.")
-        .query("limit", number(1, 200, 50), "Most runs of a page.")
+        .query("limit", integer_schema(1, 200, 50), "Most runs of a page.")
         .query("cursor", text(), "The `next_cursor` of the page before.")
         // An object's properties are parameters of their own: OpenAPI's way to say that names begin so.
         .query(
@@ -146,183 +151,201 @@ pub fn list_runs(told: Operation<'_>) -> Operation<'_> {
             }),
             "`label.<key>=<value>`: only those with this label; several: with all of them.",
         )
-        .answers::<Page<'static>>(200, "The page.")
+        .response::<RunsPage<'static>>(200, "The page.")
 }
 
 /// `GET /runs/{id}`
-pub fn run(told: Operation<'_>) -> Operation<'_> {
-    waits(told)
-        .named("get_run", "A run")
-        .answers::<RunView<'static>>(200, "The run; where the caller waits: it has ended.")
-        .answers::<RunView<'static>>(202, "The run, which has not ended while the caller waited.")
+pub fn run(operation: Operation<'_>) -> Operation<'_> {
+    with_wait(operation)
+        .describe("get_run", "A run")
+        .response::<RunView<'static>>(200, "The run; where the caller waits: it has ended.")
+        .response::<RunView<'static>>(202, "The run, which has not ended while the caller waited.")
 }
 
 /// `DELETE /runs/{id}`
-pub fn delete(told: Operation<'_>) -> Operation<'_> {
-    told.named("delete_run", "Forgets a root run with its tree")
-        .answers_nothing(204, "It is gone.")
-        .refuses(409, "`run_not_terminal`, `not_a_root`.")
+pub fn delete(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("delete_run", "Forgets a root run with its tree")
+        .empty_response(204, "It is gone.")
+        .problem(409, "`run_not_terminal`, `not_a_root`.")
 }
 
 /// `GET /runs/{id}/events`
-pub fn events(told: Operation<'_>) -> Operation<'_> {
+pub fn events(operation: Operation<'_>) -> Operation<'_> {
     let seq = || json!({"type": "integer", "minimum": 0});
-    told.named(
-        "list_events",
-        "The log of a run and its descendants, as a page or as a stream",
-    )
-    .query("after", seq(), "Only events with a larger number.")
-    .query(
-        "scope",
-        json!({"enum": ["tree", "self"], "default": "tree"}),
-        "`self`: without the descendants.",
-    )
-    .query(
-        "limit",
-        number(1, 1000, 200),
-        "Roughly the most events of a page.",
-    )
-    .header(
-        "Last-Event-ID",
-        seq(),
-        "The last event that a stream's reader has; wins over `after`.",
-    )
-    .answers::<EventPage>(200, "The page; or the stream, where `Accept` names one.")
-    .answers_text(
-        200,
-        STREAM,
-        "Stored events, then live ones, each an `Event`, to the run's end.",
-    )
-    .answers_nothing(
-        204,
-        "The reader of a stream has it all: it need not come back.",
-    )
+    operation
+        .describe(
+            "list_events",
+            "The log of a run and its descendants, as a page or as a stream",
+        )
+        .query("after", seq(), "Only events with a larger number.")
+        .query(
+            "scope",
+            json!({"enum": ["tree", "self"], "default": "tree"}),
+            "`self`: without the descendants.",
+        )
+        .query(
+            "limit",
+            integer_schema(1, 1000, 200),
+            "Roughly the most events of a page.",
+        )
+        .header(
+            "Last-Event-ID",
+            seq(),
+            "The last event that a stream's reader has; wins over `after`.",
+        )
+        .response::<EventPage>(200, "The page; or the stream, where `Accept` names one.")
+        .text_response(
+            200,
+            EVENT_STREAM,
+            "Stored events, then live ones, each an `Event`, to the run's end.",
+        )
+        .empty_response(
+            204,
+            "The reader of a stream has it all: it need not come back.",
+        )
 }
 
 /// `GET /runs/{id}/tree`
-pub fn tree(told: Operation<'_>) -> Operation<'_> {
-    told.named(
-        "get_tree",
-        "A run's summary with those of its descendants in it",
-    )
-    .answers::<Summary<'static>>(200, "The tree.")
+pub fn tree(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "get_tree",
+            "A run's summary with those of its descendants in it",
+        )
+        .response::<RunSummary<'static>>(200, "The tree.")
 }
 
 /// `GET /runs/{id}/children`
-pub fn children(told: Operation<'_>) -> Operation<'_> {
-    told.named(
-        "list_children",
-        "A run's direct children, in the order of the calls",
-    )
-    .query("limit", number(1, 1000, 1000), "Most children of a page.")
-    .query(
-        "cursor",
-        json!({"type": "string"}),
-        "The `next_cursor` of the page before.",
-    )
-    .answers::<Children<'static>>(200, "The children.")
-}
-
-/// `GET /runs/{id}/messages`
-pub fn messages(told: Operation<'_>) -> Operation<'_> {
-    told.named("list_messages", "A run's conversation as recorded")
-        .query(
-            "after",
-            json!({"type": "integer", "minimum": 0, "default": 0}),
-            "How many messages to leave out: the `next_after` of the page before.",
+pub fn children(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "list_children",
+            "A run's direct children, in the order of the calls",
         )
-        .answers::<Conversation<'static>>(200, "The conversation.")
-}
-
-/// `POST /runs/{id}/cancel`
-pub fn cancel(told: Operation<'_>) -> Operation<'_> {
-    waits(told)
-        .named("cancel_run", "Stops a run and its descendants")
-        .reads::<Cancel>()
-        .answers::<RunView<'static>>(200, "The run, which has ended.")
-        .answers::<RunView<'static>>(202, "The run, which is being cancelled.")
-}
-
-/// `GET /sessions/{name}`
-pub fn session(told: Operation<'_>) -> Operation<'_> {
-    told.named("get_session", "A session's runs, newest first")
         .query(
-            "agent",
-            json!({"type": "string"}),
-            "Only this agent's runs and conversation.",
+            "limit",
+            integer_schema(1, 1000, 1000),
+            "Most children of a page.",
         )
-        .query("limit", number(1, 200, 50), "Most runs of a page.")
         .query(
             "cursor",
             json!({"type": "string"}),
             "The `next_cursor` of the page before.",
         )
-        .answers::<SessionView<'static>>(200, "The session.")
+        .response::<ChildrenPage<'static>>(200, "The children.")
+}
+
+/// `GET /runs/{id}/messages`
+pub fn messages(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("list_messages", "A run's conversation as recorded")
+        .query(
+            "after",
+            json!({"type": "integer", "minimum": 0, "default": 0}),
+            "How many messages to leave out: the `next_after` of the page before.",
+        )
+        .response::<Conversation<'static>>(200, "The conversation.")
+}
+
+/// `POST /runs/{id}/cancel`
+pub fn cancel(operation: Operation<'_>) -> Operation<'_> {
+    with_wait(operation)
+        .describe("cancel_run", "Stops a run and its descendants")
+        .request_body::<CancelRequest>()
+        .response::<RunView<'static>>(200, "The run, which has ended.")
+        .response::<RunView<'static>>(202, "The run, which is being cancelled.")
+}
+
+/// `GET /sessions/{name}`
+pub fn session(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("get_session", "A session's runs, newest first")
+        .query(
+            "agent",
+            json!({"type": "string"}),
+            "Only this agent's runs and conversation.",
+        )
+        .query("limit", integer_schema(1, 200, 50), "Most runs of a page.")
+        .query(
+            "cursor",
+            json!({"type": "string"}),
+            "The `next_cursor` of the page before.",
+        )
+        .response::<SessionView<'static>>(200, "The session.")
 }
 
 /// `POST /runs/{id}/approvals/{call}`
-pub fn decide(told: Operation<'_>) -> Operation<'_> {
-    told.named("decide", "A person's word on a tool call that waits for it")
-        .reads::<Answer>()
-        .always()
-        .answers::<RunView<'static>>(202, "The run; the decision is on disk.")
-        .refuses(409, "`nothing_waits`: no such call waits (any more).")
-        .refuses(
+pub fn decide(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("decide", "A person's word on a tool call that waits for it")
+        .request_body::<DecisionRequest>()
+        .body_required()
+        .response::<RunView<'static>>(202, "The run; the decision is on disk.")
+        .problem(409, "`nothing_waits`: no such call waits (any more).")
+        .problem(
             503,
             "`draining`, `store_unavailable`: `Retry-After` says when to come back.",
         )
 }
 
 /// `GET /runs/{id}/deliveries`
-pub fn deliveries(told: Operation<'_>) -> Operation<'_> {
-    told.named(
-        "list_deliveries",
-        "A run's webhook deliveries, oldest first",
-    )
-    .answers::<Listed<DeliveryView>>(200, "The newest 1,000.")
+pub fn deliveries(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe(
+            "list_deliveries",
+            "A run's webhook deliveries, oldest first",
+        )
+        .response::<ListResponse<DeliveryView>>(200, "The newest 1,000.")
 }
 
 /// `POST /runs/{id}/deliveries/{delivery}/resend`
-pub fn resend(told: Operation<'_>) -> Operation<'_> {
-    told.named("resend_delivery", "Sends a webhook delivery again")
-        .answers::<DeliveryView>(202, "The delivery, which is due now.")
+pub fn resend(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("resend_delivery", "Sends a webhook delivery again")
+        .response::<DeliveryView>(202, "The delivery, which is due now.")
 }
 
 /// `GET /livez`
-pub fn livez(told: Operation<'_>) -> Operation<'_> {
-    told.named("livez", "Whether the process answers")
-        .answers::<Alive>(200, "It does.")
+pub fn livez(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("livez", "Whether the process answers")
+        .response::<Alive>(200, "It does.")
 }
 
 /// `GET /readyz`
-pub fn readyz(told: Operation<'_>) -> Operation<'_> {
-    told.named("readyz", "Whether new runs are taken")
-        .answers::<Ready>(200, "They are.")
-        .answers::<Ready>(503, "They are not; a failed check has a `detail`.")
+pub fn readyz(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("readyz", "Whether new runs are taken")
+        .response::<Ready>(200, "They are.")
+        .response::<Ready>(503, "They are not; a failed check has a `detail`.")
 }
 
 /// `GET /version`
-pub fn version(told: Operation<'_>) -> Operation<'_> {
-    told.named("version", "What is serving")
-        .answers::<Version>(200, "Name and version.")
+pub fn version(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("version", "What is serving")
+        .response::<Version>(200, "Name and version.")
 }
 
 /// `GET /openapi.json`
-pub fn openapi(told: Operation<'_>) -> Operation<'_> {
-    told.named("openapi", "This document")
-        .answers::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.")
+pub fn openapi(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("openapi", "This document")
+        .response::<serde_json::Map<String, Value>>(200, "An OpenAPI 3.1 document.")
 }
 
 /// `GET /metrics`
-pub fn metrics(told: Operation<'_>) -> Operation<'_> {
-    told.named("metrics", "What the daemon counts, for Prometheus")
-        .answers_text(200, "text/plain", "Prometheus' text format.")
+pub fn metrics(operation: Operation<'_>) -> Operation<'_> {
+    operation
+        .describe("metrics", "What the daemon counts, for Prometheus")
+        .text_response(200, "text/plain", "Prometheus' text format.")
 }
 
 /// What the two routes have that take a run's body.
-fn posted(told: Operation<'_>) -> Operation<'_> {
-    waits(told)
-        .reads::<Create>()
+fn with_run_body(operation: Operation<'_>) -> Operation<'_> {
+    with_wait(operation)
+        .request_body::<CreateRunRequest>()
         .or_text("The run's input.")
         .or_form(
             "`input` texts and files (pictures, PDF, text) in their order; the body's other fields as text, objects and \
@@ -331,21 +354,22 @@ fn posted(told: Operation<'_>) -> Operation<'_> {
 }
 
 /// What the routes have that wait for a run's end where their caller wants it.
-fn waits(told: Operation<'_>) -> Operation<'_> {
+fn with_wait(operation: Operation<'_>) -> Operation<'_> {
     let seconds =
         json!({"type": "string", "pattern": "^[0-9]*\\.?[0-9]*s?$", "examples": ["30", "30s"]});
-    told.query(
-        "wait",
-        seconds,
-        "Waits so many seconds for the run's end, at most `server.max_wait`.",
-    )
-    .header(
-        "Prefer",
-        json!({"type": "string", "examples": ["wait=30"]}),
-        "The same (RFC 7240); `wait` in the query wins.",
-    )
+    operation
+        .query(
+            "wait",
+            seconds,
+            "Waits so many seconds for the run's end, at most `server.max_wait`.",
+        )
+        .header(
+            "Prefer",
+            json!({"type": "string", "examples": ["wait=30"]}),
+            "The same (RFC 7240); `wait` in the query wins.",
+        )
 }
 
-fn number(least: u32, most: u32, usual: u32) -> Value {
-    json!({"type": "integer", "minimum": least, "maximum": most, "default": usual})
+fn integer_schema(minimum: u32, maximum: u32, default_value: u32) -> Value {
+    json!({"type": "integer", "minimum": minimum, "maximum": maximum, "default": default_value})
 }

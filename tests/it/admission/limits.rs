@@ -6,27 +6,27 @@ use axed::config::auth::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, asks, calls, hangs, says};
-use crate::support::soon;
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, says};
+use crate::support::within_timeout;
 
 /// A daemon with two keys, their own names, and an agent.
 fn of_ada_and_bob(runs: &str) -> Setup {
     let key = |name: &str| {
-        let sha256 = KeyHash::of(name.as_bytes());
+        let sha256 = KeyHash::digest(name.as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\n")
     };
-    TestApp::with()
+    TestApp::setup()
         .config(&format!("[runs]\n{runs}\n{}{}", key("ada"), key("bob")))
         .agent("solo", "")
 }
 
-async fn post(app: &TestApp, key: &str, path: &str, body: &Value) -> Got {
+async fn post(app: &TestApp, key: &str, path: &str, body: &Value) -> ApiResponse {
     send(app.request(Method::POST, path).bearer_auth(key).json(body)).await
 }
 
-async fn get(app: &TestApp, key: &str, path: &str) -> Got {
+async fn get(app: &TestApp, key: &str, path: &str) -> ApiResponse {
     send(app.request(Method::GET, path).bearer_auth(key)).await
 }
 
@@ -45,14 +45,16 @@ async fn ended(app: &TestApp, key: &str, run: &Value) -> Value {
 
 /// What the provider was asked, in order.
 fn asked(app: &TestApp) -> Vec<String> {
-    let seen = app.provider.seen();
-    seen.iter().map(|seen| seen.user()[0].clone()).collect()
+    let seen = app.provider.requests();
+    seen.iter()
+        .map(|seen| seen.user_messages()[0].clone())
+        .collect()
 }
 
 /// Says "done" once the gate is open.
-fn behind(gate: &Gate) -> impl Fn() -> Answer + Send + Sync + 'static {
+fn behind(gate: &Gate) -> impl Fn() -> ScriptedAnswer + Send + Sync + 'static {
     let gate = gate.clone();
-    move || says("done").after(&gate)
+    move || says("done").after_gate(&gate)
 }
 
 /// A series of the metrics.
@@ -66,13 +68,13 @@ async fn metric(app: &TestApp, name: &str) -> String {
 
 #[tokio::test]
 async fn a_limited_agent_waits_and_others_pass() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 2\nmax_queued = 2\n[runs.per_agent]\nplanner = 1")
         .agent("planner", "")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider.always("planner", move |_| answer());
     app.provider.always("solo", |_| says("passed"));
@@ -81,28 +83,28 @@ async fn a_limited_agent_waits_and_others_pass() {
     let second = app.start("planner", "2").await;
     let third = app.start("planner", "3").await;
     assert_eq!(second.status(), "queued");
-    app.provider.busy("planner", 1).await;
+    app.provider.wait_for_concurrency("planner", 1).await;
     let refused = app.post("/agents/planner/runs", &json!({})).await;
     refused.problem(429);
     // The queue is full of runs that cannot start; one that can is let in.
     assert_eq!(app.run("solo", "go").await.output(), "passed");
 
-    assert_eq!(second.now().await.status(), "queued");
+    assert_eq!(second.reload().await.status(), "queued");
     assert_eq!(metric(&app, "axed_runs_queued").await, "2");
     assert_eq!(metric(&app, "axed_runs_running").await, "1");
     assert_eq!(metric(&app, "axed_queue_wait_seconds_count").await, "2");
     gate.open();
     for run in [first, second, third] {
-        assert_eq!(run.ended().await.output(), "done");
+        assert_eq!(run.wait_for_end().await.output(), "done");
     }
-    assert_eq!(app.provider.most_busy("planner"), 1);
+    assert_eq!(app.provider.max_concurrency("planner"), 1);
     assert_eq!(metric(&app, "axed_runs_queued").await, "0");
     assert_eq!(metric(&app, "axed_queue_wait_seconds_count").await, "4");
 }
 
 #[tokio::test]
 async fn an_agents_limit_is_not_for_its_runs_as_a_child() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs.per_agent]\nreader = 1")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -112,10 +114,10 @@ async fn an_agents_limit_is_not_for_its_runs_as_a_child() {
     app.provider.always("reader", |_| says("read"));
     app.provider.will(
         "planner",
-        [asks([("reader", "a"), ("reader", "b")]), says("done")],
+        [delegates([("reader", "a"), ("reader", "b")]), says("done")],
     );
     let root = app.start("reader", "go").await;
-    app.provider.busy("reader", 1).await;
+    app.provider.wait_for_concurrency("reader", 1).await;
 
     assert_eq!(app.run("planner", "go").await.output(), "done");
     assert_eq!(root.cancel("enough").await.status(), "cancelled");
@@ -124,17 +126,17 @@ async fn an_agents_limit_is_not_for_its_runs_as_a_child() {
 #[tokio::test]
 async fn a_key_at_its_limit_waits_and_others_pass() {
     let app = of_ada_and_bob("per_key = 1").spawn().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider
-        .always("solo", move |seen| match seen.user()[0].as_str() {
+        .always("solo", move |seen| match seen.user_messages()[0].as_str() {
             "bob" => says("passed"),
             _ => answer(),
         });
 
     let first = start(&app, "ada", "1").await;
     let second = start(&app, "ada", "2").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     let bob = start(&app, "bob", "bob").await;
 
     assert_eq!(ended(&app, "bob", &bob).await, "passed");
@@ -149,7 +151,7 @@ async fn a_key_at_its_limit_waits_and_others_pass() {
 #[tokio::test]
 async fn one_keys_flood_does_not_hold_up_another() {
     let app = of_ada_and_bob("max_running = 1").spawn().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider.always("solo", move |_| answer());
     let mut runs = Vec::new();
@@ -157,7 +159,7 @@ async fn one_keys_flood_does_not_hold_up_another() {
         runs.push(start(&app, "ada", &number.to_string()).await);
     }
     let bob = start(&app, "bob", "bob").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     gate.open();
 
     assert_eq!(ended(&app, "bob", &bob).await, "done");
@@ -167,17 +169,17 @@ async fn one_keys_flood_does_not_hold_up_another() {
     let mut order: Vec<String> = (0..=50).map(|number| number.to_string()).collect();
     order.insert(1, "bob".to_owned());
     assert_eq!(asked(&app), order);
-    assert_eq!(app.provider.most_busy("solo"), 1);
+    assert_eq!(app.provider.max_concurrency("solo"), 1);
 }
 
 #[tokio::test]
 async fn a_refusal_tells_how_full_it_is() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 2")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider.always("solo", move |_| answer());
     for input in ["1", "2", "3"] {
@@ -197,12 +199,12 @@ async fn a_refusal_tells_how_full_it_is() {
 
 #[tokio::test]
 async fn who_is_cancelled_in_line_leaves_no_hole() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 2")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider.always("solo", move |_| answer());
     app.start("solo", "1").await;
@@ -212,11 +214,11 @@ async fn who_is_cancelled_in_line_leaves_no_hole() {
     assert_eq!(second.cancel("never mind").await.status(), "cancelled");
     // Its place is free.
     let fourth = app.start("solo", "4").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     gate.open();
 
-    assert_eq!(third.ended().await.output(), "done");
-    assert_eq!(fourth.ended().await.output(), "done");
+    assert_eq!(third.wait_for_end().await.output(), "done");
+    assert_eq!(fourth.wait_for_end().await.output(), "done");
     assert_eq!(asked(&app), ["1", "3", "4"]);
 }
 
@@ -225,7 +227,7 @@ async fn the_line_outlives_a_crash() {
     let mut app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider.will("solo", [answer(), hangs()]);
     app.provider.always("solo", |_| says("done"));
@@ -239,11 +241,11 @@ async fn the_line_outlives_a_crash() {
     ] {
         runs.push((key, start(&app, key, input).await));
     }
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     gate.open();
     assert_eq!(ended(&app, "ada", &first).await, "done");
     // It was Bob's turn: his run is younger than Ada's and at work.
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
     runs.push(("bob", start(&app, "bob", "bob 2").await));
 
     app.crash_and_restart().await;
@@ -256,7 +258,7 @@ async fn the_line_outlives_a_crash() {
         "ada 1", "bob 1", "bob 1", "ada 2", "bob 2", "ada 3", "ada 4",
     ];
     assert_eq!(asked(&app), order);
-    assert_eq!(app.provider.most_busy("solo"), 1);
+    assert_eq!(app.provider.max_concurrency("solo"), 1);
 }
 
 #[tokio::test]
@@ -266,17 +268,19 @@ async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
         .agent("reader", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
-    app.provider
-        .will("planner", [asks([("reader", "read"); 9]), says("done")]);
+    app.provider.will(
+        "planner",
+        [delegates([("reader", "read"); 9]), says("done")],
+    );
     app.provider.always("reader", move |_| answer());
     app.provider.always("solo", |_| says("done"));
 
     let path = "/agents/planner/runs";
     let planner = post(&app, "ada", path, &json!({"input": "go"})).await;
     // With its root, the half for whoever comes first and her part of the other half.
-    app.provider.busy("reader", 5).await;
+    app.provider.wait_for_concurrency("reader", 5).await;
     let waits = start(&app, "ada", "waits").await;
     assert_eq!(waits["status"], "queued");
     let bob = start(&app, "bob", "bob").await;
@@ -285,7 +289,7 @@ async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
 
     assert_eq!(ended(&app, "ada", &planner.json()).await, "done");
     assert_eq!(ended(&app, "ada", &waits).await, "done");
-    let results = app.provider.seen_by("planner")[1].results();
+    let results = app.provider.requests_for("planner")[1].tool_results();
     let refused = results
         .iter()
         .filter(|it| it.contains("the runs of its key at work"));
@@ -297,7 +301,7 @@ async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
     let app = of_ada_and_bob("max_running = 1\nmax_queued = 4")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let answer = behind(&gate);
     app.provider.always("solo", move |_| answer());
     let path = "/agents/solo/runs";
@@ -347,7 +351,7 @@ async fn a_tenants_hanging_commands_leave_the_others_their_part() {
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.starts_with("on-")).count()
     };
-    soon("48 commands at work", async {
+    within_timeout("48 commands at work", async {
         while started() < 48 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }

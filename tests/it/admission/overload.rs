@@ -4,11 +4,11 @@ use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, says};
+use crate::support::provider::answer::{delegates, says};
 
 #[tokio::test]
 async fn a_thousand_parents_do_not_starve_their_children() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(
             "[providers.small]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\napi_key = \"k\"\n\
              max_concurrent = 8",
@@ -23,8 +23,8 @@ async fn a_thousand_parents_do_not_starve_their_children() {
     app.provider.always("model", |seen| {
         if seen.tools().is_empty() {
             says("read")
-        } else if seen.results().is_empty() {
-            asks([("child", "read")])
+        } else if seen.tool_results().is_empty() {
+            delegates([("child", "read")])
         } else {
             says("done")
         }
@@ -36,24 +36,25 @@ async fn a_thousand_parents_do_not_starve_their_children() {
     }
 
     for run in runs {
-        let run = run.ended().await;
+        let run = run.wait_for_end().await;
         assert_eq!(run.output(), "done");
         assert_eq!(run["tree"]["runs"], 2);
     }
-    assert!(app.provider.most_busy("model") <= 8);
+    assert!(app.provider.max_concurrency("model") <= 8);
     assert_eq!(app.provider.ledger().replies, 3000);
 }
 
 #[tokio::test]
 async fn children_need_no_slot() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 1")
         .agent("parent", "sub_agents = [\"child\"]")
         .agent("child", "")
         .spawn()
         .await;
     let tasks = ["1", "2", "3", "4"].map(|task| ("child", task));
-    app.provider.will("parent", [asks(tasks), says("done")]);
+    app.provider
+        .will("parent", [delegates(tasks), says("done")]);
     app.provider.always("child", |_| says("read"));
 
     assert_eq!(app.run("parent", "go").await.output(), "done");
@@ -61,38 +62,38 @@ async fn children_need_no_slot() {
 
 #[tokio::test]
 async fn a_full_queue_refuses_and_empties_in_order() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 3")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("solo", move |_| says("done").after(&door));
+        .always("solo", move |_| says("done").after_gate(&door));
 
     let mut runs = Vec::new();
     for input in ["1", "2", "3", "4"] {
         runs.push(app.start("solo", input).await);
     }
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     let refused = app.post("/agents/solo/runs", &json!({})).await;
     refused.problem(429);
     let wait = refused.header("retry-after").parse::<u64>();
     assert!(wait.is_ok_and(|wait| wait >= 1), "{:?}", refused.headers);
-    assert_eq!(runs[3].now().await.status(), "queued");
+    assert_eq!(runs[3].reload().await.status(), "queued");
     gate.open();
 
     for run in &runs {
-        assert_eq!(run.ended().await.output(), "done");
+        assert_eq!(run.wait_for_end().await.output(), "done");
     }
     let order: Vec<_> = app
         .provider
-        .seen()
+        .requests()
         .iter()
-        .map(|seen| seen.user()[0].clone())
+        .map(|seen| seen.user_messages()[0].clone())
         .collect();
     assert_eq!(order, ["1", "2", "3", "4"]);
-    assert_eq!(app.provider.most_busy("solo"), 1);
+    assert_eq!(app.provider.max_concurrency("solo"), 1);
     app.run("solo", "5").await;
 }

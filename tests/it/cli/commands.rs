@@ -10,8 +10,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 
 use crate::support::app::{Setup, TestApp, send};
-use crate::support::daemon::{Daemon, axed};
-use crate::support::soon;
+use crate::support::daemon::{Daemon, axed_command};
+use crate::support::within_timeout;
 
 /// A directory with agents and scripts, as a user would have them.
 struct Home(TempDir);
@@ -53,7 +53,7 @@ impl Home {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = axed(self.path(), arguments);
+        let mut command = axed_command(self.path(), arguments);
         command.env("TMPDIR", self.path().join("tmp"));
         command
     }
@@ -71,7 +71,7 @@ struct Ended {
 }
 
 async fn ended(mut command: Command) -> Ended {
-    let output = soon("the command's end", command.output())
+    let output = within_timeout("the command's end", command.output())
         .await
         .expect("run axed");
     Ended::from(output)
@@ -113,7 +113,7 @@ async fn serve_prints_one_line_and_a_signal_ends_it_well() {
     let health = home.axed(&["health", "--server", &daemon.url]).await;
     assert_eq!(health.with(0), "");
     daemon.signal("INT");
-    assert!(daemon.ended().await.success());
+    assert!(daemon.wait_for_exit().await.success());
     let health = home.axed(&["health", "--server", &daemon.url]).await;
     health.with(1);
     assert!(
@@ -125,7 +125,7 @@ async fn serve_prints_one_line_and_a_signal_ends_it_well() {
 
 #[tokio::test]
 async fn serve_reads_agents_again_when_it_is_told() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[agents]\nwatch = false")
         .spawn()
         .await;
@@ -136,7 +136,7 @@ async fn serve_reads_agents_again_when_it_is_told() {
             tokio::task::yield_now().await;
         }
     };
-    soon("the new agent", known).await;
+    within_timeout("the new agent", known).await;
 }
 
 #[tokio::test]
@@ -191,7 +191,9 @@ async fn the_demo_can_stay_up() {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("start axed");
     let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
     let url = loop {
-        let line = soon("a line", lines.next_line()).await.expect("read");
+        let line = within_timeout("a line", lines.next_line())
+            .await
+            .expect("read");
         let line = line.expect("a request to try");
         if let Some(url) = line.trim().strip_prefix("curl ") {
             break url.to_owned();
@@ -200,7 +202,7 @@ async fn the_demo_can_stay_up() {
     let answer = reqwest::Client::new().get(&url).send().await;
     assert_eq!(answer.expect("an answer").status(), 200);
     signal(&child, "INT");
-    let status = soon("the end", child.wait()).await.expect("wait");
+    let status = within_timeout("the end", child.wait()).await.expect("wait");
     assert!(status.success(), "{status}");
     assert_eq!(leftovers(&home), [".keep"]);
 }
@@ -235,7 +237,7 @@ async fn run_takes_its_input_from_stdin() {
     let mut stdin = child.stdin.take().expect("stdin");
     stdin.write_all(b"from afar").await.expect("write");
     drop(stdin);
-    let output = soon("the end", child.wait_with_output()).await;
+    let output = within_timeout("the end", child.wait_with_output()).await;
     assert_eq!(
         Ended::from(output.expect("wait")).with(0),
         "heard: from afar\n"
@@ -255,9 +257,9 @@ async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
         let mut child = command.spawn().expect("start axed");
         let mut stdin = child.stdin.take().expect("stdin");
         // Whoever refuses the input need not read it to its end.
-        let _ = soon("stdin", stdin.write_all(&vec![b'x'; size])).await;
+        let _ = within_timeout("stdin", stdin.write_all(&vec![b'x'; size])).await;
         drop(stdin);
-        let output = soon("the end", child.wait_with_output()).await;
+        let output = within_timeout("the end", child.wait_with_output()).await;
         let ended = Ended::from(output.expect("wait"));
         match code {
             0 => assert_eq!(ended.with(0), "heard\n"),
@@ -420,16 +422,16 @@ async fn an_interrupted_run_is_cancelled() {
             tokio::task::yield_now().await;
         }
     };
-    soon("the run", started).await;
+    within_timeout("the run", started).await;
     signal(&child, "INT");
-    let output = soon("the end", child.wait_with_output()).await;
+    let output = within_timeout("the end", child.wait_with_output()).await;
     let ended = Ended::from(output.expect("wait"));
     let run: Value = serde_json::from_str(ended.with(1)).expect("JSON");
     assert_eq!(run["status"], "cancelled");
 }
 
 fn slow_and_echo() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .config("[providers.scripted]\nscripts = [\"scripts\"]")
         .agent("echo", "model = \"scripted/echo\"")
         .file("config/scripts/echo.toml", ECHO)
@@ -612,7 +614,7 @@ async fn a_reader_that_goes_away_is_no_panic() {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("start axed");
         drop(child.stdout.take());
-        let output = soon("the end", child.wait_with_output()).await;
+        let output = within_timeout("the end", child.wait_with_output()).await;
         let ended = Ended::from(output.expect("wait"));
         assert!(
             !ended.err.contains("panicked"),
@@ -626,7 +628,7 @@ async fn a_reader_that_goes_away_is_no_panic() {
 async fn everything_that_is_shipped_is_valid_and_runs() {
     let home = Home::new();
     let clone = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let in_clone = |arguments: &[&str]| axed(clone, arguments);
+    let in_clone = |arguments: &[&str]| axed_command(clone, arguments);
     ended(in_clone(&["agents", "check"])).await.with(0);
     let config = fs::read_to_string(clone.join("config/axed.toml")).expect("the configuration");
     home.write("config/axed.toml", &uncommented(&config));

@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::daemon::axed;
+use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, fails, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, fails, says};
+use crate::support::within_timeout;
 
 /// What a command ended with: its code, stdout and stderr.
 async fn ended(app: &TestApp, server: &str, arguments: &[&str]) -> (i32, String, String) {
     let arguments = [&["runs"], arguments, &["--server", server]].concat();
-    let mut command = axed(&app.path("."), &arguments);
-    let output = soon("the command's end", command.output())
+    let mut command = axed_command(&app.path("."), &arguments);
+    let output = within_timeout("the command's end", command.output())
         .await
         .expect("run axed");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
@@ -37,13 +37,13 @@ fn ids(lines: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn runs_are_listed_by_what_is_asked_for() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider
         .will("reader", [says("read"), fails(400, "no"), says("again")]);
     let planner = app.run("planner", "go").await.id().to_owned();
@@ -80,7 +80,7 @@ async fn runs_are_listed_by_what_is_asked_for() {
 
 #[tokio::test]
 async fn a_long_list_is_read_page_by_page() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let mut started = Vec::new();
     for _ in 0..205 {
         app.provider.will("solo", [says("done")]);
@@ -95,14 +95,14 @@ async fn a_long_list_is_read_page_by_page() {
 
 #[tokio::test]
 async fn a_run_and_its_tree_are_shown() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]), says("all \u{1b}[31mdone")],
+        [delegates([("reader", "x")]), says("all \u{1b}[31mdone")],
     );
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "go there").await;
@@ -140,14 +140,17 @@ async fn a_run_and_its_tree_are_shown() {
 
 #[tokio::test]
 async fn a_run_is_cancelled_and_its_end_waited_for() {
-    let app = TestApp::with().agent("slow", "").spawn().await;
-    let gate = Gate::shut();
+    let app = TestApp::setup().agent("slow", "").spawn().await;
+    let gate = Gate::closed();
     app.provider.will(
         "slow",
-        [says("late").after(&gate), says("later").after(&gate)],
+        [
+            says("late").after_gate(&gate),
+            says("later").after_gate(&gate),
+        ],
     );
     let (first, second) = (app.start("slow", "go").await, app.start("slow", "go").await);
-    app.provider.busy("slow", 2).await;
+    app.provider.wait_for_concurrency("slow", 2).await;
     let told = printed(
         &app,
         &["cancel", first.id(), "--wait", "--reason", "no need"],
@@ -162,7 +165,7 @@ async fn a_run_is_cancelled_and_its_end_waited_for() {
     let told = printed(&app, &["cancel", second.id(), "--json"]).await;
     let told: Value = serde_json::from_str(&told).expect("a run");
     assert_eq!(told["cancel_reason"], "cancelled at the command line");
-    assert_eq!(second.ended().await.status(), "cancelled");
+    assert_eq!(second.wait_for_end().await.status(), "cancelled");
 }
 
 #[tokio::test]

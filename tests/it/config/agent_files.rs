@@ -18,7 +18,7 @@ fn write(path: &Path, text: &str) {
 
 /// Waits for a snapshot of which `holds` is true.
 async fn until(catalog: &Catalog, holds: impl Fn(&Agents) -> bool) -> Arc<Agents> {
-    let mut news = catalog.changed();
+    let mut news = catalog.subscribe();
     let found = async {
         loop {
             // Marked as seen before looking: a change in between is heard.

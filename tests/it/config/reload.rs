@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::provider::answer::{asks, says};
+use crate::support::provider::answer::{delegates, says};
 
 fn field<'a>(listed: &'a Value, agent: &str, key: &str) -> &'a Value {
     let data = listed["data"].as_array().expect("data");
@@ -13,7 +13,7 @@ fn field<'a>(listed: &'a Value, agent: &str, key: &str) -> &'a Value {
 
 #[tokio::test]
 async fn a_change_is_soon_in_force() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "system_prompt = \"Old.\"")
         .spawn()
         .await;
@@ -28,8 +28,14 @@ async fn a_change_is_soon_in_force() {
         .await;
     let new = app.run("solo", "go").await;
 
-    assert_eq!(app.provider.asked("solo", 1).await.system(), "Old.");
-    assert_eq!(app.provider.asked("solo", 2).await.system(), "New.");
+    assert_eq!(
+        app.provider.wait_for_request("solo", 1).await.system(),
+        "Old."
+    );
+    assert_eq!(
+        app.provider.wait_for_request("solo", 2).await.system(),
+        "New."
+    );
     assert_ne!(old["agent_version"], new["agent_version"]);
     std::fs::remove_file(app.path("agents/extra.toml")).expect("remove a file");
     app.get_until("/agents/extra", |got| got.status == 404)
@@ -38,7 +44,7 @@ async fn a_change_is_soon_in_force() {
 
 #[tokio::test]
 async fn a_hangup_reloads_where_nothing_is_watched() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[agents]\nwatch = false")
         .agent("solo", "")
         .spawn()
@@ -53,7 +59,7 @@ async fn a_hangup_reloads_where_nothing_is_watched() {
 
 #[tokio::test]
 async fn a_file_that_breaks_keeps_its_last_good_definition() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "system_prompt = \"Good.\"")
         .agent("other", "")
         .spawn()
@@ -83,12 +89,15 @@ async fn a_file_that_breaks_keeps_its_last_good_definition() {
     let run = app.run("solo", "go").await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["agent_version"], version);
-    assert_eq!(app.provider.asked("solo", 1).await.system(), "Good.");
+    assert_eq!(
+        app.provider.wait_for_request("solo", 1).await.system(),
+        "Good."
+    );
 }
 
 #[tokio::test]
 async fn a_file_that_was_never_good_is_listed_and_refused() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .file("agents/blank.toml", "name = \" \"\nmodel = \"a/b\"\n")
         .file("agents/torn.toml", "name = \"torn\nmodel = ")
         .agent("fine", "")
@@ -124,7 +133,7 @@ async fn a_file_that_was_never_good_is_listed_and_refused() {
 
 #[tokio::test]
 async fn a_run_keeps_the_version_it_started_with() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "system_prompt = \"Old.\"\nsub_agents = [\"reader\"]",
@@ -132,29 +141,30 @@ async fn a_run_keeps_the_version_it_started_with() {
         .agent("reader", "")
         .spawn()
         .await;
-    let gate = crate::support::gate::Gate::shut();
+    let gate = crate::support::gate::Gate::closed();
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
-    app.provider.will("reader", [says("read").after(&gate)]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
+    app.provider
+        .will("reader", [says("read").after_gate(&gate)]);
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("reader", 1).await;
+    app.provider.wait_for_concurrency("reader", 1).await;
     app.write_agent("planner", "system_prompt = \"New.\"");
     app.get_until("/agents/planner", |got| got.text.contains("New."))
         .await;
     gate.open();
-    let ended = run.ended().await;
+    let ended = run.wait_for_end().await;
 
     assert_eq!(ended.output(), "done");
     assert_eq!(ended["agent_version"], run["agent_version"]);
-    let second = app.provider.asked("planner", 2).await;
+    let second = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(second.system(), "Old.");
     assert_eq!(second.tool_names(), ["call_agent"]);
 }
 
 #[tokio::test]
 async fn the_first_of_several_directories_wins() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .argument("--agents")
         .argument("mine")
         .argument("--agents")
@@ -181,7 +191,7 @@ async fn the_first_of_several_directories_wins() {
 
 #[tokio::test]
 async fn secrets_are_shown_to_nobody() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let run = app.run("solo", "go").await;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axed::config::load::{Environment, Flags, load};
 use axed::config::{
-    Config, Durability, Kept, KeyScope, LogFormat, Provider, ProviderKind, Retention,
+    Config, Durability, KeyScope, LogFormat, Provider, ProviderKind, Retention, RetentionLimit,
 };
 use secrecy::ExposeSecret;
 
@@ -342,14 +342,17 @@ fn runs_of_an_agent_and_of_a_key_are_limited_by_name() {
     let limits = runs.runs.per_agent;
     assert_eq!((limits["planner"], limits["reader"]), (2, 3));
     let per_key = runs.runs.per_key;
-    assert_eq!((per_key.of("ci"), per_key.of("ada")), (Some(5), Some(100)));
+    assert_eq!(
+        (per_key.limit_for("ci"), per_key.limit_for("ada")),
+        (Some(5), Some(100))
+    );
 
     let each = config("[runs]\nper_key = 100", &[]).expect("a config");
-    assert_eq!(each.runs.per_key.of("ada"), Some(100));
+    assert_eq!(each.runs.per_key.limit_for("ada"), Some(100));
     let each = config("", &[("AXED_RUNS__PER_KEY", "7")]).expect("a config");
-    assert_eq!(each.runs.per_key.of("ada"), Some(7));
+    assert_eq!(each.runs.per_key.limit_for("ada"), Some(7));
     let none = config("", &[]).expect("a config").runs;
-    assert!(none.per_agent.is_empty() && none.per_key.of("ada").is_none());
+    assert!(none.per_agent.is_empty() && none.per_key.limit_for("ada").is_none());
 }
 
 #[test]
@@ -457,11 +460,16 @@ fn keys_of_clients_are_read_strictly() {
         panic!("{keys:?}");
     };
     assert_eq!((a.name.as_str(), a.sha256.to_string()), ("a", hash.clone()));
-    assert!(a.may(KeyScope::Run) && a.may(KeyScope::Read));
-    assert!(!a.may(KeyScope::Cancel) && !a.may(KeyScope::Metrics) && !a.is_admin());
-    assert!(a.touches("x") && a.touches("y-1") && !a.touches("y") && !a.touches("team-x"));
-    assert!(b.may(KeyScope::Run) && b.may(KeyScope::Metrics) && b.is_admin());
-    assert!(b.touches("any"));
+    assert!(a.has_scope(KeyScope::Run) && a.has_scope(KeyScope::Read));
+    assert!(!a.has_scope(KeyScope::Cancel) && !a.has_scope(KeyScope::Metrics) && !a.is_admin());
+    assert!(
+        a.can_use_agent("x")
+            && a.can_use_agent("y-1")
+            && !a.can_use_agent("y")
+            && !a.can_use_agent("team-x")
+    );
+    assert!(b.has_scope(KeyScope::Run) && b.has_scope(KeyScope::Metrics) && b.is_admin());
+    assert!(b.can_use_agent("any"));
     assert!(!format!("{keys:?}").contains(&hash), "{keys:?}");
 
     let known = "run, read, cancel, admin, metrics";
@@ -597,7 +605,7 @@ fn uncommented(line: &str) -> &str {
 
 #[test]
 fn retention_holds_for_all_or_for_one_state() {
-    let kept = |seconds: u64, count: usize| Kept {
+    let kept = |seconds: u64, count: usize| RetentionLimit {
         age: (seconds > 0).then(|| Duration::from_secs(seconds)),
         count: (count > 0).then_some(count),
     };

@@ -6,9 +6,9 @@ use reqwest::Method;
 use serde_json::json;
 
 use crate::support::app::{TestApp, send};
-use crate::support::daemon::{Daemon, axed};
+use crate::support::daemon::{Daemon, axed_command};
 use crate::support::provider::answer::says;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// Runs `axed` in an empty directory with this configuration, to its end.
 async fn refused(config: &str, arguments: &[&str]) -> (Output, String) {
@@ -25,7 +25,7 @@ async fn refused(config: &str, arguments: &[&str]) -> (Output, String) {
         "data",
     ];
     all.extend(arguments);
-    let output = soon("axed's refusal", axed(home.path(), &all).output())
+    let output = within_timeout("axed's refusal", axed_command(home.path(), &all).output())
         .await
         .expect("run axed");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -78,7 +78,7 @@ async fn without_keys_only_loopback_is_served() {
         "0.0.0.0:0",
         "--insecure-no-auth",
     ];
-    let daemon = Daemon::start(axed(home.path(), &arguments)).await;
+    let daemon = Daemon::start(axed_command(home.path(), &arguments)).await;
     let url = daemon.url.replace("0.0.0.0", "127.0.0.1");
     let got = send(reqwest::Client::new().get(format!("{url}/livez"))).await;
     assert_eq!(got.status, 200);
@@ -86,7 +86,7 @@ async fn without_keys_only_loopback_is_served() {
 
 #[tokio::test]
 async fn the_environment_is_heard_between_flag_and_file() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .server("default_timeout = 3")
         .environment("AXED_SERVER__DEFAULT_TIMEOUT", "5")
         .environment("AXED_SERVER__MAX_WAIT", "")
@@ -99,8 +99,8 @@ async fn the_environment_is_heard_between_flag_and_file() {
     let dry = app.post("/agents/solo/dry-run", &json!({})).await.json();
     assert_eq!(dry["limits"]["timeout"], 5, "{dry}");
     app.run("solo", "go").await;
-    let asked = app.provider.asked("solo", 1).await;
-    assert_eq!(asked.key(), Some("from-the-environment"));
+    let asked = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(asked.api_key(), Some("from-the-environment"));
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn health_is_open_from_the_start() {
 
 #[tokio::test]
 async fn every_route_is_below_the_prefix_and_says_so() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .prefix("/ai/axed")
         .agent("solo", "")
         .spawn()
@@ -152,7 +152,7 @@ async fn every_route_is_below_the_prefix_and_says_so() {
 
 #[tokio::test]
 async fn every_wrong_request_is_a_problem() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .server("max_body = 1000")
         .agent("solo", "")
         .spawn()

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::events::{count, is_whole, kinds};
-use crate::support::provider::answer::{asks, calls, fails, hangs, says};
-use crate::support::provider::seen::{Seen, Wire};
+use crate::support::events::{assert_complete, count, kinds};
+use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 
 const ON: &str = "[subagent]\nenabled = true";
 
@@ -16,12 +16,12 @@ fn task(task: &str) -> (&'static str, Value) {
     ("subagent", json!({"label": "look", "task_prompt": task}))
 }
 
-fn told(seen: &Seen) -> String {
-    seen.results().remove(0)
+fn told(seen: &RecordedRequest) -> String {
+    seen.tool_results().remove(0)
 }
 
 /// Tools by name that a request offers.
-fn offered(seen: &Seen) -> Vec<String> {
+fn offered(seen: &RecordedRequest) -> Vec<String> {
     let name = |tool: &Value| {
         let name = tool.get("name").or_else(|| tool["function"].get("name"));
         name.and_then(Value::as_str).unwrap_or_default().to_owned()
@@ -34,12 +34,12 @@ async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
     let agent = format!(
         "system_prompt = \"Work.\"\nsub_agents = [\"reader\"]\n[params]\ntemperature = 0.5\n{ON}"
     );
-    let app = TestApp::with().agent("planner", &agent).spawn().await;
+    let app = TestApp::setup().agent("planner", &agent).spawn().await;
     app.provider
-        .always("planner", |seen| match seen.user()[0].as_str() {
-            "look around" => says("it is quiet").using(20, 2),
-            _ if seen.results().is_empty() => calls([task("look around")]).using(10, 1),
-            _ => says("done").using(30, 3),
+        .always("planner", |seen| match seen.user_messages()[0].as_str() {
+            "look around" => says("it is quiet").with_usage(20, 2),
+            _ if seen.tool_results().is_empty() => calls([task("look around")]).with_usage(10, 1),
+            _ => says("done").with_usage(30, 3),
         });
 
     let run = app.run("planner", "go").await;
@@ -52,9 +52,9 @@ async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
     assert_eq!(child["completion_status"], "complete");
     assert_eq!((&child["depth"], &child["turns"]), (&json!(1), &json!(1)));
     assert_eq!(child.output(), "it is quiet");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(seen[1].system(), "Work.");
-    assert_eq!(seen[1].user(), ["look around"]);
+    assert_eq!(seen[1].user_messages(), ["look around"]);
     assert_eq!(seen[1].body["temperature"], 0.5);
     assert_eq!(offered(&seen[0]), ["call_agent", "subagent"]);
     assert_eq!(offered(&seen[1]), ["call_agent", "subagent"]);
@@ -62,7 +62,7 @@ async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
     let tree = run.tree().await;
     assert_eq!(tree["children"][0]["task"], "look around");
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     for kind in [
         "tool.started",
         "agent.called",
@@ -75,7 +75,7 @@ async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
 
 #[tokio::test]
 async fn the_allow_list_decides_alone() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("sub_agents = [\"reader\"]\n{ON}"))
         .spawn()
         .await;
@@ -104,12 +104,12 @@ async fn the_allow_list_decides_alone() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(offered(&seen[1]), ["call_agent"]);
     assert_eq!(told(&seen[2]), "Unknown tool: \"subagent\"");
     assert!(offered(&seen[4]).is_empty());
     assert_eq!(
-        seen[6].results().last().map(String::as_str),
+        seen[6].tool_results().last().map(String::as_str),
         Some("Unknown tool in allowed_tools: fly")
     );
 }
@@ -121,15 +121,15 @@ async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
         let agent = format!(
             "model = \"{model}/planner\"\nsub_agents = [\"nobody\"]\n{ON}\nsummary = \"always\""
         );
-        let app = TestApp::with().agent("planner", &agent).spawn().await;
+        let app = TestApp::setup().agent("planner", &agent).spawn().await;
         app.provider.will(
             "planner",
             [
-                calls([task("look around")]).using(1, 1),
-                asks([("nobody", "x")]).using(2, 1),
-                says("a long story").using(4, 1),
-                says("in short: quiet").using(8, 1),
-                says("done").using(16, 1),
+                calls([task("look around")]).with_usage(1, 1),
+                delegates([("nobody", "x")]).with_usage(2, 1),
+                says("a long story").with_usage(4, 1),
+                says("in short: quiet").with_usage(8, 1),
+                says("done").with_usage(16, 1),
             ],
         );
 
@@ -137,10 +137,10 @@ async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
 
         assert_eq!(run.output(), "done", "{wire:?}");
         assert_eq!(run.tree_usage(), (31, 5, 2));
-        let seen = app.provider.seen();
+        let seen = app.provider.requests();
         assert!(seen[3].tools().is_empty(), "{:?}", seen[3].body);
         assert_eq!(
-            seen[3].user().last().map(String::as_str),
+            seen[3].user_messages().last().map(String::as_str),
             Some("Summarize your findings concisely")
         );
         assert_eq!(told(&seen[4]), "in short: quiet");
@@ -149,13 +149,13 @@ async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
             (child.output(), &child["turns"]),
             ("in short: quiet", &json!(2))
         );
-        is_whole(&run.events().await);
+        assert_complete(&run.events().await);
     }
 }
 
 #[tokio::test]
 async fn a_summary_that_fails_leaves_the_tasks_own_text() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{ON}\n[retry]\nmax_retries = 0"))
         .spawn()
         .await;
@@ -173,9 +173,9 @@ async fn a_summary_that_fails_leaves_the_tasks_own_text() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(
-        seen[2].user().last().map(String::as_str),
+        seen[2].user_messages().last().map(String::as_str),
         Some("In three words?")
     );
     assert_eq!(told(&seen[3]), "the long story");
@@ -183,7 +183,7 @@ async fn a_summary_that_fails_leaves_the_tasks_own_text() {
 
 #[tokio::test]
 async fn a_task_whose_turns_run_out_gives_what_it_has() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("sub_agents = [\"nobody\"]\n{ON}"))
         .spawn()
         .await;
@@ -192,14 +192,14 @@ async fn a_task_whose_turns_run_out_gives_what_it_has() {
         "planner",
         [
             calls([("subagent", short)]),
-            asks([("nobody", "y")]).saying("so far so good"),
+            delegates([("nobody", "y")]).with_text("so far so good"),
             says("done"),
         ],
     );
 
     let run = app.run("planner", "go").await;
 
-    let result = told(app.provider.asked("planner", 3).await.as_ref());
+    let result = told(app.provider.wait_for_request("planner", 3).await.as_ref());
     assert!(
         result.contains("incomplete") && result.ends_with("so far so good"),
         "{result}"
@@ -219,13 +219,15 @@ async fn a_task_whose_turns_run_out_gives_what_it_has() {
 
 #[tokio::test]
 async fn quotas_hold_for_calls_that_come_at_once() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{ON}\nmax_executions = 2"))
         .spawn()
         .await;
     app.provider
-        .always("planner", |seen| match seen.user()[0].as_str() {
-            "go" if seen.results().is_empty() => calls((0..5).map(|n| task(&format!("task {n}")))),
+        .always("planner", |seen| match seen.user_messages()[0].as_str() {
+            "go" if seen.tool_results().is_empty() => {
+                calls((0..5).map(|n| task(&format!("task {n}"))))
+            }
             "go" => says("done"),
             task => says(format!("did {task}")),
         });
@@ -233,7 +235,12 @@ async fn quotas_hold_for_calls_that_come_at_once() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let mut results = app.provider.seen().last().expect("a request").results();
+    let mut results = app
+        .provider
+        .requests()
+        .last()
+        .expect("a request")
+        .tool_results();
     results.sort();
     assert_eq!(results.len(), 5);
     let refused = "Resource quota exceeded: Execution limit reached: 2/2";
@@ -247,7 +254,7 @@ async fn quotas_hold_for_calls_that_come_at_once() {
 
 #[tokio::test]
 async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("sub_agents = [\"reader\"]\n{ON}\nmax_executions = 2"),
@@ -257,24 +264,26 @@ async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
         .await;
     let two = || calls((0..2).map(|n| task(&format!("task {n}"))));
     app.provider.always("reader", move |seen| {
-        let is_reader = seen.user()[0].starts_with("Task: read");
-        match seen.results().is_empty() {
+        let is_reader = seen.user_messages()[0].starts_with("Task: read");
+        match seen.tool_results().is_empty() {
             true if is_reader => two(),
             _ => says("read"),
         }
     });
-    app.provider
-        .will("planner", [asks([("reader", "read")]), two(), says("done")]);
+    app.provider.will(
+        "planner",
+        [delegates([("reader", "read")]), two(), says("done")],
+    );
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
     let results = app
         .provider
-        .seen_by("planner")
+        .requests_for("planner")
         .last()
         .expect("asked")
-        .results();
+        .tool_results();
     let refused = "Resource quota exceeded: Execution limit reached: 2/2";
     assert_eq!(results[1..], [refused, refused]);
     assert_eq!(run["tree"]["runs"], 4);
@@ -282,16 +291,16 @@ async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
 
 #[tokio::test]
 async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{ON}\nmax_total_tokens = 100"))
         .spawn()
         .await;
     app.provider.will(
         "planner",
         [
-            calls([task("a")]).using(1000, 10),
-            says("did a").using(120, 30),
-            calls([task("b")]).using(1000, 10),
+            calls([task("a")]).with_usage(1000, 10),
+            says("did a").with_usage(120, 30),
+            calls([task("b")]).with_usage(1000, 10),
             says("done"),
         ],
     );
@@ -299,10 +308,10 @@ async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(told(&seen[2]), "did a");
     assert_eq!(
-        seen[3].results().last().map(String::as_str),
+        seen[3].tool_results().last().map(String::as_str),
         Some("Resource quota exceeded: Token limit exceeded: 150/100")
     );
 }
@@ -310,7 +319,7 @@ async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
 #[tokio::test]
 async fn the_depth_is_the_trees() {
     // Each asks for one more below it, until it is told that there is no more.
-    let descend = |seen: &Seen| match seen.results().last() {
+    let descend = |seen: &RecordedRequest| match seen.tool_results().last() {
         None => calls([task("deeper")]),
         Some(result) => says(format!("told: {result}")),
     };
@@ -327,12 +336,12 @@ async fn the_depth_is_the_trees() {
             1,
         ),
     ] {
-        let app = TestApp::with().agent("planner", &agent).spawn().await;
+        let app = TestApp::setup().agent("planner", &agent).spawn().await;
         app.provider.always("planner", descend);
 
         let run = app.run("planner", "go").await;
 
-        let family = run.family().await;
+        let family = run.tree_runs().await;
         assert_eq!(family.len(), deepest + 1, "{agent}");
     }
 }
@@ -343,7 +352,7 @@ async fn who_stands_at_the_limit_is_told_so() {
     let agent = format!(
         "sub_agents = [\"nobody\"]\n[sub_agents_config]\nmax_depth = 4\n{ON}\nmax_depth = 1"
     );
-    let app = TestApp::with().agent("planner", &agent).spawn().await;
+    let app = TestApp::setup().agent("planner", &agent).spawn().await;
     app.provider.will(
         "planner",
         [
@@ -355,7 +364,7 @@ async fn who_stands_at_the_limit_is_told_so() {
     );
 
     assert_eq!(app.run("planner", "go").await.output(), "done");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(offered(&seen[1]), ["call_agent"]);
     assert_eq!(
         told(&seen[2]),
@@ -365,7 +374,7 @@ async fn who_stands_at_the_limit_is_told_so() {
 
 #[tokio::test]
 async fn a_failed_task_and_a_long_result_are_told() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("[retry]\nmax_retries = 0\n{ON}\noutput_max_size = 1024"),
@@ -386,7 +395,11 @@ async fn a_failed_task_and_a_long_result_are_told() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let results = app.provider.asked("planner", 5).await.results();
+    let results = app
+        .provider
+        .wait_for_request("planner", 5)
+        .await
+        .tool_results();
     assert!(
         results[0].starts_with("Subagent task execution failed: bad_request: "),
         "{}",
@@ -403,7 +416,7 @@ async fn a_failed_task_and_a_long_result_are_told() {
 
 #[tokio::test]
 async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent(
             "planner",
             &format!("{ON}\nmax_executions = 1\nmax_depth = 2"),
@@ -413,8 +426,8 @@ async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
     let is_open = Arc::new(AtomicBool::new(false));
     let open = Arc::clone(&is_open);
     app.provider.always("planner", move |seen| {
-        let results = seen.results();
-        match (seen.user()[0].as_str(), results.len()) {
+        let results = seen.tool_results();
+        match (seen.user_messages()[0].as_str(), results.len()) {
             ("go", 0) => calls([task("look")]),
             ("go", 1) => calls([task("look again")]),
             ("go", _) => says("done"),
@@ -423,19 +436,24 @@ async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
         }
     });
     let id = app.start("planner", "go").await.id().to_owned();
-    app.provider.asked("planner", 2).await;
+    app.provider.wait_for_request("planner", 2).await;
     let mut events = app.events(&app.find(&id).await).await;
     events
-        .until_all(|events| count(events, "turn.started") == 2)
+        .until_matches(|events| count(events, "turn.started") == 2)
         .await;
     is_open.store(true, Ordering::SeqCst);
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["tree"]["runs"], 2);
-    let results = app.provider.seen().last().expect("a request").results();
+    let results = app
+        .provider
+        .requests()
+        .last()
+        .expect("a request")
+        .tool_results();
     assert_eq!(
         results,
         [
@@ -449,13 +467,13 @@ async fn a_restart_goes_on_with_the_task_and_keeps_the_quota() {
         (&json!(2), &json!("complete"))
     );
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(kinds(&events).last(), Some(&"run.completed"));
 }
 
 #[tokio::test]
 async fn a_summary_that_a_kill_broke_off_is_asked_for_again() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", &format!("{ON}\nsummary = \"always\""))
         .spawn()
         .await;
@@ -470,17 +488,17 @@ async fn a_summary_that_a_kill_broke_off_is_asked_for_again() {
         ],
     );
     let id = app.start("planner", "go").await.id().to_owned();
-    app.provider.asked("planner", 3).await;
+    app.provider.wait_for_request("planner", 3).await;
     let mut events = app.events(&app.find(&id).await).await;
     events
-        .until_all(|events| count(events, "turn.started") == 3)
+        .until_matches(|events| count(events, "turn.started") == 3)
         .await;
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(seen.len(), 5);
     assert_eq!(seen[2].body["messages"], seen[3].body["messages"]);
     let child = run.children().await.remove(0);
@@ -489,7 +507,7 @@ async fn a_summary_that_a_kill_broke_off_is_asked_for_again() {
 
 #[tokio::test]
 async fn what_is_wrong_in_the_file_is_named() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("deep", &format!("{ON}\nmax_depth = 6"))
         .agent("small", &format!("{ON}\noutput_max_size = 100"))
         .agent("odd", &format!("{ON}\nsummary = \"never\""))
@@ -508,12 +526,12 @@ async fn what_is_wrong_in_the_file_is_named() {
     }
     app.provider.will("off", [says("done")]);
     assert_eq!(app.run("off", "go").await.output(), "done");
-    assert!(offered(&app.provider.seen()[0]).is_empty());
+    assert!(offered(&app.provider.requests()[0]).is_empty());
 }
 
 #[tokio::test]
 async fn another_model_can_do_the_tasks() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{ON}\n model = \"openai/small\""))
         .spawn()
         .await;
@@ -522,5 +540,5 @@ async fn another_model_can_do_the_tasks() {
     app.provider.will("small", [says("did a")]);
 
     assert_eq!(app.run("planner", "go").await.output(), "done");
-    assert_eq!(app.provider.seen_by("small").len(), 1);
+    assert_eq!(app.provider.requests_for("small").len(), 1);
 }

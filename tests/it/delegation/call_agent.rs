@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, fails, hangs, says};
+use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 
 /// What a parent reads of a child that failed.
 fn failed(agent: &str, why: &str) -> String {
@@ -15,7 +15,7 @@ fn failed(agent: &str, why: &str) -> String {
 
 #[tokio::test]
 async fn a_child_gets_its_task_and_gives_back_its_final_text() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "system_prompt = \"Plan.\"\nsub_agents = [\"reader\"]",
@@ -30,7 +30,7 @@ async fn a_child_gets_its_task_and_gives_back_its_final_text() {
     app.provider.will(
         "planner",
         [
-            calls([("call_agent", ask)]).saying("Let me ask."),
+            calls([("call_agent", ask)]).with_text("Let me ask."),
             says("done"),
         ],
     );
@@ -39,15 +39,18 @@ async fn a_child_gets_its_task_and_gives_back_its_final_text() {
     let run = app.run("planner", "the secret plan").await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.asked("reader", 1).await;
+    let asked = app.provider.wait_for_request("reader", 1).await;
     assert_eq!(asked.system(), "Read.");
-    assert_eq!(asked.user(), ["Task: read it\n\nContext:\nchapter one"]);
-    assert_eq!(asked.key(), Some("key-of-openai"));
+    assert_eq!(
+        asked.user_messages(),
+        ["Task: read it\n\nContext:\nchapter one"]
+    );
+    assert_eq!(asked.api_key(), Some("key-of-openai"));
     assert!(!asked.body.to_string().contains("secret plan"), "{asked:?}");
-    let told = app.provider.asked("planner", 2).await;
-    assert_eq!(told.results(), ["a summary"]);
-    assert_eq!(told.errors(), [false]);
-    assert_eq!(told.key(), Some("key-of-anthropic"));
+    let told = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(told.tool_results(), ["a summary"]);
+    assert_eq!(told.tool_result_errors(), [false]);
+    assert_eq!(told.api_key(), Some("key-of-anthropic"));
 
     let children = run.children().await;
     let [child] = children.as_slice() else {
@@ -69,7 +72,7 @@ async fn a_child_gets_its_task_and_gives_back_its_final_text() {
 
 #[tokio::test]
 async fn a_blank_context_is_left_out() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
@@ -81,14 +84,14 @@ async fn a_blank_context_is_left_out() {
 
     app.run("planner", "go").await;
 
-    let asked = app.provider.asked("reader", 1).await;
-    assert_eq!(asked.user(), ["Task: read it"]);
+    let asked = app.provider.wait_for_request("reader", 1).await;
+    assert_eq!(asked.user_messages(), ["Task: read it"]);
     assert_eq!(asked.system(), "");
 }
 
 #[tokio::test]
 async fn the_tool_is_offered_in_the_contracts_words() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"writer\", \"reader\", \"writer\"]",
@@ -105,7 +108,7 @@ async fn the_tool_is_offered_in_the_contracts_words() {
     app.run("planner", "go").await;
     app.run("boss", "go").await;
 
-    let tools = app.provider.asked("planner", 1).await.tools();
+    let tools = app.provider.wait_for_request("planner", 1).await.tools();
     assert_eq!(tools.len(), 1, "{tools:?}");
     assert_eq!(tools[0]["name"], "call_agent");
     assert_eq!(
@@ -135,7 +138,7 @@ async fn the_tool_is_offered_in_the_contracts_words() {
         })
     );
 
-    let tools = app.provider.asked("boss", 1).await.tools();
+    let tools = app.provider.wait_for_request("boss", 1).await.tools();
     let description = tools[0]["description"].as_str().expect("a description");
     assert!(
         description.contains("Available agents: reader, expert"),
@@ -146,7 +149,7 @@ async fn the_tool_is_offered_in_the_contracts_words() {
 
 #[tokio::test]
 async fn a_wrong_call_is_answered_with_what_is_wrong() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .agent("stranger", "")
@@ -167,9 +170,9 @@ async fn a_wrong_call_is_answered_with_what_is_wrong() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
+    let told = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.results(),
+        told.tool_results(),
         [
             "call_agent error: \"agent\" argument is required",
             "call_agent error: \"agent\" argument is required",
@@ -178,7 +181,7 @@ async fn a_wrong_call_is_answered_with_what_is_wrong() {
             "call_agent error: agent \"stranger\" is not in this agent's sub_agents list",
         ]
     );
-    assert_eq!(told.errors(), [true; 5]);
+    assert_eq!(told.tool_result_errors(), [true; 5]);
     assert_eq!(run["tool_calls"], 5);
     assert_eq!(run["tree"]["runs"], 1);
 }
@@ -195,7 +198,7 @@ async fn a_child_that_cannot_start_is_an_error_result() {
         "nowhere",
         "keyless",
     ];
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.private]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
         .config("[limits]\ncontext_files = 16")
         .agent("planner", &format!("sub_agents = {names:?}"))
@@ -215,9 +218,9 @@ async fn a_child_that_cannot_start_is_an_error_result() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
-    assert_eq!(told.errors(), [true; 8]);
-    let results = told.results();
+    let told = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(told.tool_result_errors(), [true; 8]);
+    let results = told.tool_results();
     assert_eq!(
         results[0],
         failed(
@@ -267,7 +270,7 @@ async fn a_child_that_cannot_start_is_an_error_result() {
 
 #[tokio::test]
 async fn a_child_that_fails_is_an_error_result() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"refused\", \"endless\", \"greedy\"]",
@@ -286,21 +289,24 @@ async fn a_child_that_fails_is_an_error_result() {
     app.provider.will(
         "planner",
         [
-            asks([("refused", "a"), ("endless", "b"), ("greedy", "c")]),
+            delegates([("refused", "a"), ("endless", "b"), ("greedy", "c")]),
             says("done"),
         ],
     );
     app.provider.will("refused", [fails(401, "no such key")]);
-    app.provider.will("endless", [asks([("refused", "again")])]);
     app.provider
-        .will("greedy", [asks([("refused", "again")]).using(15, 5)]);
+        .will("endless", [delegates([("refused", "again")])]);
+    app.provider.will(
+        "greedy",
+        [delegates([("refused", "again")]).with_usage(15, 5)],
+    );
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
+    let told = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.results(),
+        told.tool_results(),
         [
             failed("refused", "auth: no such key"),
             failed(
@@ -310,7 +316,7 @@ async fn a_child_that_fails_is_an_error_result() {
             failed("greedy", "budget exceeded: used 20 of 10 tokens"),
         ]
     );
-    assert_eq!(told.errors(), [true; 3]);
+    assert_eq!(told.tool_result_errors(), [true; 3]);
     let children = run.children().await;
     let codes: Vec<_> = children.iter().map(|child| child.failure().0).collect();
     assert_eq!(codes, ["provider_auth", "max_turns", "budget_exceeded"]);
@@ -318,7 +324,7 @@ async fn a_child_that_fails_is_an_error_result() {
 
 #[tokio::test]
 async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"one\", \"two\", \"three\"]")
         .agent("one", "")
         .agent("two", "")
@@ -328,13 +334,13 @@ async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls
     app.provider.will(
         "planner",
         [
-            asks([("one", "1"), ("two", "2"), ("three", "3")]),
+            delegates([("one", "1"), ("two", "2"), ("three", "3")]),
             says("done"),
         ],
     );
     let gates = ["one", "two", "three"].map(|agent| {
-        let gate = Gate::shut();
-        let answer = says(format!("from {agent}")).after(&gate);
+        let gate = Gate::closed();
+        let answer = says(format!("from {agent}")).after_gate(&gate);
         app.provider.will(agent, [answer]);
         gate
     });
@@ -342,7 +348,7 @@ async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls
     let run = app.start("planner", "go").await;
     let mut events = app.events(&run).await;
     for agent in ["one", "two", "three"] {
-        app.provider.busy(agent, 1).await;
+        app.provider.wait_for_concurrency(agent, 1).await;
     }
     // The last is let go first, and each has ended before the next may.
     for gate in gates.iter().rev() {
@@ -350,9 +356,12 @@ async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls
         events.until("run.completed").await;
     }
 
-    assert_eq!(run.ended().await.output(), "done");
+    assert_eq!(run.wait_for_end().await.output(), "done");
     assert_eq!(
-        app.provider.asked("planner", 2).await.results(),
+        app.provider
+            .wait_for_request("planner", 2)
+            .await
+            .tool_results(),
         ["from one", "from two", "from three"]
     );
     let names: Vec<_> = run
@@ -366,7 +375,7 @@ async fn children_of_one_reply_work_at_once_and_answer_in_the_order_of_the_calls
 
 #[tokio::test]
 async fn without_parallel_children_work_one_after_another() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"reader\"]\n[sub_agents_config]\nparallel = false",
@@ -375,22 +384,26 @@ async fn without_parallel_children_work_one_after_another() {
         .spawn()
         .await;
     let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
-    app.provider.will("planner", [asks(tasks), says("done")]);
     app.provider
-        .always("reader", |seen| says(seen.user()[0].clone()));
+        .will("planner", [delegates(tasks), says("done")]);
+    app.provider
+        .always("reader", |seen| says(seen.user_messages()[0].clone()));
 
     app.run("planner", "go").await;
 
-    assert_eq!(app.provider.most_busy("reader"), 1);
+    assert_eq!(app.provider.max_concurrency("reader"), 1);
     assert_eq!(
-        app.provider.asked("planner", 2).await.results(),
+        app.provider
+            .wait_for_request("planner", 2)
+            .await
+            .tool_results(),
         ["Task: 1", "Task: 2", "Task: 3"]
     );
 }
 
 #[tokio::test]
 async fn max_concurrent_bounds_the_children_of_one_reply() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"reader\"]\n[sub_agents_config]\nmax_concurrent = 2",
@@ -404,25 +417,26 @@ async fn max_concurrent_bounds_the_children_of_one_reply() {
         ("reader", "3"),
         ("reader", "4"),
     ];
-    app.provider.will("planner", [asks(tasks), says("done")]);
-    let gate = Gate::shut();
+    app.provider
+        .will("planner", [delegates(tasks), says("done")]);
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider.always("reader", move |seen| {
-        says(seen.user()[0].clone()).after(&door)
+        says(seen.user_messages()[0].clone()).after_gate(&door)
     });
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("reader", 2).await;
+    app.provider.wait_for_concurrency("reader", 2).await;
     gate.open();
 
-    assert_eq!(run.ended().await.output(), "done");
-    assert_eq!(app.provider.most_busy("reader"), 2);
-    assert_eq!(app.provider.seen_by("reader").len(), 4);
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    assert_eq!(app.provider.max_concurrency("reader"), 2);
+    assert_eq!(app.provider.requests_for("reader").len(), 4);
 }
 
 #[tokio::test]
 async fn nested_parents_run_their_children_at_once_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("root", "sub_agents = [\"middle\"]")
         .agent("middle", "sub_agents = [\"leaf\"]")
         .agent("leaf", "")
@@ -430,28 +444,31 @@ async fn nested_parents_run_their_children_at_once_too() {
         .await;
     app.provider.will(
         "root",
-        [asks([("middle", "l"), ("middle", "r")]), says("done")],
+        [delegates([("middle", "l"), ("middle", "r")]), says("done")],
     );
     app.provider.always("middle", |seen| {
-        if seen.results().is_empty() {
-            asks([("leaf", "1"), ("leaf", "2")])
+        if seen.tool_results().is_empty() {
+            delegates([("leaf", "1"), ("leaf", "2")])
         } else {
-            says(seen.results().join("+"))
+            says(seen.tool_results().join("+"))
         }
     });
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("leaf", move |_| says("leaf").after(&door));
+        .always("leaf", move |_| says("leaf").after_gate(&door));
 
     let run = app.start("root", "go").await;
-    app.provider.busy("leaf", 4).await;
+    app.provider.wait_for_concurrency("leaf", 4).await;
     gate.open();
 
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(
-        app.provider.asked("root", 2).await.results(),
+        app.provider
+            .wait_for_request("root", 2)
+            .await
+            .tool_results(),
         ["leaf+leaf", "leaf+leaf"]
     );
     assert_eq!(run["tree"]["runs"], 7);
@@ -468,7 +485,7 @@ async fn nested_parents_run_their_children_at_once_too() {
 
 #[tokio::test]
 async fn one_failing_child_leaves_the_others_alone() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"good\", \"bad\"]")
         .agent("good", "")
         .agent("bad", "")
@@ -476,45 +493,50 @@ async fn one_failing_child_leaves_the_others_alone() {
         .await;
     app.provider.will(
         "planner",
-        [asks([("bad", "x"), ("good", "y")]), says("done")],
+        [delegates([("bad", "x"), ("good", "y")]), says("done")],
     );
     app.provider.will("bad", [fails(400, "nonsense")]);
-    let gate = Gate::shut();
-    app.provider.will("good", [says("fine").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider.will("good", [says("fine").after_gate(&gate)]);
 
     let run = app.start("planner", "go").await;
     app.events(&run).await.until("run.failed").await;
     gate.open();
 
-    assert_eq!(run.ended().await.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    let told = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.results(),
+        told.tool_results(),
         [failed("bad", "bad_request: nonsense"), "fine".to_owned()]
     );
-    assert_eq!(told.errors(), [true, false]);
+    assert_eq!(told.tool_result_errors(), [true, false]);
 }
 
 #[tokio::test]
 async fn a_child_cancelled_alone_is_an_error_result() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"slow\"]")
         .agent("slow", "")
         .spawn()
         .await;
-    app.provider
-        .will("planner", [asks([("slow", "wait")]), says("without it")]);
+    app.provider.will(
+        "planner",
+        [delegates([("slow", "wait")]), says("without it")],
+    );
     app.provider.will("slow", [hangs()]);
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
     let children = run.children().await;
     let cancelled = children[0].cancel("not needed").await;
     assert_eq!(cancelled.status(), "cancelled");
     assert_eq!(cancelled["cancel_reason"], "not needed");
 
-    assert_eq!(run.ended().await.output(), "without it");
-    let told = app.provider.asked("planner", 2).await;
-    assert_eq!(told.results(), [failed("slow", "cancelled: not needed")]);
-    assert_eq!(told.errors(), [true]);
+    assert_eq!(run.wait_for_end().await.output(), "without it");
+    let told = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(
+        told.tool_results(),
+        [failed("slow", "cancelled: not needed")]
+    );
+    assert_eq!(told.tool_result_errors(), [true]);
 }

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::support::PATIENCE;
+use crate::support::TEST_TIMEOUT;
 use crate::support::app::{Setup, TestApp};
-use crate::support::events::{Event, count, is_whole, kinds};
+use crate::support::events::{Event, assert_complete, count, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::run::Run;
 
 /// Agents `l0` to `l4`, each of which asks three of the next; the last ones never hear from their model.
 fn house(of_l3: &str) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent(
             "l0",
             "sub_agents = [\"l1\"]\n[sub_agents_config]\nmax_depth = 4",
@@ -27,12 +27,12 @@ fn house(of_l3: &str) -> Setup {
 async fn at_work(app: &TestApp, leaves: usize) -> Run<'_> {
     for (caller, called) in [("l0", "l1"), ("l1", "l2"), ("l2", "l3"), ("l3", "l4")] {
         app.provider.always(caller, move |_| {
-            asks([(called, "a"), (called, "b"), (called, "c")])
+            delegates([(called, "a"), (called, "b"), (called, "c")])
         });
     }
     app.provider.always("l4", |_| hangs());
     let run = app.start("l0", "go").await;
-    app.provider.busy("l4", leaves).await;
+    app.provider.wait_for_concurrency("l4", leaves).await;
     run
 }
 
@@ -61,12 +61,12 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
     assert_eq!(cancelled.status(), "cancelled");
     assert_eq!(cancelled["cancel_reason"], "the house is closed");
     assert_eq!(cancelled["tree"]["runs"], 121);
-    app.provider.hung_up(81).await;
-    assert_eq!(app.provider.seen_by("l4").len(), 81);
-    let family = run.family().await;
+    app.provider.wait_for_disconnects(81).await;
+    assert_eq!(app.provider.requests_for("l4").len(), 81);
+    let family = run.tree_runs().await;
     assert_eq!(family.len(), 121);
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     let ends = ends(&events, "the house is closed");
     assert_eq!(ends.len(), 121);
     for record in &family {
@@ -100,13 +100,13 @@ async fn a_tree_is_cancelling_until_the_last_of_it_has_ended() {
     let looking = async {
         let mut seen = vec!["running".to_owned()];
         loop {
-            let now = run.now().await;
+            let now = run.reload().await;
             if seen.last().is_some_and(|last| last != now.status()) {
                 seen.push(now.status().to_owned());
             }
             if now.status() == "cancelled" {
                 // What is read after this is no older.
-                return (seen, run.family().await);
+                return (seen, run.tree_runs().await);
             }
         }
     };
@@ -144,8 +144,8 @@ async fn children_in_line_all_over_a_tree_are_never_made() {
     let cancelled = run.cancel("enough").await;
 
     assert_eq!(cancelled.status(), "cancelled");
-    app.provider.hung_up(27).await;
-    assert_eq!(app.provider.seen_by("l4").len(), 27);
+    app.provider.wait_for_disconnects(27).await;
+    assert_eq!(app.provider.requests_for("l4").len(), 27);
     assert_eq!(cancelled["tree"]["runs"], 1 + 3 + 9 + 27 + 27);
     let events = run.events().await;
     assert_eq!(ends(&events, "enough").len(), 67);
@@ -167,18 +167,18 @@ async fn a_branch_that_is_cancelled_alone_ends_whole_and_its_caller_goes_on() {
 
     assert_eq!(branch.status(), "cancelled");
     assert_eq!(branch["tree"]["runs"], 40);
-    app.provider.hung_up(27).await;
-    assert_eq!(run.now().await.status(), "running");
-    let records = run.family().await;
+    app.provider.wait_for_disconnects(27).await;
+    assert_eq!(run.reload().await.status(), "running");
+    let records = run.tree_runs().await;
     let of = |status: &str| records.iter().filter(|run| run["status"] == status).count();
     assert_eq!((of("cancelled"), of("running")), (40, 81));
     for branch in [&branches[0], &branches[2]] {
         branch.cancel("nor this").await;
     }
-    let ended = run.ended().await;
+    let ended = run.wait_for_end().await;
     assert_eq!(ended.output(), "did without it");
-    let seen = app.provider.seen_by("l0");
-    let results = seen[1].results();
+    let seen = app.provider.requests_for("l0");
+    let results = seen[1].tool_results();
     assert!(
         results[1].contains("cancelled: not this one"),
         "{results:?}"
@@ -199,7 +199,7 @@ fn all_agree(record: &Value, cancel: &Value, waited: &Value, events: &[Event]) {
             assert_eq!(answer[field], record[field], "{field}: {answer} {record}");
         }
     }
-    is_whole(events);
+    assert_complete(events);
     let own = |event: &&Event| event["run_id"] == record["id"];
     let endings: Vec<_> = events
         .iter()
@@ -231,27 +231,30 @@ fn all_agree(record: &Value, cancel: &Value, waited: &Value, events: &[Event]) {
 
 #[tokio::test]
 async fn a_cancel_and_an_end_at_the_same_moment_are_decided_once() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider.always("reader", |_| says("read"));
     for round in 0..120 {
-        let gate = Gate::shut();
+        let gate = Gate::closed();
         // In every other round the run has a child behind it when it comes to its end.
         if round % 2 == 0 {
-            app.provider.will("planner", [says("done").after(&gate)]);
-        } else {
-            let last = says("done").after(&gate);
             app.provider
-                .will("planner", [asks([("reader", "x")]), last]);
+                .will("planner", [says("done").after_gate(&gate)]);
+        } else {
+            let last = says("done").after_gate(&gate);
+            app.provider
+                .will("planner", [delegates([("reader", "x")]), last]);
         }
-        let before = app.provider.seen().len();
+        let before = app.provider.requests().len();
         let run = app.start("planner", "go").await;
-        app.provider.asked_in_all(before + 1 + round % 2 * 2).await;
+        app.provider
+            .wait_for_requests(before + 1 + round % 2 * 2)
+            .await;
 
-        let wait = PATIENCE.as_secs();
+        let wait = TEST_TIMEOUT.as_secs();
         let path = format!("/runs/{}/cancel?wait={wait}", run.id());
         let ended = format!("?wait={wait}");
         let reasons = ["one", "two"].map(|reason| json!({"reason": reason}));
@@ -280,7 +283,7 @@ async fn a_cancel_and_an_end_at_the_same_moment_are_decided_once() {
 
 #[tokio::test]
 async fn a_child_that_nobody_came_back_to_yet_can_be_cancelled() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("first", "")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -288,17 +291,17 @@ async fn a_child_that_nobody_came_back_to_yet_can_be_cancelled() {
         .await;
     app.provider.always("first", |_| hangs());
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [hangs()]);
     let first = app.start("first", "go").await.id().to_owned();
-    app.provider.busy("first", 1).await;
+    app.provider.wait_for_concurrency("first", 1).await;
     let planner = app.start("planner", "go").await.id().to_owned();
-    app.provider.busy("reader", 1).await;
+    app.provider.wait_for_concurrency("reader", 1).await;
     // A request may be on its way before its turn is on the record.
     for (run, turns) in [(&first, 1), (&planner, 2)] {
         let mut events = app.events(&app.find(run).await).await;
         let begun = |events: &[Event]| count(events, "turn.started") == turns;
-        events.until_all(begun).await;
+        events.until_matches(begun).await;
     }
     let config = std::fs::read_to_string(app.path("config/axed.toml")).expect("a file");
     // The next daemon has one slot, and the older run takes it: the planner stays in line, and its child with it.
@@ -307,7 +310,7 @@ async fn a_child_that_nobody_came_back_to_yet_can_be_cancelled() {
         &format!("{config}\n[runs]\nmax_running = 1\n"),
     );
     app.crash_and_restart().await;
-    app.provider.asked("first", 2).await;
+    app.provider.wait_for_request("first", 2).await;
     let parent = app.find(&planner).await;
     let child = &parent.children().await[0];
     assert_eq!(child.status(), "running");
@@ -321,15 +324,15 @@ async fn a_child_that_nobody_came_back_to_yet_can_be_cancelled() {
     }
     app.find(&first).await.cancel("make room").await;
 
-    assert_eq!(parent.ended().await.output(), "done");
-    let child = child.now().await;
+    assert_eq!(parent.wait_for_end().await.output(), "done");
+    let child = child.reload().await;
     assert_eq!(child.status(), "cancelled");
     assert_eq!(child["cancel_reason"], "not needed");
-    assert_eq!(app.provider.seen_by("reader").len(), 1, "asked again");
-    let seen = app.provider.seen_by("planner");
-    let results = seen[1].results();
+    assert_eq!(app.provider.requests_for("reader").len(), 1, "asked again");
+    let seen = app.provider.requests_for("planner");
+    let results = seen[1].tool_results();
     assert!(results[0].contains("cancelled: not needed"), "{results:?}");
     let events = parent.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "run.cancelling"), 1);
 }

@@ -1,13 +1,13 @@
 //! How deep a tree may grow: the root's limit governs, a child can only tighten it.
 
 use crate::support::app::{Setup, TestApp};
-use crate::support::provider::answer::{asks, says};
+use crate::support::provider::answer::{delegates, says};
 
 const CHAIN: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
 
 /// Agents that may each call the next, `a` first; `limits` are `max_depth`s by name.
 fn chain(limits: &[(&str, u8)]) -> Setup {
-    let mut setup = TestApp::with();
+    let mut setup = TestApp::setup();
     for (at, agent) in CHAIN.iter().enumerate() {
         let mut toml = String::new();
         if let Some(next) = CHAIN.get(at + 1) {
@@ -28,14 +28,14 @@ async fn reached(limits: &[(&str, u8)]) -> Vec<&'static str> {
         app.provider.always(agent, move |seen| {
             match CHAIN.get(at + 1) {
                 Some(next) if seen.tool_names().contains(&"call_agent".to_owned()) => {
-                    if seen.results().is_empty() {
-                        asks([(next, "go on")])
+                    if seen.tool_results().is_empty() {
+                        delegates([(next, "go on")])
                     } else {
                         says("done")
                     }
                 }
                 // No tool was offered, so the call is ignored and the text is final.
-                Some(next) => asks([(next, "go on")]).saying("as deep as I may"),
+                Some(next) => delegates([(next, "go on")]).with_text("as deep as I may"),
                 None => says("bottom"),
             }
         });
@@ -46,10 +46,10 @@ async fn reached(limits: &[(&str, u8)]) -> Vec<&'static str> {
     assert_eq!(run.output(), "done");
     let reached: Vec<_> = CHAIN
         .into_iter()
-        .filter(|agent| !app.provider.seen_by(agent).is_empty())
+        .filter(|agent| !app.provider.requests_for(agent).is_empty())
         .collect();
     let deepest = reached.last().expect("a itself");
-    let asked = app.provider.asked(deepest, 1).await;
+    let asked = app.provider.wait_for_request(deepest, 1).await;
     assert!(asked.body.get("tools").is_none(), "{:?}", asked.body);
     assert_eq!(run["tree"]["runs"], reached.len());
     reached

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::events::kinds;
-use crate::support::provider::answer::{Answer, asks, calls, hangs, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, says};
 
 /// As many delegations of one reply to this agent, all different.
-fn many(agent: &str, turn: usize, count: usize) -> Answer {
+fn many(agent: &str, turn: usize, count: usize) -> ScriptedAnswer {
     calls((0..count).map(|at| {
         let task = format!("task {turn}.{at}");
         ("call_agent", json!({"agent": agent, "task": task}))
@@ -28,7 +28,7 @@ fn memory(app: &TestApp, what: &str) -> usize {
 
 #[tokio::test]
 async fn a_hostile_model_stays_within_the_bounds_and_is_cancelled_promptly() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .environment("AXED_PROVIDERS__ANTHROPIC__MAX_CONCURRENT", "16")
         .agent("worm", "sub_agents = [\"worm\"]")
         .spawn()
@@ -52,14 +52,14 @@ async fn a_hostile_model_stays_within_the_bounds_and_is_cancelled_promptly() {
     assert!(accepted.status == 202 || accepted.status == 200);
     let took = asked.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
-    let ended = run.ended().await;
+    let ended = run.wait_for_end().await;
     assert_eq!(ended.status(), "cancelled");
     assert_eq!(ended["tree"]["runs"], 1000);
 }
 
 #[tokio::test]
 async fn delegations_of_one_reply_above_the_bound_are_error_results() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_delegations = 2")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -72,11 +72,11 @@ async fn delegations_of_one_reply_above_the_bound_are_error_results() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.asked("planner", 2).await;
-    assert_eq!(asked.errors(), [false, false, true, true]);
+    let asked = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(asked.tool_result_errors(), [false, false, true, true]);
     let refused = "Error: a reply may make at most 2 calls that start sub-agents, and this is one more: it was not \
                    performed. Make fewer calls at once, and the rest in later replies.";
-    assert_eq!(asked.results()[2..], [refused, refused]);
+    assert_eq!(asked.tool_results()[2..], [refused, refused]);
     assert_eq!(
         (&run["tree"]["runs"], &run["tool_calls"]),
         (&json!(3), &json!(2))
@@ -89,7 +89,7 @@ async fn delegations_of_one_reply_above_the_bound_are_error_results() {
 
 #[tokio::test]
 async fn calls_of_one_reply_above_the_bound_are_dropped_and_the_model_learns_of_it() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_calls = 2")
         .agent("solo", "tools = [\"list_directory\"]")
         .spawn()
@@ -101,19 +101,19 @@ async fn calls_of_one_reply_above_the_bound_are_dropped_and_the_model_learns_of_
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.asked("solo", 2).await;
-    assert_eq!(asked.errors(), [false, false, true]);
+    let asked = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(asked.tool_result_errors(), [false, false, true]);
     assert!(
-        asked.results()[2].starts_with("Error: a reply may make at most 2 tool calls"),
+        asked.tool_results()[2].starts_with("Error: a reply may make at most 2 tool calls"),
         "{:?}",
-        asked.results()
+        asked.tool_results()
     );
     assert_eq!(run["tool_calls"], 2);
 }
 
 #[tokio::test]
 async fn a_tree_keeps_its_count_over_a_restart() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_tree = 3")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -121,26 +121,26 @@ async fn a_tree_keeps_its_count_over_a_restart() {
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "a")]), asks([("reader", "b")])],
+        [delegates([("reader", "a")]), delegates([("reader", "b")])],
     );
     app.provider.will("reader", [says("a"), hangs()]);
     let id = app.start("planner", "go").await.id().to_owned();
-    app.provider.asked("reader", 2).await;
+    app.provider.wait_for_request("reader", 2).await;
 
     app.crash_and_restart().await;
     app.provider.will("reader", [says("b")]);
     app.provider
-        .will("planner", [asks([("reader", "c")]), says("done")]);
-    let run = app.find(&id).await.ended().await;
+        .will("planner", [delegates([("reader", "c")]), says("done")]);
+    let run = app.find(&id).await.wait_for_end().await;
 
     assert_eq!(run.output(), "done");
     assert_eq!(run["tree"]["runs"], 3);
     let results = app
         .provider
-        .seen_by("planner")
+        .requests_for("planner")
         .last()
         .expect("asked")
-        .results();
+        .tool_results();
     assert_eq!(
         results.last().map(String::as_str),
         Some(
@@ -152,34 +152,34 @@ async fn a_tree_keeps_its_count_over_a_restart() {
 
 #[tokio::test]
 async fn roots_above_the_runs_at_work_wait_and_children_are_error_results() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_live = 2")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = crate::support::gate::Gate::shut();
+    let gate = crate::support::gate::Gate::closed();
     let first = gate.clone();
     app.provider
         .will("planner", [many("reader", 1, 2), says("done")]);
     app.provider
-        .always("reader", move |_| says("read").after(&first));
+        .always("reader", move |_| says("read").after_gate(&first));
     app.provider.always("solo", |_| says("alone"));
 
     let planner = app.start("planner", "go").await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
     let solo = app.start("solo", "go").await;
     assert_eq!(solo.status(), "queued");
     gate.open();
 
-    assert_eq!(planner.ended().await.output(), "done");
-    assert_eq!(solo.ended().await.output(), "alone");
-    let asked = app.provider.asked("planner", 2).await;
-    let mut errors = asked.errors();
+    assert_eq!(planner.wait_for_end().await.output(), "done");
+    assert_eq!(solo.wait_for_end().await.output(), "alone");
+    let asked = app.provider.wait_for_request("planner", 2).await;
+    let mut errors = asked.tool_result_errors();
     errors.sort_unstable();
     assert_eq!(errors, [false, true]);
-    let refused = asked.results().into_iter().find(|it| it != "read");
+    let refused = asked.tool_results().into_iter().find(|it| it != "read");
     assert_eq!(
         refused.as_deref(),
         Some(
@@ -191,7 +191,7 @@ async fn roots_above_the_runs_at_work_wait_and_children_are_error_results() {
 
 #[tokio::test]
 async fn a_budget_above_the_servers_bound_is_listed_with_a_warning() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_tree = 10")
         .agent("planner", "[budget]\nmax_runs = 11")
         .agent("solo", "[budget]\nmax_runs = 10")

@@ -6,9 +6,9 @@ use rusqlite::Connection;
 use serde_json::json;
 
 use crate::support::app::TestApp;
-use crate::support::events::{count, is_whole};
+use crate::support::events::{assert_complete, count};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::run::Run;
 
 fn change(app: &TestApp, sql: &str) {
@@ -47,7 +47,7 @@ fn damage_steps(app: &TestApp, id: &str) {
 
 async fn suspended(app: &TestApp, run: &Run<'_>) {
     let words = format!("{} is suspended until the store works", run.id());
-    app.daemon.logged(&words).await;
+    app.daemon.wait_for_log(&words).await;
 }
 
 fn is_damage(run: &Run<'_>) {
@@ -58,13 +58,13 @@ fn is_damage(run: &Run<'_>) {
 
 #[tokio::test]
 async fn a_suspended_run_whose_steps_are_damaged_fails_as_internal() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("solo", move |_| says("done").after(&door));
+        .always("solo", move |_| says("done").after_gate(&door));
     let (bad, good) = (app.start("solo", "go").await, app.start("solo", "go").await);
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
     refuse(&app, "1");
     gate.open();
     suspended(&app, &bad).await;
@@ -72,30 +72,30 @@ async fn a_suspended_run_whose_steps_are_damaged_fails_as_internal() {
     damage_steps(&app, bad.id());
     refuse_no_more(&app);
 
-    let bad = bad.ended().await;
+    let bad = bad.wait_for_end().await;
     is_damage(&bad);
     let events = bad.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "run.failed"), 1);
-    assert_eq!(good.ended().await.output(), "done");
+    assert_eq!(good.wait_for_end().await.output(), "done");
     app.get_until("/readyz", |got| got.status == 200).await;
 }
 
 #[tokio::test]
 async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("planned")]);
+        .will("planner", [delegates([("reader", "x")]), says("planned")]);
     let door = gate.clone();
     app.provider
-        .always("reader", move |_| says("read").after(&door));
+        .always("reader", move |_| says("read").after_gate(&door));
     let run = app.start("planner", "go").await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
     refuse(&app, "1");
     gate.open();
     suspended(&app, &run).await;
@@ -103,24 +103,24 @@ async fn a_child_whose_steps_are_damaged_is_an_error_result_to_its_parent() {
     damage_steps(&app, children[0].id());
     refuse_no_more(&app);
 
-    assert_eq!(run.ended().await.output(), "planned");
-    is_damage(&children[0].now().await);
-    let seen = app.provider.asked("planner", 2).await;
-    assert_eq!(seen.errors(), [true]);
-    is_whole(&run.events().await);
+    assert_eq!(run.wait_for_end().await.output(), "planned");
+    is_damage(&children[0].reload().await);
+    let seen = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(seen.tool_result_errors(), [true]);
+    assert_complete(&run.events().await);
 }
 
 #[tokio::test]
 async fn a_suspended_run_whose_row_is_damaged_delays_no_other() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("solo", move |_| says("done").after(&door));
+        .always("solo", move |_| says("done").after_gate(&door));
     let talk = json!({"input": "go", "session": "talk"});
     let bad = app.start_with("solo", talk.clone()).await;
     let good = app.start("solo", "go").await;
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
     refuse(&app, "1");
     gate.open();
     suspended(&app, &bad).await;
@@ -132,7 +132,7 @@ async fn a_suspended_run_whose_row_is_damaged_delays_no_other() {
     );
     refuse_no_more(&app);
 
-    assert_eq!(good.ended().await.output(), "done");
+    assert_eq!(good.wait_for_end().await.output(), "done");
     let shown = app.get(&format!("/runs/{}", bad.id())).await;
     shown.problem(500);
     assert_eq!(shown.json()["code"], "store_damaged", "{}", shown.text);
@@ -142,7 +142,7 @@ async fn a_suspended_run_whose_row_is_damaged_delays_no_other() {
 
 #[tokio::test]
 async fn a_session_whose_last_conversation_is_damaged_fails_its_next_run() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let talk = json!({"input": "go", "session": "talk"});
     let first = app.run_with("solo", talk.clone()).await;
@@ -154,22 +154,22 @@ async fn a_session_whose_last_conversation_is_damaged_fails_its_next_run() {
 
 #[tokio::test]
 async fn a_tree_that_cannot_be_written_alone_makes_nothing_else_unavailable() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .agent("stubborn", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.always("solo", |_| says("done"));
     let door = gate.clone();
     app.provider
-        .always("stubborn", move |_| says("late").after(&door));
+        .always("stubborn", move |_| says("late").after_gate(&door));
     let stubborn = app.start("stubborn", "go").await;
-    app.provider.asked("stubborn", 1).await;
+    app.provider.wait_for_request("stubborn", 1).await;
     refuse(&app, &format!("new.run = {}", blob(stubborn.id())));
     gate.open();
     // From here on the store was seen to work.
-    app.daemon.logged("going on with 1 root runs").await;
+    app.daemon.wait_for_log("going on with 1 root runs").await;
     app.get_until("/readyz", |got| got.status == 200).await;
 
     let words = format!("{} is suspended until", stubborn.id());
@@ -178,24 +178,24 @@ async fn a_tree_that_cannot_be_written_alone_makes_nothing_else_unavailable() {
         assert_eq!(app.get("/readyz").await.status, 200);
     }
     refuse_no_more(&app);
-    assert_eq!(stubborn.ended().await.output(), "late");
+    assert_eq!(stubborn.wait_for_end().await.output(), "late");
 }
 
 #[tokio::test]
 async fn a_suspended_run_does_not_count_as_running() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
-    app.provider.will("planner", [asks([("reader", "x")])]);
+    let gate = Gate::closed();
+    app.provider.will("planner", [delegates([("reader", "x")])]);
     app.provider.always("planner", |_| says("planned"));
     let door = gate.clone();
     app.provider
-        .always("reader", move |_| says("read").after(&door));
+        .always("reader", move |_| says("read").after_gate(&door));
     let run = app.start("planner", "go").await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
     let running = |count: u64| format!("\naxed_runs_running {count}\n");
     let page = app.get("/metrics").await.text;
     assert!(page.contains(&running(2)), "{page}");
@@ -206,19 +206,19 @@ async fn a_suspended_run_does_not_count_as_running() {
     app.get_until("/metrics", |got| got.text.contains(&running(0)))
         .await;
     refuse_no_more(&app);
-    assert_eq!(run.ended().await.output(), "planned");
+    assert_eq!(run.wait_for_end().await.output(), "planned");
 }
 
 #[tokio::test]
 async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("done"), says("done")]);
     app.provider.always("solo", |_| hangs());
     let labelled = json!({"input": "go", "labels": {"a": "b"}});
     let ended = app.run_with("solo", labelled.clone()).await.id().to_owned();
     let good = app.run_with("solo", labelled.clone()).await.id().to_owned();
     let unfinished = app.start_with("solo", labelled).await.id().to_owned();
-    app.provider.asked("solo", 3).await;
+    app.provider.wait_for_request("solo", 3).await;
     let (one, other) = (blob(&ended), blob(&unfinished));
     change(
         &app,
@@ -246,7 +246,7 @@ async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
         assert_eq!(found, [good.as_str()], "{query}");
     }
     app.daemon
-        .logged(&format!("{unfinished} is left out of a list"))
+        .wait_for_log(&format!("{unfinished} is left out of a list"))
         .await;
     for id in [&ended, &unfinished] {
         let shown = app.get(&format!("/runs/{id}")).await;

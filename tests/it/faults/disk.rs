@@ -8,8 +8,8 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::app::{Got, TestApp};
-use crate::support::daemon::axed;
+use crate::support::app::{ApiResponse, TestApp};
+use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{hangs, says};
 
 /// A run's input that takes space.
@@ -62,12 +62,12 @@ impl Drop for Disk {
     }
 }
 
-fn code(got: &Got) -> (u16, String) {
+fn code(got: &ApiResponse) -> (u16, String) {
     let code = got.json()["code"].as_str().map(str::to_owned);
     (got.status, code.unwrap_or_default())
 }
 
-fn is_ready(got: &Got) -> bool {
+fn is_ready(got: &ApiResponse) -> bool {
     got.status == 200
 }
 
@@ -82,7 +82,7 @@ async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
         return;
     };
     let data = disk.path("data");
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "")
         .argument("--data")
         .argument(data.to_str().expect("a path"))
@@ -132,7 +132,7 @@ async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
 #[tokio::test]
 async fn a_data_directory_that_is_taken_away_makes_the_daemon_not_ready() {
     for path in ["data", "data/axed.db", "data/axed.db-wal"] {
-        let app = TestApp::with().agent("solo", "").spawn().await;
+        let app = TestApp::setup().agent("solo", "").spawn().await;
         app.provider.always("solo", |_| says("done"));
         app.run("solo", "go").await;
         fs::rename(app.path(path), app.path("aside")).expect("moved");
@@ -161,7 +161,7 @@ async fn a_data_directory_that_is_taken_away_makes_the_daemon_not_ready() {
 
 #[tokio::test]
 async fn a_log_without_its_database_is_refused_at_the_start() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     app.run("solo", "go").await;
     app.daemon.kill().await;
@@ -180,7 +180,7 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
 
 #[tokio::test]
 async fn damage_is_told_as_damage() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let (bad, good) = (
         app.run("solo", "go").await.id().to_owned(),
@@ -200,7 +200,9 @@ async fn damage_is_told_as_damage() {
     let told = app.get(&format!("/runs/{bad}")).await;
     assert_eq!(code(&told), (500, "store_damaged".to_owned()));
     assert!(told.text.contains("axed data check"), "{}", told.text);
-    app.daemon.logged(&format!("the record of {bad}")).await;
+    app.daemon
+        .wait_for_log(&format!("the record of {bad}"))
+        .await;
     assert_eq!(app.find(&good).await.output(), "done");
     let (ended, findings) = command(&app, &["data", "check"]);
     assert_eq!(ended, Some(1), "{findings}");
@@ -236,7 +238,7 @@ async fn damage_is_told_as_damage() {
 
 #[tokio::test]
 async fn a_backup_of_a_daemon_at_work_is_restored() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "")
         .agent("slow", "")
         .spawn()
@@ -246,7 +248,7 @@ async fn a_backup_of_a_daemon_at_work_is_restored() {
         .will("slow", [hangs(), hangs(), says("in the end")]);
     let kept = app.run("solo", "go").await.id().to_owned();
     let slow = app.start("slow", "go").await.id().to_owned();
-    app.provider.asked("slow", 1).await;
+    app.provider.wait_for_request("slow", 1).await;
     let copy = app.path("copy.db");
     let backup = ["data", "backup", copy.to_str().expect("a path")];
     let (ended, told) = command(&app, &backup);
@@ -268,10 +270,13 @@ async fn a_backup_of_a_daemon_at_work_is_restored() {
     assert_eq!(app.find(&kept).await.output(), "done");
     app.get(&format!("/runs/{after}")).await.problem(404);
     // What was at work when the copy was made goes on.
-    app.provider.asked("slow", 2).await;
+    app.provider.wait_for_request("slow", 2).await;
     app.daemon.kill().await;
     app.restart_after_end().await;
-    assert_eq!(app.find(&slow).await.ended().await.output(), "in the end");
+    assert_eq!(
+        app.find(&slow).await.wait_for_end().await.output(),
+        "in the end"
+    );
     assert_eq!(
         command(
             &app,
@@ -294,7 +299,7 @@ fn command(app: &TestApp, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 fn run(home: &Path, arguments: &[&str]) -> std::process::Output {
-    axed(home, arguments)
+    axed_command(home, arguments)
         .as_std_mut()
         .output()
         .expect("it runs")

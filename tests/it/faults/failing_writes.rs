@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
-use crate::support::app::{Got, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::daemon::{AXED, Daemon};
-use crate::support::events::{count, is_whole, kinds};
+use crate::support::events::{assert_complete, count, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, hangs, says};
+use crate::support::provider::answer::{calls, delegates, hangs, says};
 use crate::support::run::Run;
 
 fn connection(app: &TestApp) -> Connection {
@@ -54,7 +54,7 @@ fn refuse_no_more(app: &TestApp) {
 }
 
 /// The answer says that the store fails, and when to come back.
-fn is_unavailable(got: &Got) {
+fn is_unavailable(got: &ApiResponse) {
     got.problem(503);
     assert_eq!(got.json()["code"], "store_unavailable", "{}", got.text);
     assert!(!got.header("retry-after").is_empty(), "{:?}", got.headers);
@@ -70,22 +70,22 @@ async fn is_not_ready(app: &TestApp) {
 }
 
 /// Starts a run in a task of its own that waits for its end.
-fn wait_for(app: &TestApp, waiting: &mut JoinSet<Got>, agent: &str, body: &Value) {
+fn wait_for(app: &TestApp, waiting: &mut JoinSet<ApiResponse>, agent: &str, body: &Value) {
     let path = format!("/agents/{agent}/runs?wait=60");
     waiting.spawn(send(app.request(Method::POST, &path).json(body)));
 }
 
 async fn ended_whole(app: &TestApp, id: &str) -> Value {
-    let run = app.find(id).await.ended().await;
+    let run = app.find(id).await.wait_for_end().await;
     let events = run.events().await;
-    is_whole(&events);
-    assert_eq!(count(&events, "run.completed"), run.family().await.len());
+    assert_complete(&events);
+    assert_eq!(count(&events, "run.completed"), run.tree_runs().await.len());
     json!(run.output())
 }
 
 #[tokio::test]
 async fn runs_at_work_outlive_a_locked_database() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -93,19 +93,19 @@ async fn runs_at_work_outlive_a_locked_database() {
         .agent("slow", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     for agent in ["solo", "reader"] {
         let door = gate.clone();
         app.provider
-            .always(agent, move |_| says("done").after(&door));
+            .always(agent, move |_| says("done").after_gate(&door));
     }
     app.provider.always("planner", |seen| match seen.turn() {
-        1 => asks([("reader", "x")]),
+        1 => delegates([("reader", "x")]),
         _ => says("planned"),
     });
     let door = gate.clone();
     app.provider.always("talker", move |seen| {
-        says(format!("heard {}", seen.user().len())).after(&door)
+        says(format!("heard {}", seen.user_messages().len())).after_gate(&door)
     });
     app.provider.will("slow", [hangs()]);
     app.provider.always("slow", |_| hangs());
@@ -119,9 +119,9 @@ async fn runs_at_work_outlive_a_locked_database() {
     }
     let slow = app.start("slow", "go").await;
     let path = format!("/runs/{}/cancel", slow.id());
-    app.provider.asked("solo", 24).await;
-    app.provider.asked("reader", 24).await;
-    app.provider.asked("talker", 12).await;
+    app.provider.wait_for_request("solo", 24).await;
+    app.provider.wait_for_request("reader", 24).await;
+    app.provider.wait_for_request("talker", 12).await;
     app.get_until("/runs?limit=200", |got| {
         got.json()["data"]
             .as_array()
@@ -135,13 +135,13 @@ async fn runs_at_work_outlive_a_locked_database() {
     let lock = Lock::take(&app);
     gate.open();
     app.daemon
-        .logged("is suspended until the store works")
+        .wait_for_log("is suspended until the store works")
         .await;
     is_not_ready(&app).await;
     let refused = app.post("/agents/solo/runs", &json!({"input": "go"})).await;
     is_unavailable(&refused);
     is_unavailable(&app.post(&path, &json!({})).await);
-    assert_eq!(slow.now().await.status(), "running");
+    assert_eq!(slow.reload().await.status(), "running");
     lock.release();
 
     let mut ids = Vec::new();
@@ -152,7 +152,7 @@ async fn runs_at_work_outlive_a_locked_database() {
         ids.push(got.json()["id"].as_str().expect("an id").to_owned());
     }
     let events = stream.rest().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(kinds(&events).last(), Some(&"run.completed"));
     let mut heard = Vec::new();
     for id in &ids {
@@ -174,38 +174,38 @@ async fn runs_at_work_outlive_a_locked_database() {
         app.post(&path, &json!({})).await.status,
         200 | 202
     ));
-    assert_eq!(slow.ended().await.status(), "cancelled");
+    assert_eq!(slow.wait_for_end().await.status(), "cancelled");
     assert_eq!(app.run("solo", "go").await.output(), "done");
 }
 
 #[tokio::test]
 async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"fast\", \"slow\"]")
         .agent("fast", "")
         .agent("slow", "")
         .spawn()
         .await;
-    let (gate, last) = (Gate::shut(), Gate::shut());
+    let (gate, last) = (Gate::closed(), Gate::closed());
     app.provider.will(
         "planner",
-        [asks([("fast", "a"), ("slow", "b")]), says("planned")],
+        [delegates([("fast", "a"), ("slow", "b")]), says("planned")],
     );
-    app.provider.will("fast", [says("done").after(&gate)]);
+    app.provider.will("fast", [says("done").after_gate(&gate)]);
     let door = last.clone();
     app.provider
-        .always("slow", move |_| says("late").after(&door));
+        .always("slow", move |_| says("late").after_gate(&door));
     let mut waiting = JoinSet::new();
     wait_for(&app, &mut waiting, "planner", &json!({"input": "go"}));
-    app.provider.busy("fast", 1).await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("fast", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
 
     refuse(&app, "new.steps LIKE '[{\"result\"%'");
     gate.open();
     // What the tree had under way is broken off, and asked again when it goes on.
-    app.provider.hung_up(1).await;
+    app.provider.wait_for_disconnects(1).await;
     refuse_no_more(&app);
-    app.provider.asked("slow", 2).await;
+    app.provider.wait_for_request("slow", 2).await;
     last.open();
 
     let got = waiting.join_next().await.expect("one").expect("no panic");
@@ -213,14 +213,14 @@ async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
     let run = Run::new(&app, got.json());
     assert_eq!(run.output(), "planned");
     assert_eq!(run.children().await.len(), 2);
-    is_whole(&run.events().await);
-    assert_eq!(app.provider.seen_by("fast").len(), 1);
-    assert_eq!(app.provider.seen_by("planner").len(), 2);
+    assert_complete(&run.events().await);
+    assert_eq!(app.provider.requests_for("fast").len(), 1);
+    assert_eq!(app.provider.requests_for("planner").len(), 2);
 }
 
 #[tokio::test]
 async fn a_run_that_cannot_be_recorded_never_was() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     refuse(&app, "new.events LIKE '%turn.started%'");
     let talk = json!({"input": "go", "session": "talk"});
@@ -236,63 +236,67 @@ async fn a_run_that_cannot_be_recorded_never_was() {
 
 #[tokio::test]
 async fn a_write_that_nobody_waits_for_suspends_its_tree_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
-    let (gate, last) = (Gate::shut(), Gate::shut());
-    app.provider.will("planner", [asks([("reader", "x")])]);
+    let (gate, last) = (Gate::closed(), Gate::closed());
+    app.provider.will("planner", [delegates([("reader", "x")])]);
     let door = last.clone();
     app.provider
-        .always("planner", move |_| says("planned").after(&door));
-    app.provider.will("reader", [says("read").after(&gate)]);
+        .always("planner", move |_| says("planned").after_gate(&door));
+    app.provider
+        .will("reader", [says("read").after_gate(&gate)]);
     let run = app.start("planner", "go").await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
 
     // The planner's second turn is begun while its model is asked already.
     refuse(&app, "new.events LIKE '%turn.started%'");
     gate.open();
     app.daemon
-        .logged("is suspended until the store works")
+        .wait_for_log("is suspended until the store works")
         .await;
     refuse_no_more(&app);
     last.open();
 
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     assert_eq!(run.output(), "planned");
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "agent.returned"), 1);
-    assert_eq!(app.provider.seen_by("reader").len(), 1);
+    assert_eq!(app.provider.requests_for("reader").len(), 1);
 }
 
 #[tokio::test]
 async fn a_tool_that_changes_something_is_not_performed_twice() {
     let agent = "workdir = \"work\"\ntools = [\"edit_file\"]\n";
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("careful", agent)
         .file("work/a.txt", "x")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let edit = json!({"path": "a.txt", "old_string": "x", "new_string": "yx"});
     app.provider.will(
         "careful",
-        [calls([("edit_file", edit)]).after(&gate), says("edited")],
+        [
+            calls([("edit_file", edit)]).after_gate(&gate),
+            says("edited"),
+        ],
     );
     let run = app.start("careful", "go").await;
-    app.provider.asked("careful", 1).await;
+    app.provider.wait_for_request("careful", 1).await;
 
     refuse(&app, "new.steps LIKE '[{\"result\"%'");
     gate.open();
     app.daemon
-        .logged("is suspended until the store works")
+        .wait_for_log("is suspended until the store works")
         .await;
     refuse_no_more(&app);
 
     // Its result came while it could not be recorded.
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     assert_eq!(run.output(), "edited");
     let text = fs::read_to_string(app.path("work/a.txt")).expect("the file");
     assert_eq!(text, "yx");
@@ -301,7 +305,7 @@ async fn a_tool_that_changes_something_is_not_performed_twice() {
 #[tokio::test]
 async fn a_decision_is_not_taken_while_the_store_fails() {
     let agent = "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]\n";
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("careful", agent)
         .file("work/here.txt", "here")
         .spawn()
@@ -326,7 +330,7 @@ async fn a_decision_is_not_taken_while_the_store_fails() {
     lock.release();
     is_ready(&app).await;
 
-    assert_eq!(run.now().await.status(), "waiting");
+    assert_eq!(run.reload().await.status(), "waiting");
     let taken = app
         .get_until(&format!("/runs/{}", run.id()), |got| {
             got.json()["status"] == "waiting"
@@ -335,33 +339,33 @@ async fn a_decision_is_not_taken_while_the_store_fails() {
     assert_eq!(taken.status, 200);
     let decided = app.post(&path, &json!({"decision": "approve"})).await;
     assert_eq!(decided.status, 202, "{}", decided.text);
-    assert_eq!(run.ended().await.output(), "written");
+    assert_eq!(run.wait_for_end().await.output(), "written");
 }
 
 #[tokio::test]
 async fn a_daemon_that_stops_while_the_store_fails_leaves_its_runs_to_the_next() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server("drain_timeout = 600")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider.always("solo", move |seen| {
-        says(format!("heard {}", seen.user().len())).after(&door)
+        says(format!("heard {}", seen.user_messages().len())).after_gate(&door)
     });
     let talk = json!({"input": "go", "session": "talk"});
     let first = app.start_with("solo", talk.clone()).await.id().to_owned();
     let second = app.start_with("solo", talk).await.id().to_owned();
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     let lock = Lock::take(&app);
     gate.open();
     app.daemon
-        .logged("is suspended until the store works")
+        .wait_for_log("is suspended until the store works")
         .await;
 
     app.daemon.signal("TERM");
-    let status = app.daemon.ended().await;
+    let status = app.daemon.wait_for_exit().await;
     assert!(status.success(), "{}", app.daemon.log());
     lock.release();
     app.restart_after_end().await;
@@ -399,7 +403,7 @@ async fn restart_in_little_room(app: &mut TestApp) -> bool {
 
 #[tokio::test]
 async fn runs_at_work_outlive_a_full_disk() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"solo\"]")
         .agent("solo", "")
         .spawn()
@@ -408,19 +412,19 @@ async fn runs_at_work_outlive_a_full_disk() {
         eprintln!("skipped: this machine does not let a test mount a file system");
         return;
     }
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("solo", move |_| says("x".repeat(100_000)).after(&door));
+        .always("solo", move |_| says("x".repeat(100_000)).after_gate(&door));
     app.provider.always("planner", |seen| match seen.turn() {
-        1 => asks([("solo", "x")]),
+        1 => delegates([("solo", "x")]),
         _ => says("planned"),
     });
     let mut waiting = JoinSet::new();
     for _ in 0..8 {
         wait_for(&app, &mut waiting, "planner", &json!({"input": "go"}));
     }
-    app.provider.asked("solo", 8).await;
+    app.provider.wait_for_request("solo", 8).await;
 
     let filler = format!(
         "/proc/{}/root{}/filler",
@@ -431,7 +435,7 @@ async fn runs_at_work_outlive_a_full_disk() {
     assert!(fs::write(&filler, vec![0; 16 << 20]).is_err());
     gate.open();
     app.daemon
-        .logged("is suspended until the store works")
+        .wait_for_log("is suspended until the store works")
         .await;
     fs::remove_file(&filler).expect("room");
 

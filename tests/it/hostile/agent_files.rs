@@ -8,11 +8,11 @@ use axed::config::load::{Flags, load};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use crate::support::hostile::cases;
 use crate::support::hostile::files::check_agent;
+use crate::support::hostile::proptest_config;
 
 proptest! {
-    #![proptest_config(cases(256))]
+    #![proptest_config(proptest_config(256))]
 
     #[test]
     fn any_agent_file_is_a_definition_or_an_error_that_says_where((_, text) in mutilated(agents())) {

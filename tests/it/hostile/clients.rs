@@ -7,9 +7,9 @@ use tokio::net::TcpStream;
 
 use crate::support::app::{Setup, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, calls, raw, says};
-use crate::support::provider::seen::Wire;
-use crate::support::soon;
+use crate::support::provider::answer::{ScriptedAnswer, calls, raw, says};
+use crate::support::provider::recorded_request::Wire;
+use crate::support::within_timeout;
 
 /// A run that is at work while something bad happens, and must not notice.
 struct Bystander<'a> {
@@ -20,18 +20,18 @@ struct Bystander<'a> {
 
 impl<'a> Bystander<'a> {
     async fn start(app: &'a TestApp) -> Self {
-        let gate = Gate::shut();
+        let gate = Gate::closed();
         app.provider
-            .will("bystander", [says("untouched").after(&gate)]);
+            .will("bystander", [says("untouched").after_gate(&gate)]);
         let id = app.start("bystander", "go").await.id().to_owned();
-        app.provider.busy("bystander", 1).await;
+        app.provider.wait_for_concurrency("bystander", 1).await;
         Self { app, id, gate }
     }
 
     /// Lets it end as it should, and looks whether anything in the daemon broke.
     async fn ends_untouched(self) {
         self.gate.open();
-        let run = self.app.find(&self.id).await.ended().await;
+        let run = self.app.find(&self.id).await.wait_for_end().await;
         assert_eq!(run.output(), "untouched");
         let log = self.app.daemon.log();
         assert!(!log.contains("panicked"), "{log}");
@@ -39,7 +39,7 @@ impl<'a> Bystander<'a> {
 }
 
 fn setup() -> Setup {
-    TestApp::with().agent("solo", "").agent("bystander", "")
+    TestApp::setup().agent("solo", "").agent("bystander", "")
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn a_header_of_a_mebibyte() {
         "a".repeat(1 << 20)
     );
     let mut head = [0; 12];
-    let (_, read) = soon("an answer to a long header", async {
+    let (_, read) = within_timeout("an answer to a long header", async {
         // The daemon may hang up before it has read everything: only its answer counts.
         tokio::join!(
             writing.write_all(request.as_bytes()),
@@ -175,7 +175,7 @@ fn on_every_wire() -> (Setup, Vec<String>) {
         setup = setup.config(&format!(
             "[providers.small-{kind}]\n{}\nbase_url = \"{{provider}}\"\napi_key = \"k\"\n\
              max_reply = 65536",
-            wire.kind()
+            wire.config_toml()
         ));
         for stream in [false, true] {
             let agent = format!("{kind}-{stream}");
@@ -193,7 +193,7 @@ fn on_every_wire() -> (Setup, Vec<String>) {
 }
 
 /// Lets every wire give this answer, and returns the messages of the failures.
-async fn failures(answer: Answer) -> Vec<String> {
+async fn failures(answer: ScriptedAnswer) -> Vec<String> {
     let (setup, agents) = on_every_wire();
     let app = setup.spawn().await;
     let bystander = Bystander::start(&app).await;
@@ -272,7 +272,11 @@ async fn a_tool_call_with_a_name_of_ten_kilobytes() {
         let run = app.run(&agent, "go").await;
         match run.status() {
             "completed" => {
-                let told = app.provider.asked(&agent, 2).await.results();
+                let told = app
+                    .provider
+                    .wait_for_request(&agent, 2)
+                    .await
+                    .tool_results();
                 assert!(told[0].starts_with("Unknown tool: \"x"), "{}", told[0]);
             }
             _ => assert_eq!(run.failure().0, "provider_server"),

@@ -7,11 +7,11 @@ use std::path::Path;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-use crate::support::hostile::cases;
-use crate::support::hostile::wires::{KEY, MAX_REPLY, Sent, Services, Wire};
+use crate::support::hostile::proptest_config;
+use crate::support::hostile::wires::{KEY, MAX_REPLY, RawResponse, Wire, WireClients};
 
 thread_local! {
-    static SERVICES: Services = Services::new();
+    static SERVICES: WireClients = WireClients::new();
 }
 
 #[test]
@@ -19,7 +19,7 @@ fn recorded_answers_mean_the_same_however_they_are_cut() {
     for (wire, body) in recorded() {
         for sent in [("text/event-stream", true), ("application/json", false)] {
             let (kind, stream) = sent;
-            let sent = Sent {
+            let sent = RawResponse {
                 status: 200,
                 kind,
                 stream,
@@ -33,7 +33,7 @@ fn recorded_answers_mean_the_same_however_they_are_cut() {
 #[test]
 fn a_reply_that_is_whole_before_the_bound_stands_whatever_follows() {
     let end = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
-    let sent = Sent {
+    let sent = RawResponse {
         status: 200,
         kind: "text/event-stream",
         stream: true,
@@ -43,7 +43,7 @@ fn a_reply_that_is_whole_before_the_bound_stands_whatever_follows() {
 }
 
 proptest! {
-    #![proptest_config(cases(256))]
+    #![proptest_config(proptest_config(256))]
 
     #[test]
     fn any_answer_is_a_reply_or_an_error_however_it_is_cut(
@@ -54,7 +54,7 @@ proptest! {
     }
 }
 
-fn sent() -> impl Strategy<Value = (Wire, Sent)> {
+fn sent() -> impl Strategy<Value = (Wire, RawResponse)> {
     let wires = || {
         select(vec![
             Wire::Anthropic,
@@ -80,7 +80,7 @@ fn sent() -> impl Strategy<Value = (Wire, Sent)> {
     ]);
     let body = prop_oneof![4 => mutilated, 3 => composed, 1 => anything];
     (body, status, kind, any::<bool>()).prop_map(|((wire, body), status, kind, stream)| {
-        let sent = Sent {
+        let sent = RawResponse {
             status,
             kind,
             stream,

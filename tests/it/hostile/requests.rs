@@ -13,7 +13,7 @@ async fn refused(app: &TestApp, body: &Value) -> (String, Value) {
 
 #[tokio::test]
 async fn a_path_is_no_longer_than_the_system_allows() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[tools]\nroots = [\"area\"]")
         .file("area/x", "")
         .agent("solo", "tools = [\"read_file\"]")
@@ -30,7 +30,7 @@ async fn a_path_is_no_longer_than_the_system_allows() {
 
 #[tokio::test]
 async fn the_patterns_of_a_schema_are_bounded_together() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let pattern = r"(\w{50}){9}".repeat(2_000);
     let schema = json!({"type": "string", "pattern": pattern});
     let format = json!({"type": "json_schema", "schema": schema});
@@ -42,7 +42,7 @@ async fn the_patterns_of_a_schema_are_bounded_together() {
 
 #[tokio::test]
 async fn a_query_has_few_parameters() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let labels: Vec<String> = (0..4_000).map(|n| format!("label.{n}=x")).collect();
     let got = app.get(&format!("/runs?{}", labels.join("&"))).await;
     let detail = got.problem(400);

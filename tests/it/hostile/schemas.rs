@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use axed::config::load::environment;
+use axed::config::load::process_environment;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ async fn slowest_livez<T>(app: &TestApp, work: impl Future<Output = T>) -> (T, D
 
 #[tokio::test]
 async fn a_hostile_schema_ends_its_run_and_holds_up_nobody() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .agent("other", "")
         .spawn()
@@ -69,7 +69,7 @@ async fn a_hostile_schema_ends_its_run_and_holds_up_nobody() {
     for (schema, value) in [compares(), matches()] {
         app.provider
             .always("solo", move |_| says(value.to_string()));
-        let before = app.provider.seen_by("solo").len();
+        let before = app.provider.requests_for("solo").len();
 
         let work = async {
             let hostile = join_all((0..3).map(|_| app.run_with("solo", request(&schema))));
@@ -85,7 +85,7 @@ async fn a_hostile_schema_ends_its_run_and_holds_up_nobody() {
             assert!(message.contains("takes too long"), "{message}");
         }
         assert_eq!(
-            app.provider.seen_by("solo").len() - before,
+            app.provider.requests_for("solo").len() - before,
             6,
             "one repair each"
         );
@@ -95,7 +95,7 @@ async fn a_hostile_schema_ends_its_run_and_holds_up_nobody() {
 
 #[tokio::test]
 async fn references_do_not_overflow_the_stack() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let chain = |length: usize| {
         let mut definitions = serde_json::Map::new();
         for step in 0..length {
@@ -123,7 +123,7 @@ async fn references_do_not_overflow_the_stack() {
 
 #[tokio::test]
 async fn a_check_that_the_daemon_is_killed_in_is_not_begun_for_ever() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     let (schema, value) = compares();
     app.provider
         .always("solo", move |_| says(value.to_string()));
@@ -138,7 +138,7 @@ async fn a_check_that_the_daemon_is_killed_in_is_not_begun_for_ever() {
         let run = app.find(&id).await;
         let mut events = app.events(&run).await;
         events
-            .until_all(|events| {
+            .until_matches(|events| {
                 count(events, "turn.completed") > 0 && count(events, "run.resumed") == kills
                     || events
                         .last()
@@ -149,12 +149,12 @@ async fn a_check_that_the_daemon_is_killed_in_is_not_begun_for_ever() {
         kills += 1;
     }
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
 
     assert_eq!(run.failure().0, "output_invalid");
     let replies = count(&run.events().await, "turn.completed");
     assert!(replies <= 2, "no more than the reply and one repair");
-    assert!(app.provider.seen_by("solo").len() <= replies + 1);
+    assert!(app.provider.requests_for("solo").len() <= replies + 1);
 }
 
 const SERVER: &str = r#"
@@ -178,8 +178,8 @@ for line in sys.stdin:
 #[tokio::test]
 async fn a_hostile_schema_of_a_tool_costs_the_call() {
     let (schema, arguments) = compares();
-    let path = environment().remove("PATH").expect("a PATH");
-    let app = TestApp::with()
+    let path = process_environment().remove("PATH").expect("a PATH");
+    let app = TestApp::setup()
         .file("server.py", SERVER)
         .file("schema.json", &schema.to_string())
         .agent(
@@ -201,11 +201,11 @@ async fn a_hostile_schema_of_a_tool_costs_the_call() {
     let (run, slowest) = slowest_livez(&app, app.run("a", "go")).await;
 
     assert_eq!(run.output(), "done", "{}", app.daemon.log());
-    let last = app.provider.seen_by("a").pop().expect("a request");
-    let results = last.results();
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    let results = last.tool_results();
     assert!(results[0].contains("takes too long"), "{}", results[0]);
     assert_eq!(
-        (results[1].as_str(), last.errors()),
+        (results[1].as_str(), last.tool_result_errors()),
         ("performed", vec![true, false])
     );
     assert!(slowest < Duration::from_secs(5), "{slowest:?}");

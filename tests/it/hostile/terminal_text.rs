@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::app::TestApp;
 use crate::support::daemon::AXED;
 use crate::support::provider::answer::{calls, fails, says};
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// A title, a clear screen by C1, an override of the reading order, and what is not seen at all.
 const HOSTILE: &str = "one\u{1b}]0;title\u{7}\u{9b}2J\r\u{202e}two\u{2066}\u{200b}\u{e0041}\nthree \u{1f469}\u{200d}\u{1f4bb}";
@@ -23,7 +23,7 @@ async fn on_a_terminal(app: &TestApp, arguments: &[&str]) -> String {
         .env_remove("NO_COLOR")
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true);
-    let output = soon("the command's end", command.output()).await;
+    let output = within_timeout("the command's end", command.output()).await;
     String::from_utf8(output.expect("python3").stdout).expect("UTF-8")
 }
 
@@ -38,15 +38,15 @@ fn is_harmless(shown: &str) {
 }
 
 async fn piped(app: &TestApp, arguments: &[&str]) -> (Vec<u8>, Vec<u8>) {
-    let mut command = crate::support::daemon::axed(&app.path("."), arguments);
-    let output = soon("the command's end", command.output()).await;
+    let mut command = crate::support::daemon::axed_command(&app.path("."), arguments);
+    let output = within_timeout("the command's end", command.output()).await;
     let output = output.expect("run axed");
     (output.stdout, output.stderr)
 }
 
 #[tokio::test]
 async fn a_final_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says(HOSTILE));
     let server = app.daemon.url.clone();
     let run = ["run", "solo", "go", "--server", &server];
@@ -78,7 +78,7 @@ async fn a_final_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() {
 #[tokio::test]
 async fn what_is_said_of_a_run_is_harmless_too() {
     let hostile = serde_json::to_string(HOSTILE).expect("JSON");
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             &format!("system_prompt = {hostile}\ndescription = {hostile}\ntools = [\"read_file\"]\nworkdir = \".\"\n"),
@@ -88,7 +88,7 @@ async fn what_is_said_of_a_run_is_harmless_too() {
     app.provider.will(
         "solo",
         [
-            calls([("no_such_tool", json!({}))]).saying(HOSTILE),
+            calls([("no_such_tool", json!({}))]).with_text(HOSTILE),
             fails(400, HOSTILE),
         ],
     );
@@ -125,7 +125,7 @@ async fn what_is_said_of_a_run_is_harmless_too() {
 
 #[tokio::test]
 async fn a_person_who_decides_sees_all_of_the_arguments() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "careful",
             "workdir = \"work\"\ntools = [\"write_file\"]\napprove = [\"write_file\"]\napprove_timeout = 1\n",
@@ -135,7 +135,7 @@ async fn a_person_who_decides_sees_all_of_the_arguments() {
         .await;
     let arguments = json!({"path": "a\u{202e}txt.exe", "content": "x\u{200b}\u{9b}2J"});
     app.provider
-        .always("careful", move |seen| match seen.results().len() {
+        .always("careful", move |seen| match seen.tool_results().len() {
             0 => calls([("write_file", arguments.clone())]),
             _ => says("done"),
         });

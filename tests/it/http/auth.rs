@@ -4,11 +4,11 @@ use axed::config::auth::KeyHash;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp, send};
-use crate::support::daemon::{Daemon, axed};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
+use crate::support::daemon::{Daemon, axed_command};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, says};
+use crate::support::within_timeout;
 
 /// Every route that asks for a key, with the scope that it names.
 const ROUTES: [(Method, &str, &str); 18] = [
@@ -36,7 +36,7 @@ const NO_RUN: &str = "run_00000000-0000-7000-8000-000000000000";
 
 /// A key's section; the key itself is [`text_of`] its name.
 fn key(name: &str, rest: &str) -> String {
-    let sha256 = KeyHash::of(text_of(name).as_bytes());
+    let sha256 = KeyHash::digest(text_of(name).as_bytes());
     format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\n{rest}\n")
 }
 
@@ -47,7 +47,7 @@ fn text_of(name: &str) -> String {
 /// A daemon with keys, a planner that asks a reader, and an agent alone.
 fn with_keys(keys: &[(&str, &str)]) -> Setup {
     let sections: String = keys.iter().map(|(name, rest)| key(name, rest)).collect();
-    TestApp::with()
+    TestApp::setup()
         .config(&sections)
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
@@ -72,15 +72,15 @@ impl Client<'_> {
         self.app.request(method, path).bearer_auth(&self.key)
     }
 
-    async fn get(&self, path: &str) -> Got {
+    async fn get(&self, path: &str) -> ApiResponse {
         send(self.request(Method::GET, path)).await
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Got {
+    async fn post(&self, path: &str, body: &Value) -> ApiResponse {
         send(self.request(Method::POST, path).json(body)).await
     }
 
-    async fn delete(&self, path: &str) -> Got {
+    async fn delete(&self, path: &str) -> ApiResponse {
         send(self.request(Method::DELETE, path)).await
     }
 
@@ -109,7 +109,7 @@ fn id(run: &Value) -> String {
     run["id"].as_str().expect("an id").to_owned()
 }
 
-fn code(got: &Got) -> Value {
+fn code(got: &ApiResponse) -> Value {
     got.json()["code"].clone()
 }
 
@@ -188,7 +188,7 @@ async fn an_agent_outside_a_keys_globs_does_not_exist_for_it() {
         assert_eq!(told, "agent config not found: reader", "{method} {path}");
         assert_eq!(code(&got), "agent_not_found");
     }
-    let names = |got: Got| -> Vec<Value> {
+    let names = |got: ApiResponse| -> Vec<Value> {
         let data = got.json()["data"].as_array().expect("data").clone();
         data.into_iter()
             .map(|agent| agent["name"].clone())
@@ -213,7 +213,7 @@ async fn globs_hide_whole_trees_and_judge_them_by_their_root() {
     .spawn()
     .await;
     app.provider
-        .will("planner", [asks([("reader", "read")]), says("done")]);
+        .will("planner", [delegates([("reader", "read")]), says("done")]);
     app.provider.will("reader", [says("read"), says("read")]);
     let ada = with_key(&app, "ada");
     let root = id(&ada.run("planner").await);
@@ -255,7 +255,7 @@ async fn a_key_sees_its_own_runs_and_an_admin_all() {
     .spawn()
     .await;
     app.provider
-        .will("planner", [asks([("reader", "read")]), says("done")]);
+        .will("planner", [delegates([("reader", "read")]), says("done")]);
     app.provider.will("reader", [says("read")]);
     app.provider.will("solo", [says("done")]);
 
@@ -306,11 +306,11 @@ async fn a_key_stops_its_own_run_and_no_other() {
     ])
     .spawn()
     .await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
     let alice = with_key(&app, "alice");
     let run = alice.post("/agents/solo/runs", &json!({})).await.json();
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
 
     let cancel = format!("/runs/{}/cancel?wait=30", id(&run));
     let bob = with_key(&app, "bob");
@@ -342,8 +342,8 @@ async fn keys_open_other_addresses_and_outweigh_the_flag() {
 
 #[tokio::test]
 async fn a_key_can_come_from_the_environment() {
-    let sha256 = KeyHash::of(text_of("ci").as_bytes()).to_string();
-    let app = TestApp::with()
+    let sha256 = KeyHash::digest(text_of("ci").as_bytes()).to_string();
+    let app = TestApp::setup()
         .prefix("/ai")
         .environment("AXED_AUTH__KEYS__CI__SHA256", &sha256)
         .environment("AXED_AUTH__KEYS__CI__SCOPES", "read,run")
@@ -375,7 +375,10 @@ async fn no_key_is_told_to_the_log() {
 async fn a_new_key_and_its_lines_fit() {
     let home = tempfile::tempdir().expect("a directory");
     let made = async |name: &str| {
-        let output = soon("a key", axed(home.path(), &["keys", "new", name]).output());
+        let output = within_timeout(
+            "a key",
+            axed_command(home.path(), &["keys", "new", name]).output(),
+        );
         let output = output.await.expect("run axed");
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).expect("UTF-8")
@@ -391,7 +394,7 @@ async fn a_new_key_and_its_lines_fit() {
     let config = format!("{}{}", lines(&one), lines(&other));
     std::fs::write(home.path().join("axed.toml"), config).expect("a file");
     let arguments = ["serve", "--config", "axed.toml", "--agents", "."];
-    let daemon = Daemon::start(axed(
+    let daemon = Daemon::start(axed_command(
         home.path(),
         &[&arguments[..], &["--listen", "127.0.0.1:0"]].concat(),
     ))
@@ -400,8 +403,10 @@ async fn a_new_key_and_its_lines_fit() {
     let got = send(agents.bearer_auth(key)).await;
     assert_eq!(got.status, 200, "{}", got.text);
 
-    let bad = axed(home.path(), &["keys", "new", "two words"]);
-    let output = soon("a refusal", { bad }.output()).await.expect("run axed");
+    let bad = axed_command(home.path(), &["keys", "new", "two words"]);
+    let output = within_timeout("a refusal", { bad }.output())
+        .await
+        .expect("run axed");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
@@ -418,11 +423,11 @@ async fn commands_bring_a_key_along() {
         .will("solo", [says("first"), says("second"), says("in process")]);
     let server = app.daemon.url.as_str();
     let called = async |arguments: &[&str], variable: Option<&str>| {
-        let mut command = axed(&app.path(""), arguments);
+        let mut command = axed_command(&app.path(""), arguments);
         if let Some(key) = variable {
             command.env("AXED_KEY", key);
         }
-        let output = soon("the command's end", command.output()).await;
+        let output = within_timeout("the command's end", command.output()).await;
         let output = output.expect("run axed");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (said, told) = (text(&output.stdout), text(&output.stderr));

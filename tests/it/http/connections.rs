@@ -8,12 +8,12 @@ use tokio::net::TcpStream;
 
 use crate::support::app::{TestApp, send};
 use crate::support::provider::answer::says;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// A connection on which these bytes were sent.
 async fn sent(app: &TestApp, bytes: &str) -> TcpStream {
     let address = app.daemon.url.strip_prefix("http://").expect("a URL");
-    let mut stream = soon("a connection", TcpStream::connect(address))
+    let mut stream = within_timeout("a connection", TcpStream::connect(address))
         .await
         .expect("a connection");
     stream.write_all(bytes.as_bytes()).await.expect("sent");
@@ -23,7 +23,7 @@ async fn sent(app: &TestApp, bytes: &str) -> TcpStream {
 /// All that is answered until the connection is closed; nothing if it is reset.
 async fn rest(mut stream: TcpStream) -> String {
     let mut answer = Vec::new();
-    let _ = soon("the connection's end", stream.read_to_end(&mut answer)).await;
+    let _ = within_timeout("the connection's end", stream.read_to_end(&mut answer)).await;
     String::from_utf8_lossy(&answer).into_owned()
 }
 
@@ -36,7 +36,7 @@ async fn answer(app: &TestApp, request: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn a_request_names_its_host_once() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let port = app.daemon.url.rsplit(':').next().expect("a port");
     let evil = format!("host: evil.example:{port}\r\n");
     for hosts in [
@@ -68,7 +68,7 @@ async fn a_request_names_its_host_once() {
 
 #[tokio::test]
 async fn an_old_client_may_probe_without_a_host() {
-    let app = TestApp::with().spawn().await;
+    let app = TestApp::setup().spawn().await;
     for (path, expected) in [
         ("/livez", 200),
         ("/readyz", 200),
@@ -85,7 +85,7 @@ async fn an_old_client_may_probe_without_a_host() {
 
 #[tokio::test]
 async fn a_host_that_differs_from_the_authority_is_refused() {
-    let app = TestApp::with().spawn().await;
+    let app = TestApp::setup().spawn().await;
     let client = Client::builder()
         .http2_prior_knowledge()
         .build()
@@ -95,7 +95,7 @@ async fn a_host_that_differs_from_the_authority_is_refused() {
             .get(format!("{}/runs", app.daemon.url))
             .header("host", host)
     };
-    let response = soon("an answer", get("localhost").send())
+    let response = within_timeout("an answer", get("localhost").send())
         .await
         .expect("an answer");
     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
@@ -103,7 +103,7 @@ async fn a_host_that_differs_from_the_authority_is_refused() {
 
 #[tokio::test]
 async fn who_sends_no_request_makes_way_for_who_does() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .server("max_pending_per_address = 20")
         .spawn()
@@ -136,7 +136,7 @@ async fn who_sends_no_request_makes_way_for_who_does() {
 
 #[tokio::test]
 async fn connections_with_a_request_are_not_closed_for_others() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .server("max_pending_per_address = 2\nmax_pending_connections = 2")
         .spawn()
         .await;
@@ -145,7 +145,7 @@ async fn connections_with_a_request_are_not_closed_for_others() {
     for _ in 0..20 {
         let mut stream = sent(&app, request).await;
         let mut head = [0; 12];
-        soon("an answer", stream.read_exact(&mut head))
+        within_timeout("an answer", stream.read_exact(&mut head))
             .await
             .expect("an answer");
         kept.push(stream);
@@ -165,7 +165,7 @@ async fn connections_with_a_request_are_not_closed_for_others() {
 
 #[tokio::test]
 async fn without_a_free_descriptor_idle_connections_go() {
-    let app = TestApp::with().spawn().await;
+    let app = TestApp::setup().spawn().await;
     let daemon = Pid::from_raw(i32::try_from(app.daemon.pid()).expect("a process id"));
     let files = Some(128);
     let few = Rlimit {
@@ -190,11 +190,11 @@ async fn without_a_free_descriptor_idle_connections_go() {
 
 #[tokio::test]
 async fn many_clients_may_connect_at_once() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .server("metrics_listen = \"127.0.0.1:0\"")
         .spawn()
         .await;
-    app.daemon.logged("Metrics are at ").await;
+    app.daemon.wait_for_log("Metrics are at ").await;
     let log = app.daemon.log();
     let metrics = log
         .split("Metrics are at http://")
@@ -213,7 +213,7 @@ async fn many_clients_may_connect_at_once() {
     let mut clients = Vec::new();
     for address in [own, metrics] {
         for _ in 0..400 {
-            let client = soon("a connection", TcpStream::connect(&address)).await;
+            let client = within_timeout("a connection", TcpStream::connect(&address)).await;
             clients.push(client.expect("a connection"));
         }
     }

@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::app::{Got, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, says};
+use crate::support::within_timeout;
 
 async fn solo() -> TestApp {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     app
 }
 
-fn code(got: &Got) -> String {
+fn code(got: &ApiResponse) -> String {
     got.json()["code"].as_str().unwrap_or_default().to_owned()
 }
 
@@ -180,7 +180,7 @@ async fn what_is_no_http_is_answered_too() {
         .await
         .expect("sent");
     let mut answer = String::new();
-    soon("an answer", stream.read_to_string(&mut answer))
+    within_timeout("an answer", stream.read_to_string(&mut answer))
         .await
         .expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
@@ -198,7 +198,9 @@ async fn http_2_without_tls_is_spoken() {
     let request = client
         .post(format!("{}/agents/solo/runs?wait=30", app.daemon.url))
         .json(&json!({"input": "go"}));
-    let response = soon("an answer", request.send()).await.expect("an answer");
+    let response = within_timeout("an answer", request.send())
+        .await
+        .expect("an answer");
     assert_eq!(
         (response.status().as_u16(), response.version()),
         (200, Version::HTTP_2)
@@ -207,9 +209,9 @@ async fn http_2_without_tls_is_spoken() {
 
 #[tokio::test]
 async fn a_reason_is_kept_and_bounded() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
     let run = app.start("solo", "go").await;
     let path = format!("/runs/{}/cancel", run.id());
     let long = json!({"reason": "x".repeat(1001)});
@@ -227,26 +229,26 @@ async fn a_reason_is_kept_and_bounded() {
 
 #[tokio::test]
 async fn children_tree_and_pages_fit_together() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"a\", \"b\"]")
         .agent("a", "")
         .agent("b", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.will(
         "planner",
-        [asks([("a", "first"), ("b", "second")]), says("done")],
+        [delegates([("a", "first"), ("b", "second")]), says("done")],
     );
-    app.provider.will("a", [says("one").after(&gate)]);
+    app.provider.will("a", [says("one").after_gate(&gate)]);
     app.provider.will("b", [says("two")]);
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("a", 1).await;
+    app.provider.wait_for_concurrency("a", 1).await;
     let page = run.get("/events").await.json();
     assert!(page["next_after"].is_u64(), "{page}");
     gate.open();
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
 
     let tasks = |runs: &Value| -> Vec<Value> {
         let runs = runs.as_array().expect("runs");

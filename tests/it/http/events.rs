@@ -5,17 +5,17 @@ use serde_json::json;
 use crate::support::app::TestApp;
 use crate::support::events::{Event, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, says};
+use crate::support::provider::answer::{delegates, says};
 
 async fn family() -> TestApp {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "read the long book")]), says("done")],
+        [delegates([("reader", "read the long book")]), says("done")],
     );
     app
 }
@@ -29,7 +29,8 @@ fn gapless(events: &[Event]) {
 #[tokio::test]
 async fn a_tree_is_told_in_order_and_without_gaps() {
     let app = family().await;
-    app.provider.will("reader", [says("read").using(40, 4)]);
+    app.provider
+        .will("reader", [says("read").with_usage(40, 4)]);
 
     let run = app.run("planner", "go").await;
     let events = run.events().await;
@@ -83,11 +84,12 @@ async fn a_tree_is_told_in_order_and_without_gaps() {
 #[tokio::test]
 async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
     let app = family().await;
-    let gate = Gate::shut();
-    app.provider.will("reader", [says("read").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider
+        .will("reader", [says("read").after_gate(&gate)]);
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("reader", 1).await;
+    app.provider.wait_for_concurrency("reader", 1).await;
     let mut live = app.events(&run).await;
     let header = |name: &str| live.headers()[name].to_str().expect("text").to_owned();
     assert_eq!(header("cache-control"), "no-store, no-transform");
@@ -142,10 +144,13 @@ async fn a_run_can_be_heard_without_its_children_and_a_child_alone() {
 
 #[tokio::test]
 async fn deltas_are_live_only() {
-    let app = TestApp::with().agent("solo", "stream = true").spawn().await;
-    let gate = Gate::shut();
+    let app = TestApp::setup()
+        .agent("solo", "stream = true")
+        .spawn()
+        .await;
+    let gate = Gate::closed();
     app.provider
-        .will("solo", [says("one two three four").pausing(&gate)]);
+        .will("solo", [says("one two three four").pausing_at(&gate)]);
 
     let run = app.start("solo", "go").await;
     let mut live = app.events(&run).await;

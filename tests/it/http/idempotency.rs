@@ -4,14 +4,14 @@ use futures_util::future::join_all;
 use reqwest::{Method, RequestBuilder};
 use serde_json::json;
 
-use crate::support::app::{Got, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::events::{Event, Events};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 async fn solo() -> TestApp {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     app
 }
@@ -22,15 +22,15 @@ fn request(app: &TestApp, path: &str, key: &str, input: &str) -> RequestBuilder 
         .json(&json!({"input": input}))
 }
 
-async fn post(app: &TestApp, path: &str, key: &str, input: &str) -> Got {
+async fn post(app: &TestApp, path: &str, key: &str, input: &str) -> ApiResponse {
     send(request(app, path, key, input)).await
 }
 
-fn id(got: &Got) -> String {
+fn id(got: &ApiResponse) -> String {
     got.json()["id"].as_str().expect("an id").to_owned()
 }
 
-fn is_replay(got: &Got) -> bool {
+fn is_replay(got: &ApiResponse) -> bool {
     got.header("idempotency-replayed") == "true"
 }
 
@@ -43,13 +43,13 @@ const RUNS: &str = "/agents/solo/runs";
 
 #[tokio::test]
 async fn a_repetition_is_answered_with_the_same_run_as_it_stands() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
 
     let first = post(&app, RUNS, "k", "go").await;
     assert_eq!((first.status, is_replay(&first)), (202, false));
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     let again = post(&app, RUNS, "k", "go").await;
     assert_eq!((again.status, is_replay(&again)), (202, true));
     assert_eq!(again.json()["status"], "running");
@@ -66,12 +66,12 @@ async fn a_repetition_is_answered_with_the_same_run_as_it_stands() {
     let late = post(&app, RUNS, "k", "go").await;
     assert_eq!((late.status, is_replay(&late)), (200, true));
     assert_eq!(id(&late), id(&first));
-    assert_eq!((runs(&app).await, app.provider.seen().len()), (1, 1));
+    assert_eq!((runs(&app).await, app.provider.requests().len()), (1, 1));
 }
 
 #[tokio::test]
 async fn another_body_is_refused_and_another_key_or_route_is_another_run() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .agent("other", "")
         .spawn()
@@ -118,7 +118,7 @@ async fn a_key_outlives_the_daemon() {
     let again = post(&app, RUNS, "k", "go").await;
     assert_eq!((again.status, is_replay(&again)), (200, true));
     post(&app, RUNS, "k", "stop").await.problem(422);
-    assert_eq!((runs(&app).await, app.provider.seen().len()), (1, 1));
+    assert_eq!((runs(&app).await, app.provider.requests().len()), (1, 1));
 }
 
 #[tokio::test]
@@ -132,8 +132,8 @@ async fn fifty_at_once_are_one_run() {
         assert_eq!(id(got), id(&all[0]));
     }
     assert_eq!(all.iter().filter(|got| !is_replay(got)).count(), 1);
-    app.find(&id(&all[0])).await.ended().await;
-    assert_eq!((runs(&app).await, app.provider.seen().len()), (1, 1));
+    app.find(&id(&all[0])).await.wait_for_end().await;
+    assert_eq!((runs(&app).await, app.provider.requests().len()), (1, 1));
     // Losing a race is no fault of the daemon's.
     assert!(
         !app.daemon.log().contains("could not"),
@@ -144,16 +144,16 @@ async fn fifty_at_once_are_one_run() {
 
 #[tokio::test]
 async fn fifty_at_once_in_a_full_house_are_one_run_in_the_queue() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 50")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider
-        .will("solo", [says("first").after(&gate), says("second")]);
+        .will("solo", [says("first").after_gate(&gate), says("second")]);
     app.start("solo", "before").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
 
     let all = join_all((0..50).map(|_| post(&app, RUNS, "k", "go"))).await;
 
@@ -167,23 +167,23 @@ async fn fifty_at_once_in_a_full_house_are_one_run_in_the_queue() {
     );
     gate.open();
     assert_eq!(
-        app.find(&id(&all[0])).await.ended().await.output(),
+        app.find(&id(&all[0])).await.wait_for_end().await.output(),
         "second"
     );
-    assert_eq!((runs(&app).await, app.provider.seen().len()), (2, 2));
+    assert_eq!((runs(&app).await, app.provider.requests().len()), (2, 2));
 }
 
 #[tokio::test]
 async fn a_refusal_claims_nothing() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 1")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("solo", move |_| says("done").after(&door));
+        .always("solo", move |_| says("done").after_gate(&door));
     app.provider.always("late", |_| says("done"));
 
     post(&app, "/agents/late/runs", "k", "go")
@@ -214,18 +214,18 @@ async fn a_refusal_claims_nothing() {
 
 #[tokio::test]
 async fn a_repetition_is_answered_where_a_new_run_would_be_refused() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1\nmax_queued = 1")
         .agent("solo", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("solo", move |_| says("done").after(&door));
+        .always("solo", move |_| says("done").after_gate(&door));
     let first = post(&app, RUNS, "k", "go").await;
     app.start("solo", "2").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
 
     // Full.
     post(&app, RUNS, "new", "go").await.problem(429);
@@ -246,7 +246,7 @@ async fn a_repetition_is_answered_where_a_new_run_would_be_refused() {
     let again = post(&app, RUNS, "k", "go").await;
     assert_eq!((again.status, id(&again)), (202, id(&first)));
     gate.open();
-    app.daemon.ended().await;
+    app.daemon.wait_for_exit().await;
 }
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn a_repeated_stream_tells_the_run_from_its_first_event() {
     let app = solo().await;
     let stream = || request(&app, RUNS, "k", "go").header("accept", "text/event-stream");
     let listen = async || {
-        let response = soon("the stream's head", stream().send())
+        let response = within_timeout("the stream's head", stream().send())
             .await
             .expect("a head");
         let replayed = response.headers().contains_key("idempotency-replayed");
@@ -281,5 +281,5 @@ async fn a_repeated_stream_tells_the_run_from_its_first_event() {
     assert_eq!(location, location_again);
     let numbered: Vec<Event> = told.into_iter().filter(|event| event.seq() > 0).collect();
     assert_eq!(numbered, told_again);
-    assert_eq!((runs(&app).await, app.provider.seen().len()), (1, 1));
+    assert_eq!((runs(&app).await, app.provider.requests().len()), (1, 1));
 }

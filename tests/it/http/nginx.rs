@@ -18,7 +18,7 @@ use crate::support::app::{TestApp, send};
 use crate::support::events::{Event, Events};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::says;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// Debian keeps it out of the path of users without rights.
 const PLACES: [&str; 2] = ["nginx", "/usr/sbin/nginx"];
@@ -64,7 +64,7 @@ impl Nginx {
                 return None;
             };
             let mut child = started.expect("start nginx");
-            let listens = soon("nginx to listen", async {
+            let listens = within_timeout("nginx to listen", async {
                 loop {
                     if let Some(status) = child.try_wait().expect("look at nginx") {
                         return Err(status);
@@ -94,7 +94,7 @@ impl Nginx {
 
 #[tokio::test]
 async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .prefix("/axed")
         .agent("solo", "")
         .spawn()
@@ -102,9 +102,9 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
     let Some(nginx) = Nginx::before(&app).await else {
         return;
     };
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let words = "one two three four five six seven";
-    app.provider.will("solo", [says(words).pausing(&gate)]);
+    app.provider.will("solo", [says(words).pausing_at(&gate)]);
     let client = Client::new();
 
     // What starts the run is a stream, too, and the run is held until both have told their first events.
@@ -112,7 +112,9 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
         .post(format!("{}/axed/agents/solo/runs", nginx.url))
         .header("accept", "text/event-stream")
         .json(&json!({"input": "go"}));
-    let response = soon("a head", request.send()).await.expect("a head");
+    let response = within_timeout("a head", request.send())
+        .await
+        .expect("a head");
     let location = response.headers()["location"]
         .to_str()
         .expect("text")
@@ -120,11 +122,15 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
     assert!(location.starts_with("/axed/runs/run_"), "{location}");
     let mut posted = Events::new(response);
     let mut told = posted.until("turn.started").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     let events = client
         .get(format!("{}{location}/events", nginx.url))
         .header("accept", "text/event-stream");
-    let mut followed = Events::new(soon("a head", events.send()).await.expect("a head"));
+    let mut followed = Events::new(
+        within_timeout("a head", events.send())
+            .await
+            .expect("a head"),
+    );
     let mut heard = followed.until("turn.started").await;
     gate.open();
     told.extend(posted.rest().await);
@@ -152,7 +158,7 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
 
 #[tokio::test]
 async fn a_path_prefix_holds_behind_nginx() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .prefix("/axed")
         .agent("solo", "")
         .spawn()

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, TestApp, send};
-use crate::support::daemon::axed;
+use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, fails, says};
-use crate::support::soon;
+use crate::support::provider::answer::{calls, delegates, fails, says};
+use crate::support::within_timeout;
 
 /// The OpenAPI Initiative's own schema of 3.1 (<https://spec.openapis.org/oas/3.1/schema/2022-10-07>, Apache-2.0).
 const OPENAPI: &str = include_str!("../../openapi-3.1-schema.json");
@@ -41,7 +41,7 @@ impl Document {
     }
 
     /// Holds an answer against its schema; what the schema does not know is a fault, too.
-    fn holds(&self, method: &str, path: &str, got: &Got) {
+    fn holds(&self, method: &str, path: &str, got: &ApiResponse) {
         let answers = &self.0["paths"][path][method]["responses"];
         let mut answer = &answers[got.status.to_string()];
         if answer.is_null() {
@@ -90,19 +90,19 @@ fn filled(path: &str) -> String {
     path.replace("{id}", NO_RUN).replace(['{', '}'], "")
 }
 
-fn code(got: &Got) -> String {
+fn code(got: &ApiResponse) -> String {
     let body: Value = serde_json::from_str(&got.text).unwrap_or_default();
     body["code"].as_str().unwrap_or_default().to_owned()
 }
 
-async fn ask(app: &TestApp, method: &str, path: &str) -> Got {
+async fn ask(app: &TestApp, method: &str, path: &str) -> ApiResponse {
     let method: Method = method.to_uppercase().parse().expect("a method");
     send(app.request(method, path)).await
 }
 
 #[tokio::test]
 async fn it_is_openapi_3_1_and_the_command_prints_the_same() {
-    let app = TestApp::with().prefix("/axed").spawn().await;
+    let app = TestApp::setup().prefix("/axed").spawn().await;
     let served = app.get("/openapi.json").await;
     let document = Document::of(&app).await;
     let schema: Value = serde_json::from_str(OPENAPI).expect("JSON");
@@ -125,8 +125,10 @@ async fn it_is_openapi_3_1_and_the_command_prints_the_same() {
     }
     refers_within(&document.0, &document.0);
 
-    let mut command = axed(&app.path(""), &["openapi", "--config", "config/axed.toml"]);
-    let printed = soon("the command", command.output()).await.expect("an end");
+    let mut command = axed_command(&app.path(""), &["openapi", "--config", "config/axed.toml"]);
+    let printed = within_timeout("the command", command.output())
+        .await
+        .expect("an end");
     assert!(printed.status.success(), "{printed:?}");
     assert!(printed.stdout == served.text.as_bytes());
 }
@@ -183,8 +185,8 @@ async fn every_route_is_told_as_it_answers_and_no_other() {
 
 #[tokio::test]
 async fn the_document_is_open_and_names_the_scopes() {
-    let sha256 = axed::config::auth::KeyHash::of(b"a-key-for-metrics-only");
-    let app = TestApp::with()
+    let sha256 = axed::config::auth::KeyHash::digest(b"a-key-for-metrics-only");
+    let app = TestApp::setup()
         .config(&format!(
             "[auth.keys.scraper]\nsha256 = \"{sha256}\"\nscopes = [\"metrics\"]"
         ))
@@ -215,8 +217,8 @@ async fn the_document_is_open_and_names_the_scopes() {
 
 #[tokio::test]
 async fn answers_are_as_the_document_says() {
-    let gate = Gate::shut();
-    let app = TestApp::with()
+    let gate = Gate::closed();
+    let app = TestApp::setup()
         .environment("HOOK_SECRET", "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
         .config("[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"")
         .agent(
@@ -246,7 +248,7 @@ async fn answers_are_as_the_document_says() {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "read")]),
+            delegates([("reader", "read")]),
             calls([("read_file", json!({"path": "here.txt"}))]),
             calls([("write_file", json!({"path": "a", "content": "b"}))]),
             says("{\"done\": true}"),
@@ -254,7 +256,7 @@ async fn answers_are_as_the_document_says() {
         ],
     );
     app.provider.will("reader", [says("read")]);
-    app.provider.will("slow", [says("late").after(&gate)]);
+    app.provider.will("slow", [says("late").after_gate(&gate)]);
     app.provider
         .will("failing", [fails(500, "no"), fails(500, "no")]);
 

@@ -3,11 +3,11 @@
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::events::{Event, Events, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, hangs, says};
+use crate::support::within_timeout;
 
 /// Starts a run and listens to it, in one request.
 async fn post(app: &TestApp, agent: &str, body: Value) -> Events {
@@ -15,7 +15,7 @@ async fn post(app: &TestApp, agent: &str, body: Value) -> Events {
         .request(Method::POST, &format!("/agents/{agent}/runs"))
         .header("accept", "text/event-stream")
         .json(&body);
-    let response = soon("the stream's head", request.send()).await;
+    let response = within_timeout("the stream's head", request.send()).await;
     Events::new(response.expect("a head"))
 }
 
@@ -32,7 +32,7 @@ async fn resume(app: &TestApp, path: &str, last: u64) -> Response {
         .request(Method::GET, path)
         .header("accept", "text/event-stream")
         .header("last-event-id", last.to_string());
-    soon("the stream's head", request.send())
+    within_timeout("the stream's head", request.send())
         .await
         .expect("a head")
 }
@@ -49,7 +49,7 @@ fn gapless(events: &[Event]) -> bool {
 
 #[tokio::test]
 async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let words: Vec<String> = (0..200).map(|n| format!("{n:0>999} ")).collect();
     let text = words.concat();
     app.provider.will("solo", [says(text.trim_end())]);
@@ -74,7 +74,7 @@ async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
 
 #[tokio::test]
 async fn a_streaming_post_tells_a_whole_tree() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
@@ -82,7 +82,10 @@ async fn a_streaming_post_tells_a_whole_tree() {
     let tasks = ["1", "2", "3", "4"].map(|task| ("reader", task));
     app.provider.will(
         "planner",
-        [asks(tasks).saying("let me see "), says("all is done")],
+        [
+            delegates(tasks).with_text("let me see "),
+            says("all is done"),
+        ],
     );
     app.provider.always("reader", |_| says("what I have read"));
 
@@ -111,7 +114,7 @@ async fn a_streaming_post_tells_a_whole_tree() {
 
 #[tokio::test]
 async fn a_streaming_post_that_is_refused_is_a_problem() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let ask = |agent: &str, body: &'static str| {
         app.request(Method::POST, &format!("/agents/{agent}/runs"))
             .header("accept", "text/event-stream")
@@ -123,7 +126,7 @@ async fn a_streaming_post_that_is_refused_is_a_problem() {
 
 #[tokio::test]
 async fn a_body_can_do_without_deltas() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("one two three"));
 
     let told = post(&app, "solo", json!({"stream": false}))
@@ -132,34 +135,34 @@ async fn a_body_can_do_without_deltas() {
         .await;
 
     assert_eq!(kinds(&told).len(), told.len(), "{told:?}");
-    assert!(!app.provider.seen()[0].streams());
+    assert!(!app.provider.requests()[0].wants_stream());
 }
 
 #[tokio::test]
 async fn who_leaves_a_streaming_post_does_not_stop_the_run() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
 
     let mut stream = post(&app, "solo", json!({})).await;
     let id = id(&stream);
     stream.until("turn.started").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     drop(stream);
     gate.open();
 
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test]
 async fn a_silence_is_broken_by_a_comment() {
-    let app = TestApp::with().agent("slow", "").spawn().await;
+    let app = TestApp::setup().agent("slow", "").spawn().await;
     app.provider.will("slow", [hangs()]);
     let run = app.start("slow", "go").await;
     let path = format!("/runs/{}/events", run.id());
     let mut stream = resume(&app, &path, 0).await;
 
-    soon("a heartbeat", async {
+    within_timeout("a heartbeat", async {
         let mut told = String::new();
         while !told.ends_with("\n\n:\n\n") {
             let chunk = stream.chunk().await.expect("a whole stream");
@@ -174,17 +177,19 @@ async fn a_silence_is_broken_by_a_comment() {
 
 #[tokio::test]
 async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
     let request = app
         .request(Method::POST, "/agents/solo/runs")
         .header("accept", "text/event-stream")
         .json(&json!({"stream": false}));
-    let mut stream = soon("a head", request.send()).await.expect("a head");
+    let mut stream = within_timeout("a head", request.send())
+        .await
+        .expect("a head");
     let mut told = String::new();
     while !told.contains("event: turn.started") || !told.ends_with("\n\n") {
-        let chunk = soon("a chunk", stream.chunk())
+        let chunk = within_timeout("a chunk", stream.chunk())
             .await
             .expect("a stream")
             .expect("no end");
@@ -200,11 +205,16 @@ async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
     // Nothing is new for who comes back: a comment says that the stream is open.
     let path = stream.headers()["location"].to_str().expect("text");
     let mut stream = resume(&app, &format!("{path}/events"), last).await;
-    let first = soon("a chunk", stream.chunk()).await.expect("a stream");
+    let first = within_timeout("a chunk", stream.chunk())
+        .await
+        .expect("a stream");
     assert_eq!(first.expect("a chunk"), ":\n\n");
     gate.open();
     let mut rest = String::new();
-    while let Some(chunk) = soon("a chunk", stream.chunk()).await.expect("a stream") {
+    while let Some(chunk) = within_timeout("a chunk", stream.chunk())
+        .await
+        .expect("a stream")
+    {
         rest.push_str(&String::from_utf8_lossy(&chunk));
     }
     let next = format!("retry: 2000\nid: {}\nevent: turn.completed\n", last + 1);
@@ -243,16 +253,19 @@ impl Reader {
 #[tokio::test]
 async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_twice() {
     const CHILDREN: usize = 25;
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]\nstream = true")
         .agent("reader", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let tasks: [(&str, &str); CHILDREN] = [("reader", "read"); CHILDREN];
     app.provider.will(
         "planner",
-        [asks(tasks).saying("let me see"), says("done").after(&gate)],
+        [
+            delegates(tasks).with_text("let me see"),
+            says("done").after_gate(&gate),
+        ],
     );
     app.provider.always("reader", |_| says("read"));
     let run = app.start("planner", "go").await;
@@ -264,7 +277,7 @@ async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_t
         reader.reads(&app, &path, few).await;
     }
     gate.open();
-    app.find(&id).await.ended().await;
+    app.find(&id).await.wait_for_end().await;
     // After its end, over five daemons, of which every other one is killed.
     for n in 0..50 {
         if n % 10 == 5 {
@@ -287,13 +300,13 @@ async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_t
 
 #[tokio::test]
 async fn who_comes_back_after_the_end_is_told_to_stay_away() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "go").await;
     let child = run.children().await.remove(0);
@@ -315,7 +328,7 @@ async fn who_comes_back_after_the_end_is_told_to_stay_away() {
             .await;
         assert_eq!(numbers(&nearly), [last], "{path}");
         // A page is a page.
-        let page: Got = app.get(&format!("{path}&after={last}")).await;
+        let page: ApiResponse = app.get(&format!("{path}&after={last}")).await;
         assert_eq!(
             (page.status, page.json()["next_after"].is_null()),
             (200, true)

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, asks, calls, fails, hangs, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, hangs, says};
 use crate::support::run::Run;
 
 const CONFIG: &str = r#"
@@ -48,14 +48,14 @@ batch = 0.25
 const WIRES: [(&str, f64); 3] = [("claude", 0.5), ("gpt", 0.5), ("new", 0.25)];
 
 fn setup() -> Setup {
-    WIRES.iter().fold(TestApp::with().config(CONFIG), |setup, (name, _)| {
+    WIRES.iter().fold(TestApp::setup().config(CONFIG), |setup, (name, _)| {
         let agent = format!("model = \"{name}/m\"\nservice = \"batch\"\ntools = [\"grep\"]\n[retry]\ninitial_delay_ms = 1");
         setup.agent(name, &agent)
     })
 }
 
-fn priced(answer: Answer) -> Answer {
-    answer.using(100, 50)
+fn priced(answer: ScriptedAnswer) -> ScriptedAnswer {
+    answer.with_usage(100, 50)
 }
 
 async fn waits<'a>(app: &'a TestApp, run: &Run<'_>) -> Run<'a> {
@@ -81,7 +81,7 @@ async fn two_turns_with_a_tool_are_two_batches_at_their_price() {
             [
                 priced(calls([("grep", json!({"pattern": "x"}))])),
                 // What a reply says of its tier is not what a batch costs.
-                priced(says("done")).on_tier("default"),
+                priced(says("done")).with_tier("default"),
             ],
         );
         let run = app
@@ -99,14 +99,15 @@ async fn two_turns_with_a_tool_are_two_batches_at_their_price() {
             (run.usage(), &run["tree"]["complete"]),
             ((200, 100, 1), &json!(true))
         );
-        let seen = app.provider.seen();
+        let seen = app.provider.requests();
         assert_eq!(seen.len(), 2);
         assert!(
             seen.iter()
-                .all(|seen| !seen.streams() && seen.key() == Some(&format!("key-of-{agent}")))
+                .all(|seen| !seen.wants_stream()
+                    && seen.api_key() == Some(&format!("key-of-{agent}")))
         );
-        assert_eq!(seen[1].results().len(), 1, "{:?}", seen[1]);
-        assert_eq!(app.provider.batches.made().0.len(), 2);
+        assert_eq!(seen[1].tool_results().len(), 1, "{:?}", seen[1]);
+        assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
         let events = run.events().await;
         assert_eq!(count(&events, "batch.submitted"), 2);
         assert_eq!(count(&events, "model.warning"), 0);
@@ -121,14 +122,17 @@ async fn a_run_in_a_batch_waits_without_time_slot_or_permit() {
         .agent("slow", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.will(
         "m",
-        [says("first").after(&gate), says("second").after(&gate)],
+        [
+            says("first").after_gate(&gate),
+            says("second").after_gate(&gate),
+        ],
     );
     app.provider.will("slow", [hangs()]);
     app.provider
-        .will("parent", [asks([("claude", "x")]), says("all done")]);
+        .will("parent", [delegates([("claude", "x")]), says("all done")]);
     let first = app
         .start_with("claude", json!({"input": "go", "timeout": 1}))
         .await;
@@ -140,13 +144,13 @@ async fn a_run_in_a_batch_waits_without_time_slot_or_permit() {
         .get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
     assert_eq!(got.json()["waiting_for"], json!({"reason": "children"}));
-    assert_eq!(app.provider.batches.made().0.len(), 2);
+    assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
     // Longer than its timeout.
     let slow = app.start_with("slow", json!({"timeout": 1})).await;
-    assert_eq!(slow.ended().await.failure().0, "timeout");
+    assert_eq!(slow.wait_for_end().await.failure().0, "timeout");
     gate.open();
-    assert_eq!(first.ended().await.output(), "first");
-    assert_eq!(parent.ended().await.output(), "all done");
+    assert_eq!(first.wait_for_end().await.output(), "first");
+    assert_eq!(parent.wait_for_end().await.output(), "all done");
 }
 
 #[tokio::test]
@@ -154,8 +158,9 @@ async fn a_batch_is_gone_on_with_after_a_restart() {
     for (agent, share) in WIRES {
         for is_crash in [true, false] {
             let mut app = setup().spawn().await;
-            let gate = Gate::shut();
-            app.provider.will("m", [priced(says("done")).after(&gate)]);
+            let gate = Gate::closed();
+            app.provider
+                .will("m", [priced(says("done")).after_gate(&gate)]);
             let id = app.start(agent, "go").await.id().to_owned();
             waits(&app, &app.find(&id).await).await;
             match is_crash {
@@ -163,13 +168,13 @@ async fn a_batch_is_gone_on_with_after_a_restart() {
                 false => app.restart().await,
             }
             // The next process looks at the same batch.
-            let looks = app.provider.looks();
-            app.provider.looked(looks + 1).await;
+            let looks = app.provider.batch_polls();
+            app.provider.wait_for_batch_polls(looks + 1).await;
             waits(&app, &app.find(&id).await).await;
             gate.open();
-            let run = app.find(&id).await.ended().await;
+            let run = app.find(&id).await.wait_for_end().await;
             assert_eq!(run.output(), "done");
-            assert_eq!(app.provider.seen().len(), 1, "paid once");
+            assert_eq!(app.provider.requests().len(), 1, "paid once");
             assert_eq!(run["tree"]["complete"], true);
             assert_eq!(
                 run["tree"]["cost_usd"]
@@ -185,15 +190,19 @@ async fn a_batch_is_gone_on_with_after_a_restart() {
 async fn a_batch_that_did_not_come_to_the_record_is_found_where_the_service_tells() {
     for (agent, batches) in [("gpt", 1), ("new", 1), ("claude", 2)] {
         let mut app = setup().spawn().await;
-        let answering = Gate::shut();
+        let answering = Gate::closed();
         // The service has the batch, and its answer is on the way.
         app.provider
-            .will("m", [says("first").pausing(&answering), says("second")]);
+            .will("m", [says("first").pausing_at(&answering), says("second")]);
         let id = app.start(agent, "go").await.id().to_owned();
-        app.provider.made(1).await;
+        app.provider.wait_for_batches(1).await;
         app.crash_and_restart().await;
-        let run = app.find(&id).await.ended().await;
-        assert_eq!(app.provider.batches.made().0.len(), batches, "{agent}");
+        let run = app.find(&id).await.wait_for_end().await;
+        assert_eq!(
+            app.provider.batches.created_and_cancelled().0.len(),
+            batches,
+            "{agent}"
+        );
         assert_eq!(run.output(), if batches == 1 { "first" } else { "second" });
         // Nobody can be sure that nothing else was paid for.
         assert_eq!(run["tree"]["complete"], false);
@@ -205,13 +214,13 @@ async fn a_cancelled_run_takes_its_batch_back() {
     for (agent, _) in WIRES {
         let mut app = setup().spawn().await;
         app.provider
-            .always("m", |_| says("never").after(&Gate::shut()));
+            .always("m", |_| says("never").after_gate(&Gate::closed()));
         let run = app.start(agent, "go").await;
         waits(&app, &run).await;
         let run = run.cancel("no more").await;
         assert_eq!(run.status(), "cancelled");
         assert_eq!(run["tree"]["complete"], false);
-        let (made, cancelled) = app.provider.batches.made();
+        let (made, cancelled) = app.provider.batches.created_and_cancelled();
         assert_eq!((made.len(), &cancelled), (1, &made));
         // Also if that was on the record only when the next process came.
         let id = app.start(agent, "go").await.id().to_owned();
@@ -221,7 +230,7 @@ async fn a_cancelled_run_takes_its_batch_back() {
             app.find(&id).await.cancel("no more").await.status(),
             "cancelled"
         );
-        assert_eq!(app.provider.batches.made().1.len(), 2);
+        assert_eq!(app.provider.batches.created_and_cancelled().1.len(), 2);
     }
 }
 
@@ -233,7 +242,7 @@ async fn errors_of_items_are_those_of_requests() {
             .will("m", [fails(429, "too many"), says("done")]);
         let run = app.run(agent, "go").await;
         assert_eq!(run.output(), "done");
-        assert_eq!(app.provider.batches.made().0.len(), 2);
+        assert_eq!(app.provider.batches.created_and_cancelled().0.len(), 2);
         assert_eq!(count(&run.events().await, "retry.scheduled"), 1);
         app.provider.will("m", [fails(400, "no such thing")]);
         let run = app.run(agent, "go").await;
@@ -250,13 +259,17 @@ async fn what_the_service_had_no_time_for_is_a_timeout() {
         app.provider.will("m", [says("late").expiring()]);
         let run = app.run(agent, "go").await;
         assert_eq!(run.failure().0, "timeout");
-        assert_eq!(app.provider.batches.made().0.len(), 1, "not tried again");
+        assert_eq!(
+            app.provider.batches.created_and_cancelled().0.len(),
+            1,
+            "not tried again"
+        );
     }
 }
 
 #[tokio::test]
 async fn where_no_batches_are_sold_a_warning_says_so() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("llama", "model = \"ollama/m\"\nservice = \"batch\"")
         .spawn()
         .await;
@@ -272,5 +285,5 @@ async fn where_no_batches_are_sold_a_warning_says_so() {
         warning["message"],
         "ollama/m is not sold with service \"batch\": sent with the usual one"
     );
-    assert!(app.provider.batches.made().0.is_empty());
+    assert!(app.provider.batches.created_and_cancelled().0.is_empty());
 }

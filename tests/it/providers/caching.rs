@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::provider::answer::{Answer, calls, says};
-use crate::support::provider::seen::Seen;
+use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::support::provider::recorded_request::RecordedRequest;
 
 /// A service's cache. Tokens are counted at four bytes each.
 #[derive(Default)]
@@ -71,7 +71,7 @@ fn unmarked(mut block: Value) -> (bool, String) {
 }
 
 /// Nine turns that read a file, then a text.
-fn loops(seen: &Seen) -> Answer {
+fn loops(seen: &RecordedRequest) -> ScriptedAnswer {
     match seen.turn() {
         turn @ 1..=9 => calls([(
             "read_file",
@@ -85,7 +85,7 @@ const READER: &str = "tools = [\"read_file\", \"grep\", \"find_path\", \"list_di
 
 async fn ten_turns(toml: &str) -> (f64, Value) {
     let page = "A line of a long book, of which there are many more.\n".repeat(600);
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("reader", &format!("{toml}\n{READER}"))
         .file("book.txt", &page)
         .config("[providers.anthropic.models.reader]\ninput = 3\noutput = 15\ncache_read = 0.3\ncache_write = 3.75\ncache_write_1h = 6\n")
@@ -96,7 +96,9 @@ async fn ten_turns(toml: &str) -> (f64, Value) {
     app.provider.always("reader", move |seen| {
         let mut cache = counting.lock().expect("a cache");
         let (fresh, read, written) = cache.count(&seen.body);
-        loops(seen).using(fresh, 20).cached(read, written)
+        loops(seen)
+            .with_usage(fresh, 20)
+            .with_cached_tokens(read, written)
     });
 
     let run = app.run("reader", "Read the book").await;
@@ -130,7 +132,7 @@ async fn a_loop_of_ten_turns_pays_the_full_price_for_little() {
 
 #[tokio::test]
 async fn prefixes_stay_the_same_from_turn_to_turn() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("claude", READER)
         .agent("gpt", &format!("model = \"openai/gpt\"\n{READER}"))
         .agent("llama", &format!("model = \"ollama/llama\"\n{READER}"))
@@ -141,7 +143,7 @@ async fn prefixes_stay_the_same_from_turn_to_turn() {
         app.provider.always(agent, loops);
         let run = app.run(agent, "Read the book").await;
         assert_eq!(run.output(), "done", "{agent}");
-        let seen = app.provider.seen_by(agent);
+        let seen = app.provider.requests_for(agent);
         assert_eq!(seen.len(), 10);
         for pair in seen.windows(2) {
             let (before, after) = (prefix(&pair[0].body), prefix(&pair[1].body));

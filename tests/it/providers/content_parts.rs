@@ -7,20 +7,20 @@ use axed::domain::agent::Params;
 use axed::domain::attachment::{Attachment, Blobs};
 use axed::domain::content::{Content, Part};
 use axed::domain::message::{
-    AssistantMessage, Message, ToolCall, ToolResult, ToolSpec, no_arguments,
+    AssistantMessage, Message, ToolCall, ToolResult, ToolSpec, empty_arguments,
 };
-use axed::providers::{ChatRequest, parts};
+use axed::providers::{ChatRequest, content_parts};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::support::client::{KINDS, ask, facing, stream_of};
-use crate::support::picture::{PDF, PNG, base64};
-use crate::support::provider::seen::Wire;
+use crate::support::attachments::{PDF, PNG, base64};
+use crate::support::client::{WIRES, complete, recorded_stream, replay_client};
+use crate::support::provider::recorded_request::Wire;
 
 /// The bytes stay with the conversation's store: messages hold what they are known by.
 fn stored(data: &'static [u8], name: Option<&str>, blobs: &mut Blobs) -> Attachment {
     let name = name.map(str::to_owned);
-    let mut attachment = Attachment::of(Bytes::from_static(data), name).expect("a kind");
+    let mut attachment = Attachment::from_bytes(Bytes::from_static(data), name).expect("a kind");
     let data = attachment.data.take().expect("bytes");
     blobs.insert(attachment.sha256, data);
     attachment
@@ -45,7 +45,7 @@ fn conversation() -> (Vec<Message>, Blobs) {
         id: "call_1".to_owned(),
         provider_id: String::new(),
         name: "shoot".to_owned(),
-        arguments: no_arguments(),
+        arguments: empty_arguments(),
     };
     let result = ToolResult {
         attachments: vec![picture],
@@ -73,7 +73,7 @@ async fn request_body(
     facts: Option<&ModelFacts>,
     stream: bool,
 ) -> Value {
-    let (service, served) = facing(kind, stream_of(kind));
+    let (service, served) = replay_client(kind, recorded_stream(kind));
     let tool = ToolSpec::new("shoot", "Takes a picture.", &Arc::clone(&object()));
     let request = ChatRequest {
         model: "model",
@@ -85,13 +85,13 @@ async fn request_body(
         stream,
         multi_turn: false,
         facts,
-        key: None,
+        api_key: None,
         cache_key: "",
         trace: None,
     };
     // A whole reply is not what the service answers here; only what it was sent counts.
-    let _ = ask(&served, request).await;
-    let seen = service.seen().pop().expect("a request");
+    let _ = complete(&served, request).await;
+    let seen = service.requests().pop().expect("a request");
     serde_json::from_str(&seen.body).expect("JSON")
 }
 
@@ -107,7 +107,7 @@ async fn each_wire_has_its_own_form() {
     let (png, pdf) = (base64(PNG), base64(PDF));
     let png_url = format!("data:image/png;base64,{png}");
     let pdf_url = format!("data:application/pdf;base64,{pdf}");
-    for (kind, stream) in KINDS.into_iter().flat_map(|it| [(it, true), (it, false)]) {
+    for (kind, stream) in WIRES.into_iter().flat_map(|it| [(it, true), (it, false)]) {
         let body = request_body(kind, &messages, Some(&blobs), None, stream).await;
         match kind {
             Wire::Anthropic => {
@@ -180,7 +180,7 @@ async fn a_model_that_takes_none_is_told_what_was_left_out() {
         pdf: Some(false),
         ..ModelFacts::default()
     };
-    for kind in KINDS {
+    for kind in WIRES {
         let body = request_body(kind, &messages, Some(&blobs), Some(&facts), true).await;
         let body = body.to_string();
         assert!(!body.contains(&base64(PNG)), "{kind:?}: {body}");
@@ -197,6 +197,6 @@ async fn a_model_that_takes_none_is_told_what_was_left_out() {
             "{kind:?}: {gone}"
         );
     }
-    let warnings = parts::warnings("p/m", &messages, Some(&facts));
+    let warnings = content_parts::attachment_warnings("p/m", &messages, Some(&facts));
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::provider::answer::{Answer, asks, fails, raw, says};
+use crate::support::provider::answer::{ScriptedAnswer, delegates, fails, raw, says};
 
 const PLANNER: &str = "system_prompt = \"Plan.\"\nsub_agents = [\"reader\"]";
 
-fn anthropic(content: Value) -> Answer {
+fn anthropic(content: Value) -> ScriptedAnswer {
     let body = json!({
         "id": "m", "type": "message", "role": "assistant", "model": "planner", "content": content,
         "stop_reason": "tool_use", "stop_sequence": null,
@@ -25,7 +25,7 @@ fn ask(id: &str, task: &str) -> Value {
 
 #[tokio::test]
 async fn thinking_goes_back_unchanged() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
@@ -43,7 +43,7 @@ async fn thinking_goes_back_unchanged() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let echoed = app.provider.asked("planner", 2).await.body["messages"][1].clone();
+    let echoed = app.provider.wait_for_request("planner", 2).await.body["messages"][1].clone();
     assert_eq!(echoed, json!({"role": "assistant", "content": said}));
     let text = run.messages().await.to_string();
     assert!(text.contains("I ask the reader."), "{text}");
@@ -51,7 +51,7 @@ async fn thinking_goes_back_unchanged() {
 
 #[tokio::test]
 async fn streamed_thinking_goes_back_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("stream = true\n{PLANNER}"))
         .agent("reader", "")
         .spawn()
@@ -97,7 +97,7 @@ async fn streamed_thinking_goes_back_too() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let echoed = &app.provider.asked("planner", 2).await.body["messages"][1]["content"];
+    let echoed = &app.provider.wait_for_request("planner", 2).await.body["messages"][1]["content"];
     assert_eq!(
         echoed[0],
         json!({"type": "thinking", "thinking": "Who could read?", "signature": "c2lnbmVk"})
@@ -107,7 +107,7 @@ async fn streamed_thinking_goes_back_too() {
 
 #[tokio::test]
 async fn equal_ids_are_told_apart_and_never_echoed() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
@@ -120,13 +120,13 @@ async fn equal_ids_are_told_apart_and_never_echoed() {
         ],
     );
     app.provider
-        .always("reader", |seen| says(seen.user()[0].clone()));
+        .always("reader", |seen| says(seen.user_messages()[0].clone()));
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
-    assert_eq!(told.results(), ["Task: one", "Task: two"]);
+    let told = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(told.tool_results(), ["Task: one", "Task: two"]);
     let messages = &told.body["messages"];
     let (calls, results) = (&messages[1]["content"], &messages[2]["content"]);
     assert_eq!(calls[0]["id"], "same");
@@ -140,7 +140,7 @@ async fn equal_ids_are_told_apart_and_never_echoed() {
 
 #[tokio::test]
 async fn equal_ids_beside_thinking_are_told_apart_over_turns_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
@@ -153,7 +153,12 @@ async fn equal_ids_beside_thinking_are_told_apart_over_turns_too() {
 
     assert_eq!(app.run("planner", "go").await.output(), "done");
 
-    let body = app.provider.asked("planner", 3).await.body.clone();
+    let body = app
+        .provider
+        .wait_for_request("planner", 3)
+        .await
+        .body
+        .clone();
     let block = |message: usize, at: usize| body["messages"][message]["content"][at].clone();
     for message in [1, 3] {
         assert_eq!(block(message, 0), thinking);
@@ -169,22 +174,27 @@ async fn equal_ids_beside_thinking_are_told_apart_over_turns_too() {
 
 #[tokio::test]
 async fn prompts_of_more_than_one_turn_are_marked_for_the_cache() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "system_prompt = \"Read.\"")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
 
     app.run("planner", "go").await;
 
     let mark = json!({"type": "ephemeral"});
-    let planner = &app.provider.asked("planner", 1).await.body;
+    let planner = &app.provider.wait_for_request("planner", 1).await.body;
     assert_eq!(planner["system"][0]["cache_control"], mark, "{planner}");
     assert_eq!(planner["tools"][0]["cache_control"], mark, "{planner}");
-    let reader = app.provider.asked("reader", 1).await.body.to_string();
+    let reader = app
+        .provider
+        .wait_for_request("reader", 1)
+        .await
+        .body
+        .to_string();
     assert!(
         !reader.contains("cache_control"),
         "one turn is all it has: {reader}"
@@ -196,7 +206,7 @@ async fn a_wanted_shape_is_asked_for_in_each_wires_words() {
     let shape = "[params.response_format]\ntype = \"json_schema\"\n\
                  schema = { type = \"object\", properties = { n = { type = \"integer\" } } }";
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("open", &format!("model = \"openai/open\"\n{shape}"))
         .agent("new", &format!("model = \"responses/new\"\n{shape}"))
         .agent("local", &format!("model = \"ollama/local\"\n{shape}"))
@@ -207,19 +217,22 @@ async fn a_wanted_shape_is_asked_for_in_each_wires_words() {
         assert_eq!(app.run(agent, "go").await.output(), "{\"n\": 1}");
     }
 
-    let open = &app.provider.asked("open", 1).await.body["response_format"];
+    let open = &app.provider.wait_for_request("open", 1).await.body["response_format"];
     assert_eq!(open["type"], "json_schema");
     assert_eq!(open["json_schema"]["schema"], schema);
-    let new = &app.provider.asked("new", 1).await.body["text"]["format"];
+    let new = &app.provider.wait_for_request("new", 1).await.body["text"]["format"];
     assert_eq!(
         (&new["type"], &new["schema"], &new["strict"]),
         (&json!("json_schema"), &schema, &json!(false))
     );
-    assert_eq!(app.provider.asked("local", 1).await.body["format"], schema);
+    assert_eq!(
+        app.provider.wait_for_request("local", 1).await.body["format"],
+        schema
+    );
 }
 
 /// A response with thoughts, as OpenAI's own types have it.
-fn response(output: &Value) -> Answer {
+fn response(output: &Value) -> ScriptedAnswer {
     let body = json!({
         "id": "resp_1", "object": "response", "created_at": 0, "status": "completed", "model": "planner",
         "output": output, "error": null, "incomplete_details": null,
@@ -243,7 +256,7 @@ fn item(n: u32, task: &str) -> Value {
 
 #[tokio::test]
 async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("model = \"responses/planner\"\n{PLANNER}"),
@@ -261,7 +274,7 @@ async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
         [response(&first), response(&second), says("done")],
     );
     app.provider
-        .always("reader", |seen| says(seen.user()[0].clone()));
+        .always("reader", |seen| says(seen.user_messages()[0].clone()));
 
     let run = app.run("planner", "go").await;
 
@@ -272,13 +285,13 @@ async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
     expected.extend([output(1, "a"), output(2, "b")]);
     let input = |body: &Value| body["input"].as_array().expect("items").clone();
     assert_eq!(
-        input(&app.provider.asked("planner", 2).await.body),
+        input(&app.provider.wait_for_request("planner", 2).await.body),
         expected
     );
     expected.extend(second.as_array().expect("items").clone());
     expected.push(output(3, "c"));
     assert_eq!(
-        input(&app.provider.asked("planner", 3).await.body),
+        input(&app.provider.wait_for_request("planner", 3).await.body),
         expected
     );
     let turn = run.events().await;
@@ -288,7 +301,7 @@ async fn encrypted_thoughts_go_back_in_their_place_over_all_turns() {
 
 #[tokio::test]
 async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "model = \"responses/planner\"\nfallback_models = [\"responses/other\", \"openai/third\"]\n\
@@ -315,7 +328,12 @@ async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
         ("other", 1, false),
         ("third", 1, false),
     ] {
-        let body = app.provider.asked(model, turn).await.body.to_string();
+        let body = app
+            .provider
+            .wait_for_request(model, turn)
+            .await
+            .body
+            .to_string();
         assert_eq!(body.contains("gAAA1=="), is_sent, "{model}: {body}");
         assert!(body.contains("call_1"), "{model}: {body}");
     }
@@ -323,7 +341,7 @@ async fn a_fallback_is_not_sent_the_thoughts_of_another_model() {
 
 #[tokio::test]
 async fn equal_ids_beside_encrypted_thoughts_are_told_apart_over_turns_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("model = \"responses/planner\"\n{PLANNER}"),
@@ -343,7 +361,12 @@ async fn equal_ids_beside_encrypted_thoughts_are_told_apart_over_turns_too() {
 
     assert_eq!(app.run("planner", "go").await.output(), "done");
 
-    let body = app.provider.asked("planner", 3).await.body.clone();
+    let body = app
+        .provider
+        .wait_for_request("planner", 3)
+        .await
+        .body
+        .clone();
     let input = body["input"].as_array().expect("items");
     assert_eq!((&input[1], &input[4]), (&thought(1), &thought(2)));
     assert_eq!(input[2]["call_id"], "call_1");

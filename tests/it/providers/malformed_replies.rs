@@ -2,44 +2,46 @@
 
 use std::time::Duration;
 
-use axed::providers::{Category, End};
+use axed::providers::{ErrorCategory, ReplyOutcome};
 use serde_json::{Value, json};
 
 use crate::support::client::{
-    KEY, KINDS, Told, config, error_of, facing, hello, served, stream_of,
+    ComparableReply, KEY, WIRES, complete_hello, expect_error, provider_config, provider_handle,
+    recorded_stream, replay_client,
 };
-use crate::support::provider::seen::Wire;
-use crate::support::replay::{Answer, Replay};
+use crate::support::provider::recorded_request::Wire;
+use crate::support::replay::{CannedResponse, ReplayServer};
 
 #[tokio::test]
 async fn a_body_that_is_cut_is_a_broken_connection() {
-    for kind in KINDS {
-        let error = error_of(
+    for kind in WIRES {
+        let error = expect_error(
             kind,
-            Answer::json(200, "{\"choices\": []}").cut_after(9),
+            CannedResponse::json(200, "{\"choices\": []}").cut_after(9),
             false,
         )
         .await;
-        assert_eq!(error.category, Category::Server, "{kind:?}: {error}");
+        assert_eq!(error.category, ErrorCategory::Server, "{kind:?}: {error}");
         assert!(
             error.message.starts_with("the reply broke off"),
             "{kind:?}: {error}"
         );
-        assert!(error.may_have_cost);
+        assert!(error.may_be_billed);
     }
 }
 
 #[tokio::test]
 async fn what_is_no_reply_is_said_to_be_unreadable() {
     let html = "<!DOCTYPE html><html><body>Bad gateway</body></html>";
-    for kind in KINDS {
+    for kind in WIRES {
         for stream in [false, true] {
-            let error = error_of(kind, Answer::new(200, "text/html", html), stream).await;
+            let error =
+                expect_error(kind, CannedResponse::new(200, "text/html", html), stream).await;
             let why = "server: failed to parse response: expected value at line 1 column 1";
             assert_eq!(error.to_string(), why, "{kind:?}, streamed: {stream}");
-            assert!(error.may_have_cost);
+            assert!(error.may_be_billed);
         }
-        let error = error_of(kind, Answer::json(200, ""), false).await;
+        let error = expect_error(kind, CannedResponse::json(200, ""), false).await;
         assert!(
             error
                 .to_string()
@@ -47,16 +49,16 @@ async fn what_is_no_reply_is_said_to_be_unreadable() {
             "{error}"
         );
         let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-        let error = error_of(kind, Answer::json(200, &deep), false).await;
+        let error = expect_error(kind, CannedResponse::json(200, &deep), false).await;
         assert!(
             error
                 .to_string()
                 .starts_with("server: failed to parse response: "),
             "{error}"
         );
-        let error = error_of(
+        let error = expect_error(
             kind,
-            Answer::new(200, "application/json", b"{\"model\":\"\xff\xfe\"}"),
+            CannedResponse::new(200, "application/json", b"{\"model\":\"\xff\xfe\"}"),
             false,
         )
         .await;
@@ -93,44 +95,53 @@ async fn an_empty_reply_is_an_empty_text_after_a_normal_end_only() {
         ),
         (Wire::Ollama, ollama("\"stop\""), ollama("\"length\"")),
     ] {
-        let (_service, served) = facing(kind, Answer::json(200, &body));
-        let (reply, _) = hello(&served, false).await;
+        let (_service, served) = replay_client(kind, CannedResponse::json(200, &body));
+        let (reply, _) = complete_hello(&served, false).await;
         let reply = reply.expect("a reply");
         assert_eq!(
             (reply.message.content.as_str(), reply.usage),
             ("", None),
             "{kind:?}"
         );
-        assert_eq!(reply.end, End::Answer);
-        let (_service, served) = facing(kind, Answer::json(200, &cut));
-        let (reply, _) = hello(&served, false).await;
-        assert_eq!(reply.expect("a reply").end, End::Truncated, "{kind:?}");
+        assert_eq!(reply.outcome, ReplyOutcome::Complete);
+        let (_service, served) = replay_client(kind, CannedResponse::json(200, &cut));
+        let (reply, _) = complete_hello(&served, false).await;
+        assert_eq!(
+            reply.expect("a reply").outcome,
+            ReplyOutcome::Truncated,
+            "{kind:?}"
+        );
     }
-    let error = error_of(Wire::Openai, Answer::json(200, "{\"choices\":[]}"), false).await;
+    let error = expect_error(
+        Wire::Openai,
+        CannedResponse::json(200, "{\"choices\":[]}"),
+        false,
+    )
+    .await;
     assert_eq!(error.to_string(), "server: response contains no choices");
 }
 
 #[tokio::test]
 async fn a_reply_has_a_bound() {
-    for kind in KINDS {
+    for kind in WIRES {
         let endless = [
             // A line that never ends, events that never end, and a body that never ends.
             (
-                Answer::new(200, "text/event-stream", "on and on ".repeat(100)),
+                CannedResponse::new(200, "text/event-stream", "on and on ".repeat(100)),
                 true,
             ),
             (
-                Answer::new(200, "text/event-stream", ": still here\n\n".repeat(100)),
+                CannedResponse::new(200, "text/event-stream", ": still here\n\n".repeat(100)),
                 true,
             ),
-            (Answer::json(200, &" ".repeat(1000)), false),
-            (Answer::json(500, &" ".repeat(1000)), false),
+            (CannedResponse::json(200, &" ".repeat(1000)), false),
+            (CannedResponse::json(500, &" ".repeat(1000)), false),
         ];
         for (answer, stream) in endless {
-            let service = Replay::of([answer.endless()]);
-            let mut config = config(kind, &service.base());
+            let service = ReplayServer::start([answer.endless()]);
+            let mut config = provider_config(kind, &service.base_url());
             config.max_reply = 100_000;
-            let (reply, _) = hello(&served(config), stream).await;
+            let (reply, _) = complete_hello(&provider_handle(config), stream).await;
             let error = reply.expect_err("no reply");
             // Comments are no messages on Ollama's wire.
             let unreadable = error.message.starts_with("failed to parse response");
@@ -152,9 +163,9 @@ async fn absurd_calls_are_kept_within_bounds() {
             json!({"choices": [{"delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}]});
         format!("data: {chunk}\n\ndata: [DONE]\n\n")
     };
-    let answer = Answer::new(200, "text/event-stream", event(vec![call.clone()]));
-    let (_service, served) = facing(Wire::Openai, answer);
-    let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
+    let answer = CannedResponse::new(200, "text/event-stream", event(vec![call.clone()]));
+    let (_service, served) = replay_client(Wire::Openai, answer);
+    let reply = ComparableReply::from(complete_hello(&served, true).await.0.expect("a reply"));
     assert_eq!(
         reply.calls,
         [("c".to_owned(), huge, json!({}))],
@@ -164,8 +175,8 @@ async fn absurd_calls_are_kept_within_bounds() {
     let many = (0..2000)
         .map(|n| json!({"index": n, "id": format!("c{n}"), "function": {"name": "t"}}))
         .collect();
-    let answer = Answer::new(200, "text/event-stream", event(many));
-    let error = error_of(Wire::Openai, answer, true).await;
+    let answer = CannedResponse::new(200, "text/event-stream", event(many));
+    let error = expect_error(Wire::Openai, answer, true).await;
     assert_eq!(
         error.to_string(),
         "server: response has more than 1000 tool calls"
@@ -190,9 +201,9 @@ async fn calls_are_told_apart_though_the_service_numbers_them_alike() {
         piece(json!({"index": 7, "function": {"name": "four", "arguments": null}})),
         "data: [DONE]\n\n".to_owned(),
     ];
-    let answer = Answer::new(200, "text/event-stream", body.concat());
-    let (_service, served) = facing(Wire::Openai, answer);
-    let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
+    let answer = CannedResponse::new(200, "text/event-stream", body.concat());
+    let (_service, served) = replay_client(Wire::Openai, answer);
+    let reply = ComparableReply::from(complete_hello(&served, true).await.0.expect("a reply"));
     let call = |id: &str, name: &str, arguments| (id.to_owned(), name.to_owned(), arguments);
     assert_eq!(
         reply.calls,
@@ -220,9 +231,9 @@ async fn arguments_may_come_before_their_calls_name() {
             piece(json!({"index": index, "function": {"arguments": "1}"}})),
             "data: [DONE]\n\n".to_owned(),
         ];
-        let answer = Answer::new(200, "text/event-stream", body.concat());
-        let (_service, served) = facing(Wire::Openai, answer);
-        let reply = Told::from(hello(&served, true).await.0.expect("a reply"));
+        let answer = CannedResponse::new(200, "text/event-stream", body.concat());
+        let (_service, served) = replay_client(Wire::Openai, answer);
+        let reply = ComparableReply::from(complete_hello(&served, true).await.0.expect("a reply"));
         let call = ("a".to_owned(), "one".to_owned(), json!({"n": 1}));
         assert_eq!(reply.calls, [call]);
     }
@@ -267,10 +278,10 @@ async fn responses_without_some_of_their_events_are_read() {
     ];
     for (n, events) in streams.into_iter().enumerate() {
         let lines = events.iter().map(|event| format!("data: {event}\n\n"));
-        let answer = Answer::new(200, "text/event-stream", lines.collect::<String>());
-        let (_service, served) = facing(Wire::Responses, answer);
-        let (reply, deltas) = hello(&served, true).await;
-        let reply = Told::from(reply.expect("a reply"));
+        let answer = CannedResponse::new(200, "text/event-stream", lines.collect::<String>());
+        let (_service, served) = replay_client(Wire::Responses, answer);
+        let (reply, deltas) = complete_hello(&served, true).await;
+        let reply = ComparableReply::from(reply.expect("a reply"));
         assert_eq!(
             (deltas.as_str(), reply.text.as_str()),
             ("Hello", "Hello"),
@@ -284,8 +295,13 @@ async fn responses_without_some_of_their_events_are_read() {
 
 #[tokio::test]
 async fn an_error_in_a_stream_ends_it() {
-    let error =
-        |kind, body: &str| error_of(kind, Answer::new(200, "text/event-stream", body), true);
+    let error = |kind, body: &str| {
+        expect_error(
+            kind,
+            CannedResponse::new(200, "text/event-stream", body),
+            true,
+        )
+    };
     let anthropic = error(
         Wire::Anthropic,
         "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"content\":[]}}\n\n\
@@ -298,7 +314,7 @@ async fn an_error_in_a_stream_ends_it() {
     );
     let openai = openai.await;
     assert_eq!(openai.to_string(), "rate_limit: slow down");
-    assert!(openai.may_have_cost);
+    assert!(openai.may_be_billed);
     let begun =
         "data: {\"type\":\"response.output_text.delta\",\"output_index\":0,\"delta\":\"he\"}\n\n";
     for (event, told) in [
@@ -324,12 +340,12 @@ async fn an_error_in_a_stream_ends_it() {
         let body = format!("{begun}data: {event}\n\n");
         let error = error(Wire::Responses, &body).await;
         assert_eq!(error.to_string(), told);
-        assert!(error.may_have_cost);
+        assert!(error.may_be_billed);
     }
     let whole =
         json!({"status": "failed", "error": {"code": "server_error", "message": "It broke."}});
-    let whole = Answer::json(200, &whole.to_string());
-    let whole = error_of(Wire::Responses, whole, false).await;
+    let whole = CannedResponse::json(200, &whole.to_string());
+    let whole = expect_error(Wire::Responses, whole, false).await;
     assert_eq!(whole.to_string(), "server: It broke.");
     let ollama = error(
         Wire::Ollama,
@@ -340,50 +356,56 @@ async fn an_error_in_a_stream_ends_it() {
 
 #[tokio::test]
 async fn a_refusal_has_a_category_and_a_wish() {
-    for kind in KINDS {
-        let busy =
-            Answer::json(429, "{\"error\":{\"message\":\"slow down\"}}").header("Retry-After", "7");
-        let error = error_of(kind, busy, false).await;
+    for kind in WIRES {
+        let busy = CannedResponse::json(429, "{\"error\":{\"message\":\"slow down\"}}")
+            .header("Retry-After", "7");
+        let error = expect_error(kind, busy, false).await;
         assert_eq!(error.to_string(), "rate_limit: slow down");
         assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
-        assert!(!error.may_have_cost);
+        assert!(!error.may_be_billed);
 
         let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(100);
         let date = jiff::fmt::rfc2822::DateTimePrinter::new()
             .timestamp_to_rfc9110_string(&date)
             .expect("a date");
-        let busy = Answer::json(529, "").header("retry-after", &date);
-        let error = error_of(kind, busy, true).await;
+        let busy = CannedResponse::json(529, "").header("retry-after", &date);
+        let error = expect_error(kind, busy, true).await;
         assert_eq!(error.to_string(), "overloaded: HTTP 529");
         let wait = error.retry_after.expect("a wish");
         assert!((95..=100).contains(&wait.as_secs()), "{wait:?}");
 
         let body = "{\"error\":{\"type\":\"x\",\"message\":\"the engine is overloaded\"}}";
-        let error = error_of(kind, Answer::json(503, body), false).await;
+        let error = expect_error(kind, CannedResponse::json(503, body), false).await;
         assert_eq!(error.to_string(), "overloaded: the engine is overloaded");
-        let error = error_of(kind, Answer::new(503, "text/html", "<p>down"), false).await;
+        let error = expect_error(
+            kind,
+            CannedResponse::new(503, "text/html", "<p>down"),
+            false,
+        )
+        .await;
         assert_eq!(error.to_string(), "server: Service Unavailable");
     }
 }
 
 #[tokio::test]
 async fn redirects_are_not_followed() {
-    for kind in KINDS {
-        let moved = Answer::new(307, "text/plain", "").header("location", "/elsewhere");
-        let (service, served) = facing(kind, moved);
-        let (reply, _) = hello(&served, false).await;
+    for kind in WIRES {
+        let moved = CannedResponse::new(307, "text/plain", "").header("location", "/elsewhere");
+        let (service, served) = replay_client(kind, moved);
+        let (reply, _) = complete_hello(&served, false).await;
         let error = reply.expect_err("no reply");
         assert_eq!(error.to_string(), "server: Temporary Redirect", "{kind:?}");
-        assert_eq!(service.seen().len(), 1);
+        assert_eq!(service.requests().len(), 1);
     }
 }
 
 #[tokio::test]
 async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
     // A port that was free a moment ago.
-    let base = Replay::of([Answer::silent()]).base();
-    for kind in KINDS {
-        let (reply, _) = hello(&served(config(kind, &base)), false).await;
+    let base = ReplayServer::start([CannedResponse::silent()]).base_url();
+    for kind in WIRES {
+        let (reply, _) =
+            complete_hello(&provider_handle(provider_config(kind, &base)), false).await;
         let error = reply.expect_err("no reply").to_string();
         match kind {
             Wire::Ollama => {
@@ -402,16 +424,16 @@ async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
 
 #[tokio::test]
 async fn a_request_that_takes_too_long_is_given_up() {
-    for kind in KINDS {
+    for kind in WIRES {
         for answer in [
-            Answer::silent(),
-            Answer::json(200, "").stalled(),
-            stream_of(kind).stalled(),
+            CannedResponse::silent(),
+            CannedResponse::json(200, "").stalled(),
+            recorded_stream(kind).stalled(),
         ] {
-            let service = Replay::of([answer.clone()]);
-            let mut config = config(kind, &service.base());
+            let service = ReplayServer::start([answer.clone()]);
+            let mut config = provider_config(kind, &service.base_url());
             config.timeout = Some(Duration::from_millis(50));
-            let (reply, _) = hello(&served(config), answer.is_stream()).await;
+            let (reply, _) = complete_hello(&provider_handle(config), answer.is_stream()).await;
             let error = reply.expect_err("no reply").to_string();
             assert_eq!(error, "timeout: no whole reply within 0.05s", "{kind:?}");
         }
@@ -420,10 +442,10 @@ async fn a_request_that_takes_too_long_is_given_up() {
 
 #[tokio::test]
 async fn a_key_that_the_service_repeats_is_not_told() {
-    for kind in KINDS {
+    for kind in WIRES {
         let body = format!("{{\"error\":{{\"message\":\"Incorrect API key provided: {KEY}.\"}}}}");
         for (status, category) in [(401, "auth"), (200, "server")] {
-            let error = error_of(kind, Answer::json(status, &body), false).await;
+            let error = expect_error(kind, CannedResponse::json(status, &body), false).await;
             assert_eq!(
                 error.to_string(),
                 format!("{category}: Incorrect API key provided: [redacted].")
@@ -432,30 +454,30 @@ async fn a_key_that_the_service_repeats_is_not_told() {
         let wrong = format!(
             "{{\"choices\":\"{KEY}\",\"content\":\"{KEY}\",\"message\":\"{KEY}\",\"output\":\"{KEY}\"}}"
         );
-        let error = error_of(kind, Answer::json(200, &wrong), false).await;
+        let error = expect_error(kind, CannedResponse::json(200, &wrong), false).await;
         assert!(error.message.contains("[redacted]"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_request_that_is_dropped_is_hung_up() {
-    for kind in KINDS {
-        for answer in [Answer::silent(), stream_of(kind).stalled()] {
-            let (service, served) = facing(kind, answer);
+    for kind in WIRES {
+        for answer in [CannedResponse::silent(), recorded_stream(kind).stalled()] {
+            let (service, served) = replay_client(kind, answer);
             tokio::select! {
-                (reply, _) = hello(&served, true) => panic!("{reply:?}"),
-                () = service.asked() => {}
+                (reply, _) = complete_hello(&served, true) => panic!("{reply:?}"),
+                () = service.wait_for_request() => {}
             }
-            service.left_alone().await;
+            service.wait_for_disconnect().await;
         }
     }
 }
 
 #[tokio::test]
 async fn a_stream_is_over_at_its_last_message_whatever_follows() {
-    for kind in KINDS {
-        let (service, served) = facing(kind, stream_of(kind).endless());
-        hello(&served, true).await.0.expect("a reply");
-        service.left_alone().await;
+    for kind in WIRES {
+        let (service, served) = replay_client(kind, recorded_stream(kind).endless());
+        complete_hello(&served, true).await.0.expect("a reply");
+        service.wait_for_disconnect().await;
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::daemon::axed;
+use crate::support::daemon::axed_command;
 use crate::support::provider::answer::{calls, says};
 
 const FACTS: &str = r#"
@@ -22,7 +22,7 @@ extra = { metadata = { tier = "gold" } }
 
 #[tokio::test]
 async fn effort_goes_out_on_each_wire() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("claude", "effort = \"high\"")
         .agent("gpt", "model = \"openai/gpt\"\neffort = \"minimal\"")
         .agent(
@@ -39,26 +39,32 @@ async fn effort_goes_out_on_each_wire() {
             .await;
     }
 
-    let claude = app.provider.asked("claude", 1).await;
+    let claude = app.provider.wait_for_request("claude", 1).await;
     assert_eq!(claude.body["output_config"], json!({"effort": "high"}));
     assert_eq!(claude.body["thinking"], json!({"type": "adaptive"}));
     assert_eq!(claude.body["max_tokens"], 8192);
-    let none = app.provider.asked("claude", 2).await;
+    let none = app.provider.wait_for_request("claude", 2).await;
     assert_eq!(none.body["thinking"], json!({"type": "disabled"}));
     assert_eq!(none.body["output_config"], Value::Null);
-    let gpt = app.provider.asked("gpt", 1).await;
+    let gpt = app.provider.wait_for_request("gpt", 1).await;
     assert_eq!(gpt.body["reasoning_effort"], "minimal");
     assert_eq!(gpt.body["max_tokens"], Value::Null);
-    let new = app.provider.asked("new", 1).await;
+    let new = app.provider.wait_for_request("new", 1).await;
     assert_eq!(new.body["reasoning"], json!({"effort": "xhigh"}));
     assert_eq!(new.body["truncation"], "auto");
-    assert_eq!(app.provider.asked("llama", 1).await.body["think"], "high");
-    assert_eq!(app.provider.asked("llama", 2).await.body["think"], false);
+    assert_eq!(
+        app.provider.wait_for_request("llama", 1).await.body["think"],
+        "high"
+    );
+    assert_eq!(
+        app.provider.wait_for_request("llama", 2).await.body["think"],
+        false
+    );
 }
 
 #[tokio::test]
 async fn what_a_model_refuses_is_left_out_with_a_warning() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(FACTS)
         .agent(
             "thinker",
@@ -77,7 +83,7 @@ async fn what_a_model_refuses_is_left_out_with_a_warning() {
     app.run("plain", "go").await;
 
     assert_eq!(run.output(), "done");
-    let sent = app.provider.asked("thinker", 1).await;
+    let sent = app.provider.wait_for_request("thinker", 1).await;
     assert_eq!(sent.body["output_config"]["effort"], "xhigh");
     assert_eq!(sent.body["temperature"], Value::Null);
     assert_eq!(sent.body["max_tokens"], 32000);
@@ -95,7 +101,7 @@ async fn what_a_model_refuses_is_left_out_with_a_warning() {
         ],
         "once each, though the run had two turns"
     );
-    let plain = app.provider.asked("plain", 1).await;
+    let plain = app.provider.wait_for_request("plain", 1).await;
     assert_eq!(plain.body["output_config"], Value::Null);
     assert_eq!(plain.body["max_tokens"], 5000);
 
@@ -115,7 +121,7 @@ async fn what_a_model_refuses_is_left_out_with_a_warning() {
 
 #[tokio::test]
 async fn extra_keys_reach_the_body_and_stay_within_bounds() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(FACTS)
         .agent(
             "paid",
@@ -138,7 +144,7 @@ async fn extra_keys_reach_the_body_and_stay_within_bounds() {
             .as_f64()
             .is_some_and(|usd| usd > 0.0)
     );
-    let sent = app.provider.asked("paid", 1).await;
+    let sent = app.provider.wait_for_request("paid", 1).await;
     assert_eq!(sent.body["metadata"], json!({"tier": "gold", "team": "a"}));
     assert_eq!(sent.body["top_k"], 3);
     assert_eq!(sent.body["service_tier"], "auto");
@@ -164,7 +170,7 @@ async fn extra_keys_reach_the_body_and_stay_within_bounds() {
 async fn the_table_of_models_is_printed() {
     let home = tempfile::tempdir().expect("a directory");
     let print = |arguments: &'static [&'static str]| {
-        let mut command = axed(home.path(), arguments);
+        let mut command = axed_command(home.path(), arguments);
         async move { command.output().await.expect("a finished process") }
     };
     let json = print(&["models", "--json"]).await;

@@ -8,7 +8,7 @@ use crate::support::provider::answer::says;
 #[tokio::test]
 async fn a_key_in_the_environment_is_enough_for_a_known_service() {
     // The fake provider stands where the service would be; everything else is the preset's.
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.gemini]\nbase_url = \"{provider}\"\n")
         .environment("GOOGLE_API_KEY", "key-of-gemini")
         .environment("GROQ_API_KEY", "key-of-groq")
@@ -22,8 +22,8 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
 
     let run = app.run("asker", "go").await;
     assert_eq!(run.output(), "done");
-    let asked = app.provider.asked("gemini-3.8-flash", 1).await;
-    assert_eq!(asked.key(), Some("key-of-gemini"));
+    let asked = app.provider.wait_for_request("gemini-3.8-flash", 1).await;
+    assert_eq!(asked.api_key(), Some("key-of-gemini"));
     assert!(
         run["tree"]["cost_usd"]
             .as_f64()
@@ -57,7 +57,7 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
 
 #[tokio::test]
 async fn a_service_whose_address_is_written_keeps_its_field_for_the_longest_reply() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.azure]\nbase_url = \"{provider}\"\napi_key = \"k\"")
         .agent(
             "cloud",
@@ -69,7 +69,7 @@ async fn a_service_whose_address_is_written_keeps_its_field_for_the_longest_repl
 
     assert_eq!(app.run("cloud", "go").await.output(), "done");
 
-    let asked = app.provider.asked("my-deployment", 1).await;
+    let asked = app.provider.wait_for_request("my-deployment", 1).await;
     assert_eq!(asked.body["max_completion_tokens"], 50);
     assert_eq!(asked.body["max_tokens"], json!(null));
 }

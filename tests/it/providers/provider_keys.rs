@@ -6,10 +6,10 @@ use std::path::Path;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, fails, hangs, says};
-use crate::support::provider::seen::Wire;
+use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
+use crate::support::provider::recorded_request::Wire;
 use crate::support::run::Run;
 
 const OWN: &str = "sk-of-a-person-4711";
@@ -18,17 +18,17 @@ const ALLOWED: &str = "allow_provider_keys = true";
 
 /// A daemon with a provider that nobody configured a key for.
 fn setup() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .config("[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
         .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
         .agent("closed", "")
 }
 
-async fn post(app: &TestApp, agent: &str, keys: &[&str], body: Value) -> Got {
+async fn post(app: &TestApp, agent: &str, keys: &[&str], body: Value) -> ApiResponse {
     post_to(app, &format!("/agents/{agent}/runs"), keys, body).await
 }
 
-async fn post_to(app: &TestApp, path: &str, keys: &[&str], body: Value) -> Got {
+async fn post_to(app: &TestApp, path: &str, keys: &[&str], body: Value) -> ApiResponse {
     let request = app.request(Method::POST, path).json(&body);
     let with_key = |request: reqwest::RequestBuilder, key: &&str| {
         request.header("X-Provider-Key", (*key).to_owned())
@@ -48,7 +48,7 @@ fn bare(key: &str) -> String {
 
 /// Nothing that the daemon wrote holds a key: not its log, not its files, not what the API says of the run.
 async fn is_nowhere(app: &TestApp, run: &Run<'_>, keys: &[&str]) {
-    let run = run.now().await;
+    let run = run.reload().await;
     let events = run.events().await;
     let seen = format!(
         "{run:?} {events:?} {} {}",
@@ -85,19 +85,19 @@ async fn a_persons_key_is_sent_in_place_of_the_operators_on_every_wire() {
         let name = wire.name();
         app.provider.always(name, |_| says("done"));
         let run = start(&app, name, &[&format!("{name}={OWN}")]).await;
-        assert_eq!(run.ended().await.output(), "done");
-        let seen = app.provider.asked(name, 1).await;
-        assert_eq!(seen.key(), Some(OWN));
+        assert_eq!(run.wait_for_end().await.output(), "done");
+        let seen = app.provider.wait_for_request(name, 1).await;
+        assert_eq!(seen.api_key(), Some(OWN));
         assert!(
             !format!("{:?}", seen.headers).contains("key-of-"),
             "{seen:?}"
         );
         // A request without the header has the operator's again.
         app.run(name, "go").await;
-        let again = app.provider.asked(name, 2).await;
+        let again = app.provider.wait_for_request(name, 2).await;
         let operators = format!("key-of-{name}");
         let wanted = (wire != Wire::Ollama).then_some(operators.as_str());
-        assert_eq!(again.key(), wanted);
+        assert_eq!(again.api_key(), wanted);
         is_nowhere(&app, &run, &[OWN]).await;
     }
 }
@@ -112,8 +112,11 @@ async fn a_provider_without_a_key_is_there_for_a_request_that_has_one() {
     let refused = post(&app, "own", &[&format!("openai={OWN}")], json!({})).await;
     assert!(refused.problem(422).contains("BARE_API_KEY"));
     let run = start(&app, "own", &[&bare(OWN), &format!("openai={OTHER}")]).await;
-    assert_eq!(run.ended().await.output(), "done");
-    assert_eq!(app.provider.asked("own", 1).await.key(), Some(OWN));
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    assert_eq!(
+        app.provider.wait_for_request("own", 1).await.api_key(),
+        Some(OWN)
+    );
     is_nowhere(&app, &run, &[OWN, OTHER]).await;
     let shown = app.get("/agents/own").await.json();
     assert_eq!(shown["allow_provider_keys"], true);
@@ -159,7 +162,7 @@ async fn what_is_wrong_with_the_header_is_said_without_the_key() {
     let dry = post_to(&app, "/agents/own/dry-run", &[&bare(OWN)], json!({})).await;
     assert_eq!(dry.status, 200, "{}", dry.text);
     assert!(!dry.text.contains(OWN), "{}", dry.text);
-    assert!(app.provider.seen().is_empty());
+    assert!(app.provider.requests().is_empty());
 }
 
 #[tokio::test]
@@ -167,7 +170,7 @@ async fn an_error_that_repeats_the_key_is_shown_without_it() {
     let app = setup().spawn().await;
     app.provider
         .always("own", |_| fails(401, format!("no such key: {OWN}")));
-    let run = start(&app, "own", &[&bare(OWN)]).await.ended().await;
+    let run = start(&app, "own", &[&bare(OWN)]).await.wait_for_end().await;
     let (code, message) = run.failure();
     assert_eq!(code, "provider_auth");
     assert!(message.contains("no such key: [redacted]"), "{message}");
@@ -184,7 +187,7 @@ async fn children_have_the_key_where_their_own_files_allow_it() {
         .await;
     app.provider.always("planner", |_| fails(529, "busy"));
     app.provider.always("fallback", |seen| match seen.turn() {
-        1 => asks([("open", "x"), ("shut", "y")]),
+        1 => delegates([("open", "x"), ("shut", "y")]),
         2 => calls([("subagent", json!({"label": "l", "task_prompt": "z"}))]),
         _ => says("planned"),
     });
@@ -193,9 +196,13 @@ async fn children_have_the_key_where_their_own_files_allow_it() {
     }
     let keys = [format!("bare={OWN}"), format!("anthropic={OTHER}")];
     let run = start(&app, "planner", &[&keys[0], &keys[1]]).await;
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     assert_eq!(run.output(), "planned");
-    let key = |model: &str| app.provider.seen_by(model)[0].key().map(str::to_owned);
+    let key = |model: &str| {
+        app.provider.requests_for(model)[0]
+            .api_key()
+            .map(str::to_owned)
+    };
     assert_eq!(key("planner").as_deref(), Some(OTHER));
     assert_eq!(key("fallback").as_deref(), Some(OWN));
     assert_eq!(key("open").as_deref(), Some(OWN));
@@ -207,53 +214,53 @@ async fn children_have_the_key_where_their_own_files_allow_it() {
 #[tokio::test]
 async fn keys_of_runs_that_are_at_work_at_once_do_not_mix() {
     let app = setup().spawn().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider.always("own", move |seen| {
-        says(seen.key().unwrap_or_default()).after(&door)
+        says(seen.api_key().unwrap_or_default()).after_gate(&door)
     });
     let mut runs = Vec::new();
     for number in 0..12 {
         let key = format!("sk-number-{number}-of-many");
         runs.push((start(&app, "own", &[&bare(&key)]).await, key));
     }
-    app.provider.busy("own", runs.len()).await;
+    app.provider.wait_for_concurrency("own", runs.len()).await;
     gate.open();
     for (run, key) in runs {
-        assert_eq!(run.ended().await.output(), key);
+        assert_eq!(run.wait_for_end().await.output(), key);
     }
 }
 
 #[tokio::test]
 async fn a_providers_slots_are_shared_by_all_keys() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(
             "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nmax_concurrent = 1",
         )
         .agent("own", &format!("model = \"bare/own\"\n{ALLOWED}"))
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("own", move |_| says("done").after(&door));
+        .always("own", move |_| says("done").after_gate(&door));
     let first = start(&app, "own", &[&bare(OWN)]).await;
     let second = start(&app, "own", &[&bare(OTHER)]).await;
-    app.provider.busy("own", 1).await;
+    app.provider.wait_for_concurrency("own", 1).await;
     gate.open();
     for run in [first, second] {
-        assert_eq!(run.ended().await.output(), "done");
+        assert_eq!(run.wait_for_end().await.output(), "done");
     }
-    assert_eq!(app.provider.most_busy("own"), 1);
+    assert_eq!(app.provider.max_concurrency("own"), 1);
 }
 
 #[tokio::test]
 async fn a_queued_run_keeps_its_key_also_in_its_sessions_line() {
     let app = setup().config("[runs]\nmax_running = 1").spawn().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider.always("own", move |seen| {
-        says(seen.key().unwrap_or_default()).after(&door)
+        says(seen.api_key().unwrap_or_default()).after_gate(&door)
     });
     let mut runs = Vec::new();
     for (key, session) in [
@@ -265,10 +272,10 @@ async fn a_queued_run_keeps_its_key_also_in_its_sessions_line() {
         assert_eq!(got.status, 202, "{}", got.text);
         runs.push((Run::new(&app, got.json()), key));
     }
-    assert_eq!(runs[1].0.now().await.status(), "queued");
+    assert_eq!(runs[1].0.reload().await.status(), "queued");
     gate.open();
     for (run, key) in &runs {
-        assert_eq!(run.ended().await.output(), *key);
+        assert_eq!(run.wait_for_end().await.output(), *key);
     }
 }
 
@@ -287,7 +294,7 @@ async fn the_key_is_no_part_of_what_an_idempotency_key_stands_for() {
     assert_eq!((first.status, second.status), (200, 200), "{}", second.text);
     assert_eq!(first.json()["id"], second.json()["id"]);
     assert_eq!(second.header("idempotency-replayed"), "true");
-    assert_eq!(app.provider.seen_by("own").len(), 1);
+    assert_eq!(app.provider.requests_for("own").len(), 1);
 }
 
 #[tokio::test]
@@ -300,13 +307,13 @@ async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
         .spawn()
         .await;
     app.provider.will("own", [hangs()]);
-    app.provider.will("mixed", [asks([("closed", "x")])]);
+    app.provider.will("mixed", [delegates([("closed", "x")])]);
     app.provider.always("mixed", |_| says("done"));
     app.provider.always("closed", |_| says("done"));
     let own = start(&app, "own", &[&bare(OWN)]).await.id().to_owned();
     let needs = start(&app, "mixed", &[&format!("anthropic={OTHER}")]).await;
     let needs = needs.id().to_owned();
-    app.provider.busy("own", 1).await;
+    app.provider.wait_for_concurrency("own", 1).await;
     app.get_until(&format!("/runs/{needs}"), |got| {
         got.json()["status"] == "waiting"
     })
@@ -314,14 +321,14 @@ async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
 
     app.crash_and_restart().await;
 
-    let run = app.find(&own).await.ended().await;
+    let run = app.find(&own).await.wait_for_end().await;
     let (code, message) = run.failure();
     assert_eq!(code, "provider_auth");
     assert!(
         message.contains("\"bare\"") && message.contains("restart"),
         "{message}"
     );
-    assert_eq!(app.provider.seen_by("own").len(), 1);
+    assert_eq!(app.provider.requests_for("own").len(), 1);
     is_nowhere(&app, &run, &[OWN, OTHER]).await;
 
     // The child never had the person's key, and ends as usual; its caller needs it again.
@@ -334,36 +341,36 @@ async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
     let path = format!("/runs/{needs}/approvals/{call}");
     let decided = app.post(&path, &json!({"decision": "approve"})).await;
     assert_eq!(decided.status, 202, "{}", decided.text);
-    let run = waiting.ended().await;
+    let run = waiting.wait_for_end().await;
     assert_eq!(run.failure().0, "provider_auth");
     assert_eq!(run.children().await[0].output(), "done");
     assert_eq!(
-        app.provider.seen_by("closed")[0].key(),
+        app.provider.requests_for("closed")[0].api_key(),
         Some("key-of-anthropic")
     );
-    let asked = app.provider.seen_by("mixed");
+    let asked = app.provider.requests_for("mixed");
     assert!(
-        asked.iter().all(|seen| seen.key() == Some(OTHER)),
+        asked.iter().all(|seen| seen.api_key() == Some(OTHER)),
         "the operator's key was used"
     );
 }
 
 #[tokio::test]
 async fn a_run_that_does_not_need_the_key_goes_on_after_a_restart() {
-    let mut app = TestApp::with().agent("solo", ALLOWED).spawn().await;
+    let mut app = TestApp::setup().agent("solo", ALLOWED).spawn().await;
     app.provider.will("solo", [hangs(), says("done")]);
     let id = start(&app, "solo", &[&format!("openai={OWN}")])
         .await
         .id()
         .to_owned();
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     app.crash_and_restart().await;
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
     let keys: Vec<_> = app
         .provider
-        .seen_by("solo")
+        .requests_for("solo")
         .iter()
-        .map(|seen| seen.key().map(str::to_owned))
+        .map(|seen| seen.api_key().map(str::to_owned))
         .collect();
     assert_eq!(keys, vec![Some("key-of-anthropic".to_owned()); 2]);
 }
@@ -371,13 +378,13 @@ async fn a_run_that_does_not_need_the_key_goes_on_after_a_restart() {
 #[tokio::test]
 async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
     let app = setup().spawn().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .will("own", [calls([("nothing", json!({}))]).after(&door)]);
+        .will("own", [calls([("nothing", json!({}))]).after_gate(&door)]);
     app.provider.always("own", |_| says("done"));
     let run = start(&app, "own", &[&bare(OWN)]).await;
-    app.provider.busy("own", 1).await;
+    app.provider.wait_for_concurrency("own", 1).await;
     let db = rusqlite::Connection::open(app.path("data/axed.db")).expect("the store");
     db.busy_timeout(std::time::Duration::from_secs(10))
         .expect("a timeout");
@@ -388,10 +395,10 @@ async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
     gate.open();
     app.get_until("/readyz", |got| got.status == 503).await;
     db.execute_batch("DROP TRIGGER full").expect("no trigger");
-    assert_eq!(run.ended().await.output(), "done");
-    let seen = app.provider.seen_by("own");
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    let seen = app.provider.requests_for("own");
     assert!(
-        seen.len() > 1 && seen.iter().all(|seen| seen.key() == Some(OWN)),
+        seen.len() > 1 && seen.iter().all(|seen| seen.api_key() == Some(OWN)),
         "{seen:?}"
     );
     is_nowhere(&app, &run, &[OWN]).await;
@@ -399,7 +406,7 @@ async fn a_tree_that_a_failing_store_suspends_keeps_the_key() {
 
 #[tokio::test]
 async fn a_batch_is_made_with_the_key_and_given_up_without_it() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config(
             "[providers.bare]\nkind = \"anthropic\"\nbase_url = \"{provider}\"\nservices = [\"batch\"]\nbatch_poll = 0.02",
         )
@@ -407,19 +414,22 @@ async fn a_batch_is_made_with_the_key_and_given_up_without_it() {
         .spawn()
         .await;
     app.provider
-        .always("own", |_| says("never").after(&Gate::shut()));
+        .always("own", |_| says("never").after_gate(&Gate::closed()));
     let id = start(&app, "own", &[&bare(OWN)]).await.id().to_owned();
     let path = format!("/runs/{id}");
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
-    assert_eq!(app.provider.asked("own", 1).await.key(), Some(OWN));
+    assert_eq!(
+        app.provider.wait_for_request("own", 1).await.api_key(),
+        Some(OWN)
+    );
     app.crash_and_restart().await;
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.failure().0, "provider_auth");
     assert_eq!(
         run["tree"]["complete"], false,
         "nobody knows what the batch cost"
     );
-    assert_eq!(app.provider.seen_by("own").len(), 1);
+    assert_eq!(app.provider.requests_for("own").len(), 1);
     is_nowhere(&app, &run, &[OWN]).await;
 }

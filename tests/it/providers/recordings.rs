@@ -2,14 +2,15 @@
 
 use axed::domain::message::{Message, ToolResult};
 use axed::domain::usage::TokenUsage;
-use axed::providers::Category;
+use axed::providers::ErrorCategory;
 use serde_json::{Value, json};
 
 use crate::support::client::{
-    KINDS, Told, config, error_of, facing, hello, name, say, served, stream_of,
+    ComparableReply, WIRES, complete_hello, complete_messages, expect_error, provider_config,
+    provider_handle, recorded_stream, replay_client, wire_name,
 };
-use crate::support::provider::seen::Wire;
-use crate::support::replay::{Answer, Replay};
+use crate::support::provider::recorded_request::Wire;
+use crate::support::replay::{CannedResponse, ReplayServer};
 
 /// Reads a table of recorded replies (case | id of the call | stop reason | tokens in, out, cached | text; `-` is none)
 /// and replays each whole and in chunks of several sizes.
@@ -21,9 +22,9 @@ async fn replays(kind: Wire, model: &str, arguments: Value, table: &str) {
             .collect::<Vec<_>>()
             .try_into()
             .expect("five columns");
-        let answer = Answer::recorded(name(kind), case);
+        let answer = CannedResponse::recorded(wire_name(kind), case);
         let stream = answer.is_stream();
-        let expected = Told {
+        let expected = ComparableReply {
             text: text.to_owned(),
             calls: (call != "-")
                 .then(|| (call.to_owned(), "call_agent".to_owned(), arguments.clone()))
@@ -37,9 +38,9 @@ async fn replays(kind: Wire, model: &str, arguments: Value, table: &str) {
         let mut manners = vec![answer.clone()];
         manners.extend([1, 2, 7, 100, 4096].map(|size| answer.clone().in_chunks(size)));
         for answer in manners {
-            let (_service, served) = facing(kind, answer);
-            let (reply, deltas) = hello(&served, stream).await;
-            let reply = Told::from(reply.unwrap_or_else(|why| panic!("{case}: {why}")));
+            let (_service, served) = replay_client(kind, answer);
+            let (reply, deltas) = complete_hello(&served, stream).await;
+            let reply = ComparableReply::from(reply.unwrap_or_else(|why| panic!("{case}: {why}")));
             assert_eq!(reply, expected, "{case}");
             assert_eq!(deltas, if stream { text } else { "" }, "{case}");
         }
@@ -80,9 +81,9 @@ async fn replies_recorded_on_openais_wire_are_read() {
 ";
     replays(Wire::Openai, "qwen2.5-coder", arguments, table).await;
 
-    let answer = Answer::recorded("openai", "05_tool_choice_none");
-    let (_service, served) = facing(Wire::Openai, answer);
-    let reply = hello(&served, false).await.0.expect("a reply");
+    let answer = CannedResponse::recorded("openai", "05_tool_choice_none");
+    let (_service, served) = replay_client(Wire::Openai, answer);
+    let reply = complete_hello(&served, false).await.0.expect("a reply");
     assert!(
         reply
             .message
@@ -191,9 +192,9 @@ ollama    19_ps           server: response contains no content
         for row in table.lines().filter(|row| !row.is_empty()) {
             let (folder, row) = row.split_once(' ').expect("a folder");
             let (case, message) = row.trim().split_once(' ').expect("a case");
-            let kind = KINDS.into_iter().find(|kind| name(*kind) == folder);
+            let kind = WIRES.into_iter().find(|kind| wire_name(*kind) == folder);
             let kind = kind.expect("a wire");
-            let answer = Answer::recorded(folder, case);
+            let answer = CannedResponse::recorded(folder, case);
             let mut manners = vec![
                 (answer.clone(), false),
                 (answer.clone().in_chunks(3), false),
@@ -202,9 +203,9 @@ ollama    19_ps           server: response contains no content
                 manners.push((answer, true));
             }
             for (answer, stream) in manners {
-                let error = error_of(kind, answer, stream).await;
+                let error = expect_error(kind, answer, stream).await;
                 assert_eq!(error.to_string(), message.trim(), "{kind:?} {case}");
-                assert_eq!(error.may_have_cost, !is_refusal, "{kind:?} {case}");
+                assert_eq!(error.may_be_billed, !is_refusal, "{kind:?} {case}");
             }
         }
     }
@@ -212,32 +213,32 @@ ollama    19_ps           server: response contains no content
 
 #[tokio::test]
 async fn a_stream_that_is_cut_is_a_broken_connection_wherever_it_is_cut() {
-    for kind in KINDS {
-        let length = stream_of(kind).len();
+    for kind in WIRES {
+        let length = recorded_stream(kind).len();
         for at in (1..length - 20).step_by(199) {
-            let error = error_of(kind, stream_of(kind).cut_after(at), true).await;
+            let error = expect_error(kind, recorded_stream(kind).cut_after(at), true).await;
             assert_eq!(
                 error.category,
-                Category::Server,
+                ErrorCategory::Server,
                 "{kind:?} at {at}: {error}"
             );
             assert!(
                 error.message.starts_with("the reply broke off"),
                 "{kind:?} at {at}: {error}"
             );
-            assert!(error.may_have_cost);
+            assert!(error.may_be_billed);
         }
         // A body that ends as HTTP wants, but before its last message.
         let body = b"{\"error\":{\"message\":\"half\"".to_vec();
         for body in [Vec::new(), body] {
-            let answer = Answer::new(200, "text/event-stream", body).in_chunks(5);
-            let error = error_of(kind, answer, true).await;
+            let answer = CannedResponse::new(200, "text/event-stream", body).in_chunks(5);
+            let error = expect_error(kind, answer, true).await;
             assert_eq!(
                 error.to_string(),
                 "server: the stream ended before the reply was complete",
                 "{kind:?}"
             );
-            assert!(error.may_have_cost);
+            assert!(error.may_be_billed);
         }
     }
 }
@@ -250,8 +251,9 @@ async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
         (Wire::Responses, "05_tool_result"),
         (Wire::Ollama, "05_tool_result"),
     ] {
-        let (_service, served) = facing(kind, Answer::recorded(name(kind), case));
-        let (reply, deltas) = hello(&served, true).await;
+        let (_service, served) =
+            replay_client(kind, CannedResponse::recorded(wire_name(kind), case));
+        let (reply, deltas) = complete_hello(&served, true).await;
         assert_eq!(reply.expect("a reply").message.content, deltas, "{kind:?}");
         let first = match kind {
             Wire::Responses => "The README",
@@ -260,8 +262,8 @@ async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
         assert!(deltas.starts_with(first), "{kind:?}");
     }
     for kind in [Wire::Openai, Wire::Responses, Wire::Anthropic] {
-        let (_service, served) = facing(kind, stream_of(kind));
-        let (reply, deltas) = hello(&served, false).await;
+        let (_service, served) = replay_client(kind, recorded_stream(kind));
+        let (reply, deltas) = complete_hello(&served, false).await;
         let reply = reply.expect("a reply");
         assert_eq!(
             (reply.message.tool_calls.len(), deltas.as_str()),
@@ -273,10 +275,10 @@ async fn a_reply_that_comes_in_another_way_than_asked_for_is_read() {
 
 #[tokio::test]
 async fn connections_are_kept() {
-    for kind in KINDS {
-        let (service, served) = facing(kind, stream_of(kind).in_chunks(500));
+    for kind in WIRES {
+        let (service, served) = replay_client(kind, recorded_stream(kind).in_chunks(500));
         for _ in 0..5 {
-            hello(&served, true).await.0.expect("a reply");
+            complete_hello(&served, true).await.0.expect("a reply");
         }
         assert_eq!(service.connections(), 1, "{kind:?}");
     }
@@ -302,12 +304,16 @@ async fn what_a_server_adds_to_openais_wire_is_sent_back_to_it() {
     .map(|delta| format!("data: {}\n\n", json!({"choices": [{"delta": delta}]})));
     let streamed = pieces.concat() + "data: [DONE]\n\n";
     for (stream, first) in [
-        (false, Answer::json(200, &whole)),
-        (true, Answer::new(200, "text/event-stream", streamed)),
+        (false, CannedResponse::json(200, &whole)),
+        (
+            true,
+            CannedResponse::new(200, "text/event-stream", streamed),
+        ),
     ] {
-        let service = Replay::of([first, Answer::recorded("openai", "07_tool_result")]);
-        let served = served(config(Wire::Openai, &service.base()));
-        let reply = hello(&served, stream).await.0.expect("a reply");
+        let service =
+            ReplayServer::start([first, CannedResponse::recorded("openai", "07_tool_result")]);
+        let served = provider_handle(provider_config(Wire::Openai, &service.base_url()));
+        let reply = complete_hello(&served, stream).await.0.expect("a reply");
         let results = vec![ToolResult::text("c", "2", false)];
         let messages = [
             Message::Assistant(reply.message),
@@ -315,8 +321,11 @@ async fn what_a_server_adds_to_openais_wire_is_sent_back_to_it() {
                 tool_results: results,
             },
         ];
-        say(&served, &messages, stream).await.0.expect("a reply");
-        let seen = service.seen().pop().expect("a request");
+        complete_messages(&served, &messages, stream)
+            .await
+            .0
+            .expect("a reply");
+        let seen = service.requests().pop().expect("a request");
         let body: Value = serde_json::from_str(&seen.body).expect("JSON");
         let mut expected = said.clone();
         let call = expected["tool_calls"][0].as_object_mut().expect("a call");

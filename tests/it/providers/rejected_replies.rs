@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::events::count;
-use crate::support::provider::answer::{Answer, asks, raw, says};
-use crate::support::provider::seen::Wire;
+use crate::support::provider::answer::{ScriptedAnswer, delegates, raw, says};
+use crate::support::provider::recorded_request::Wire;
 
 /// An app with an agent for each wire and way, its name and model being `<wire>-<streamed>`.
 async fn on_every_wire(more: &str) -> (TestApp, Vec<(Wire, String)>) {
-    let mut setup = TestApp::with().agent("reader", "");
+    let mut setup = TestApp::setup().agent("reader", "");
     let mut agents = Vec::new();
     for wire in Wire::ALL {
         for stream in [false, true] {
@@ -46,7 +46,9 @@ async fn a_refusal_ends_the_run_at_once_and_is_kept() {
         }
         app.provider.will(
             &agent,
-            [says("I cannot help with that.").using(100, 20).refusing()],
+            [says("I cannot help with that.")
+                .with_usage(100, 20)
+                .into_refusal()],
         );
 
         let run = app.run(&agent, "go").await;
@@ -59,9 +61,9 @@ async fn a_refusal_ends_the_run_at_once_and_is_kept() {
         assert_eq!(run.usage(), (100, 20, 0), "{agent}");
         assert_eq!(run["tree"]["cost_usd"], 0.0003);
         assert_eq!(run["tree"]["complete"], true);
-        assert_eq!(app.provider.seen_by(&agent).len(), 1);
+        assert_eq!(app.provider.requests_for(&agent).len(), 1);
     }
-    assert!(app.provider.seen_by("other").is_empty());
+    assert!(app.provider.requests_for("other").is_empty());
 }
 
 #[tokio::test]
@@ -76,9 +78,11 @@ async fn a_filter_that_leaves_no_text_is_a_refusal_too() {
         app.provider.will(
             &agent,
             [
-                says("").using(100, 20).stopped_by(reason),
-                asks([("nobody", "x")]).using(1, 1).stopped_by(reason),
-                says("Once upon").stopped_by("content_filter"),
+                says("").with_usage(100, 20).with_stop_reason(reason),
+                delegates([("nobody", "x")])
+                    .with_usage(1, 1)
+                    .with_stop_reason(reason),
+                says("Once upon").with_stop_reason("content_filter"),
             ],
         );
 
@@ -98,8 +102,10 @@ async fn a_reply_that_ended_before_it_began_is_final_and_counts() {
         app.provider.will(
             &agent,
             [
-                says("").using(100, 20).stopped_by(limit(wire)),
-                says("Once upon").using(1, 2).stopped_by(limit(wire)),
+                says("").with_usage(100, 20).with_stop_reason(limit(wire)),
+                says("Once upon")
+                    .with_usage(1, 2)
+                    .with_stop_reason(limit(wire)),
             ],
         );
 
@@ -113,7 +119,7 @@ async fn a_reply_that_ended_before_it_began_is_final_and_counts() {
         assert_eq!(run["stop_reason"], limit(wire));
         assert_eq!(run.usage(), (100, 20, 0), "{agent}");
         assert_eq!(run["tree"]["cost_usd"], 0.0003);
-        assert_eq!(app.provider.seen_by(&agent).len(), 1, "{agent}");
+        assert_eq!(app.provider.requests_for(&agent).len(), 1, "{agent}");
 
         // Cut, but an answer.
         assert_eq!(app.run(&agent, "go").await.output(), "Once upon");
@@ -122,7 +128,7 @@ async fn a_reply_that_ended_before_it_began_is_final_and_counts() {
 
 #[tokio::test]
 async fn a_child_that_refuses_tells_its_caller_and_counts_in_the_tree() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
@@ -130,17 +136,22 @@ async fn a_child_that_refuses_tells_its_caller_and_counts_in_the_tree() {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "x")]).using(1, 2),
-            says("done").using(4, 8),
+            delegates([("reader", "x")]).with_usage(1, 2),
+            says("done").with_usage(4, 8),
         ],
     );
     app.provider
-        .will("reader", [says("No.").using(16, 32).refusing()]);
+        .will("reader", [says("No.").with_usage(16, 32).into_refusal()]);
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let result = app.provider.asked("planner", 2).await.results().remove(0);
+    let result = app
+        .provider
+        .wait_for_request("planner", 2)
+        .await
+        .tool_results()
+        .remove(0);
     assert!(
         result.contains("the model refused to answer: No."),
         "{result}"
@@ -149,7 +160,7 @@ async fn a_child_that_refuses_tells_its_caller_and_counts_in_the_tree() {
 }
 
 /// A body that nobody can read, but for its usage.
-fn unreadable(wire: Wire) -> Answer {
+fn unreadable(wire: Wire) -> ScriptedAnswer {
     let usage = match wire {
         Wire::Anthropic => json!({"input_tokens": 100, "output_tokens": 20}),
         Wire::Openai => json!({"prompt_tokens": 100, "completion_tokens": 20}),
@@ -172,8 +183,8 @@ async fn what_a_rejected_reply_used_is_counted_with_what_follows() {
             [
                 unreadable(wire),
                 // Neither an answer nor a reason for there being none.
-                says("").using(100, 20).stopped_by("pause_turn"),
-                says("done").using(10, 5),
+                says("").with_usage(100, 20).with_stop_reason("pause_turn"),
+                says("done").with_usage(10, 5),
             ],
         );
 
@@ -190,15 +201,15 @@ async fn what_a_rejected_reply_used_is_counted_with_what_follows() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_off_counts_as_far_as_it_reported() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "stream = true\n[retry]\ninitial_delay_ms = 1")
         .spawn()
         .await;
     app.provider.will(
         "solo",
         [
-            says("one two three").using(100, 20).cut(),
-            says("done").using(10, 5),
+            says("one two three").with_usage(100, 20).cut(),
+            says("done").with_usage(10, 5),
         ],
     );
 
@@ -212,20 +223,21 @@ async fn a_stream_that_breaks_off_counts_as_far_as_it_reported() {
 
 #[tokio::test]
 async fn what_rejected_replies_used_spends_the_budget() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             "[budget]\nmax_tokens = 5000\n[retry]\nmax_retries = 5\ninitial_delay_ms = 1",
         )
         .spawn()
         .await;
-    app.provider
-        .always("solo", |_| says("").using(3000, 1).stopped_by("pause_turn"));
+    app.provider.always("solo", |_| {
+        says("").with_usage(3000, 1).with_stop_reason("pause_turn")
+    });
 
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.failure().0, "budget_exceeded");
-    assert_eq!(app.provider.seen_by("solo").len(), 2);
+    assert_eq!(app.provider.requests_for("solo").len(), 2);
     assert_eq!(run.usage(), (6000, 2, 0));
 }
 

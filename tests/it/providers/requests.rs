@@ -6,14 +6,17 @@ use std::sync::Arc;
 use axed::config::Provider as ProviderConfig;
 use axed::domain::agent::{Params, ResponseFormat};
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
-use axed::providers::registry::Registry;
+use axed::providers::registry::ProviderRegistry;
 use axed::providers::{ChatRequest, Delta};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::support::client::{KEY, KINDS, ask, config, facing, hello, served, stream_of};
-use crate::support::provider::seen::Wire;
-use crate::support::replay::{Answer, Replay};
+use crate::support::client::{
+    KEY, WIRES, complete, complete_hello, provider_config, provider_handle, recorded_stream,
+    replay_client,
+};
+use crate::support::provider::recorded_request::Wire;
+use crate::support::replay::{CannedResponse, ReplayServer};
 
 fn raw(json: &Value) -> Arc<RawValue> {
     serde_json::value::to_raw_value(json).expect("JSON").into()
@@ -36,14 +39,14 @@ fn result(call: &ToolCall, content: &str, is_error: bool) -> ToolResult {
 }
 
 /// A first reply that thinks, speaks, and asks for three tools, one of which has half its arguments and a mad name.
-fn thoughtful(kind: Wire, stream: bool) -> Answer {
+fn thoughtful(kind: Wire, stream: bool) -> CannedResponse {
     let (anthropic, openai, ollama) = ("event: x\ndata: ", "data: ", "");
     let lines = |prefix: &str, end: &str, values: &[Value]| {
         let lines = values.iter().map(|value| format!("{prefix}{value}{end}"));
         lines.collect::<String>()
     };
     match (kind, stream) {
-        (Wire::Anthropic, false) => Answer::json(
+        (Wire::Anthropic, false) => CannedResponse::json(
             200,
             &json!({
                 "type": "message", "model": "m", "stop_reason": "tool_use",
@@ -83,9 +86,9 @@ fn thoughtful(kind: Wire, stream: bool) -> Answer {
                 json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 8}}),
                 json!({"type": "message_stop"}),
             ];
-            Answer::new(200, "text/event-stream", lines(anthropic, "\n\n", &events))
+            CannedResponse::new(200, "text/event-stream", lines(anthropic, "\n\n", &events))
         }
-        (Wire::Openai, false) => Answer::json(
+        (Wire::Openai, false) => CannedResponse::json(
             200,
             &json!({
                 "model": "m", "usage": {"prompt_tokens": 16, "completion_tokens": 8},
@@ -117,7 +120,7 @@ fn thoughtful(kind: Wire, stream: bool) -> Answer {
                 json!({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": 8}}),
             ];
             let body = lines(openai, "\r\n\r\n", &events) + "data: [DONE]\r\n\r\n";
-            Answer::new(200, "text/event-stream", body)
+            CannedResponse::new(200, "text/event-stream", body)
         }
         (Wire::Responses, stream) => thoughtful_response(stream),
         (_, stream) => {
@@ -128,10 +131,10 @@ fn thoughtful(kind: Wire, stream: bool) -> Answer {
             let mut last = json!({"model": "m", "done": true, "done_reason": "stop", "prompt_eval_count": 16, "eval_count": 8});
             if stream {
                 let first = json!({"model": "m", "message": message, "done": false});
-                Answer::new(200, "application/x-ndjson", lines(ollama, "\n", &[first, last]))
+                CannedResponse::new(200, "application/x-ndjson", lines(ollama, "\n", &[first, last]))
             } else {
                 last["message"] = message;
-                Answer::json(200, &last.to_string())
+                CannedResponse::json(200, &last.to_string())
             }
         }
     }
@@ -153,7 +156,7 @@ fn output() -> [Value; 5] {
     ]
 }
 
-fn thoughtful_response(stream: bool) -> Answer {
+fn thoughtful_response(stream: bool) -> CannedResponse {
     let response = json!({
         "id": "resp_1", "object": "response", "status": "completed", "model": "m", "error": null,
         "incomplete_details": null, "output": output(),
@@ -162,7 +165,7 @@ fn thoughtful_response(stream: bool) -> Answer {
             "output_tokens_details": {"reasoning_tokens": 3}},
     });
     if !stream {
-        return Answer::json(200, &response.to_string());
+        return CannedResponse::json(200, &response.to_string());
     }
     let at = |kind: &str, place: u64, more: (&str, Value)| json!({"type": format!("response.{kind}"), "output_index": place, more.0: more.1});
     let [thought, said, first, second, third] = output();
@@ -218,13 +221,13 @@ fn thoughtful_response(stream: bool) -> Answer {
             event["type"].as_str().expect("a type")
         )
     });
-    Answer::new(200, "text/event-stream", lines.collect::<String>())
+    CannedResponse::new(200, "text/event-stream", lines.collect::<String>())
 }
 
 /// A conversation of two turns; returns the second request's body.
 async fn conversation(kind: Wire, stream: bool) -> Value {
-    let service = Replay::of([thoughtful(kind, stream), stream_of(kind)]);
-    let served = served(config(kind, &service.base()));
+    let service = ReplayServer::start([thoughtful(kind, stream), recorded_stream(kind)]);
+    let served = provider_handle(provider_config(kind, &service.base_url()));
     let params = Params {
         temperature: Some(0.0),
         max_tokens: Some(77),
@@ -255,10 +258,10 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
         facts: None,
         cache_key: "sha256:0123abcd",
         trace: None,
-        key: None,
+        api_key: None,
     };
     let first = [hello.clone()];
-    let (reply, deltas) = ask(&served, question(&first)).await;
+    let (reply, deltas) = complete(&served, question(&first)).await;
     let reply = reply.expect("a reply");
     assert_eq!(reply.message.content, "Three things.");
     assert_eq!(deltas, if stream { "Three things." } else { "" });
@@ -281,8 +284,11 @@ async fn conversation(kind: Wire, stream: bool) -> Value {
             tool_results: results,
         },
     ];
-    ask(&served, question(&second)).await.0.expect("a reply");
-    let last = service.seen().pop().expect("a request");
+    complete(&served, question(&second))
+        .await
+        .0
+        .expect("a reply");
+    let last = service.requests().pop().expect("a request");
     serde_json::from_str(&last.body).expect("JSON")
 }
 
@@ -381,12 +387,12 @@ async fn responses_is_sent_its_items_unchanged_in_their_place() {
 
 #[tokio::test]
 async fn thoughts_go_back_to_the_model_that_had_them_only() {
-    let service = Replay::of([
+    let service = ReplayServer::start([
         thoughtful(Wire::Responses, false),
-        stream_of(Wire::Responses),
+        recorded_stream(Wire::Responses),
     ]);
-    let served = served(config(Wire::Responses, &service.base()));
-    let reply = hello(&served, false).await.0.expect("a reply");
+    let served = provider_handle(provider_config(Wire::Responses, &service.base_url()));
+    let reply = complete_hello(&served, false).await.0.expect("a reply");
     let calls = reply.message.tool_calls.iter();
     let tool_results = calls.map(|call| result(call, "2", false)).collect();
     let messages = [
@@ -407,10 +413,10 @@ async fn thoughts_go_back_to_the_model_that_had_them_only() {
             facts: None,
             cache_key: "",
             trace: None,
-            key: None,
+            api_key: None,
         };
-        ask(&served, request).await.0.expect("a reply");
-        let seen = service.seen().pop().expect("a request");
+        complete(&served, request).await.0.expect("a reply");
+        let seen = service.requests().pop().expect("a request");
         let body: Value = serde_json::from_str(&seen.body).expect("JSON");
         assert_eq!(seen.body.contains("gAAAAA=="), keeps, "{model}");
         let names = body["input"].as_array().expect("items").iter();
@@ -422,11 +428,11 @@ async fn thoughts_go_back_to_the_model_that_had_them_only() {
 
 #[tokio::test]
 async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_responses() {
-    let service = Replay::of([
-        Answer::recorded("openai", "10_plain"),
-        Answer::recorded("responses", "01_plain"),
+    let service = ReplayServer::start([
+        CannedResponse::recorded("openai", "10_plain"),
+        CannedResponse::recorded("responses", "01_plain"),
     ]);
-    let served = served(config(Wire::Responses, &service.base()));
+    let served = provider_handle(provider_config(Wire::Responses, &service.base_url()));
     let params = Params {
         stop: vec!["STOP".to_owned()],
         ..Params::default()
@@ -447,12 +453,12 @@ async fn stop_sequences_go_by_chat_or_are_left_out_for_models_that_want_response
             facts: None,
             cache_key: "",
             trace: None,
-            key: None,
+            api_key: None,
         };
-        ask(&served, request).await.0.expect("a reply");
-        let seen = service.seen().pop().expect("a request");
+        complete(&served, request).await.0.expect("a reply");
+        let seen = service.requests().pop().expect("a request");
         assert_eq!(seen.path, path);
-        let left_out = served.provider.left_out(model, &params, None);
+        let left_out = served.provider.dropped_params_warning(model, &params, None);
         let is_sent = seen.body.contains("STOP");
         assert_eq!(is_sent, left_out.is_none(), "{left_out:?}");
         assert!(left_out.is_none_or(|why| why.contains("`stop` is not sent: gpt-5-mini")));
@@ -487,9 +493,9 @@ fn openais_wire_is_chosen_by_address_and_by_configuration() {
         let config = ProviderConfig {
             base_url: base.map(str::to_owned),
             api,
-            ..config(Wire::Openai, "")
+            ..provider_config(Wire::Openai, "")
         };
-        let found = axed::providers::openai::address(&config).expect("an address");
+        let found = axed::providers::openai_chat::base_url_and_api(&config).expect("an address");
         assert_eq!((found.0.to_string().as_str(), found.1), (address, chosen));
     }
 }
@@ -553,8 +559,8 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
         ..Params::default()
     };
     let messages = foreign();
-    for kind in KINDS {
-        let (service, served) = facing(kind, stream_of(kind));
+    for kind in WIRES {
+        let (service, served) = replay_client(kind, recorded_stream(kind));
         let request = ChatRequest {
             model: "model",
             system: "",
@@ -567,10 +573,10 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
             facts: None,
             cache_key: "",
             trace: None,
-            key: None,
+            api_key: None,
         };
-        ask(&served, request).await.0.expect("a reply");
-        let seen = service.seen().pop().expect("a request");
+        complete(&served, request).await.0.expect("a reply");
+        let seen = service.requests().pop().expect("a request");
         assert!(!seen.body.contains("private"), "{kind:?}");
         let body: Value = serde_json::from_str(&seen.body).expect("JSON");
         let schema: Value = serde_json::from_str(schema.get()).expect("JSON");
@@ -635,15 +641,18 @@ async fn another_service_gets_text_and_calls_in_its_own_form() {
 
 #[tokio::test]
 async fn headers_of_the_config_are_sent_and_win() {
-    let service = Replay::of([stream_of(Wire::Anthropic)]);
-    let mut config = config(Wire::Anthropic, &format!("{}/proxy/", service.base()));
+    let service = ReplayServer::start([recorded_stream(Wire::Anthropic)]);
+    let mut config = provider_config(Wire::Anthropic, &format!("{}/proxy/", service.base_url()));
     config.version = Some("2026-10-21".to_owned());
     config.headers = BTreeMap::from([
         ("x-api-key".to_owned(), "another-key".into()),
         ("X-Team".to_owned(), "blue".into()),
     ]);
-    hello(&served(config), true).await.0.expect("a reply");
-    let seen = service.seen().pop().expect("a request");
+    complete_hello(&provider_handle(config), true)
+        .await
+        .0
+        .expect("a reply");
+    let seen = service.requests().pop().expect("a request");
     assert_eq!(seen.path, "/proxy/v1/messages");
     assert_eq!(seen.headers["x-api-key"], "another-key");
     assert_eq!(seen.headers["x-team"], "blue");
@@ -655,17 +664,17 @@ fn a_provider_without_its_key_is_known_but_not_served() {
     let without = |kind, base: Option<&str>| ProviderConfig {
         api_key: None,
         base_url: base.map(str::to_owned),
-        ..config(kind, "")
+        ..provider_config(kind, "")
     };
     let local = Some("http://localhost:8000");
-    let registry = Registry::build(&BTreeMap::from([
+    let registry = ProviderRegistry::build(&BTreeMap::from([
         ("anthropic".to_owned(), without(Wire::Anthropic, local)),
         ("openai".to_owned(), without(Wire::Openai, None)),
         ("ollama".to_owned(), without(Wire::Ollama, None)),
         ("vllm".to_owned(), without(Wire::Openai, local)),
         (
             "work".to_owned(),
-            config(Wire::Openai, "https://work.example/v1"),
+            provider_config(Wire::Openai, "https://work.example/v1"),
         ),
     ]))
     .expect("valid configs");
@@ -698,9 +707,9 @@ fn a_config_that_cannot_work_is_refused_without_telling_secrets() {
         |config| config.headers = BTreeMap::from([("Host".to_owned(), "hunter2".into())]),
     ];
     for breaks in broken {
-        let mut config = config(Wire::Openai, "http://localhost:1");
+        let mut config = provider_config(Wire::Openai, "http://localhost:1");
         breaks(&mut config);
-        let built = Registry::build(&BTreeMap::from([("openai".to_owned(), config)]));
+        let built = ProviderRegistry::build(&BTreeMap::from([("openai".to_owned(), config)]));
         let why = built.err().expect("no registry").to_string();
         assert!(
             why.starts_with("[providers.openai]: ") && !why.contains("hunter2"),
@@ -711,8 +720,8 @@ fn a_config_that_cannot_work_is_refused_without_telling_secrets() {
 
 #[tokio::test]
 async fn a_waiting_request_is_small() {
-    for kind in KINDS {
-        let served = served(config(kind, "http://127.0.0.1:1"));
+    for kind in WIRES {
+        let served = provider_handle(provider_config(kind, "http://127.0.0.1:1"));
         let messages = [];
         let params = Params::default();
         let request = ChatRequest {
@@ -727,7 +736,7 @@ async fn a_waiting_request_is_small() {
             facts: None,
             cache_key: "",
             trace: None,
-            key: None,
+            api_key: None,
         };
         let mut deltas = |_: Delta<'_>| {};
         let future = served.provider.complete(request, &mut deltas);

@@ -22,7 +22,7 @@ fn retries(events: &[Event]) -> Vec<&Event> {
 
 #[tokio::test]
 async fn a_passing_failure_is_tried_again_and_told() {
-    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
         [fails(500, "oops"), fails(529, "busy"), says("done")],
@@ -42,7 +42,7 @@ async fn a_passing_failure_is_tried_again_and_told() {
 
 #[tokio::test]
 async fn a_service_that_names_its_wait_is_given_it() {
-    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
         [
@@ -62,7 +62,7 @@ async fn a_service_that_names_its_wait_is_given_it() {
 
 #[tokio::test]
 async fn a_wait_may_be_named_by_a_date_of_any_form() {
-    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     for form in [
         "%a, %d %b %Y %H:%M:%S GMT",
         "%A, %d-%b-%y %H:%M:%S GMT",
@@ -90,7 +90,7 @@ async fn a_wait_may_be_named_by_a_date_of_any_form() {
 
 #[tokio::test]
 async fn what_may_be_over_at_once_is_tried_again() {
-    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
         [
@@ -115,7 +115,7 @@ async fn what_may_be_over_at_once_is_tried_again() {
 async fn one_large_piece_of_a_stream_is_taken() {
     let text = "x".repeat(9 << 20);
     for model in ["anthropic/solo", "openai/solo", "ollama/solo"] {
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent(
                 "solo",
                 &format!("model = \"{model}\"\nstream = true\n{QUICK}"),
@@ -132,18 +132,18 @@ async fn one_large_piece_of_a_stream_is_taken() {
 
 #[tokio::test]
 async fn what_cannot_get_better_is_not_tried_again() {
-    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     for status in [400, 401, 403, 404, 422] {
         app.provider.will("solo", [fails(status, "no")]);
-        let before = app.provider.seen().len();
+        let before = app.provider.requests().len();
         assert_eq!(app.run("solo", "go").await.status(), "failed");
-        assert_eq!(app.provider.seen().len(), before + 1, "{status}");
+        assert_eq!(app.provider.requests().len(), before + 1, "{status}");
     }
 }
 
 #[tokio::test]
 async fn tries_end() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("twice", QUICK)
         .agent("never", "[retry]\nmax_retries = 0")
         .spawn()
@@ -153,16 +153,16 @@ async fn tries_end() {
 
     let run = app.run("twice", "go").await;
     assert_eq!(run.failure(), ("provider_server", "server: down"));
-    assert_eq!(app.provider.seen_by("twice").len(), 3);
+    assert_eq!(app.provider.requests_for("twice").len(), 3);
 
     let run = app.run("never", "go").await;
     assert_eq!(run.failure().0, "provider_server");
-    assert_eq!(app.provider.seen_by("never").len(), 1);
+    assert_eq!(app.provider.requests_for("never").len(), 1);
 }
 
 #[tokio::test]
 async fn another_model_answers_when_the_first_is_down() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             &format!("fallback_models = [\"openai/second\", \"ollama/third\"]\n{QUICK}"),
@@ -172,20 +172,26 @@ async fn another_model_answers_when_the_first_is_down() {
     app.provider.always("solo", |_| fails(529, "busy"));
     app.provider.always("second", |_| fails(429, "slow down"));
     app.provider
-        .will("third", [says("here I am").calling_itself("third-1")]);
+        .will("third", [says("here I am").with_model("third-1")]);
 
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.output(), "here I am");
     assert_eq!(run["model"], "third-1");
-    assert_eq!(app.provider.seen_by("solo").len(), 3);
-    assert_eq!(app.provider.seen_by("second").len(), 3);
-    assert_eq!(app.provider.asked("third", 1).await.user(), ["go"]);
+    assert_eq!(app.provider.requests_for("solo").len(), 3);
+    assert_eq!(app.provider.requests_for("second").len(), 3);
+    assert_eq!(
+        app.provider
+            .wait_for_request("third", 1)
+            .await
+            .user_messages(),
+        ["go"]
+    );
 }
 
 #[tokio::test]
 async fn a_fallback_without_a_provider_is_passed_over() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             &format!("fallback_models = [\"nowhere/second\", \"openai/third\"]\n{QUICK}"),
@@ -210,7 +216,7 @@ async fn a_fallback_without_a_provider_is_passed_over() {
 
 #[tokio::test]
 async fn a_refusal_does_not_fall_back() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             &format!("fallback_models = [\"openai/second\"]\n{QUICK}"),
@@ -222,33 +228,33 @@ async fn a_refusal_does_not_fall_back() {
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.failure().0, "provider_auth");
-    assert!(app.provider.seen_by("second").is_empty());
+    assert!(app.provider.requests_for("second").is_empty());
 }
 
 #[tokio::test]
 async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", &format!("stream = true\n{QUICK}"))
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.will(
         "solo",
         [
-            says("first words that break").pausing(&gate).cut(),
-            says("the whole story").using(3, 4),
+            says("first words that break").pausing_at(&gate).cut(),
+            says("the whole story").with_usage(3, 4),
         ],
     );
 
     let run = app.start("solo", "go").await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     let mut events = app.events(&run).await;
     // Who has been told what is stored is listening to what comes.
     let mut heard = events.until("run.queued").await;
     gate.open();
     heard.extend(events.rest().await);
 
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     assert_eq!(run.output(), "the whole story");
     // With what the broken reply had reported.
     assert_eq!(run.usage(), (10 + 3, 1 + 4, 0));
@@ -268,7 +274,7 @@ async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
 
 #[tokio::test]
 async fn an_unreadable_body_is_tried_again() {
-    let app = TestApp::with().agent("solo", QUICK).spawn().await;
+    let app = TestApp::setup().agent("solo", QUICK).spawn().await;
     app.provider.will(
         "solo",
         [
@@ -290,7 +296,7 @@ async fn an_unreadable_body_is_tried_again() {
 
 #[tokio::test]
 async fn redirects_are_not_followed() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "[retry]\nmax_retries = 0")
         .spawn()
         .await;
@@ -302,12 +308,12 @@ async fn redirects_are_not_followed() {
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.failure().0, "provider_server");
-    assert_eq!(app.provider.seen().len(), 1);
+    assert_eq!(app.provider.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn no_wait_is_longer_than_what_is_left_of_the_deadline() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", &format!("timeout = 1\n{QUICK}"))
         .spawn()
         .await;

@@ -3,14 +3,14 @@
 use serde_json::json;
 
 use crate::support::app::{Setup, TestApp};
-use crate::support::daemon::axed;
+use crate::support::daemon::axed_command;
 use crate::support::events::Event;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// A daemon with one scripted agent of that name, and its script.
 fn scripted(name: &str, agent: &str, script: &str) -> Setup {
     also(
-        TestApp::with().config("[providers.scripted]\nscripts = [\"scripts\"]"),
+        TestApp::setup().config("[providers.scripted]\nscripts = [\"scripts\"]"),
         name,
         agent,
         script,
@@ -145,8 +145,10 @@ async fn a_broken_script_stops_the_start() {
     );
     write("config/scripts/m.toml", "[[replies]]\ntxt = \"\"\n");
 
-    let mut command = axed(home.path(), &["serve", "--listen", "127.0.0.1:0"]);
-    let output = soon("the end", command.output()).await.expect("run axed");
+    let mut command = axed_command(home.path(), &["serve", "--listen", "127.0.0.1:0"]);
+    let output = within_timeout("the end", command.output())
+        .await
+        .expect("run axed");
 
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let error = String::from_utf8_lossy(&output.stderr);

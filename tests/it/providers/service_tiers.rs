@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::events::Event;
-use crate::support::provider::answer::{Answer, calls, fails, raw, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, fails, raw, says};
 use crate::support::run::Run;
 
 /// Models with prices of round numbers: a token costs 1 or 2 millionths of a dollar.
@@ -30,8 +30,8 @@ output = 2
 "#;
 
 /// The usage that all answers here have: 100 in, 50 out, so that the usual price is 200 millionths.
-fn priced(answer: Answer) -> Answer {
-    answer.using(100, 50)
+fn priced(answer: ScriptedAnswer) -> ScriptedAnswer {
+    answer.with_usage(100, 50)
 }
 
 fn cost(run: &Run<'_>) -> f64 {
@@ -49,7 +49,7 @@ fn warnings(events: &[Event]) -> Vec<&str> {
 async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
     for (model, share) in [("openai/gpt", 0.5), ("new/gpt", 0.25)] {
         for stream in [false, true] {
-            let app = TestApp::with()
+            let app = TestApp::setup()
                 .config(PRICES)
                 .agent("solo", &format!("model = \"{model}\"\nservice = \"flex\""))
                 .spawn()
@@ -57,24 +57,27 @@ async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
             app.provider.always("gpt", |_| priced(says("done")));
             let run = app.run_with("solo", json!({"stream": stream})).await;
             assert_eq!(run.output(), "done");
-            assert_eq!(app.provider.seen_by("gpt")[0].body["service_tier"], "flex");
+            assert_eq!(
+                app.provider.requests_for("gpt")[0].body["service_tier"],
+                "flex"
+            );
             assert_eq!(cost(&run), 200.0 * share, "{model}");
             assert!(warnings(&run.events().await).is_empty());
             // The service may answer on another tier than was asked for, and says so.
             app.provider
-                .will("gpt", [priced(says("done")).on_tier("default")]);
+                .will("gpt", [priced(says("done")).with_tier("default")]);
             let run = app.run_with("solo", json!({"stream": stream})).await;
             assert_eq!(cost(&run), 200.0, "{model}");
             let default = json!({"params": {"service": "default"}});
             let run = app.run_with("solo", default).await;
             assert_eq!(
-                app.provider.seen_by("gpt")[2].body["service_tier"],
+                app.provider.requests_for("gpt")[2].body["service_tier"],
                 Value::Null
             );
             assert_eq!(cost(&run), 200.0, "{model}");
             // Whoever asks for nothing may be billed by the project's own setting.
             app.provider
-                .will("gpt", [priced(says("done")).on_tier("flex")]);
+                .will("gpt", [priced(says("done")).with_tier("flex")]);
             let unset = json!({"params": {"service": "default"}});
             let run = app.run_with("solo", unset).await;
             assert_eq!(cost(&run), 200.0 * share, "{model}");
@@ -84,7 +87,7 @@ async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
 
 #[tokio::test]
 async fn a_request_an_unnamed_child_and_a_fallback_have_their_own() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(PRICES)
         .agent(
             "solo",
@@ -105,7 +108,7 @@ async fn a_request_an_unnamed_child_and_a_fallback_have_their_own() {
     app.provider.always("slow", |_| says("done"));
     app.run("solo", "go").await;
     let tier =
-        |model: &str, at: usize| app.provider.seen_by(model)[at].body["service_tier"].clone();
+        |model: &str, at: usize| app.provider.requests_for(model)[at].body["service_tier"].clone();
     assert_eq!(
         (tier("gpt", 0), tier("slow", 0)),
         (Value::Null, json!("flex"))
@@ -127,7 +130,7 @@ async fn a_request_an_unnamed_child_and_a_fallback_have_their_own() {
 
 #[tokio::test]
 async fn where_it_is_not_sold_a_warning_says_so_once() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("claude", "service = \"flex\"\ntools = [\"grep\"]")
         // The table knows that this one has no flexible tier.
         .agent("old", "model = \"openai/gpt-4.1\"\nservice = \"flex\"")
@@ -144,13 +147,13 @@ async fn where_it_is_not_sold_a_warning_says_so_once() {
         let told = format!("{model} is not sold with service \"flex\": sent with the usual one");
         assert_eq!(warnings(&run.events().await), [told]);
     }
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert!(seen.iter().all(|seen| seen.body["service_tier"].is_null()));
 }
 
 #[tokio::test]
 async fn a_busy_flexible_tier_is_tried_again() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(PRICES)
         .agent(
             "solo",
@@ -182,7 +185,7 @@ async fn a_busy_flexible_tier_is_tried_again() {
 
 #[tokio::test]
 async fn an_unknown_tier_is_refused() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let refused = app
         .post("/agents/solo/runs", &json!({"params": {"service": "slow"}}))

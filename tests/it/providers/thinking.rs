@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::events::{Event, Events};
-use crate::support::provider::answer::{Answer, calls, fails, raw, says};
-use crate::support::provider::seen::{Seen, Wire};
-use crate::support::soon;
+use crate::support::provider::answer::{ScriptedAnswer, calls, fails, raw, says};
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
+use crate::support::within_timeout;
 
 /// A body of the session `talk`.
 fn talk(input: &str) -> Value {
@@ -23,11 +23,11 @@ fn solo(wire: Wire, more: &str) -> String {
 }
 
 /// Thinks, and calls something.
-fn thinks(text: &str) -> Answer {
-    calls([("fly", json!({"n": 1}))]).thinking(text)
+fn thinks(text: &str) -> ScriptedAnswer {
+    calls([("fly", json!({"n": 1}))]).with_thought(text)
 }
 
-fn thoughts_in(seen: &Seen) -> Vec<&'static str> {
+fn thoughts_in(seen: &RecordedRequest) -> Vec<&'static str> {
     let body = seen.body.to_string();
     let all = ["first thought", "second thought", "third thought"];
     all.into_iter().filter(|text| body.contains(text)).collect()
@@ -36,7 +36,7 @@ fn thoughts_in(seen: &Seen) -> Vec<&'static str> {
 #[tokio::test]
 async fn a_session_keeps_thinking_while_nothing_before_it_changes() {
     for wire in Wire::ALL {
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent("solo", &solo(wire, "system_prompt = \"Old.\""))
             .spawn()
             .await;
@@ -52,7 +52,7 @@ async fn a_session_keeps_thinking_while_nothing_before_it_changes() {
         );
         app.run_with("solo", talk("1")).await;
         app.run_with("solo", talk("2")).await;
-        let second = app.provider.asked("solo", 4).await;
+        let second = app.provider.wait_for_request("solo", 4).await;
         assert_eq!(
             thoughts_in(&second),
             ["first thought", "second thought"],
@@ -64,15 +64,15 @@ async fn a_session_keeps_thinking_while_nothing_before_it_changes() {
             .await;
         app.run_with("solo", talk("3")).await;
 
-        let third = app.provider.asked("solo", 5).await;
+        let third = app.provider.wait_for_request("solo", 5).await;
         assert!(thoughts_in(&third).is_empty(), "{wire:?}: {}", third.body);
-        assert_eq!(third.results().len(), 2, "{wire:?}");
+        assert_eq!(third.tool_results().len(), 2, "{wire:?}");
     }
 }
 
 #[tokio::test]
 async fn other_tools_leave_all_thinking_out_and_new_thinking_stays() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", &solo(Wire::Anthropic, ""))
         .spawn()
         .await;
@@ -92,7 +92,7 @@ async fn other_tools_leave_all_thinking_out_and_new_thinking_stays() {
     app.get_until("/agents/solo", |got| got.text.contains("grep"))
         .await;
     app.run_with("solo", talk("2")).await;
-    let second = app.provider.asked("solo", 4).await;
+    let second = app.provider.wait_for_request("solo", 4).await;
     assert_eq!(thoughts_in(&second), ["second thought"]);
 
     // The first run's tools are back: what it thought is as it was, but what came after it is not.
@@ -100,14 +100,17 @@ async fn other_tools_leave_all_thinking_out_and_new_thinking_stays() {
     app.get_until("/agents/solo", |got| !got.text.contains("grep"))
         .await;
     app.run_with("solo", talk("3")).await;
-    let third = app.provider.asked("solo", 6).await;
+    let third = app.provider.wait_for_request("solo", 6).await;
     assert_eq!(thoughts_in(&third), ["first thought", "third thought"]);
 }
 
 #[tokio::test]
 async fn another_model_of_the_same_provider_gets_no_thinking() {
     for wire in Wire::ALL {
-        let app = TestApp::with().agent("solo", &solo(wire, "")).spawn().await;
+        let app = TestApp::setup()
+            .agent("solo", &solo(wire, ""))
+            .spawn()
+            .await;
         app.provider.will(
             "solo",
             [thinks("first thought"), says("one"), says("three")],
@@ -119,11 +122,11 @@ async fn another_model_of_the_same_provider_gets_no_thinking() {
         app.run_with("solo", body).await;
         app.run_with("solo", talk("3")).await;
 
-        let other = app.provider.asked("other", 1).await;
+        let other = app.provider.wait_for_request("other", 1).await;
         assert!(thoughts_in(&other).is_empty(), "{wire:?}: {}", other.body);
-        assert_eq!(other.results().len(), 1, "{wire:?}");
+        assert_eq!(other.tool_results().len(), 1, "{wire:?}");
         // Its own model gets it back: nothing before it changed.
-        let own = app.provider.asked("solo", 3).await;
+        let own = app.provider.wait_for_request("solo", 3).await;
         assert_eq!(thoughts_in(&own), ["first thought"], "{wire:?}");
     }
 }
@@ -132,7 +135,7 @@ async fn another_model_of_the_same_provider_gets_no_thinking() {
 async fn a_fallback_of_the_same_provider_gets_no_thinking() {
     for wire in Wire::ALL {
         let name = wire.name();
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent(
                 "solo",
                 &solo(
@@ -148,17 +151,17 @@ async fn a_fallback_of_the_same_provider_gets_no_thinking() {
 
         assert_eq!(app.run("solo", "go").await.output(), "done");
 
-        let own = app.provider.asked("solo", 2).await;
+        let own = app.provider.wait_for_request("solo", 2).await;
         assert_eq!(thoughts_in(&own), ["first thought"], "{wire:?}");
-        let other = app.provider.asked("other", 1).await;
+        let other = app.provider.wait_for_request("other", 1).await;
         assert!(thoughts_in(&other).is_empty(), "{wire:?}: {}", other.body);
-        assert_eq!(other.results().len(), 1, "{wire:?}");
+        assert_eq!(other.tool_results().len(), 1, "{wire:?}");
     }
 }
 
 #[tokio::test]
 async fn a_trimmed_conversation_is_sent_without_thinking() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[limits]\nsession_messages = 5")
         .agent("solo", &solo(Wire::Anthropic, ""))
         .spawn()
@@ -166,7 +169,7 @@ async fn a_trimmed_conversation_is_sent_without_thinking() {
     app.provider.will(
         "solo",
         [
-            says("one").thinking_in_secret(),
+            says("one").with_hidden_thought(),
             thinks("second thought"),
             says("two"),
             says("three"),
@@ -176,21 +179,21 @@ async fn a_trimmed_conversation_is_sent_without_thinking() {
         app.run_with("solo", talk(input)).await;
     }
 
-    let second = app.provider.asked("solo", 3).await;
+    let second = app.provider.wait_for_request("solo", 3).await;
     assert_eq!(thoughts_in(&second), ["second thought"]);
     assert_eq!(second.messages()[1]["content"][0]["signature"], "c2VjcmV00");
-    let third = app.provider.asked("solo", 4).await;
+    let third = app.provider.wait_for_request("solo", 4).await;
     assert!(
         !third.body.to_string().contains("signature"),
         "{}",
         third.body
     );
-    assert_eq!(third.results().len(), 1);
+    assert_eq!(third.tool_results().len(), 1);
 }
 
 #[tokio::test]
 async fn a_summary_without_tools_is_asked_for_without_thinking() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             "model = \"anthropic/solo\"\ntools = [\"list_directory\"]\n[subagent]\nenabled = true\nsummary = \"always\"\nmodel = \"anthropic/child\"",
@@ -204,22 +207,22 @@ async fn a_summary_without_tools_is_asked_for_without_thinking() {
         "child",
         [
             thinks("first thought"),
-            says("task done").thinking("second thought"),
+            says("task done").with_thought("second thought"),
             says("summary"),
         ],
     );
 
     assert_eq!(app.run("solo", "go").await.output(), "done");
 
-    let last = app.provider.asked("child", 2).await;
+    let last = app.provider.wait_for_request("child", 2).await;
     assert_eq!(thoughts_in(&last), ["first thought"]);
-    let summary = app.provider.asked("child", 3).await;
+    let summary = app.provider.wait_for_request("child", 3).await;
     assert!(thoughts_in(&summary).is_empty(), "{}", summary.body);
 }
 
 #[tokio::test]
 async fn what_a_service_refuses_calls_without_stays_beside_them() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", &solo(Wire::Openai, "system_prompt = \"Old.\""))
         .spawn()
         .await;
@@ -245,26 +248,26 @@ async fn what_a_service_refuses_calls_without_stays_beside_them() {
         .await;
     app.run_with("solo", talk("3")).await;
 
-    let said = |seen: std::sync::Arc<Seen>| {
+    let said = |seen: std::sync::Arc<RecordedRequest>| {
         let messages = seen.messages().iter();
         let mut said = messages.filter(|message| message["tool_calls"].is_array());
         said.next().cloned().unwrap_or_default()
     };
     // Gemini wants its signatures, and DeepSeek the field, whatever is in it.
-    let changed = said(app.provider.asked("solo", 3).await);
+    let changed = said(app.provider.wait_for_request("solo", 3).await);
     assert_eq!(changed["reasoning_content"], " ");
     assert_eq!(
         changed["tool_calls"][0]["extra_content"],
         call["extra_content"]
     );
-    let other = said(app.provider.asked("other", 1).await);
+    let other = said(app.provider.wait_for_request("other", 1).await);
     assert_eq!(other["reasoning_content"], " ");
     assert_eq!(other["tool_calls"][0]["extra_content"], Value::Null);
 }
 
 #[tokio::test]
 async fn deepseek_gets_the_field_for_thinking_with_replies_of_others() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.deepseek]\nbase_url = \"{provider}\"\napi_key = \"k\"")
         .agent("solo", "model = \"openai/solo\"\nfallback_models = [\"deepseek/deep\"]\ntools = [\"list_directory\"]\n[retry]\nmax_retries = 0")
         .spawn()
@@ -283,14 +286,14 @@ async fn deepseek_gets_the_field_for_thinking_with_replies_of_others() {
 
     assert_eq!(app.run("solo", "go").await.output(), "done");
 
-    let seen = app.provider.asked("deep", 2).await;
+    let seen = app.provider.wait_for_request("deep", 2).await;
     let replies = seen
         .messages()
         .iter()
         .filter(|it| it["role"] == "assistant");
     let fields: Vec<_> = replies.map(|it| it["reasoning_content"].clone()).collect();
     assert_eq!(fields, [" ", " "], "without it DeepSeek answers 400");
-    let seen = app.provider.asked("solo", 2).await;
+    let seen = app.provider.wait_for_request("solo", 2).await;
     assert_eq!(seen.messages()[1]["reasoning_content"], Value::Null);
 }
 
@@ -298,7 +301,7 @@ async fn deepseek_gets_the_field_for_thinking_with_replies_of_others() {
 async fn streamed(app: &TestApp) -> Vec<Event> {
     let request = app.request(Method::POST, "/agents/solo/runs");
     let request = request.header("accept", "text/event-stream");
-    let response = soon("the stream's head", request.send()).await;
+    let response = within_timeout("the stream's head", request.send()).await;
     Events::new(response.expect("a head")).rest().await
 }
 
@@ -316,12 +319,15 @@ fn kinds_without_repeats(events: &[Event]) -> Vec<&str> {
 #[tokio::test]
 async fn a_listener_sees_what_the_model_thinks_before_what_it_says() {
     for wire in Wire::ALL {
-        let app = TestApp::with().agent("solo", &solo(wire, "")).spawn().await;
+        let app = TestApp::setup()
+            .agent("solo", &solo(wire, ""))
+            .spawn()
+            .await;
         app.provider.will(
             "solo",
             [
                 thinks("first thought of two"),
-                says("the answer").thinking("second thought"),
+                says("the answer").with_thought("second thought"),
             ],
         );
 
@@ -361,9 +367,12 @@ async fn a_listener_sees_what_the_model_thinks_before_what_it_says() {
 #[tokio::test]
 async fn a_listener_is_told_of_thinking_that_nobody_can_read() {
     for wire in [Wire::Anthropic, Wire::Openai, Wire::Responses] {
-        let app = TestApp::with().agent("solo", &solo(wire, "")).spawn().await;
+        let app = TestApp::setup()
+            .agent("solo", &solo(wire, ""))
+            .spawn()
+            .await;
         app.provider
-            .will("solo", [says("the answer").thinking_in_secret()]);
+            .will("solo", [says("the answer").with_hidden_thought()]);
 
         let events = streamed(&app).await;
 
@@ -385,13 +394,13 @@ async fn a_listener_is_told_of_thinking_that_nobody_can_read() {
 
 #[tokio::test]
 async fn thinking_of_a_request_that_is_sent_again_is_withdrawn() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "[retry]\ninitial_delay_ms = 0")
         .spawn()
         .await;
-    let cut = says("never").thinking("one two three four").cut();
+    let cut = says("never").with_thought("one two three four").cut();
     app.provider
-        .will("solo", [cut, says("the answer").thinking("again")]);
+        .will("solo", [cut, says("the answer").with_thought("again")]);
 
     let events = streamed(&app).await;
 
@@ -423,7 +432,7 @@ async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
             Some(effort) => format!("effort = \"{effort}\"\n"),
             None => String::new(),
         };
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent(
                 "solo",
                 &format!("model = \"{}/solo\"\n{effort}", wire.name()),
@@ -445,14 +454,17 @@ async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
             .as_object()
             .and_then(|it| it.iter().next())
             .expect("a field");
-        assert_eq!(&app.provider.asked("asks", 1).await.body[field], value);
-        let plain = &app.provider.asked("solo", 1).await.body[field];
+        assert_eq!(
+            &app.provider.wait_for_request("asks", 1).await.body[field],
+            value
+        );
+        let plain = &app.provider.wait_for_request("solo", 1).await.body[field];
         assert_eq!(
             (&plain["summary"], &plain["display"]),
             (&Value::Null, &Value::Null)
         );
     }
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "reasoning_summary = \"long\"")
         .spawn()
         .await;
@@ -465,7 +477,7 @@ async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
 
 #[tokio::test]
 async fn tokens_that_anthropics_models_think_with_are_counted() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let body = json!({
         "id": "m", "type": "message", "role": "assistant", "model": "solo", "stop_reason": "end_turn",
         "stop_sequence": null, "content": [{"type": "text", "text": "done"}],

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
 use crate::support::events::{Event, kinds};
-use crate::support::provider::answer::{asks, calls, fails, says};
-use crate::support::provider::seen::Wire;
+use crate::support::provider::answer::{calls, delegates, fails, says};
+use crate::support::provider::recorded_request::Wire;
 
 /// What a story leaves behind that must not depend on wire or streaming.
 #[derive(Debug, PartialEq)]
@@ -30,7 +30,7 @@ struct Asked {
 async fn delegation(wire: Wire, stream: bool) -> Steps {
     let name = wire.name();
     let common = format!("stream = {stream}\nsystem_prompt = \"Work.\"");
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!(
@@ -44,22 +44,22 @@ async fn delegation(wire: Wire, stream: bool) -> Steps {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "first ünd"), ("reader", "second")])
-                .saying("I shall ask twice.")
-                .using(100, 20),
-            calls([("fly", json!({"to": "the moon"}))]).using(150, 10),
-            says("All is said and done.").using(200, 30),
+            delegates([("reader", "first ünd"), ("reader", "second")])
+                .with_text("I shall ask twice.")
+                .with_usage(100, 20),
+            calls([("fly", json!({"to": "the moon"}))]).with_usage(150, 10),
+            says("All is said and done.").with_usage(200, 30),
         ],
     );
     app.provider.always("reader", |seen| {
-        says(format!("read: {}", seen.user()[0])).using(50, 5)
+        says(format!("read: {}", seen.user_messages()[0])).with_usage(50, 5)
     });
 
     let run = app.run("planner", "go").await;
 
-    for seen in app.provider.seen() {
+    for seen in app.provider.requests() {
         assert_eq!(seen.wire, wire);
-        assert_eq!(seen.streams(), stream, "{:?}", seen.body);
+        assert_eq!(seen.wants_stream(), stream, "{:?}", seen.body);
     }
     let events = run.events().await;
     Steps {
@@ -70,12 +70,12 @@ async fn delegation(wire: Wire, stream: bool) -> Steps {
         messages: without_ids(run.messages().await),
         asked: app
             .provider
-            .seen()
+            .requests()
             .iter()
             .map(|seen| Asked {
                 system: seen.system(),
-                user: seen.user(),
-                results: seen.results(),
+                user: seen.user_messages(),
+                results: seen.tool_results(),
                 tools: seen.tools(),
             })
             .collect(),
@@ -125,7 +125,7 @@ async fn the_steps_are_the_same_on_every_wire_streamed_or_not() {
 
 #[tokio::test]
 async fn each_wire_has_its_own_headers_and_form() {
-    let mut setup = TestApp::with();
+    let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let name = wire.name();
         setup = setup.agent(
@@ -145,7 +145,7 @@ async fn each_wire_has_its_own_headers_and_form() {
         assert_eq!(app.run(wire.name(), "go").await.output(), "done");
     }
 
-    let anthropic = app.provider.asked("anthropic", 2).await;
+    let anthropic = app.provider.wait_for_request("anthropic", 2).await;
     assert_eq!(anthropic.headers["x-api-key"], "key-of-anthropic");
     assert_eq!(anthropic.headers["anthropic-version"], "2023-06-01");
     assert_eq!(anthropic.headers["content-type"], "application/json");
@@ -158,7 +158,7 @@ async fn each_wire_has_its_own_headers_and_form() {
         json!({"n": 1})
     );
 
-    let openai = app.provider.asked("openai", 2).await;
+    let openai = app.provider.wait_for_request("openai", 2).await;
     assert_eq!(openai.headers["authorization"], "Bearer key-of-openai");
     assert_eq!(
         openai.body["max_tokens"], 77,
@@ -172,7 +172,7 @@ async fn each_wire_has_its_own_headers_and_form() {
         said["tool_calls"][0]["id"]
     );
 
-    let responses = app.provider.asked("responses", 2).await;
+    let responses = app.provider.wait_for_request("responses", 2).await;
     assert_eq!(
         responses.headers["authorization"],
         "Bearer key-of-responses"
@@ -198,7 +198,7 @@ async fn each_wire_has_its_own_headers_and_form() {
     );
     assert_eq!(responses.body["tools"][0]["strict"], false);
 
-    let ollama = app.provider.asked("ollama", 2).await;
+    let ollama = app.provider.wait_for_request("ollama", 2).await;
     assert!(ollama.headers.get("authorization").is_none());
     assert_eq!(ollama.body["stream"], false);
     assert_eq!(ollama.body["options"]["num_predict"], 77);
@@ -216,7 +216,7 @@ async fn each_wire_has_its_own_headers_and_form() {
 
 #[tokio::test]
 async fn every_wires_errors_are_told_in_the_services_words() {
-    let mut setup = TestApp::with();
+    let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let name = wire.name();
         setup = setup.agent(
@@ -252,7 +252,7 @@ async fn every_wires_errors_are_told_in_the_services_words() {
 
 #[tokio::test]
 async fn a_provider_that_is_not_there_is_a_server_error() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.gone]\nkind = \"ollama\"\nbase_url = \"http://127.0.0.1:9\"")
         .agent("solo", "model = \"gone/model\"\n[retry]\nmax_retries = 0")
         .spawn()
@@ -271,7 +271,7 @@ async fn a_provider_that_is_not_there_is_a_server_error() {
 
 #[tokio::test]
 async fn calls_without_ids_are_told_apart_over_the_turns() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "model = \"ollama/planner\"\nsub_agents = [\"reader\"]",
@@ -282,8 +282,8 @@ async fn calls_without_ids_are_told_apart_over_the_turns() {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "a"), ("reader", "b")]),
-            asks([("reader", "c")]),
+            delegates([("reader", "a"), ("reader", "b")]),
+            delegates([("reader", "c")]),
             says("done"),
         ],
     );
@@ -306,7 +306,7 @@ async fn calls_without_ids_are_told_apart_over_the_turns() {
 #[tokio::test]
 async fn what_a_model_has_no_parameter_for_is_left_out_with_a_warning() {
     let stop = "[params]\nstop = [\"END\"]";
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "new",
             &format!("model = \"responses/gpt-5-mini\"\nsub_agents = [\"x\"]\n{stop}"),
@@ -322,10 +322,10 @@ async fn what_a_model_has_no_parameter_for_is_left_out_with_a_warning() {
     let old = app.run("old", "go").await;
 
     assert_eq!((new.output(), old.output()), ("done", "done"));
-    let asked = app.provider.asked("gpt-5-mini", 2).await;
+    let asked = app.provider.wait_for_request("gpt-5-mini", 2).await;
     assert_eq!(asked.wire, Wire::Responses);
     assert_eq!(asked.body.get("stop"), None);
-    let asked = app.provider.asked("gpt-4.1", 1).await;
+    let asked = app.provider.wait_for_request("gpt-4.1", 1).await;
     assert_eq!(asked.wire, Wire::Openai);
     assert_eq!(asked.body["stop"], json!(["END"]));
     let warnings = |events: &[Event]| {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::events::{Event, count, is_whole, kinds};
-use crate::support::provider::answer::{Answer, asks, hangs, says};
+use crate::support::events::{Event, assert_complete, count, kinds};
+use crate::support::provider::answer::{ScriptedAnswer, delegates, hangs, says};
 use crate::support::run::Run;
 
 const PLANNER: &str = "sub_agents = [\"reader\"]";
@@ -18,7 +18,7 @@ const PLANNER: &str = "sub_agents = [\"reader\"]";
 async fn begun(app: &TestApp, id: &str, turns: usize) -> Vec<Event> {
     let mut events = app.events(&app.find(id).await).await;
     events
-        .until_all(|events| count(events, "turn.started") == turns)
+        .until_matches(|events| count(events, "turn.started") == turns)
         .await
 }
 
@@ -38,7 +38,7 @@ fn is_as_charged(app: &TestApp, run: &Run<'_>) {
 
 /// Every run of the tree was started by a call of its own.
 async fn each_call_has_one_child(run: &Run<'_>) {
-    let family = run.family().await;
+    let family = run.tree_runs().await;
     let calls: BTreeSet<_> = family
         .iter()
         .map(|run| {
@@ -55,24 +55,24 @@ async fn each_call_has_one_child(run: &Run<'_>) {
 #[tokio::test]
 async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
     for stream in [false, true] {
-        let mut app = TestApp::with()
+        let mut app = TestApp::setup()
             .agent("solo", "system_prompt = \"Work.\"")
             .spawn()
             .await;
         app.provider.will("solo", [hangs(), says("done")]);
         let body = json!({"input": "go", "context": "soon", "stream": stream});
         let id = app.start_with("solo", body).await.id().to_owned();
-        app.provider.asked("solo", 1).await;
+        app.provider.wait_for_request("solo", 1).await;
         let before = begun(&app, &id, 1).await;
 
         app.crash_and_restart().await;
 
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
         assert_eq!(run["attempt"], 2);
         assert_eq!(run["turns"], 1);
         let events = run.events().await;
-        is_whole(&events);
+        assert_complete(&events);
         assert_eq!(
             events[..before.len()],
             before,
@@ -86,44 +86,44 @@ async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
             resumed.map(|event| event["attempt"].clone()),
             Some(2.into())
         );
-        let asked = app.provider.seen();
+        let asked = app.provider.requests();
         assert_eq!(asked.len(), 2);
         assert_eq!(asked[0].body, asked[1].body);
-        assert_eq!(asked[1].streams(), stream);
+        assert_eq!(asked[1].wants_stream(), stream);
         is_as_charged(&app, &run);
-        app.daemon.logged(&id).await;
+        app.daemon.wait_for_log(&id).await;
     }
 }
 
 #[tokio::test]
 async fn a_run_that_is_killed_again_and_again_goes_on_each_time() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [hangs(), hangs(), hangs(), says("done")]);
     let id = started(&app, "solo", 1).await;
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     for attempt in 2..=4 {
         app.crash_and_restart().await;
         if attempt < 4 {
-            app.provider.asked("solo", attempt).await;
+            app.provider.wait_for_request("solo", attempt).await;
             let run = app.find(&id).await;
             let mut events = app.events(&run).await;
             events
-                .until_all(|events| count(events, "run.resumed") == attempt - 1)
+                .until_matches(|events| count(events, "run.resumed") == attempt - 1)
                 .await;
         }
     }
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["attempt"], 4);
-    is_whole(&run.events().await);
-    assert_eq!(app.provider.seen().len(), 4);
+    assert_complete(&run.events().await);
+    assert_eq!(app.provider.requests().len(), 4);
 }
 
 #[tokio::test]
 async fn children_done_under_way_and_not_yet_begun_each_count_once() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent(
             "planner",
             &format!("{PLANNER}\n[sub_agents_config]\nmax_concurrent = 1"),
@@ -132,12 +132,13 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
         .spawn()
         .await;
     let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
-    app.provider.will("planner", [asks(tasks), says("done")]);
+    app.provider
+        .will("planner", [delegates(tasks), says("done")]);
     let asked = AtomicUsize::new(0);
     app.provider.always("reader", move |seen| {
         match asked.fetch_add(1, Ordering::SeqCst) {
             1 => hangs(),
-            _ => says(format!("read {}", seen.user()[0])),
+            _ => says(format!("read {}", seen.user_messages()[0])),
         }
     });
     let run = app.start("planner", "go").await;
@@ -145,11 +146,11 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
     // The first child's result is on the record, and the second child has begun.
     app.events(&run)
         .await
-        .until_all(|events| {
+        .until_matches(|events| {
             count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
         })
         .await;
-    app.provider.asked("reader", 2).await;
+    app.provider.wait_for_request("reader", 2).await;
     let before = run.children().await;
     let known = |children: &[Run<'_>], status: &str| {
         let mut found = children.iter().filter(|child| child.status() == status);
@@ -163,15 +164,18 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["attempt"], 2);
     assert_eq!(
-        app.provider.asked("planner", 2).await.results(),
+        app.provider
+            .wait_for_request("planner", 2)
+            .await
+            .tool_results(),
         ["read Task: 1", "read Task: 2", "read Task: 3"]
     );
-    assert_eq!(app.provider.seen_by("planner").len(), 2);
-    assert_eq!(app.provider.seen_by("reader").len(), 4);
+    assert_eq!(app.provider.requests_for("planner").len(), 2);
+    assert_eq!(app.provider.requests_for("reader").len(), 4);
     let children = run.children().await;
     assert_eq!(children.len(), 3);
     for child in &children {
@@ -192,7 +196,7 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
     assert_eq!(app.provider.ledger().replies, 5);
     assert_eq!(run.tree_usage().2, 3);
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     let at = |child: &str, kind: &str| {
         let found = events
             .iter()
@@ -211,47 +215,53 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
 
 #[tokio::test]
 async fn a_tree_of_three_levels_goes_on_at_its_leaf() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("a", "sub_agents = [\"b\"]")
         .agent("b", "sub_agents = [\"c\"]")
         .agent("c", "sub_agents = [\"d\"]")
         .agent("d", "")
         .spawn()
         .await;
-    app.provider.will("a", [asks([("b", "x")]), says("a done")]);
-    app.provider.will("b", [asks([("c", "y")]), says("b done")]);
-    app.provider.will("c", [asks([("d", "z")]), says("c done")]);
+    app.provider
+        .will("a", [delegates([("b", "x")]), says("a done")]);
+    app.provider
+        .will("b", [delegates([("c", "y")]), says("b done")]);
+    app.provider
+        .will("c", [delegates([("d", "z")]), says("c done")]);
     app.provider.will("d", [hangs(), says("d done")]);
     let id = started(&app, "a", 4).await;
-    app.provider.asked("d", 1).await;
+    app.provider.wait_for_request("d", 1).await;
     let ids = |family: Vec<Value>| -> BTreeSet<String> {
         family.iter().map(|run| run["id"].to_string()).collect()
     };
-    let before = ids(app.find(&id).await.family().await);
+    let before = ids(app.find(&id).await.tree_runs().await);
     assert_eq!(before.len(), 4);
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "a done");
-    let family = run.family().await;
+    let family = run.tree_runs().await;
     for run in &family {
         assert_eq!(run["attempt"], 2, "{run}");
         assert_eq!(run["status"], "completed", "{run}");
     }
     assert_eq!(ids(family), before);
     for model in ["a", "b", "c", "d"] {
-        assert_eq!(app.provider.seen_by(model).len(), 2, "{model}");
+        assert_eq!(app.provider.requests_for(model).len(), 2, "{model}");
     }
-    assert_eq!(app.provider.asked("b", 2).await.results(), ["c done"]);
+    assert_eq!(
+        app.provider.wait_for_request("b", 2).await.tool_results(),
+        ["c done"]
+    );
     is_as_charged(&app, &run);
     assert_eq!(run.tree_usage().2, 3);
-    is_whole(&run.events().await);
+    assert_complete(&run.events().await);
 }
 
 #[tokio::test]
 async fn recorded_results_are_sent_again_as_they_were() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
@@ -260,168 +270,172 @@ async fn recorded_results_are_sent_again_as_they_were() {
     app.provider.will(
         "planner",
         [
-            asks(tasks).saying("let me see"),
+            delegates(tasks).with_text("let me see"),
             hangs(),
-            says("done").using(50, 7),
+            says("done").with_usage(50, 7),
         ],
     );
-    app.provider
-        .always("reader", |seen| says(format!("read {}", seen.user()[0])));
+    app.provider.always("reader", |seen| {
+        says(format!("read {}", seen.user_messages()[0]))
+    });
     let id = started(&app, "planner", 4).await;
-    app.provider.asked("planner", 2).await;
+    app.provider.wait_for_request("planner", 2).await;
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["turns"], 2);
-    let asked = app.provider.seen_by("planner");
+    let asked = app.provider.requests_for("planner");
     assert_eq!(asked.len(), 3);
     assert_eq!(asked[1].body, asked[2].body);
-    assert_eq!(app.provider.seen_by("reader").len(), 2);
+    assert_eq!(app.provider.requests_for("reader").len(), 2);
     each_call_has_one_child(&run).await;
     is_as_charged(&app, &run);
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "run.resumed"), 1, "its children had ended");
 }
 
 #[tokio::test]
 async fn a_run_that_was_being_cancelled_ends_as_cancelled() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
     let tasks = ["1", "2", "3", "4", "5", "6", "7", "8"].map(|task| ("reader", task));
-    app.provider
-        .will("planner", [asks(tasks).saying("so far"), says("never")]);
+    app.provider.will(
+        "planner",
+        [delegates(tasks).with_text("so far"), says("never")],
+    );
     app.provider.always("reader", |_| hangs());
     let id = started(&app, "planner", 9).await;
-    app.provider.asked("reader", 8).await;
+    app.provider.wait_for_request("reader", 8).await;
     let path = format!("/runs/{id}/cancel");
     let got = app.post(&path, &json!({"reason": "changed my mind"})).await;
     assert!([200, 202].contains(&got.status), "{}", got.text);
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.status(), "cancelled");
     assert_eq!(run["cancel_reason"], "changed my mind");
     assert_eq!(run["partial_content"], "so far");
-    for run in run.family().await {
+    for run in run.tree_runs().await {
         assert_eq!(run["status"], "cancelled", "{run}");
     }
-    assert_eq!(app.provider.seen().len(), 9, "nobody is asked again");
+    assert_eq!(app.provider.requests().len(), 9, "nobody is asked again");
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "run.cancelling"), 1);
     assert_eq!(count(&events, "run.cancelled"), 9);
 }
 
 #[tokio::test]
 async fn a_child_that_was_cancelled_alone_is_an_error_to_its_parent() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
     // The parent may be answered before the kill and ask again after it.
     app.provider
-        .always("planner", |seen| match seen.results().len() {
-            0 => asks([("reader", "x")]),
+        .always("planner", |seen| match seen.tool_results().len() {
+            0 => delegates([("reader", "x")]),
             _ => says("done"),
         });
     app.provider.always("reader", |_| hangs());
     let id = started(&app, "planner", 2).await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
     let child = app.find(&id).await.children().await[0].id().to_owned();
     let path = format!("/runs/{child}/cancel");
     app.post(&path, &json!({"reason": "not needed"})).await;
 
     app.crash_and_restart().await;
 
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
     let child = app.find(&child).await;
     assert_eq!(child.status(), "cancelled");
     assert_eq!(child["cancel_reason"], "not needed");
     // Whenever it asks, it asks with the same result.
-    for asked in &app.provider.seen_by("planner")[1..] {
+    for asked in &app.provider.requests_for("planner")[1..] {
         assert!(
-            asked.results()[0].contains("failed - cancelled: not needed"),
+            asked.tool_results()[0].contains("failed - cancelled: not needed"),
             "{:?}",
-            asked.results()
+            asked.tool_results()
         );
     }
-    assert_eq!(app.provider.seen_by("reader").len(), 1);
+    assert_eq!(app.provider.requests_for("reader").len(), 1);
 }
 
 #[tokio::test]
 async fn time_goes_on_while_nobody_runs() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", &format!("timeout = 1\n{PLANNER}"))
         .agent("reader", "timeout = 60")
         .spawn()
         .await;
-    app.provider.will("planner", [asks([("reader", "x")])]);
+    app.provider.will("planner", [delegates([("reader", "x")])]);
     app.provider.always("reader", |_| hangs());
     let id = started(&app, "planner", 2).await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
 
     app.daemon.kill().await;
     // The deadline itself is what is waited for: it passes by the clock and by nothing else.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     app.restart_after_end().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.failure().0, "timeout", "{run:?}");
     assert_eq!(run.failure().1, "timeout after 1s");
     let child = &run.children().await[0];
     assert_eq!(child.failure().0, "timeout", "{child:?}");
-    assert_eq!(app.provider.seen().len(), 2, "nobody is asked again");
-    is_whole(&run.events().await);
+    assert_eq!(app.provider.requests().len(), 2, "nobody is asked again");
+    assert_complete(&run.events().await);
 }
 
 #[tokio::test]
 async fn queued_runs_survive_in_their_order() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("solo", "")
         .spawn()
         .await;
     app.provider.will("solo", [hangs()]);
-    app.provider
-        .always("solo", |seen| says(format!("did {}", seen.user()[0])));
+    app.provider.always("solo", |seen| {
+        says(format!("did {}", seen.user_messages()[0]))
+    });
     let mut ids = Vec::new();
     for input in ["1", "2", "3", "4", "5"] {
         ids.push(app.start("solo", input).await.id().to_owned());
     }
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     begun(&app, &ids[0], 1).await;
 
     app.crash_and_restart().await;
 
     for (at, id) in ids.iter().enumerate() {
-        let run = app.find(id).await.ended().await;
+        let run = app.find(id).await.wait_for_end().await;
         assert_eq!(run.output(), format!("did {}", at + 1));
         let events = run.events().await;
-        is_whole(&events);
+        assert_complete(&events);
         assert_eq!(count(&events, "run.queued"), 1);
         assert_eq!(count(&events, "run.started"), 1);
     }
     let order: Vec<_> = app
         .provider
-        .seen()
+        .requests()
         .iter()
-        .map(|seen| seen.user()[0].clone())
+        .map(|seen| seen.user_messages()[0].clone())
         .collect();
     assert_eq!(order, ["1", "1", "2", "3", "4", "5"]);
-    assert_eq!(app.provider.most_busy("solo"), 1);
+    assert_eq!(app.provider.max_concurrency("solo"), 1);
 }
 
 #[tokio::test]
 async fn a_queued_run_keeps_what_it_was_asked() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("slow", "")
         .agent("solo", "system_prompt = \"Work.\"")
@@ -430,25 +444,28 @@ async fn a_queued_run_keeps_what_it_was_asked() {
     app.provider.will("slow", [hangs(), says("done")]);
     app.provider.will("solo", [hangs(), says("done")]);
     let slow = started(&app, "slow", 1).await;
-    app.provider.asked("slow", 1).await;
+    app.provider.wait_for_request("slow", 1).await;
     let body = json!({"input": "go", "context": "by noon", "params": {"temperature": 0.25}});
     let id = app.start_with("solo", body).await.id().to_owned();
 
     app.crash_and_restart().await;
-    assert_eq!(app.find(&slow).await.ended().await.output(), "done");
-    let asked = app.provider.asked("solo", 1).await;
-    assert_eq!(asked.user(), ["go\n\nContext:\nby noon"]);
+    assert_eq!(app.find(&slow).await.wait_for_end().await.output(), "done");
+    let asked = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(asked.user_messages(), ["go\n\nContext:\nby noon"]);
     assert_eq!(asked.system(), "Work.");
     assert_eq!(asked.body["temperature"], 0.25);
     begun(&app, &id, 1).await;
     // Its first life ends here.
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
-    assert_eq!(app.provider.asked("solo", 2).await.body, asked.body);
+    assert_eq!(
+        app.provider.wait_for_request("solo", 2).await.body,
+        asked.body
+    );
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "run.started"), 1);
     let said = run.messages().await;
     assert_eq!(said["data"].as_array().map(Vec::len), Some(2), "{said}");
@@ -456,7 +473,7 @@ async fn a_queued_run_keeps_what_it_was_asked() {
 
 #[tokio::test]
 async fn a_queued_run_that_was_killed_can_be_cancelled() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("slow", "")
         .agent("late", "")
@@ -464,19 +481,19 @@ async fn a_queued_run_that_was_killed_can_be_cancelled() {
         .await;
     app.provider.always("slow", |_| hangs());
     let slow = started(&app, "slow", 1).await;
-    app.provider.asked("slow", 1).await;
+    app.provider.wait_for_request("slow", 1).await;
     let late = app.start("late", "go").await.id().to_owned();
 
     app.crash_and_restart().await;
 
     let cancelled = app.find(&late).await.cancel("never mind").await;
     assert_eq!(cancelled.status(), "cancelled");
-    assert!(app.provider.seen_by("late").is_empty());
+    assert!(app.provider.requests_for("late").is_empty());
     // The one before it, too, is like any other.
-    app.provider.asked("slow", 2).await;
+    app.provider.wait_for_request("slow", 2).await;
     let cancelled = app.find(&slow).await.cancel("nor this").await;
     assert_eq!(cancelled.status(), "cancelled");
-    app.provider.hung_up(2).await;
+    app.provider.wait_for_disconnects(2).await;
 }
 
 /// An agent's file, the notes it reads and the memory it has are changed while nobody runs.
@@ -484,7 +501,7 @@ async fn a_queued_run_that_was_killed_can_be_cancelled() {
 async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
     let file = "system_prompt = \"Old.\"\nfiles = [\"notes.md\"]\nsub_agents = [\"reader\"]\n\
                 [memory]\nenabled = true\n[params]\ntemperature = 0.5";
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", file)
         .agent("reader", "system_prompt = \"Old reader.\"")
         .file("notes.md", "old notes")
@@ -492,14 +509,14 @@ async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]), hangs(), says("planned")],
+        [delegates([("reader", "x")]), hangs(), says("planned")],
     );
     app.provider
         .will("reader", [says("read"), hangs(), says("read again")]);
     let first = started(&app, "planner", 3).await;
-    app.provider.asked("planner", 2).await;
+    app.provider.wait_for_request("planner", 2).await;
     let second = started(&app, "reader", 1).await;
-    app.provider.asked("reader", 2).await;
+    app.provider.wait_for_request("reader", 2).await;
     let version = app.find(&first).await["agent_version"].clone();
 
     app.daemon.kill().await;
@@ -515,43 +532,51 @@ async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
     fs::remove_file(app.path("agents/reader.toml")).expect("a file");
     app.restart_after_end().await;
 
-    assert_eq!(app.find(&first).await.ended().await.output(), "planned");
-    assert_eq!(app.find(&second).await.ended().await.output(), "read again");
-    let asked = app.provider.seen_by("planner");
+    assert_eq!(
+        app.find(&first).await.wait_for_end().await.output(),
+        "planned"
+    );
+    assert_eq!(
+        app.find(&second).await.wait_for_end().await.output(),
+        "read again"
+    );
+    let asked = app.provider.requests_for("planner");
     assert!(
         asked[1].system().starts_with("Old."),
         "{}",
         asked[1].system()
     );
     assert_eq!(asked[1].body, asked[2].body);
-    let asked = app.provider.seen_by("reader");
+    let asked = app.provider.requests_for("reader");
     assert_eq!(asked[1].body, asked[2].body);
-    assert!(app.provider.seen_by("other").is_empty());
+    assert!(app.provider.requests_for("other").is_empty());
     assert_eq!(app.find(&first).await["agent_version"], version);
 }
 
 #[tokio::test]
 async fn a_requests_own_words_survive() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
-    app.provider
-        .will("planner", [hangs(), asks([("reader", "x")]), says("never")]);
+    app.provider.will(
+        "planner",
+        [hangs(), delegates([("reader", "x")]), says("never")],
+    );
     app.provider.always("reader", |_| says("read"));
     let body = json!({
         "input": "go", "labels": {"team": "x"}, "params": {"temperature": 0.25},
         "budget": {"max_tokens": 20},
     });
     let id = app.start_with("planner", body).await.id().to_owned();
-    app.provider.asked("planner", 1).await;
+    app.provider.wait_for_request("planner", 1).await;
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run["labels"], json!({"team": "x"}));
-    let asked = app.provider.seen_by("planner");
+    let asked = app.provider.requests_for("planner");
     assert_eq!(asked[1].body["temperature"], 0.25);
     assert_eq!(asked[0].body, asked[1].body);
     // The planner's 15 and the reader's 15.
@@ -565,56 +590,56 @@ async fn what_was_used_before_counts_against_the_budget_after() {
         ("max_runs = 2", "2 of 2 runs"),
         ("max_tool_calls = 1", "1 of 1 tool calls"),
     ] {
-        let mut app = TestApp::with()
+        let mut app = TestApp::setup()
             .agent("planner", &format!("{PLANNER}\n[budget]\n{budget}"))
             .agent("reader", "")
             .spawn()
             .await;
-        let ask = || asks([("reader", "x")]).using(50, 10);
+        let ask = || delegates([("reader", "x")]).with_usage(50, 10);
         app.provider.will("planner", [ask(), ask(), says("never")]);
         app.provider.will(
             "reader",
-            [hangs(), says("read").using(30, 15), says("never")],
+            [hangs(), says("read").with_usage(30, 15), says("never")],
         );
         let id = started(&app, "planner", 2).await;
-        app.provider.asked("reader", 1).await;
+        app.provider.wait_for_request("reader", 1).await;
 
         app.crash_and_restart().await;
 
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         let message = format!("budget exceeded: used {used}");
         assert_eq!(run.failure(), ("budget_exceeded", message.as_str()));
         assert_eq!(run.children().await[0].output(), "read");
-        assert_eq!(app.provider.seen_by("reader").len(), 2, "{budget}");
+        assert_eq!(app.provider.requests_for("reader").len(), 2, "{budget}");
         is_as_charged(&app, &run);
     }
 }
 
 #[tokio::test]
 async fn turns_and_repetitions_before_count_after() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[limits]\nloop_warn = 2\nloop_stop = 3")
         .agent("short", &format!("{PLANNER}\n[limits]\nmax_turns = 2"))
         .agent("circling", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
-    let ask = || asks([("reader", "x")]).saying("again");
+    let ask = || delegates([("reader", "x")]).with_text("again");
     app.provider.will("short", [ask(), hangs(), ask()]);
     app.provider
         .will("circling", [ask(), ask(), hangs(), ask(), says("never")]);
     app.provider.always("reader", |_| says("the same"));
     let short = started(&app, "short", 3).await;
     let circling = started(&app, "circling", 5).await;
-    app.provider.asked("short", 2).await;
-    app.provider.asked("circling", 3).await;
+    app.provider.wait_for_request("short", 2).await;
+    app.provider.wait_for_request("circling", 3).await;
 
     app.crash_and_restart().await;
 
-    let run = app.find(&short).await.ended().await;
+    let run = app.find(&short).await.wait_for_end().await;
     assert_eq!(run.failure().0, "max_turns", "{run:?}");
     assert_eq!(run["partial_content"], "again");
-    let run = app.find(&circling).await.ended().await;
+    let run = app.find(&circling).await.wait_for_end().await;
     assert_eq!(run.failure().0, "loop_detected", "{run:?}");
     assert_eq!(run["turns"], 3);
     assert_eq!(run.children().await.len(), 3);
@@ -623,21 +648,21 @@ async fn turns_and_repetitions_before_count_after() {
 #[tokio::test]
 async fn a_run_that_was_killed_is_remembered_once() {
     let memory = "[memory]\nenabled = true";
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n{memory}"))
         .agent("reader", memory)
         .spawn()
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]), hangs(), says("planned")],
+        [delegates([("reader", "x")]), hangs(), says("planned")],
     );
     app.provider.will("reader", [says("read")]);
     let id = started(&app, "planner", 3).await;
-    app.provider.asked("planner", 2).await;
+    app.provider.wait_for_request("planner", 2).await;
 
     app.crash_and_restart().await;
-    assert_eq!(app.find(&id).await.ended().await.output(), "planned");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "planned");
     app.crash_and_restart().await;
 
     for (agent, result) in [("planner", "planned"), ("reader", "read")] {
@@ -646,24 +671,27 @@ async fn a_run_that_was_killed_is_remembered_once() {
         assert_eq!(entries.len(), 1, "{entries:?}");
         assert_eq!(entries[0]["result"], result);
     }
-    assert_eq!(app.provider.seen().len(), 4);
+    assert_eq!(app.provider.requests().len(), 4);
 }
 
 #[tokio::test]
 async fn each_of_two_equal_runs_is_remembered_whichever_was_killed() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "[memory]\nenabled = true")
         .spawn()
         .await;
     app.provider
         .will("solo", [hangs(), says("the same"), says("the same")]);
     let killed = app.start("solo", "go").await.id().to_owned();
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     // It ends while the other one, which began before it, is at work.
     app.run("solo", "go").await;
 
     app.crash_and_restart().await;
-    assert_eq!(app.find(&killed).await.ended().await.output(), "the same");
+    assert_eq!(
+        app.find(&killed).await.wait_for_end().await.output(),
+        "the same"
+    );
 
     let entries = app.get("/agents/solo/memory").await.json();
     let entries = entries["data"].as_array().expect("data");
@@ -673,18 +701,18 @@ async fn each_of_two_equal_runs_is_remembered_whichever_was_killed() {
 
 #[tokio::test]
 async fn a_crash_after_the_end_changes_nothing() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .agent("failing", "[retry]\nmax_retries = 0")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
     let done = app.run("planner", "go").await.id().to_owned();
     let failed = app.run("failing", "go").await.id().to_owned();
-    let asked = app.provider.seen().len();
+    let asked = app.provider.requests().len();
     let look = async |app: &TestApp| {
         let mut texts = Vec::new();
         for id in [&done, &failed] {
@@ -699,7 +727,7 @@ async fn a_crash_after_the_end_changes_nothing() {
     app.crash_and_restart().await;
 
     assert_eq!(look(&app).await, before);
-    assert_eq!(app.provider.seen().len(), asked);
+    assert_eq!(app.provider.requests().len(), asked);
 }
 
 #[tokio::test]
@@ -708,14 +736,14 @@ async fn a_provider_that_is_gone_after_the_crash_fails_the_run() {
         let kind = "kind = \"anthropic\"\nbase_url = \"{provider}\"\napi_key = \"k\"";
         format!("[providers.small]\n{kind}\n{extra}")
     };
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config(&with(""))
         .agent("solo", "model = \"small/solo\"")
         .spawn()
         .await;
     app.provider.always("solo", |_| hangs());
     let id = started(&app, "solo", 1).await;
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
 
     app.daemon.kill().await;
     let config = fs::read_to_string(app.path("config/axed.toml")).expect("a file");
@@ -725,30 +753,30 @@ async fn a_provider_that_is_gone_after_the_crash_fails_the_run() {
     );
     app.restart_after_end().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.failure().0, "config", "{run:?}");
     assert!(run.failure().1.contains("small"), "{run:?}");
-    assert_eq!(app.provider.seen().len(), 1);
+    assert_eq!(app.provider.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn a_hundred_unfinished_runs_all_end() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 40")
         .agent("planner", PLANNER)
         .agent("reader", "stream = true")
         .spawn()
         .await;
     app.provider
-        .always("planner", |seen| match seen.results().as_slice() {
-            [] => asks([("reader", "1"), ("reader", "2")]),
+        .always("planner", |seen| match seen.tool_results().as_slice() {
+            [] => delegates([("reader", "1"), ("reader", "2")]),
             results => says(results.join(", ")),
         });
     let hang_or = |hang: bool| {
-        move |seen: &crate::support::provider::seen::Seen| -> Answer {
+        move |seen: &crate::support::provider::recorded_request::RecordedRequest| -> ScriptedAnswer {
             match hang {
                 true => hangs(),
-                false => says(format!("read {}", seen.user()[0])),
+                false => says(format!("read {}", seen.user_messages()[0])),
             }
         }
     };
@@ -757,18 +785,18 @@ async fn a_hundred_unfinished_runs_all_end() {
     for _ in 0..100 {
         ids.push(app.start("planner", "go").await.id().to_owned());
     }
-    app.provider.asked("reader", 80).await;
+    app.provider.wait_for_request("reader", 80).await;
 
     app.daemon.kill().await;
     app.provider.always("reader", hang_or(false));
     app.restart_after_end().await;
 
     for id in &ids {
-        let run = app.find(id).await.ended().await;
+        let run = app.find(id).await.wait_for_end().await;
         assert_eq!(run.output(), "read Task: 1, read Task: 2");
         assert_eq!(run["tree"]["runs"], 3);
         each_call_has_one_child(&run).await;
-        is_whole(&run.events().await);
+        assert_complete(&run.events().await);
     }
     let page = app.get("/runs?limit=200").await.json();
     assert_eq!(page["data"].as_array().map(Vec::len), Some(100));

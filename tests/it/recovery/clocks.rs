@@ -3,7 +3,7 @@
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, TestApp};
+use crate::support::app::{ApiResponse, TestApp};
 use crate::support::provider::answer::{calls, hangs, says};
 
 /// Works on the record while no daemon is there.
@@ -35,7 +35,7 @@ fn move_ahead(app: &TestApp, id: &str) -> String {
 
 #[tokio::test]
 async fn a_session_goes_on_with_its_last_run_after_the_clock_was_set_back() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [says("one"), says("two"), says("three")]);
     let talk = |input: &str| json!({"input": input, "session": "talk"});
@@ -47,7 +47,13 @@ async fn a_session_goes_on_with_its_last_run_after_the_clock_was_set_back() {
     let second = app.run_with("solo", talk("2")).await.id().to_owned();
     let third = app.run_with("solo", talk("3")).await.id().to_owned();
     assert!(first < second && second < third, "{first} {second} {third}");
-    assert_eq!(app.provider.asked("solo", 3).await.user(), ["1", "2", "3"]);
+    assert_eq!(
+        app.provider
+            .wait_for_request("solo", 3)
+            .await
+            .user_messages(),
+        ["1", "2", "3"]
+    );
     let ids = |page: &Value| -> Vec<String> {
         let runs = page["data"].as_array().expect("runs").iter();
         runs.map(|run| run["id"].as_str().expect("an id").to_owned())
@@ -68,24 +74,27 @@ async fn a_session_goes_on_with_its_last_run_after_the_clock_was_set_back() {
 
 #[tokio::test]
 async fn a_recovered_run_has_no_more_time_than_its_timeout() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [hangs(), hangs()]);
     let run = app
         .start_with("solo", json!({"input": "go", "timeout": 2}))
         .await
         .id()
         .to_owned();
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     app.daemon.kill().await;
     // It was set when the clock was an hour ahead.
     sql(&app, "UPDATE runs SET deadline_at = deadline_at + 3600000");
     app.restart_after_end().await;
-    assert_eq!(app.find(&run).await.ended().await.failure().0, "timeout");
+    assert_eq!(
+        app.find(&run).await.wait_for_end().await.failure().0,
+        "timeout"
+    );
 }
 
 #[tokio::test]
 async fn a_persons_time_is_in_no_quota_after_a_restart() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent(
             "solo",
             "tools = [\"delete_path\"]\napprove = [\"delete_path\"]\n[subagent]\nenabled = true\nmax_total_time = 600",
@@ -110,7 +119,7 @@ async fn a_persons_time_is_in_no_quota_after_a_restart() {
     // Once it waited before the kill, once it still waits.
     for place in 0..2 {
         let path = format!("/runs/{run}/events?after=0");
-        let asked = |got: &Got| -> Vec<Value> {
+        let asked = |got: &ApiResponse| -> Vec<Value> {
             let events = got.json()["data"].as_array().cloned().unwrap_or_default();
             let of = |event: &Value| event["type"] == "approval.requested";
             events.into_iter().filter(of).collect()
@@ -137,9 +146,13 @@ async fn a_persons_time_is_in_no_quota_after_a_restart() {
         let decided = app.post(&path, &json!({"decision": "deny"})).await;
         assert_eq!(decided.status, 202, "{}", decided.text);
     }
-    let ended = app.find(&run).await.ended().await;
+    let ended = app.find(&run).await.wait_for_end().await;
     assert_eq!(ended.output(), "done");
-    let results = app.provider.asked("solo", 7).await.results();
+    let results = app
+        .provider
+        .wait_for_request("solo", 7)
+        .await
+        .tool_results();
     assert!(
         results
             .last()

@@ -4,11 +4,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::support::app::{Got, TestApp, send};
-use crate::support::events::{Events, count, is_whole, kinds};
+use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::events::{Events, assert_complete, count, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, hangs, says};
+use crate::support::within_timeout;
 
 const PLANNER: &str = "sub_agents = [\"reader\"]";
 /// Longer than any story: only a signal or the last run's end is left to stop the daemon.
@@ -29,7 +29,7 @@ async fn told_to_stop(app: &TestApp) {
 
 /// Waits for the daemon's end, which is a good one.
 async fn stopped(app: &mut TestApp) {
-    let status = app.daemon.ended().await;
+    let status = app.daemon.wait_for_exit().await;
     assert_eq!(status.code(), Some(0), "{}", app.daemon.log());
 }
 
@@ -41,7 +41,7 @@ async fn refuses_new_runs(app: &TestApp, agent: &str) {
 }
 
 /// Clients that each start a run and wait for its end.
-fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<Got> {
+fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<ApiResponse> {
     let path = format!("/agents/{agent}/runs?wait=40");
     let mut waiting = JoinSet::new();
     for _ in 0..clients {
@@ -53,16 +53,16 @@ fn waiting(app: &TestApp, agent: &str, clients: usize) -> JoinSet<Got> {
 
 #[tokio::test]
 async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server("drain_timeout = 6")
         .agent("quick", "")
         .agent("slow", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let door = gate.clone();
     app.provider
-        .always("quick", move |_| says("quick").after(&door));
+        .always("quick", move |_| says("quick").after_gate(&door));
     app.provider.always("slow", |_| hangs());
     let quick_waiting = waiting(&app, "quick", 20);
     let slow_waiting = waiting(&app, "slow", 10);
@@ -81,8 +81,8 @@ async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon(
         };
         streams.push(app.events(&app.find(id).await).await);
     }
-    app.provider.asked("quick", 40).await;
-    app.provider.asked("slow", 30).await;
+    app.provider.wait_for_request("quick", 40).await;
+    app.provider.wait_for_request("slow", 30).await;
 
     told_to_stop(&app).await;
     refuses_new_runs(&app, "quick").await;
@@ -108,24 +108,24 @@ async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon(
         assert_eq!(kinds(&events).last(), Some(&"turn.started"));
     }
     stopped(&mut app).await;
-    assert_eq!(app.provider.seen_by("slow").len(), 30);
+    assert_eq!(app.provider.requests_for("slow").len(), 30);
 
     app.provider.always("slow", |_| says("slow"));
     app.restart_after_end().await;
     let slow = detached.iter().filter(|run| run.0 == "slow");
     parked.extend(slow.map(|run| run.1.clone()));
     for id in &parked {
-        let run = app.find(id).await.ended().await;
+        let run = app.find(id).await.wait_for_end().await;
         assert_eq!(run.output(), "slow");
         assert_eq!(run["attempt"], 2);
-        is_whole(&run.events().await);
+        assert_complete(&run.events().await);
     }
     for (_, id) in detached.iter().filter(|run| run.0 == "quick") {
         let run = app.find(id).await;
         assert_eq!(run.output(), "quick");
         assert_eq!(run["attempt"], 1);
     }
-    assert_eq!(app.provider.seen_by("quick").len(), 40);
+    assert_eq!(app.provider.requests_for("quick").len(), 40);
     let page = app.get("/runs?limit=200").await.json();
     assert_eq!(page["data"].as_array().map(Vec::len), Some(70));
 }
@@ -133,41 +133,48 @@ async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon(
 #[tokio::test]
 async fn a_second_signal_parks_at_once() {
     for (first, second) in [("TERM", "TERM"), ("INT", "INT"), ("TERM", "INT")] {
-        let mut app = TestApp::with().server(LONG).agent("slow", "").spawn().await;
+        let mut app = TestApp::setup()
+            .server(LONG)
+            .agent("slow", "")
+            .spawn()
+            .await;
         app.provider.will("slow", [hangs(), says("done")]);
         let id = app.start("slow", "go").await.id().to_owned();
-        app.provider.asked("slow", 1).await;
+        app.provider.wait_for_request("slow", 1).await;
 
         app.daemon.signal(first);
         app.get_until("/readyz", |got| got.status == 503).await;
         app.daemon.signal(second);
 
         stopped(&mut app).await;
-        app.provider.hung_up(1).await;
+        app.provider.wait_for_disconnects(1).await;
         app.restart_after_end().await;
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
         assert_eq!(run["attempt"], 2);
-        assert_eq!(app.provider.seen().len(), 2);
+        assert_eq!(app.provider.requests().len(), 2);
     }
 }
 
 #[tokio::test]
 async fn a_run_may_still_delegate_while_the_daemon_waits_for_it() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server(LONG)
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]).after(&gate), says("planned")],
+        [
+            delegates([("reader", "x")]).after_gate(&gate),
+            says("planned"),
+        ],
     );
     app.provider.will("reader", [says("read")]);
     let mut client = waiting(&app, "planner", 1);
-    app.provider.asked("planner", 1).await;
+    app.provider.wait_for_request("planner", 1).await;
 
     told_to_stop(&app).await;
     gate.open();
@@ -182,22 +189,22 @@ async fn a_run_may_still_delegate_while_the_daemon_waits_for_it() {
     stopped(&mut app).await;
     app.restart_after_end().await;
     let id = got.json()["id"].as_str().expect("an id").to_owned();
-    assert_eq!(app.find(&id).await.family().await.len(), 2);
-    assert_eq!(app.provider.seen().len(), 3);
+    assert_eq!(app.find(&id).await.tree_runs().await.len(), 2);
+    assert_eq!(app.provider.requests().len(), 3);
 }
 
 #[tokio::test]
 async fn the_last_cancel_lets_the_daemon_go() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server(LONG)
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
-    app.provider.will("planner", [asks([("reader", "x")])]);
+    app.provider.will("planner", [delegates([("reader", "x")])]);
     app.provider.will("reader", [hangs()]);
     let run = app.start("planner", "go").await;
-    app.provider.asked("reader", 1).await;
+    app.provider.wait_for_request("reader", 1).await;
 
     told_to_stop(&app).await;
     let cancelled = run.cancel("no time").await;
@@ -206,42 +213,43 @@ async fn the_last_cancel_lets_the_daemon_go() {
     let id = cancelled.id().to_owned();
     stopped(&mut app).await;
     app.restart_after_end().await;
-    let family = app.find(&id).await.family().await;
+    let family = app.find(&id).await.tree_runs().await;
     let stands: Vec<_> = family.iter().map(|run| run["status"].clone()).collect();
     assert_eq!(stands, ["cancelled", "cancelled"]);
-    assert_eq!(app.provider.seen().len(), 2);
+    assert_eq!(app.provider.requests().len(), 2);
 }
 
 #[tokio::test]
 async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server("drain_timeout = 1")
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
     let tasks = [("reader", "1"), ("reader", "2")];
-    app.provider.will("planner", [asks(tasks), says("done")]);
+    app.provider
+        .will("planner", [delegates(tasks), says("done")]);
     app.provider
         .will("reader", [says("read"), hangs(), says("read")]);
     let run = app.start("planner", "go").await;
     let id = run.id().to_owned();
     let mut stream = app.events(&run).await;
     let mut heard = stream
-        .until_all(|events| {
+        .until_matches(|events| {
             count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
         })
         .await;
-    app.provider.asked("reader", 2).await;
+    app.provider.wait_for_request("reader", 2).await;
     let ids =
         |family: &[Value]| -> Vec<Value> { family.iter().map(|run| run["id"].clone()).collect() };
-    let before = ids(&run.family().await);
+    let before = ids(&run.tree_runs().await);
 
     app.daemon.signal("TERM");
     heard.extend(stream.rest().await);
     stopped(&mut app).await;
     // Both processes say what they did.
-    app.daemon.logged(&id).await;
+    app.daemon.wait_for_log(&id).await;
     app.restart_after_end().await;
 
     let last = heard.last().expect("events").seq();
@@ -249,16 +257,16 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
         .request(Method::GET, &format!("/runs/{id}/events"))
         .header("accept", "text/event-stream")
         .header("last-event-id", last.to_string());
-    let response = soon("the stream's head", request.send()).await;
+    let response = within_timeout("the stream's head", request.send()).await;
     heard.extend(Events::new(response.expect("listen")).rest().await);
-    is_whole(&heard);
-    let run = app.find(&id).await.ended().await;
+    assert_complete(&heard);
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["attempt"], 2);
     assert_eq!(heard, run.events().await);
     assert_eq!(count(&heard, "run.queued"), 3);
     assert_eq!(count(&heard, "tool.completed"), 2);
-    assert_eq!(ids(&run.family().await), before);
+    assert_eq!(ids(&run.tree_runs().await), before);
     let attempts: u64 = run
         .children()
         .await
@@ -266,30 +274,31 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
         .filter_map(|child| child["attempt"].as_u64())
         .sum();
     assert_eq!(attempts, 3, "one child had ended, one was parked");
-    assert_eq!(app.provider.seen_by("planner").len(), 2);
-    assert_eq!(app.provider.seen_by("reader").len(), 3);
+    assert_eq!(app.provider.requests_for("planner").len(), 2);
+    assert_eq!(app.provider.requests_for("reader").len(), 3);
     let (input, output, _) = run.tree_usage();
     let ledger = app.provider.ledger();
     assert_eq!((input, output), (ledger.input, ledger.output));
-    app.daemon.logged(&id).await;
+    app.daemon.wait_for_log(&id).await;
 }
 
 #[tokio::test]
 async fn a_queued_run_outlives_the_stop() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server(LONG)
         .config("[runs]\nmax_running = 1")
         .agent("solo", "")
         .spawn()
         .await;
     app.provider.will("solo", [hangs()]);
-    app.provider
-        .always("solo", |seen| says(format!("did {}", seen.user()[0])));
+    app.provider.always("solo", |seen| {
+        says(format!("did {}", seen.user_messages()[0]))
+    });
     let mut ids = Vec::new();
     for input in ["1", "2", "3"] {
         ids.push(app.start("solo", input).await.id().to_owned());
     }
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
 
     told_to_stop(&app).await;
     app.daemon.signal("TERM");
@@ -297,31 +306,31 @@ async fn a_queued_run_outlives_the_stop() {
     app.restart_after_end().await;
 
     for (at, id) in ids.iter().enumerate() {
-        let run = app.find(id).await.ended().await;
+        let run = app.find(id).await.wait_for_end().await;
         assert_eq!(run.output(), format!("did {}", at + 1));
         let events = run.events().await;
-        is_whole(&events);
+        assert_complete(&events);
         assert_eq!(count(&events, "run.queued"), 1);
     }
-    assert_eq!(app.provider.seen().len(), 4);
+    assert_eq!(app.provider.requests().len(), 4);
 }
 
 #[tokio::test]
 async fn a_stop_in_the_middle_of_a_streamed_reply_takes_nothing_half_said() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server(LONG)
         .agent("solo", "stream = true")
         .spawn()
         .await;
-    let never = Gate::shut();
+    let never = Gate::closed();
     app.provider.will(
         "solo",
-        [says("half a thought").pausing(&never), says("all of it")],
+        [says("half a thought").pausing_at(&never), says("all of it")],
     );
     let run = app.start("solo", "go").await;
     let id = run.id().to_owned();
     let stream = app.events(&run).await;
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
 
     told_to_stop(&app).await;
     app.daemon.signal("TERM");
@@ -329,16 +338,20 @@ async fn a_stop_in_the_middle_of_a_streamed_reply_takes_nothing_half_said() {
     stopped(&mut app).await;
     app.restart_after_end().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "all of it");
-    let asked = app.provider.seen();
+    let asked = app.provider.requests();
     assert_eq!(asked[0].body, asked[1].body);
-    assert!(asked[1].streams());
+    assert!(asked[1].wants_stream());
 }
 
 #[tokio::test]
 async fn an_idle_daemon_stops_at_once() {
-    let mut app = TestApp::with().server(LONG).agent("solo", "").spawn().await;
+    let mut app = TestApp::setup()
+        .server(LONG)
+        .agent("solo", "")
+        .spawn()
+        .await;
     app.provider.will("solo", [says("done")]);
     app.run("solo", "go").await;
 

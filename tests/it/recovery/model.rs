@@ -12,33 +12,35 @@ use std::time::Duration;
 use axed::catalog::Rules;
 use axed::catalog::reload::Catalog;
 use axed::config::models::Models;
-use axed::config::{AttachmentLimits, Data, Durability, MAX_REPLY, Provider, ProviderKind, Runs};
+use axed::config::{
+    AttachmentLimits, DEFAULT_MAX_REPLY, Data, Durability, Provider, ProviderKind, Runs,
+};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
-use axed::engine::ask::RunAsk;
-use axed::engine::history::Bounds;
-use axed::engine::journal::{Bells, Journal};
+use axed::engine::context::{EngineDeps, Settings};
+use axed::engine::history::HistoryLimits;
+use axed::engine::journal::{EventBroadcaster, Journal};
 use axed::engine::memory::Memories;
-use axed::engine::parts::{Parts, Settings};
+use axed::engine::request::RunRequest;
 use axed::engine::runner::Runner;
-use axed::net::Guard;
-use axed::providers::registry::Registry;
+use axed::providers::registry::ProviderRegistry;
+use axed::ssrf::SsrfGuard;
 use axed::store::open::open;
 use axed::store::{EventQuery, RunStore, Step};
-use axed::tools::mcp::Servers;
-use axed::tools::shelf::Shelf;
+use axed::tools::mcp::McpConnectionPool;
+use axed::tools::registry::ToolRegistry;
 use axed::workdirs::registry::Workdirs;
-use axed::workdirs::reserved::Reserved;
+use axed::workdirs::reserved::ReservedPaths;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::support::crashing::Crashing;
-use crate::support::hostile::cases;
+use crate::support::crashing_store::CrashingStore;
+use crate::support::hostile::proptest_config;
 use crate::support::provider::FakeProvider;
-use crate::support::provider::answer::{Answer, fails, raw};
-use crate::support::provider::seen::Seen;
-use crate::support::soon;
+use crate::support::provider::answer::{ScriptedAnswer, fails, raw};
+use crate::support::provider::recorded_request::RecordedRequest;
+use crate::support::within_timeout;
 
 /// The turn of an agent, each of which runs once.
 type Turn = (String, usize);
@@ -99,7 +101,7 @@ enum Trouble {
 }
 
 proptest! {
-    #![proptest_config(cases(24))]
+    #![proptest_config(proptest_config(24))]
 
     #[test]
     fn what_a_process_left_goes_on_as_if_it_had_lived(
@@ -192,16 +194,16 @@ impl House {
         let living = async {
             let run = life.start().await;
             if let Trouble::Cancelled(part) = trouble {
-                life.store.handed_over(1 + writes * part / 100).await;
+                life.store.wait_for_writes(1 + writes * part / 100).await;
                 let _ = life.runner.cancel(run.id, None).await;
             }
             let _ = life.runner.wait(run.id, Duration::MAX).await;
         };
         // Calls at work at once may need fewer writes than before, and so may a cancelled tree.
-        soon("the death", async {
+        within_timeout("the death", async {
             tokio::select! {
                 () = living => {}
-                () = life.store.died() => {}
+                () = life.store.wait_for_crash() => {}
             }
         })
         .await;
@@ -313,7 +315,7 @@ impl Node {
     }
 
     /// What its model says in this turn.
-    fn says(&self, name: &str, seen: &Seen) -> Answer {
+    fn says(&self, name: &str, seen: &RecordedRequest) -> ScriptedAnswer {
         let turn = seen.turn() - 1;
         let batch = match (self.batches.get(turn), &self.ending) {
             (Some(batch), _) => batch.as_slice(),
@@ -322,7 +324,7 @@ impl Node {
             (None, Ending::Says) => &[],
         };
         let mut blocks = vec![
-            json!({"type": "text", "text": format!("{name} in turn {turn}: {:?}", seen.results())}),
+            json!({"type": "text", "text": format!("{name} in turn {turn}: {:?}", seen.tool_results())}),
         ];
         for (place, Call(wanted, id)) in batch.iter().enumerate() {
             let (tool, input) = match wanted {
@@ -350,7 +352,7 @@ impl Node {
 
 /// One process's life.
 struct Life {
-    store: Arc<Crashing>,
+    store: Arc<CrashingStore>,
     runner: Runner,
     provider: FakeProvider,
     memory: std::path::PathBuf,
@@ -370,17 +372,21 @@ impl Life {
             retention: Default::default(),
         };
         let real = open(&data, Box::new(|_, _| ()), Box::new(|_| false)).expect("a store");
-        let store = Arc::new(Crashing::new(real, lets_through));
+        let store = Arc::new(CrashingStore::new(real, lets_through));
         let providers = BTreeMap::from([("fake".to_owned(), served_at(provider.url()))]);
-        let providers = Registry::build(&providers).expect("a provider");
+        let providers = ProviderRegistry::build(&providers).expect("a provider");
         let shared: Arc<dyn RunStore> = Arc::clone(&store) as _;
-        let runner = Runner::new(Parts {
+        let runner = Runner::new(EngineDeps {
             catalog: Arc::new(Catalog::open(vec![place.join("agents")], Rules::default())),
             providers,
-            shelf: Shelf::default(),
-            workdirs: Arc::new(Workdirs::new(place.to_owned(), &[], Reserved::default())),
-            mcp: Arc::new(Servers::new(BTreeMap::new())),
-            journal: Journal::new(shared, Arc::new(Bells::default())),
+            tool_registry: ToolRegistry::default(),
+            workdirs: Arc::new(Workdirs::new(
+                place.to_owned(),
+                &[],
+                ReservedPaths::default(),
+            )),
+            mcp: Arc::new(McpConnectionPool::new(BTreeMap::new())),
+            journal: Journal::new(shared, Arc::new(EventBroadcaster::default())),
             memories: Memories::new(&data.dir.join("memory")),
             settings: settings(place),
             traces: None,
@@ -395,19 +401,19 @@ impl Life {
 
     /// Starts the root; does not come back where it cannot be committed.
     async fn start(&self) -> Arc<Run> {
-        let ask = RunAsk {
+        let ask = RunRequest {
             agent: ROOT.to_owned(),
             input: Some("go".into()),
-            ..RunAsk::default()
+            ..RunRequest::default()
         };
         self.runner.start(ask).await.expect("accepted")
     }
 
     async fn ended(&self, id: RunId) {
-        soon("the end", async {
+        within_timeout("the end", async {
             self.runner.wait(id, Duration::MAX).await.expect("a run");
             self.runner.drain();
-            self.runner.idle().await;
+            self.runner.wait_idle().await;
         })
         .await;
     }
@@ -422,7 +428,7 @@ impl Life {
 
     /// Drops everything where it stands.
     async fn end(self) {
-        soon("the halt", self.runner.halt()).await;
+        within_timeout("the halt", self.runner.shut_down()).await;
         self.store.close().await;
     }
 
@@ -430,8 +436,8 @@ impl Life {
         let mut outcome = Outcome::default();
         let query = EventQuery {
             root,
-            of: root,
-            only: false,
+            run: root,
+            exclude_descendants: false,
             after: 0,
             limit: 100_000,
         };
@@ -462,7 +468,7 @@ impl Life {
             let facts = facts(&run);
             assert_eq!(outcome.runs.insert(run.agent, facts), None, "a run twice");
         }
-        for seen in self.provider.seen() {
+        for seen in self.provider.requests() {
             let turn = (seen.model().to_owned(), seen.turn());
             let before = outcome.requests.insert(turn, seen.body.to_string());
             assert_eq!(before, None, "asked twice in one life");
@@ -602,8 +608,8 @@ fn served_at(url: String) -> Provider {
         version: None,
         max_tokens_field: None,
         api: None,
-        max_reply: MAX_REPLY,
-        batch_poll: axed::config::BATCH_POLL,
+        max_reply: DEFAULT_MAX_REPLY,
+        batch_poll: axed::config::DEFAULT_BATCH_POLL,
         services: Vec::new(),
         scripts: Vec::new(),
         is_preset: false,
@@ -624,9 +630,9 @@ fn settings(place: &Path) -> Settings {
         max_timeout: Duration::from_secs(60),
         loop_warn: 2,
         loop_stop: 3,
-        context_files: 0,
-        conversation_bytes: 1 << 20,
-        session: Bounds {
+        max_context_file_bytes: 0,
+        max_conversation_bytes: 1 << 20,
+        history_limits: HistoryLimits {
             messages: 0,
             bytes: 0,
             attachments: AttachmentLimits {
@@ -635,7 +641,7 @@ fn settings(place: &Path) -> Settings {
                 total: 0,
             },
         },
-        webhook_guard: Guard::new([], "webhooks.allow_hosts"),
+        webhook_guard: SsrfGuard::new([], "webhooks.allow_hosts"),
         webhook_secret_env: None,
         keys: BTreeMap::new(),
         models: Models::default(),

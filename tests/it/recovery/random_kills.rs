@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use axed::config::load::environment;
+use axed::config::load::process_environment;
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
-use crate::support::events::{Event, count, is_whole};
+use crate::support::events::{Event, assert_complete, count};
 use crate::support::provider::FakeProvider;
-use crate::support::provider::answer::{Answer, calls, says};
-use crate::support::provider::seen::Seen;
+use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::support::provider::recorded_request::RecordedRequest;
 
 /// Kills where `AXED_KILLS` says nothing.
 const KILLS: usize = 25;
@@ -22,7 +22,7 @@ type Turn = (String, usize);
 
 #[tokio::test]
 async fn no_run_is_lost_or_doubled_by_kills_at_random() {
-    let kills = match environment().get("AXED_KILLS") {
+    let kills = match process_environment().get("AXED_KILLS") {
         Some(number) => number.parse().expect("AXED_KILLS is a number"),
         None => KILLS,
     };
@@ -51,7 +51,7 @@ async fn no_run_is_lost_or_doubled_by_kills_at_random() {
 }
 
 fn house() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent(
             "root",
             "sub_agents = [\"mid\"]\n[sub_agents_config]\nmax_concurrent = 2",
@@ -62,18 +62,18 @@ fn house() -> Setup {
 
 /// What the models say: each mid delegates twice and repeats what it heard, and so does the root.
 fn teach(provider: &FakeProvider) {
-    provider.always("root", |seen| match seen.results().as_slice() {
-        [] => delegates("mid", &told(seen), mids_of(&told(seen))).using(100, 10),
-        results => says(format!("{}: {}", told(seen), results.join(" | "))).using(200, 20),
+    provider.always("root", |seen| match seen.tool_results().as_slice() {
+        [] => delegates("mid", &told(seen), mids_of(&told(seen))).with_usage(100, 10),
+        results => says(format!("{}: {}", told(seen), results.join(" | "))).with_usage(200, 20),
     });
-    provider.always("mid", |seen| match seen.results().as_slice() {
-        [] => delegates("leaf", &told(seen), LEAVES).using(30, 3),
-        results => says(format!("{} [{}]", told(seen), results.join(", "))).using(40, 4),
+    provider.always("mid", |seen| match seen.tool_results().as_slice() {
+        [] => delegates("leaf", &told(seen), LEAVES).with_usage(30, 3),
+        results => says(format!("{} [{}]", told(seen), results.join(", "))).with_usage(40, 4),
     });
-    provider.always("leaf", |seen| says(told(seen)).using(5, 1));
+    provider.always("leaf", |seen| says(told(seen)).with_usage(5, 1));
 }
 
-fn delegates(agent: &str, own: &str, count: usize) -> Answer {
+fn delegates(agent: &str, own: &str, count: usize) -> ScriptedAnswer {
     calls((0..count).map(|n| {
         let task = format!("{own}.{n}");
         ("call_agent", json!({"agent": agent, "task": task}))
@@ -81,8 +81,8 @@ fn delegates(agent: &str, own: &str, count: usize) -> Answer {
 }
 
 /// What a run was told to do.
-fn told(seen: &Seen) -> String {
-    let words = &seen.user()[0];
+fn told(seen: &RecordedRequest) -> String {
+    let words = &seen.user_messages()[0];
     words.strip_prefix("Task: ").unwrap_or(words).to_owned()
 }
 
@@ -137,10 +137,10 @@ impl Tree {
     }
 
     async fn has_ended_well(&self, app: &TestApp, id: &str) {
-        let run = app.find(id).await.ended().await;
+        let run = app.find(id).await.wait_for_end().await;
         assert_eq!(run.output(), self.text());
         assert_eq!(run.tree_usage(), self.usage(), "{run:?}");
-        let family = run.family().await;
+        let family = run.tree_runs().await;
         assert_eq!(family.len(), 1 + self.mids * (1 + LEAVES), "{family:#?}");
         assert_eq!(run["tree"]["runs"], family.len());
         let started_by: BTreeSet<_> = family
@@ -154,7 +154,7 @@ impl Tree {
             .collect();
         assert_eq!(started_by.len(), family.len(), "{family:#?}");
         let events = run.events().await;
-        is_whole(&events);
+        assert_complete(&events);
         for run in &family {
             tells_one_life(run, &events);
         }
@@ -216,7 +216,7 @@ impl Story {
     /// Kills the daemon at some moment, and starts the next one.
     async fn strike(&mut self, app: &mut TestApp, dice: &mut Dice, grove: &[Tree], ids: &[String]) {
         self.look(app, ids).await;
-        let seen = app.provider.seen();
+        let seen = app.provider.requests();
         let asked: BTreeSet<_> = seen.iter().map(|seen| (told(seen), seen.turn())).collect();
         let to_come = grove
             .iter()
@@ -226,7 +226,7 @@ impl Story {
         // Either when a request comes in, or when an event has just been committed.
         if dice.below(2) == 0 {
             let more = dice.below(to_come + 1);
-            app.provider.asked_in_all(seen.len() + more).await;
+            app.provider.wait_for_requests(seen.len() + more).await;
         } else {
             let id = &ids[dice.below(ids.len())];
             let last = app.find(id).await["last_event"]
@@ -267,7 +267,7 @@ impl Story {
                 }
             }
         }
-        let asked = app.provider.seen().len();
+        let asked = app.provider.requests().len();
         for turn in turns {
             self.recorded.entry(turn).or_insert(asked);
         }
@@ -275,7 +275,7 @@ impl Story {
 
     fn nothing_recorded_was_asked_again(&self, provider: &FakeProvider) {
         let mut requests: BTreeMap<Turn, usize> = BTreeMap::new();
-        for (number, seen) in provider.seen().iter().enumerate() {
+        for (number, seen) in provider.requests().iter().enumerate() {
             let turn = (told(seen), seen.turn());
             if let Some(&asked) = self.recorded.get(&turn) {
                 assert!(

@@ -3,20 +3,20 @@
 use serde_json::json;
 
 use crate::support::app::TestApp;
-use crate::support::daemon::axed;
+use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, says};
+use crate::support::within_timeout;
 
 #[tokio::test]
 async fn a_finished_run_is_there_after_a_restart() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "go").await;
     let id = run.id().to_owned();
@@ -43,11 +43,11 @@ async fn a_finished_run_is_there_after_a_restart() {
 
 #[tokio::test]
 async fn a_stop_lets_running_runs_end() {
-    let mut app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let mut app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
     let id = app.start("solo", "go").await.id().to_owned();
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     assert_eq!(app.get("/readyz").await.status, 200);
 
     app.daemon.signal("TERM");
@@ -63,7 +63,7 @@ async fn a_stop_lets_running_runs_end() {
     assert_eq!(app.get("/livez").await.status, 200);
     gate.open();
 
-    let status = app.daemon.ended().await;
+    let status = app.daemon.wait_for_exit().await;
     assert_eq!(status.code(), Some(0), "{}", app.daemon.log());
     app.restart_after_end().await;
     assert_eq!(app.find(&id).await.output(), "done");
@@ -74,9 +74,9 @@ async fn a_second_daemon_on_the_same_data_is_refused_by_name_of_the_first() {
     let app = TestApp::spawn().await;
     let home = app.path(".");
 
-    let second = soon(
+    let second = within_timeout(
         "the second daemon's end",
-        axed(
+        axed_command(
             &home,
             &["serve", "--data", "data", "--listen", "127.0.0.1:0"],
         )

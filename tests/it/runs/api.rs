@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, TestApp, send};
+use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::answer::{delegates, hangs, says};
 
 #[tokio::test]
 async fn a_run_is_accepted_and_found_at_its_location() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
 
     let got = app.post("/agents/solo/runs", &json!({"input": "go"})).await;
 
@@ -23,15 +23,15 @@ async fn a_run_is_accepted_and_found_at_its_location() {
     assert_eq!(got.location(), format!("/runs/{id}"));
     assert!(!got.header("x-request-id").is_empty());
     assert!(["queued", "running"].contains(&accepted["status"].as_str().expect("a status")));
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     assert_eq!(app.find(id).await.status(), "running");
     gate.open();
-    assert_eq!(app.find(id).await.ended().await.output(), "done");
+    assert_eq!(app.find(id).await.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test]
 async fn the_run_object_has_exactly_these_keys() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("done")]);
 
     let run = app
@@ -86,7 +86,7 @@ async fn the_run_object_has_exactly_these_keys() {
 
 #[tokio::test]
 async fn a_client_can_wait_in_three_ways() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .agent("slow", "")
         .spawn()
@@ -122,7 +122,7 @@ async fn a_client_can_wait_in_three_ways() {
 
 #[tokio::test]
 async fn no_wait_is_longer_than_the_server_allows() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .server("max_wait = 1")
         .agent("slow", "")
         .spawn()
@@ -136,27 +136,27 @@ async fn no_wait_is_longer_than_the_server_allows() {
 
 #[tokio::test]
 async fn a_client_that_goes_away_does_not_stop_the_run() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("done").after(&gate)]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
     let request = app
         .request(Method::POST, "/agents/solo/runs?wait=30")
         .json(&json!({}));
 
     tokio::select! {
         _ = request.send() => panic!("the run cannot have ended"),
-        () = app.provider.busy("solo", 1) => {}
+        () = app.provider.wait_for_concurrency("solo", 1) => {}
     }
     gate.open();
 
     let page = app.get("/runs?agent=solo").await.json();
     let id = page["data"][0]["id"].as_str().expect("a run").to_owned();
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test]
 async fn a_body_may_be_json_or_text_or_nothing() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let post = || app.request(Method::POST, "/agents/solo/runs?wait=30");
 
@@ -172,9 +172,9 @@ async fn a_body_may_be_json_or_text_or_nothing() {
     let default = "Execute the task described in your instructions.";
     let said: Vec<_> = app
         .provider
-        .seen()
+        .requests()
         .iter()
-        .map(|seen| seen.user()[0].clone())
+        .map(|seen| seen.user_messages()[0].clone())
         .collect();
     assert_eq!(said[0].trim_end(), "a letter");
     assert_eq!(
@@ -185,7 +185,7 @@ async fn a_body_may_be_json_or_text_or_nothing() {
 
 #[tokio::test]
 async fn what_cannot_run_is_refused_at_once() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.private]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
         .agent("solo", "")
         .file("agents/broken.toml", "name = \"broken\"\nmodle = \"a/b\"\n")
@@ -224,13 +224,13 @@ async fn what_cannot_run_is_refused_at_once() {
         model.contains("invalid model format \"gpt\": expected provider/model-name"),
         "{model}"
     );
-    assert!(app.provider.seen().is_empty());
+    assert!(app.provider.requests().is_empty());
     assert_eq!(app.get("/runs").await.json()["data"], json!([]));
 }
 
 #[tokio::test]
 async fn a_request_overrides_the_file() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "[params]\ntemperature = 0.9\ntop_p = 0.8")
         .spawn()
         .await;
@@ -247,32 +247,37 @@ async fn a_request_overrides_the_file() {
         .await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.asked("other", 1).await;
+    let asked = app.provider.wait_for_request("other", 1).await;
     assert_eq!(asked.body["temperature"], 0.0);
     assert_eq!(asked.body["top_p"], 0.8);
     assert_eq!(asked.body["max_tokens"], 5);
-    assert!(asked.streams());
+    assert!(asked.wants_stream());
 }
 
 #[tokio::test]
 async fn a_child_streams_as_its_root_wishes() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
 
     app.run_with("planner", json!({"stream": true})).await;
 
-    assert!(app.provider.asked("reader", 1).await.streams());
+    assert!(
+        app.provider
+            .wait_for_request("reader", 1)
+            .await
+            .wants_stream()
+    );
 }
 
 #[tokio::test]
 async fn workdir_and_skill_stay_within_the_roots() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[tools]\nroots = [\"open\"]")
         .agent("solo", "files = [\"*.md\"]")
         .file("open/place/note.md", "a note")
@@ -288,7 +293,7 @@ async fn workdir_and_skill_stay_within_the_roots() {
     assert_eq!(run.output(), "done");
     assert!(
         app.provider
-            .asked("solo", 1)
+            .wait_for_request("solo", 1)
             .await
             .system()
             .contains("a note")
@@ -307,7 +312,7 @@ async fn workdir_and_skill_stay_within_the_roots() {
 
 #[tokio::test]
 async fn a_dry_run_shows_everything_and_asks_nobody() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.private]\nkind = \"anthropic\"\nbase_url = \"{provider}\"")
         .agent(
             "planner",
@@ -336,14 +341,14 @@ async fn a_dry_run_shows_everything_and_asks_nobody() {
     assert_eq!(dry["sub_agents"]["timeout"], 3);
     assert_eq!(dry["limits"]["timeout"], 7);
     assert_eq!(dry["limits"]["max_turns"], 50);
-    assert!(app.provider.seen().is_empty());
+    assert!(app.provider.requests().is_empty());
     assert_eq!(app.get("/runs").await.json()["data"], json!([]));
     app.post("/agents/ghost/dry-run", &json!({}))
         .await
         .problem(404);
 }
 
-fn ids(page: &Got) -> Vec<String> {
+fn ids(page: &ApiResponse) -> Vec<String> {
     assert_eq!(page.status, 200, "{}", page.text);
     page.json()["data"]
         .as_array()
@@ -355,7 +360,7 @@ fn ids(page: &Got) -> Vec<String> {
 
 #[tokio::test]
 async fn runs_are_listed_newest_first_page_by_page() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let mut expected = Vec::new();
     for _ in 0..7 {
@@ -381,7 +386,7 @@ async fn runs_are_listed_newest_first_page_by_page() {
 
 #[tokio::test]
 async fn a_page_of_large_runs_ends_early() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
     let large = "x".repeat(3 << 20);
     let mut expected = Vec::new();
@@ -400,14 +405,14 @@ async fn a_page_of_large_runs_ends_early() {
 
 #[tokio::test]
 async fn lists_are_filtered() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .agent("bad", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.always("reader", |_| says("read"));
     let planner = app
         .run_with("planner", json!({"labels": {"team": "blue", "a.b": "x y"}}))
@@ -452,14 +457,14 @@ async fn lists_are_filtered() {
 
 #[tokio::test]
 async fn a_conversation_can_be_read() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]).saying("Hm."), says("done")],
+        [delegates([("reader", "x")]).with_text("Hm."), says("done")],
     );
     app.provider.will("reader", [says("read")]);
 
@@ -482,14 +487,14 @@ async fn a_conversation_can_be_read() {
 
 #[tokio::test]
 async fn a_terminal_root_can_be_deleted_with_its_tree() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .agent("slow", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
     app.provider.will("slow", [hangs()]);
     let run = app.run("planner", "go").await;
@@ -513,10 +518,10 @@ async fn a_terminal_root_can_be_deleted_with_its_tree() {
 
 #[tokio::test]
 async fn an_unknown_field_is_refused() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let unknown = app.post("/agents/solo/runs", &json!({"inptu": "go"})).await;
     let detail = unknown.problem(422);
     assert!(detail.contains("inptu"), "{detail}");
     assert!(unknown.json()["errors"].is_array(), "{}", unknown.text);
-    assert!(app.provider.seen().is_empty());
+    assert!(app.provider.requests().is_empty());
 }

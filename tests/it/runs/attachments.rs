@@ -6,27 +6,27 @@ use reqwest::Method;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, TestApp, send};
-use crate::support::daemon::axed;
+use crate::support::app::{ApiResponse, TestApp, send};
+use crate::support::attachments::{PDF, PNG, base64, picture_part, png_with_suffix};
+use crate::support::daemon::axed_command;
 use crate::support::gate::Gate;
-use crate::support::picture::{PDF, PNG, base64, other_picture, picture};
 use crate::support::provider::answer::{calls, fails, says};
-use crate::support::provider::seen::Seen;
-use crate::support::receiver::Receiver;
-use crate::support::soon;
+use crate::support::provider::recorded_request::RecordedRequest;
+use crate::support::webhook_receiver::WebhookReceiver;
+use crate::support::within_timeout;
 use crate::tools::web::Web;
 
 /// A question about a picture.
 fn about(data: &[u8], question: &str) -> Value {
-    json!({"input": [{"type": "text", "text": question}, picture(data)]})
+    json!({"input": [{"type": "text", "text": question}, picture_part(data)]})
 }
 
 async fn solo() -> TestApp {
-    TestApp::with().agent("solo", "").spawn().await
+    TestApp::setup().agent("solo", "").spawn().await
 }
 
 /// The pictures and files of a request on Anthropic's wire, as Base64.
-fn shown(seen: &Seen) -> Vec<String> {
+fn shown(seen: &RecordedRequest) -> Vec<String> {
     let contents = seen.messages().iter().map(|message| &message["content"]);
     let blocks = contents.filter_map(Value::as_array).flatten();
     let data = blocks.filter_map(|block| block["source"]["data"].as_str());
@@ -45,8 +45,8 @@ fn rows(app: &TestApp, table: &str) -> u32 {
 
 #[tokio::test]
 async fn a_picture_reaches_the_model_and_nothing_else_holds_its_bytes() {
-    let receiver = Receiver::start().await;
-    let app = TestApp::with()
+    let receiver = WebhookReceiver::start().await;
+    let app = TestApp::setup()
         .agent("solo", "")
         .config("[webhooks]\nallow_hosts = [\"127.0.0.1\"]\nsecret_env = \"HOOK_SECRET\"")
         .environment("HOOK_SECRET", "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0")
@@ -62,9 +62,9 @@ async fn a_picture_reaches_the_model_and_nothing_else_holds_its_bytes() {
     let run = app.run_with("solo", body.clone()).await;
 
     assert_eq!(run.output(), "a grey pixel");
-    let seen = app.provider.asked("solo", 1).await;
+    let seen = app.provider.wait_for_request("solo", 1).await;
     assert_eq!(shown(&seen), [base64(PNG), base64(PDF)]);
-    assert_eq!(seen.user(), ["What is this?Context:\nBe brief."]);
+    assert_eq!(seen.user_messages(), ["What is this?Context:\nBe brief."]);
     let record = app.get(&format!("/runs/{}", run.id())).await;
     let parts = &record.json()["input"];
     assert_eq!(parts[0], json!({"type": "text", "text": "What is this?"}));
@@ -83,7 +83,7 @@ async fn a_picture_reaches_the_model_and_nothing_else_holds_its_bytes() {
     );
     let messages = run.messages().await;
     assert_eq!(messages["data"][0]["content"][1], parts[1]);
-    let delivery = receiver.got(1).await.remove(0);
+    let delivery = receiver.wait_for_messages(1).await.remove(0);
     let events = app.get(&format!("/runs/{}/events", run.id())).await;
     let dry = app.post("/agents/solo/dry-run", &body).await;
     assert_eq!(dry.json()["message"][1], parts[1]);
@@ -110,7 +110,7 @@ async fn a_session_sends_its_pictures_again() {
     let mut first = about(PNG, "What is this?");
     first["session"] = json!("talk");
     app.run_with("solo", first).await;
-    let mut second = about(&other_picture("b"), "And this?");
+    let mut second = about(&png_with_suffix("b"), "And this?");
     second["session"] = json!("talk");
     app.run_with("solo", second).await;
     let third = app
@@ -119,11 +119,11 @@ async fn a_session_sends_its_pictures_again() {
 
     assert_eq!(third.output(), "three");
     let (one, two) = (
-        app.provider.asked("solo", 1).await,
-        app.provider.asked("solo", 2).await,
+        app.provider.wait_for_request("solo", 1).await,
+        app.provider.wait_for_request("solo", 2).await,
     );
-    let last = app.provider.asked("solo", 3).await;
-    assert_eq!(shown(&last), [base64(PNG), base64(&other_picture("b"))]);
+    let last = app.provider.wait_for_request("solo", 3).await;
+    assert_eq!(shown(&last), [base64(PNG), base64(&png_with_suffix("b"))]);
     // Byte-equal, so that services read it from their cache.
     assert_eq!(
         last.messages()[0].to_string(),
@@ -152,41 +152,54 @@ async fn a_session_sends_its_pictures_again() {
     app.provider.will("solo", [says("four")]);
     app.run_with("solo", json!({"input": "Again.", "session": "talk"}))
         .await;
-    assert_eq!(shown(&*app.provider.asked("solo", 4).await).len(), 2);
+    assert_eq!(
+        shown(&*app.provider.wait_for_request("solo", 4).await).len(),
+        2
+    );
 }
 
 #[tokio::test]
 async fn a_killed_daemon_sends_them_from_its_record() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "")
         .config("[runs]\nmax_running = 1")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider
-        .always("solo", move |_| says("done").after(&gate));
+        .always("solo", move |_| says("done").after_gate(&gate));
     let running = app
         .start_with("solo", about(PNG, "What is this?"))
         .await
         .id()
         .to_owned();
     let queued = app
-        .start_with("solo", about(&other_picture("b"), "And this?"))
+        .start_with("solo", about(&png_with_suffix("b"), "And this?"))
         .await;
     assert_eq!(queued.status(), "queued");
     let queued = queued.id().to_owned();
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     app.provider.always("solo", |_| says("done"));
 
     app.crash_and_restart().await;
 
-    assert_eq!(app.find(&running).await.ended().await.output(), "done");
-    assert_eq!(app.find(&queued).await.ended().await.output(), "done");
-    let seen = app.provider.seen_by("solo");
+    assert_eq!(
+        app.find(&running).await.wait_for_end().await.output(),
+        "done"
+    );
+    assert_eq!(
+        app.find(&queued).await.wait_for_end().await.output(),
+        "done"
+    );
+    let seen = app.provider.requests_for("solo");
     let all: Vec<_> = seen.iter().map(|seen| shown(seen)).collect();
     assert_eq!(
         all,
-        [[base64(PNG)], [base64(PNG)], [base64(&other_picture("b"))]]
+        [
+            [base64(PNG)],
+            [base64(PNG)],
+            [base64(&png_with_suffix("b"))]
+        ]
     );
 }
 
@@ -199,7 +212,7 @@ async fn bytes_are_stored_once_and_go_with_their_last_run() {
     twice["input"]
         .as_array_mut()
         .expect("parts")
-        .push(picture(PNG));
+        .push(picture_part(PNG));
     let second = app.run_with("solo", twice).await;
     app.run("solo", "without any").await;
     assert_eq!(
@@ -230,18 +243,18 @@ async fn what_was_said_before_may_have_pictures_too() {
     let app = solo().await;
     app.provider.will("solo", [says("done")]);
     let body = json!({"input": "Go on.", "messages": [
-        {"role": "user", "content": [picture(PNG)]},
+        {"role": "user", "content": [picture_part(PNG)]},
         {"role": "assistant", "tool_calls": [{"id": "c", "name": "shoot", "arguments": {}}]},
         {"role": "tool", "tool_results": [
-            {"call_id": "c", "content": [{"type": "text", "text": "shot"}, picture(&other_picture("b"))]},
+            {"call_id": "c", "content": [{"type": "text", "text": "shot"}, picture_part(&png_with_suffix("b"))]},
         ]},
         {"role": "assistant", "content": "I see."},
     ]});
     let run = app.run_with("solo", body).await;
     assert_eq!(run.output(), "done");
     // The agent has no tools, so that its wire takes no results: they are the user's.
-    let seen = app.provider.asked("solo", 1).await;
-    assert_eq!(shown(&seen), [base64(PNG), base64(&other_picture("b"))]);
+    let seen = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(shown(&seen), [base64(PNG), base64(&png_with_suffix("b"))]);
     let messages = run.messages().await;
     let result = &messages["data"][2]["tool_results"][0];
     assert_eq!(result["content"], "shot");
@@ -250,17 +263,17 @@ async fn what_was_said_before_may_have_pictures_too() {
 
 #[tokio::test]
 async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .server("max_body = 600")
         .config("[limits]\nattachments = 2\nattachment_bytes = 1000\nconversation_bytes = 1500")
         .spawn()
         .await;
     app.provider.always("solo", |_| says("done"));
-    let large = |bytes: usize| picture(&other_picture(&"x".repeat(bytes - PNG.len())));
+    let large = |bytes: usize| picture_part(&png_with_suffix(&"x".repeat(bytes - PNG.len())));
     let with = |parts: Value| json!({"input": parts});
     let gif = |media_type: &str| json!({"type": "image", "media_type": media_type, "data": base64(b"GIF89a...")});
-    let mut odd = picture(PNG);
+    let mut odd = picture_part(PNG);
     odd["data"] = json!("not Base64!");
     for (body, status, pointer, why) in [
         (
@@ -345,7 +358,7 @@ async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
             "says image/png",
         ),
         (
-            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [picture(PNG)]}]}),
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [picture_part(PNG)]}]}),
             422,
             "/messages/1",
             "is a text",
@@ -371,10 +384,10 @@ async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
             .body(reqwest::Body::wrap_stream(body))
     };
     for start in ["{\"input\": \"", "{\"input\": [{\"data\": \""] {
-        let refused: Got = send(endless(start)).await;
+        let refused: ApiResponse = send(endless(start)).await;
         refused.problem(413);
     }
-    assert_eq!(app.provider.seen().len(), 0);
+    assert_eq!(app.provider.requests().len(), 0);
     // A body above the usual bound is taken for its pictures' sake.
     let run = app
         .run_with(
@@ -383,7 +396,10 @@ async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
         )
         .await;
     assert_eq!(run.output(), "done");
-    assert_eq!(shown(&*app.provider.asked("solo", 1).await).len(), 2);
+    assert_eq!(
+        shown(&*app.provider.wait_for_request("solo", 1).await).len(),
+        2
+    );
 }
 
 /// A field of a form: its name with more headers, and what it says.
@@ -403,7 +419,7 @@ fn form(boundary: &str, fields: &[Field<'_>]) -> Vec<u8> {
     body
 }
 
-async fn post_form(app: &TestApp, boundary: &str, fields: &[Field<'_>]) -> Got {
+async fn post_form(app: &TestApp, boundary: &str, fields: &[Field<'_>]) -> ApiResponse {
     let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
     let request = request.header("idempotency-key", "form");
     let kind = format!("multipart/form-data; boundary={boundary}");
@@ -439,9 +455,12 @@ async fn a_form_is_a_request_too() {
     );
     assert_eq!(first.json()["labels"]["team"], "a");
     assert_eq!(first.json()["input"][2]["name"], "a.pdf");
-    let seen = app.provider.asked("solo", 1).await;
+    let seen = app.provider.wait_for_request("solo", 1).await;
     assert_eq!(shown(&seen), [base64(PNG), base64(PDF)]);
-    assert_eq!(seen.user(), ["What is this?some notesContext:\nBe brief."]);
+    assert_eq!(
+        seen.user_messages(),
+        ["What is this?some notesContext:\nBe brief."]
+    );
     // Its boundary differs each time that a form is sent; only what it says counts.
     let again = post_form(&app, "another", &fields).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
@@ -450,13 +469,13 @@ async fn a_form_is_a_request_too() {
 
 #[tokio::test]
 async fn a_form_is_held_to_the_same_bounds() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .server("max_body = 600")
         .config("[limits]\nattachments = 1\nattachment_bytes = 1000")
         .spawn()
         .await;
-    let large = other_picture(&"x".repeat(1000));
+    let large = png_with_suffix(&"x".repeat(1000));
     let long = "x".repeat(601).into_bytes();
     let cases: [Case<'_>; 8] = [
         (&[(PICTURE, &large)], 413, "limits.attachment_bytes"),
@@ -501,8 +520,8 @@ async fn a_file_goes_with_a_run_of_the_command_line() {
     fs::write(app.path("notes.txt"), "some notes").expect("a text");
     let run = async |more: &[&str]| {
         let arguments = ["run", "solo", "What is this?", "--file", "photo.png"];
-        let mut command = axed(&app.path("."), &[&arguments[..], more].concat());
-        let output = soon("the command's end", command.output()).await;
+        let mut command = axed_command(&app.path("."), &[&arguments[..], more].concat());
+        let output = within_timeout("the command's end", command.output()).await;
         output.expect("run axed")
     };
     for more in [&["--server", app.daemon.url.as_str()][..], &[]] {
@@ -513,7 +532,7 @@ async fn a_file_goes_with_a_run_of_the_command_line() {
     }
     for number in 1..=2 {
         assert_eq!(
-            shown(&*app.provider.asked("solo", number).await),
+            shown(&*app.provider.wait_for_request("solo", number).await),
             [base64(PNG)]
         );
     }
@@ -528,14 +547,14 @@ async fn a_file_goes_with_a_run_of_the_command_line() {
 
 #[tokio::test]
 async fn read_file_shows_a_picture() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "workdir = \"work\"\ntools = [\"read_file\"]")
         .config("[limits]\nattachment_bytes = 1000")
         .file("work/a.txt", "text")
         .spawn()
         .await;
     fs::write(app.path("work/photo.png"), PNG).expect("a picture");
-    let large = other_picture(&"x".repeat(1000));
+    let large = png_with_suffix(&"x".repeat(1000));
     fs::write(app.path("work/large.png"), &large).expect("a picture");
     fs::write(app.path("work/zeros"), [0; 9]).expect("a file");
     let read = |path: &str| ("read_file", json!({"path": path}));
@@ -548,16 +567,16 @@ async fn read_file_shows_a_picture() {
     );
     let run = app.run("solo", "Look.").await;
     assert_eq!(run.output(), "done");
-    let seen = app.provider.asked("solo", 2).await;
+    let seen = app.provider.wait_for_request("solo", 2).await;
     let results = &seen.messages()[2]["content"];
     assert_eq!(
         results[0]["content"][0]["text"],
         format!("photo.png: image/png, {} bytes", PNG.len())
     );
     assert_eq!(results[0]["content"][1]["source"]["data"], base64(PNG));
-    assert_eq!(seen.errors(), [false, true, true]);
-    assert!(seen.results()[1].contains("at most 1000 are shown"));
-    assert!(seen.results()[2].contains("binary file"));
+    assert_eq!(seen.tool_result_errors(), [false, true, true]);
+    assert!(seen.tool_results()[1].contains("at most 1000 are shown"));
+    assert!(seen.tool_results()[2].contains("binary file"));
     // The record holds it once, and shows what it is known by.
     assert_eq!(rows(&app, "attachments"), 1);
     let result = &run.messages().await["data"][2]["tool_results"][0];
@@ -567,21 +586,21 @@ async fn read_file_shows_a_picture() {
 #[tokio::test]
 async fn a_picture_may_be_named_by_its_url() {
     let web = Web::start().await;
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "")
         .config(
             "[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\n[limits]\nattachment_bytes = 1000",
         )
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider
-        .always("solo", move |_| says("done").after(&gate));
+        .always("solo", move |_| says("done").after_gate(&gate));
     let link = |path: &str| json!({"input": [{"type": "image", "url": web.url(path)}]});
     let run = app.start_with("solo", link("/picture?secret=hush")).await;
     let shown_url = web.url("/picture");
     assert_eq!(
-        run.now().await.messages().await["data"][0]["content"]
+        run.reload().await.messages().await["data"][0]["content"]
             .as_array()
             .map(Vec::len),
         Some(1)
@@ -590,17 +609,17 @@ async fn a_picture_may_be_named_by_its_url() {
     assert_eq!(record.json()["input"][0]["url"], shown_url);
     assert!(!record.text.contains("hush"));
     let id = run.id().to_owned();
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     app.provider.always("solo", |_| says("done"));
 
     // What was fetched is in the record: nobody fetches it again.
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     for number in 1..=2 {
         assert_eq!(
-            shown(&*app.provider.asked("solo", number).await),
+            shown(&*app.provider.wait_for_request("solo", number).await),
             [base64(PNG)]
         );
     }
@@ -656,7 +675,7 @@ async fn a_url_is_held_to_the_guard() {
         let failed = app.run_with("solo", named(url)).await;
         assert_eq!(failed.failure().0, "config", "{url}");
     }
-    assert_eq!((web.seen().len(), app.provider.seen().len()), (0, 0));
+    assert_eq!((web.seen().len(), app.provider.requests().len()), (0, 0));
     for (part, pointer) in [
         (
             json!({"type": "image", "url": "file:///etc/passwd"}),
@@ -692,22 +711,22 @@ async fn an_idempotency_key_knows_one_picture_from_another() {
     let again = post(about(PNG, "What is this?")).await;
     assert_eq!(again.header("idempotency-replayed"), "true");
     assert_eq!(first.json()["id"], again.json()["id"]);
-    post(about(&other_picture("b"), "What is this?"))
+    post(about(&png_with_suffix("b"), "What is this?"))
         .await
         .problem(422);
 }
 
 #[tokio::test]
 async fn a_model_without_eyes_is_told_so_and_the_run_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .config("[providers.anthropic.models.solo]\nimages = false")
         .spawn()
         .await;
     app.provider.will("solo", [says("I cannot see it.")]);
     let run = app.run_with("solo", about(PNG, "What is this?")).await;
-    let seen = app.provider.asked("solo", 1).await;
-    assert!(seen.user()[0].contains("left out: this model takes no images"));
+    let seen = app.provider.wait_for_request("solo", 1).await;
+    assert!(seen.user_messages()[0].contains("left out: this model takes no images"));
     let events = run.events().await;
     let warning = events.iter().find(|event| event.kind() == "model.warning");
     let message = warning.expect("a warning")["message"].clone();
@@ -721,7 +740,7 @@ async fn a_model_without_eyes_is_told_so_and_the_run_too() {
 
 #[tokio::test]
 async fn a_refusal_of_a_file_says_what_would_leave_it_out() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "model = \"openai/solo\"")
         .spawn()
         .await;

@@ -4,20 +4,22 @@ use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, fails, says};
+use crate::support::provider::answer::{calls, delegates, fails, says};
 
 const PLANNER: &str = "sub_agents = [\"reader\"]";
 
 #[tokio::test]
 async fn a_run_stops_when_its_tokens_are_used_and_keeps_its_text() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
         .agent("reader", "")
         .spawn()
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]).saying("so far").using(100, 20)],
+        [delegates([("reader", "x")])
+            .with_text("so far")
+            .with_usage(100, 20)],
     );
 
     let run = app.run("planner", "go").await;
@@ -36,13 +38,13 @@ async fn a_run_stops_when_its_tokens_are_used_and_keeps_its_text() {
 
 #[tokio::test]
 async fn reaching_the_limit_is_enough() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]).using(90, 10)]);
+        .will("planner", [delegates([("reader", "x")]).with_usage(90, 10)]);
 
     let run = app.run("planner", "go").await;
 
@@ -51,12 +53,12 @@ async fn reaching_the_limit_is_enough() {
 
 #[tokio::test]
 async fn a_final_reply_that_crosses_the_limit_still_completes() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "[budget]\nmax_tokens = 10")
         .spawn()
         .await;
     app.provider
-        .will("solo", [says("a long answer").using(500, 500)]);
+        .will("solo", [says("a long answer").with_usage(500, 500)]);
 
     let run = app.run("solo", "go").await;
 
@@ -66,14 +68,16 @@ async fn a_final_reply_that_crosses_the_limit_still_completes() {
 
 #[tokio::test]
 async fn cached_tokens_count() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
         .agent("reader", "")
         .spawn()
         .await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x")]).using(10, 5).cached(80, 10)],
+        [delegates([("reader", "x")])
+            .with_usage(10, 5)
+            .with_cached_tokens(80, 10)],
     );
 
     let run = app.run("planner", "go").await;
@@ -83,14 +87,15 @@ async fn cached_tokens_count() {
 
 #[tokio::test]
 async fn children_spend_from_the_roots_account() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n[budget]\nmax_tokens = 100"))
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]).using(15, 5)]);
-    app.provider.will("reader", [says("read").using(80, 10)]);
+        .will("planner", [delegates([("reader", "x")]).with_usage(15, 5)]);
+    app.provider
+        .will("reader", [says("read").with_usage(80, 10)]);
 
     let run = app.run("planner", "go").await;
 
@@ -101,7 +106,7 @@ async fn children_spend_from_the_roots_account() {
 
 #[tokio::test]
 async fn a_childs_own_budget_bounds_its_subtree() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"middle\"]")
         .agent("middle", &format!("{PLANNER}\n[budget]\nmax_tokens = 50"))
         .agent("reader", "")
@@ -109,17 +114,24 @@ async fn a_childs_own_budget_bounds_its_subtree() {
         .await;
     app.provider.will(
         "planner",
-        [asks([("middle", "x")]).using(1000, 1000), says("done")],
+        [
+            delegates([("middle", "x")]).with_usage(1000, 1000),
+            says("done"),
+        ],
     );
     app.provider
-        .will("middle", [asks([("reader", "y")]).using(15, 5)]);
-    app.provider.will("reader", [says("read").using(30, 10)]);
+        .will("middle", [delegates([("reader", "y")]).with_usage(15, 5)]);
+    app.provider
+        .will("reader", [says("read").with_usage(30, 10)]);
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
     assert_eq!(
-        app.provider.asked("planner", 2).await.results(),
+        app.provider
+            .wait_for_request("planner", 2)
+            .await
+            .tool_results(),
         [
             "Error: sub-agent \"middle\" failed - budget exceeded: used 60 of 50 tokens. You may retry or proceed \
           without this result."
@@ -129,7 +141,7 @@ async fn a_childs_own_budget_bounds_its_subtree() {
 
 #[tokio::test]
 async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("{PLANNER}\n[budget]\nmax_tokens = 1000"),
@@ -145,16 +157,18 @@ async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
             )
         })
         .collect();
-    app.provider.will("planner", [calls(tasks).using(50, 50)]);
-    let gate = Gate::shut();
-    let door = gate.clone();
     app.provider
-        .always("reader", move |_| says("read").using(20, 280).after(&door));
+        .will("planner", [calls(tasks).with_usage(50, 50)]);
+    let gate = Gate::closed();
+    let door = gate.clone();
+    app.provider.always("reader", move |_| {
+        says("read").with_usage(20, 280).after_gate(&door)
+    });
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("reader", 1).await;
+    app.provider.wait_for_concurrency("reader", 1).await;
     gate.open();
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
 
     assert_eq!(run.failure().0, "budget_exceeded");
     let (input, output, _) = run.tree_usage();
@@ -164,7 +178,7 @@ async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
         input + output
     );
     // The others of the twelve were told instead of asked.
-    assert!(app.provider.seen_by("reader").len() <= 5);
+    assert!(app.provider.requests_for("reader").len() <= 5);
     for child in run.children().await {
         if child.status() != "completed" {
             assert_eq!(child.failure().0, "budget_exceeded");
@@ -174,21 +188,21 @@ async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
 
 #[tokio::test]
 async fn a_single_request_is_never_refused_for_its_size() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "solo",
             "[params]\nmax_tokens = 8000\n[budget]\nmax_tokens = 10",
         )
         .spawn()
         .await;
-    app.provider.will("solo", [says("fine").using(2, 2)]);
+    app.provider.will("solo", [says("fine").with_usage(2, 2)]);
 
     assert_eq!(app.run("solo", "go").await.output(), "fine");
 }
 
 #[tokio::test]
 async fn tool_calls_are_bounded() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("{PLANNER}\n[budget]\nmax_tool_calls = 2"),
@@ -197,7 +211,8 @@ async fn tool_calls_are_bounded() {
         .spawn()
         .await;
     let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
-    app.provider.will("planner", [asks(tasks).saying("so far")]);
+    app.provider
+        .will("planner", [delegates(tasks).with_text("so far")]);
     app.provider.always("reader", |_| says("read"));
 
     let run = app.run("planner", "go").await;
@@ -208,12 +223,12 @@ async fn tool_calls_are_bounded() {
     );
     assert_eq!(run["partial_content"], "so far");
     // Those at work when the limit is passed stop at their next check, as their caller does.
-    assert!(app.provider.seen_by("reader").len() <= 2);
+    assert!(app.provider.requests_for("reader").len() <= 2);
 }
 
 #[tokio::test]
 async fn who_was_let_in_before_the_limit_goes_on() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             &format!("{PLANNER}\n[budget]\nmax_tool_calls = 2"),
@@ -221,10 +236,10 @@ async fn who_was_let_in_before_the_limit_goes_on() {
         .agent("reader", "[retry]\ninitial_delay_ms = 1")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
-    app.provider.will("planner", [asks(tasks)]);
-    let busy = || fails(500, "oops").after(&gate);
+    app.provider.will("planner", [delegates(tasks)]);
+    let busy = || fails(500, "oops").after_gate(&gate);
     app.provider
         .will("reader", [busy(), busy(), says("read"), says("read")]);
 
@@ -237,7 +252,7 @@ async fn who_was_let_in_before_the_limit_goes_on() {
         refused.last().map(|event| event["is_error"] == true),
         Some(true)
     );
-    assert_eq!(run.ended().await.failure().0, "budget_exceeded");
+    assert_eq!(run.wait_for_end().await.failure().0, "budget_exceeded");
     for child in run.children().await {
         assert_eq!(child.output(), "read");
     }
@@ -245,13 +260,13 @@ async fn who_was_let_in_before_the_limit_goes_on() {
 
 #[tokio::test]
 async fn runs_are_bounded() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", &format!("{PLANNER}\n[budget]\nmax_runs = 3"))
         .agent("reader", "")
         .spawn()
         .await;
     let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
-    app.provider.will("planner", [asks(tasks)]);
+    app.provider.will("planner", [delegates(tasks)]);
     app.provider.always("reader", |_| says("read"));
 
     let run = app.run("planner", "go").await;
@@ -262,7 +277,7 @@ async fn runs_are_bounded() {
     );
     assert_eq!(run["tree"]["runs"], 3);
     // Those at work when the limit is passed stop at their next check, as their caller does.
-    assert!(app.provider.seen_by("reader").len() <= 2);
+    assert!(app.provider.requests_for("reader").len() <= 2);
 }
 
 const PRICES: &str = r#"
@@ -278,7 +293,7 @@ output = 2.0
 
 #[tokio::test]
 async fn a_tree_costs_what_its_models_cost() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(PRICES)
         .agent("planner", PLANNER)
         .agent("reader", "")
@@ -287,11 +302,14 @@ async fn a_tree_costs_what_its_models_cost() {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "x")]).using(1000, 100).cached(2000, 400),
-            says("done").using(1000, 100),
+            delegates([("reader", "x")])
+                .with_usage(1000, 100)
+                .with_cached_tokens(2000, 400),
+            says("done").with_usage(1000, 100),
         ],
     );
-    app.provider.will("reader", [says("read").using(500, 250)]);
+    app.provider
+        .will("reader", [says("read").with_usage(500, 250)]);
 
     let run = app.run("planner", "go").await;
 
@@ -306,17 +324,17 @@ async fn a_tree_costs_what_its_models_cost() {
 
 #[tokio::test]
 async fn well_known_models_have_a_price_and_others_none() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("known", "model = \"anthropic/claude-sonnet-4-5-20250929\"")
         .agent("unknown", "[budget]\nmax_cost_usd = 1")
         .spawn()
         .await;
     app.provider.will(
         "claude-sonnet-4-5-20250929",
-        [says("done").using(1000, 100)],
+        [says("done").with_usage(1000, 100)],
     );
     app.provider
-        .will("unknown", [says("done").using(1000, 100)]);
+        .will("unknown", [says("done").with_usage(1000, 100)]);
 
     let known = app.run("known", "go").await;
     let unknown = app.run("unknown", "go").await;
@@ -328,13 +346,13 @@ async fn well_known_models_have_a_price_and_others_none() {
     );
     assert_eq!(unknown["tree"]["cost_usd"], serde_json::Value::Null);
     app.daemon
-        .logged("the price of anthropic/unknown is not known")
+        .wait_for_log("the price of anthropic/unknown is not known")
         .await;
 }
 
 #[tokio::test]
 async fn money_is_bounded() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(PRICES)
         .agent(
             "planner",
@@ -343,8 +361,10 @@ async fn money_is_bounded() {
         .agent("reader", "")
         .spawn()
         .await;
-    app.provider
-        .will("planner", [asks([("reader", "x")]).using(5000, 0)]);
+    app.provider.will(
+        "planner",
+        [delegates([("reader", "x")]).with_usage(5000, 0)],
+    );
 
     let run = app.run("planner", "go").await;
 
@@ -355,13 +375,13 @@ async fn money_is_bounded() {
 
 #[tokio::test]
 async fn a_request_can_set_the_budget() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", PLANNER)
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]).using(10, 10)]);
+        .will("planner", [delegates([("reader", "x")]).with_usage(10, 10)]);
 
     let run = app
         .run_with(
@@ -375,7 +395,7 @@ async fn a_request_can_set_the_budget() {
 
 #[tokio::test]
 async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"child\", \"slow\"]\n[budget]\nmax_tool_calls = 3",
@@ -388,20 +408,20 @@ async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
         .agent("slow", "")
         .spawn()
         .await;
-    let (asked, done) = (Gate::shut(), Gate::shut());
+    let (asked, done) = (Gate::closed(), Gate::closed());
     app.provider
-        .will("planner", [asks([("child", "x"), ("slow", "y")])]);
+        .will("planner", [delegates([("child", "x"), ("slow", "y")])]);
     // The first is refused by the child's own budget, the second by the root's.
     app.provider.will(
         "child",
-        [asks([("solo", "1"), ("solo", "2")]).after(&asked)],
+        [delegates([("solo", "1"), ("solo", "2")]).after_gate(&asked)],
     );
     let door = done.clone();
     app.provider
-        .always("slow", move |_| says("done").after(&door));
+        .always("slow", move |_| says("done").after_gate(&door));
     let run = app.start("planner", "go").await;
     let id = run.id().to_owned();
-    app.provider.asked("slow", 1).await;
+    app.provider.wait_for_request("slow", 1).await;
     asked.open();
     let mut events = app.events(&run).await;
     events.until("agent.returned").await;
@@ -409,17 +429,17 @@ async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
     app.crash_and_restart().await;
     done.open();
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     let refused = "budget exceeded: used 3 of 3 tool calls";
     assert_eq!(run.failure(), ("budget_exceeded", refused));
-    assert_eq!(app.provider.seen_by("planner").len(), 1);
+    assert_eq!(app.provider.requests_for("planner").len(), 1);
     let children = run.children().await;
     assert_eq!(children[0].failure().1, "budget exceeded: used 1 of 1 runs");
 }
 
 #[tokio::test]
 async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.scripted]\nscripts = [\"scripts\"]\n")
         .file("config/scripts/own.toml", "[[replies]]\ntext = \"scripted\"\n")
         .agent("held", "model = \"anthropic/claude-sonnet-4-5\"\nfallback_models = [\"openai/backup\"]\n[budget]\nmax_cost_usd = 1")
@@ -441,7 +461,7 @@ async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
         assert_eq!(problem["code"], "unpriced_model");
         assert_eq!(problem["errors"][0]["pointer"], "/model");
     }
-    assert!(app.provider.seen().is_empty(), "no model was asked");
+    assert!(app.provider.requests().is_empty(), "no model was asked");
     // The request's own budget would not hold it either.
     let mut own = with("anthropic/priceless");
     own["budget"] = json!({"max_cost_usd": 1});
@@ -465,13 +485,13 @@ async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
     );
     // What the operator's own files name is warned of.
     app.daemon
-        .logged("the price of openai/backup is not known")
+        .wait_for_log("the price of openai/backup is not known")
         .await;
 }
 
 #[tokio::test]
 async fn a_conversation_that_grows_too_large_is_not_sent_again() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "tools = [\"find_path\"]")
         .config("[limits]\nconversation_bytes = \"3 KiB\"")
         .spawn()
@@ -487,5 +507,5 @@ async fn a_conversation_that_grows_too_large_is_not_sent_again() {
         message.ends_with("of 3072 bytes of conversation (limits.conversation_bytes)"),
         "{message}"
     );
-    assert_eq!(app.provider.seen().len(), 2);
+    assert_eq!(app.provider.requests().len(), 2);
 }

@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use crate::support::app::{TestApp, send};
 use crate::support::events::kinds;
-use crate::support::provider::answer::{asks, fails, hangs, says};
+use crate::support::provider::answer::{delegates, fails, hangs, says};
 
 #[tokio::test]
 async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("root", "sub_agents = [\"middle\", \"leaf\"]")
         .agent("middle", "sub_agents = [\"leaf\"]")
         .agent("leaf", "stream = true")
@@ -17,15 +17,15 @@ async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections(
         .await;
     app.provider.will(
         "root",
-        [asks([("middle", "a"), ("leaf", "b")]).saying("working")],
+        [delegates([("middle", "a"), ("leaf", "b")]).with_text("working")],
     );
     app.provider
-        .will("middle", [asks([("leaf", "c"), ("leaf", "d")])]);
+        .will("middle", [delegates([("leaf", "c"), ("leaf", "d")])]);
     app.provider.always("leaf", |_| hangs());
 
     let run = app.start("root", "go").await;
     let events = app.events(&run).await;
-    app.provider.busy("leaf", 3).await;
+    app.provider.wait_for_concurrency("leaf", 3).await;
     let cancelled = run.cancel("changed my mind").await;
 
     assert_eq!(cancelled.status(), "cancelled");
@@ -33,7 +33,7 @@ async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections(
     assert_eq!(cancelled["partial_content"], "working");
     assert_eq!(cancelled["content"], json!(null));
     assert_eq!(cancelled["error"], json!(null));
-    app.provider.hung_up(3).await;
+    app.provider.wait_for_disconnects(3).await;
     let mut leaves = 0;
     for child in run.children().await {
         assert_eq!(child.status(), "cancelled", "{child:?}");
@@ -57,10 +57,10 @@ async fn a_cancel_reaches_every_descendant_and_closes_the_providers_connections(
 
 #[tokio::test]
 async fn the_answer_says_whether_the_cancel_is_settled() {
-    let app = TestApp::with().agent("slow", "").spawn().await;
+    let app = TestApp::setup().agent("slow", "").spawn().await;
     app.provider.will("slow", [hangs()]);
     let run = app.start("slow", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
 
     let got = app
         .post(&format!("/runs/{}/cancel", run.id()), &json!({}))
@@ -71,15 +71,15 @@ async fn the_answer_says_whether_the_cancel_is_settled() {
         Some("cancelled") => assert_eq!(got.status, 200),
         other => panic!("{other:?}: {}", got.text),
     }
-    assert_eq!(run.ended().await.status(), "cancelled");
+    assert_eq!(run.wait_for_end().await.status(), "cancelled");
 }
 
 #[tokio::test]
 async fn a_cancel_needs_no_body() {
-    let app = TestApp::with().agent("slow", "").spawn().await;
+    let app = TestApp::setup().agent("slow", "").spawn().await;
     app.provider.will("slow", [hangs()]);
     let run = app.start("slow", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
 
     let path = format!("/runs/{}/cancel?wait=30", run.id());
     let got = send(app.request(Method::POST, &path)).await;
@@ -90,7 +90,7 @@ async fn a_cancel_needs_no_body() {
 
 #[tokio::test]
 async fn a_terminal_run_is_left_as_it_is() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will("solo", [says("done")]);
     let run = app.run("solo", "go").await;
 
@@ -104,7 +104,7 @@ async fn a_terminal_run_is_left_as_it_is() {
 
 #[tokio::test]
 async fn a_queued_run_is_cancelled_without_a_word_to_its_provider() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("first", "")
         .agent("second", "")
@@ -112,7 +112,7 @@ async fn a_queued_run_is_cancelled_without_a_word_to_its_provider() {
         .await;
     app.provider.will("first", [hangs()]);
     app.start("first", "go").await;
-    app.provider.busy("first", 1).await;
+    app.provider.wait_for_concurrency("first", 1).await;
     let waiting = app.start("second", "go").await;
     assert_eq!(waiting.status(), "queued");
 
@@ -120,12 +120,12 @@ async fn a_queued_run_is_cancelled_without_a_word_to_its_provider() {
 
     assert_eq!(cancelled.status(), "cancelled");
     assert_eq!(cancelled["started_at"], Value::Null);
-    assert!(app.provider.seen_by("second").is_empty());
+    assert!(app.provider.requests_for("second").is_empty());
 }
 
 #[tokio::test]
 async fn children_that_wait_for_their_turn_are_never_asked() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"slow\"]\n[sub_agents_config]\nmax_concurrent = 1",
@@ -135,17 +135,17 @@ async fn children_that_wait_for_their_turn_are_never_asked() {
         .await;
     app.provider.will(
         "planner",
-        [asks([("slow", "1"), ("slow", "2"), ("slow", "3")])],
+        [delegates([("slow", "1"), ("slow", "2"), ("slow", "3")])],
     );
     app.provider.always("slow", |_| hangs());
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
     let cancelled = run.cancel("enough").await;
 
     assert_eq!(cancelled.status(), "cancelled");
-    app.provider.hung_up(1).await;
-    assert_eq!(app.provider.seen_by("slow").len(), 1);
+    app.provider.wait_for_disconnects(1).await;
+    assert_eq!(app.provider.requests_for("slow").len(), 1);
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn nobody_cancels_a_run_that_is_not_there() {
 
 #[tokio::test]
 async fn a_run_that_waits_for_its_next_try_can_be_cancelled() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.will(
         "solo",
         [fails(429, "slow down").header("retry-after", "60")],
@@ -169,19 +169,19 @@ async fn a_run_that_waits_for_its_next_try_can_be_cancelled() {
     app.events(&run).await.until("retry.scheduled").await;
 
     assert_eq!(run.cancel("no time").await.status(), "cancelled");
-    assert_eq!(app.provider.seen().len(), 1);
+    assert_eq!(app.provider.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn a_cancel_that_races_with_the_end_leaves_one_ending() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     app.provider
-        .always("planner", |seen| match seen.results().len() {
-            0 => asks([("reader", "x")]),
+        .always("planner", |seen| match seen.tool_results().len() {
+            0 => delegates([("reader", "x")]),
             _ => says("done"),
         });
     app.provider.always("reader", |_| says("read"));
@@ -189,13 +189,15 @@ async fn a_cancel_that_races_with_the_end_leaves_one_ending() {
     for asked_first in 0..40 {
         let run = app.start("planner", "go").await;
         // Each time the cancel comes a little later in the run's life.
-        app.provider.asked("planner", asked_first * 2 / 3 + 1).await;
+        app.provider
+            .wait_for_request("planner", asked_first * 2 / 3 + 1)
+            .await;
         let ended = run.cancel("race").await;
         assert!(
             ["completed", "cancelled"].contains(&ended.status()),
             "{ended:?}"
         );
-        assert_eq!(ended.now().await.status(), ended.status());
+        assert_eq!(ended.reload().await.status(), ended.status());
         let events = run.events().await;
         let own = events.iter().filter(|event| event["run_id"] == run["id"]);
         let endings: Vec<_> = own

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
-use crate::support::events::{Event, count, is_whole};
+use crate::support::events::{Event, assert_complete, count};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, asks, calls, fails, says};
-use crate::support::provider::seen::{Seen, Wire};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, says};
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 use crate::support::run::Run;
 
 /// The window of the models here, in tokens.
@@ -23,7 +23,7 @@ const READER: &str = "tools = [\"read_file\"]";
 fn library(agents: &[(&str, &str)]) -> Setup {
     let page = |line: usize| format!("Line {line} of a long book about nothing at all.\n");
     let book: String = (1..=60 * LINES).map(page).collect();
-    let mut setup = TestApp::with().file("book.txt", &book);
+    let mut setup = TestApp::setup().file("book.txt", &book);
     for (name, toml) in agents {
         setup = setup.agent(name, toml);
         for wire in Wire::ALL {
@@ -35,22 +35,24 @@ fn library(agents: &[(&str, &str)]) -> Setup {
 }
 
 /// Four bytes a token, of the whole request.
-fn tokens(seen: &Seen) -> usize {
+fn tokens(seen: &RecordedRequest) -> usize {
     seen.body.to_string().len() / 4
 }
 
 /// Whether it is a request for a summary.
-fn is_summary(seen: &Seen) -> bool {
-    seen.tools().is_empty() && seen.user().len() == 1 && seen.user()[0].contains("<conversation>")
+fn is_summary(seen: &RecordedRequest) -> bool {
+    seen.tools().is_empty()
+        && seen.user_messages().len() == 1
+        && seen.user_messages()[0].contains("<conversation>")
 }
 
-fn reads(page: usize) -> Answer {
+fn reads(page: usize) -> ScriptedAnswer {
     let arguments = json!({"path": "book.txt", "offset": page * LINES + 1, "limit": LINES});
     calls([("read_file", arguments)])
 }
 
 /// Reads so many pages, one a turn, then says `done`. Summaries are numbered. What is too long is refused, as services do.
-fn reader(pages: usize) -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+fn reader(pages: usize) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
     let (turns, summaries) = (AtomicUsize::new(0), AtomicUsize::new(0));
     move |seen| {
         if tokens(seen) > WINDOW {
@@ -66,7 +68,7 @@ fn reader(pages: usize) -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
                 _ => says("done"),
             },
         };
-        answer.using(tokens(seen) as u64, 20)
+        answer.with_usage(tokens(seen) as u64, 20)
     }
 }
 
@@ -96,7 +98,7 @@ async fn has_pages(run: &Run<'_>, pages: usize) {
 }
 
 /// The conversation of a request without marks for a cache.
-fn conversation(seen: &Seen) -> Vec<String> {
+fn conversation(seen: &RecordedRequest) -> Vec<String> {
     let mut messages = seen.messages().to_vec();
     let blocks = messages.iter_mut();
     let blocks = blocks.filter_map(|message| message["content"].as_array_mut());
@@ -107,8 +109,8 @@ fn conversation(seen: &Seen) -> Vec<String> {
 }
 
 /// Checks that each turn's request begins as the one before it, but after each of `breaks` summaries.
-fn prefixes_stay(turns: &[&Arc<Seen>], breaks: usize) {
-    let is_broken = |pair: &&[&Arc<Seen>]| {
+fn prefixes_stay(turns: &[&Arc<RecordedRequest>], breaks: usize) {
+    let is_broken = |pair: &&[&Arc<RecordedRequest>]| {
         let (before, after) = (conversation(pair[0]), conversation(pair[1]));
         !after.starts_with(&before)
     };
@@ -130,29 +132,34 @@ async fn a_run_far_longer_than_the_window_ends_well_on_every_wire() {
         assert_eq!(run.output(), "done", "{wire:?}");
         assert_eq!(run["turns"], 46, "a summary is no turn");
         has_pages(&run, 45).await;
-        let seen = app.provider.seen();
+        let seen = app.provider.requests();
         let (summaries, turns): (Vec<_>, Vec<_>) = seen.iter().partition(|seen| is_summary(seen));
         assert!((3..20).contains(&summaries.len()), "{}", summaries.len());
         for turn in &turns {
             assert_eq!(turn.system(), "Read.");
-            assert!(turn.user()[0].starts_with("Read the book"));
+            assert!(turn.user_messages()[0].starts_with("Read the book"));
             assert_eq!(turn.tool_names(), ["read_file"]);
         }
         let last = turns.last().expect("turns");
         let summary = format!("summary {}", summaries.len());
         // Some models' templates refuse two messages of a user in a row: on the chat wire the two are one.
         let parted = if wire == Wire::Openai { 1 } else { 2 };
-        assert_eq!(last.user().len(), parted, "{:?}", last.user());
-        assert!(last.user()[parted - 1].contains(&summary));
+        assert_eq!(
+            last.user_messages().len(),
+            parted,
+            "{:?}",
+            last.user_messages()
+        );
+        assert!(last.user_messages()[parted - 1].contains(&summary));
         prefixes_stay(&turns, summaries.len());
         // The second summary is made of the first and of what came after it.
-        let second = &summaries[1].user()[0];
+        let second = &summaries[1].user_messages()[0];
         assert!(
             second.contains("<summary>\nsummary 1\n</summary>") && second.contains("Read the book")
         );
 
         let events = run.events().await;
-        is_whole(&events);
+        assert_complete(&events);
         let compacted = kind(&events, "context.compacted");
         assert_eq!(compacted.len(), summaries.len());
         assert_eq!(count(&events, "turn.completed"), 46);
@@ -180,9 +187,9 @@ async fn old_results_are_dropped_where_the_file_says_so() {
 
     assert_eq!(run.output(), "done");
     has_pages(&run, 30).await;
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(seen.len(), 31, "nothing is requested for it");
-    let results = seen[30].results();
+    let results = seen[30].tool_results();
     assert_eq!(results.len(), 30);
     assert!(results[29].contains("Line 1800 of"), "the last one stays");
     assert!(
@@ -212,7 +219,7 @@ async fn a_run_that_shall_fail_does_before_the_request() {
     let (code, message) = run.failure();
     assert_eq!(code, "config");
     assert!(message.contains("context.compact_at = 0.5"), "{message}");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert!(seen.iter().all(|seen| tokens(seen) < 5000));
     assert!(seen.len() > 3);
 }
@@ -235,7 +242,7 @@ async fn what_cannot_be_made_smaller_fails_with_advice() {
         message.contains("the tool results of one turn with"),
         "{message}"
     );
-    assert!(app.provider.seen().len() <= 3);
+    assert!(app.provider.requests().len() <= 3);
 
     // The task alone.
     let run = app.run("reader", &"word ".repeat(8000)).await;
@@ -245,7 +252,7 @@ async fn what_cannot_be_made_smaller_fails_with_advice() {
 
 #[tokio::test]
 async fn an_unknown_window_is_left_alone() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("reader", READER)
         .file("book.txt", &"A line\n".repeat(9000))
         .spawn()
@@ -268,7 +275,7 @@ async fn what_the_service_reports_counts_more_than_the_estimate() {
         [
             reads(0),
             reads(1),
-            reads(2).using(7000, 10),
+            reads(2).with_usage(7000, 10),
             says("short"),
             says("done"),
         ],
@@ -289,7 +296,7 @@ async fn without_a_summary_results_are_dropped_with_a_warning() {
     for no_summary in [
         fails(400, "I do not sum up"),
         says(" "),
-        says("no").refusing(),
+        says("no").into_refusal(),
     ] {
         let app = library(&[("reader", READER)]).spawn().await;
         let (read, done) = (reader(20), no_summary.clone());
@@ -322,7 +329,7 @@ async fn children_with_and_without_a_name_are_made_shorter_too() {
     app.provider.always("reader", reader(20));
     app.provider.will(
         "planner",
-        [asks([("reader", "Read the book")]), says("done")],
+        [delegates([("reader", "Read the book")]), says("done")],
     );
 
     let run = app.run("planner", "go").await;
@@ -342,7 +349,7 @@ async fn children_with_and_without_a_name_are_made_shorter_too() {
     let read = reader(20);
     let is_asked = AtomicUsize::new(0);
     app.provider
-        .always("solo", move |seen| match seen.user()[0].as_str() {
+        .always("solo", move |seen| match seen.user_messages()[0].as_str() {
             "go" if is_asked.fetch_add(1, Ordering::SeqCst) == 0 => {
                 calls([("subagent", task.clone())])
             }
@@ -362,13 +369,13 @@ fn essay(number: usize) -> String {
 }
 
 /// Says as much again. Summaries are numbered.
-fn talker() -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+fn talker() -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
     let summaries = AtomicUsize::new(0);
     move |seen| {
         if tokens(seen) > WINDOW {
             return fails(400, "prompt is too long");
         }
-        let task = seen.user().last().cloned().unwrap_or_default();
+        let task = seen.user_messages().last().cloned().unwrap_or_default();
         match task.contains("<conversation>") {
             true => says(format!(
                 "gist {}",
@@ -393,13 +400,14 @@ async fn a_session_far_longer_than_the_window_goes_on_and_pays_once() {
         }
     }
 
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     let summaries = seen.len() - RUNS;
     assert!((2..12).contains(&summaries), "{summaries} summaries");
-    let is_turn = |seen: &&Arc<Seen>| !seen.user()[0].contains("<conversation>");
+    let is_turn =
+        |seen: &&Arc<RecordedRequest>| !seen.user_messages()[0].contains("<conversation>");
     let turns: Vec<_> = seen.iter().filter(is_turn).collect();
     prefixes_stay(&turns, summaries);
-    let last = turns.last().expect("turns").user();
+    let last = turns.last().expect("turns").user_messages();
     assert!(
         last[0].contains(&format!("gist {summaries}")),
         "{}",
@@ -427,8 +435,8 @@ async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
         let run = app.run_with("talker", body).await;
         assert!(run.output().starts_with("Heard"), "{number}");
     }
-    let seen = app.provider.seen();
-    let last = seen.last().expect("requests").user();
+    let seen = app.provider.requests();
+    let last = seen.last().expect("requests").user_messages();
     assert_eq!(
         last.iter().filter(|text| text.contains("gist")).count(),
         1,
@@ -437,10 +445,10 @@ async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
 }
 
 /// Waits for so many such requests.
-async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&Seen) -> bool) {
+async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&RecordedRequest) -> bool) {
     for requests in 1.. {
-        app.provider.asked("reader", requests).await;
-        let seen = app.provider.seen();
+        app.provider.wait_for_request("reader", requests).await;
+        let seen = app.provider.requests();
         if seen.iter().filter(|seen| is_such(seen)).count() >= count {
             return;
         }
@@ -450,13 +458,13 @@ async fn requested(app: &TestApp, count: usize, is_such: impl Fn(&Seen) -> bool)
 #[tokio::test]
 async fn a_daemon_killed_while_a_summary_is_made_asks_for_it_again() {
     let mut app = library(&[("reader", READER)]).spawn().await;
-    let (read, gate) = (reader(12), Gate::shut());
+    let (read, gate) = (reader(12), Gate::closed());
     let held = gate.clone();
     let is_held = AtomicUsize::new(0);
     app.provider.always("reader", move |seen| {
         let answer = read(seen);
         match is_summary(seen) && is_held.fetch_add(1, Ordering::SeqCst) == 0 {
-            true => answer.after(&held),
+            true => answer.after_gate(&held),
             false => answer,
         }
     });
@@ -465,11 +473,11 @@ async fn a_daemon_killed_while_a_summary_is_made_asks_for_it_again() {
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["turns"], 13);
     has_pages(&run, 12).await;
-    let mut summaries = app.provider.seen();
+    let mut summaries = app.provider.requests();
     summaries.retain(|seen| is_summary(seen));
     assert_eq!(summaries[0].body, summaries[1].body);
     assert_eq!(
@@ -477,7 +485,7 @@ async fn a_daemon_killed_while_a_summary_is_made_asks_for_it_again() {
         "what the first cost is not known"
     );
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(count(&events, "context.compacted"), summaries.len() - 1);
     gate.open();
 }
@@ -487,17 +495,17 @@ async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
     for strategy in ["compact", "drop_tool_results"] {
         let toml = format!("{READER}\n[context]\nstrategy = \"{strategy}\"");
         let mut app = library(&[("reader", &toml)]).spawn().await;
-        let (read, gate) = (reader(14), Gate::shut());
+        let (read, gate) = (reader(14), Gate::closed());
         let held = gate.clone();
         let is_held = AtomicUsize::new(0);
-        let is_short = |seen: &Seen| {
+        let is_short = |seen: &RecordedRequest| {
             let is_dropped = |text: &String| text.contains("was dropped");
-            seen.user().len() > 1 || seen.results().iter().any(is_dropped)
+            seen.user_messages().len() > 1 || seen.tool_results().iter().any(is_dropped)
         };
         app.provider.always("reader", move |seen| {
             // Two turns after the first time.
             match is_short(seen) && is_held.fetch_add(1, Ordering::SeqCst) == 2 {
-                true => says("never").after(&held),
+                true => says("never").after_gate(&held),
                 false => read(seen),
             }
         });
@@ -506,28 +514,28 @@ async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
         let mut events = app.events(&app.find(&id).await).await;
         let turn = app
             .provider
-            .seen()
+            .requests()
             .iter()
             .filter(|seen| !is_summary(seen))
             .count();
         events
-            .until_all(|events| count(events, "turn.started") == turn)
+            .until_matches(|events| count(events, "turn.started") == turn)
             .await;
-        let before = app.provider.seen();
+        let before = app.provider.requests();
 
         app.crash_and_restart().await;
 
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done", "{strategy}");
         has_pages(&run, 14).await;
-        let seen = app.provider.seen();
+        let seen = app.provider.requests();
         let again = &seen[before.len()];
         let first = before.last().expect("requests");
         assert_eq!(
             again.body, first.body,
             "{strategy}: the same request, and no new summary"
         );
-        is_whole(&run.events().await);
+        assert_complete(&run.events().await);
     }
 }
 
@@ -547,13 +555,13 @@ async fn what_is_no_longer_sent_can_be_recalled() {
     let run = app.run("reader", "Read the book").await;
 
     assert_eq!(run.output(), "done");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     let turns: Vec<_> = seen.iter().filter(|seen| !is_summary(seen)).collect();
     for turn in &turns {
         assert_eq!(turn.tool_names(), ["read_file", "recall"]);
     }
     let last = turns.last().expect("turns");
-    let results = last.results();
+    let results = last.tool_results();
     assert!(!results[0].contains("Line 17 of"), "it was summed up");
     let recalled = results.last().expect("results");
     assert!(
@@ -575,8 +583,8 @@ async fn what_is_no_longer_sent_can_be_recalled() {
         app.provider
             .will("reader", [calls([("recall", arguments)]), says("done")]);
         app.run("reader", "again").await;
-        let seen = app.provider.seen();
-        let results = seen.last().expect("requests").results();
+        let seen = app.provider.requests();
+        let results = seen.last().expect("requests").tool_results();
         assert!(results[0].contains(answer), "{results:?}");
     }
 }
@@ -604,8 +612,8 @@ async fn what_was_in_earlier_runs_of_a_session_can_be_recalled_by_its_owner_only
         let recall = calls([("recall", json!({"query": "swordfish"}))]);
         app.provider.will("talker", [recall, says("done")]);
         app.run_with("talker", talk("which was it?", session)).await;
-        let seen = app.provider.seen();
-        let results = seen.last().expect("requests").results();
+        let seen = app.provider.requests();
+        let results = seen.last().expect("requests").tool_results();
         assert!(results[0].contains(answer), "{results:?}");
     }
 }

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::{Event, Events, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
+use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::run::Run;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// Starts a run that streams, and comes back when its first text has been sent.
 async fn streaming<'a>(app: &'a TestApp, agent: &str) -> (Run<'a>, Events, Vec<Event>) {
@@ -16,7 +16,7 @@ async fn streaming<'a>(app: &'a TestApp, agent: &str) -> (Run<'a>, Events, Vec<E
         .request(Method::POST, &format!("/agents/{agent}/runs"))
         .header("accept", "text/event-stream")
         .json(&json!({"input": "go"}));
-    let response = soon("the stream's head", request.send()).await;
+    let response = within_timeout("the stream's head", request.send()).await;
     let mut events = Events::new(response.expect("a head"));
     let before = events.until("text.delta").await;
     let id = before[0]["run_id"].as_str().expect("an id");
@@ -31,7 +31,7 @@ fn told(events: &[Event]) -> String {
 }
 
 fn wires(more: &str) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("anthropic", more)
         .agent("openai", &format!("model = \"openai/openai\"\n{more}"))
         .agent("ollama", &format!("model = \"ollama/ollama\"\n{more}"))
@@ -48,9 +48,11 @@ const WIRES: [(&str, (u64, u64, u64)); 3] = [
 async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
     let app = wires("").spawn().await;
     for (wire, usage) in WIRES {
-        let shut = Gate::shut();
-        app.provider
-            .will(wire, [says("first words").using(70, 9).pausing(&shut)]);
+        let shut = Gate::closed();
+        app.provider.will(
+            wire,
+            [says("first words").with_usage(70, 9).pausing_at(&shut)],
+        );
         let (run, events, mut before) = streaming(&app, wire).await;
 
         let run = run.cancel("enough").await;
@@ -68,14 +70,16 @@ async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
 async fn an_overdue_stream_keeps_its_text() {
     let app = wires("timeout = 2").spawn().await;
     for (wire, usage) in WIRES {
-        let shut = Gate::shut();
-        app.provider
-            .will(wire, [says("first words").using(70, 9).pausing(&shut)]);
+        let shut = Gate::closed();
+        app.provider.will(
+            wire,
+            [says("first words").with_usage(70, 9).pausing_at(&shut)],
+        );
 
         let (run, events, _) = streaming(&app, wire).await;
         events.rest().await;
 
-        let run = run.ended().await;
+        let run = run.wait_for_end().await;
         assert_eq!(run.failure().0, "timeout");
         assert_eq!(run["partial_content"], "first ", "{run:?}");
         assert_eq!(run.usage(), usage, "{wire}");
@@ -86,16 +90,19 @@ async fn an_overdue_stream_keeps_its_text() {
 async fn a_stream_that_breaks_for_good_keeps_its_text() {
     let app = wires("[retry]\nmax_retries = 0").spawn().await;
     for (wire, usage) in WIRES {
-        let gate = Gate::shut();
+        let gate = Gate::closed();
         app.provider.will(
             wire,
-            [says("first words").using(70, 9).pausing(&gate).cut()],
+            [says("first words")
+                .with_usage(70, 9)
+                .pausing_at(&gate)
+                .cut()],
         );
         let (run, events, mut before) = streaming(&app, wire).await;
         gate.open();
         before.extend(events.rest().await);
 
-        let run = run.ended().await;
+        let run = run.wait_for_end().await;
         assert_eq!(run.failure().0, "provider_server");
         assert_eq!(run["partial_content"], told(&before), "{run:?}");
         assert!(before.iter().all(|event| event.kind() != "text.withdrawn"));
@@ -106,18 +113,21 @@ async fn a_stream_that_breaks_for_good_keeps_its_text() {
 
 #[tokio::test]
 async fn text_that_was_withdrawn_is_not_kept_but_its_tokens_are() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "[retry]\ninitial_delay_ms = 1")
         .spawn()
         .await;
-    let gate = Gate::shut();
-    let broken = says("first words").using(70, 9).pausing(&gate).cut();
+    let gate = Gate::closed();
+    let broken = says("first words")
+        .with_usage(70, 9)
+        .pausing_at(&gate)
+        .cut();
     app.provider.will("solo", [broken, hangs()]);
     let (run, mut events, _) = streaming(&app, "solo").await;
     gate.open();
     let withdrawn = events.until("text.withdrawn").await;
     assert!(!kinds(&withdrawn).contains(&"run.failed"));
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
 
     let run = run.cancel("enough").await;
 
@@ -127,24 +137,24 @@ async fn text_that_was_withdrawn_is_not_kept_but_its_tokens_are() {
 
 #[tokio::test]
 async fn the_turn_under_way_wins_over_the_one_before() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "stream = true")
         .spawn()
         .await;
-    let shut = Gate::shut();
+    let shut = Gate::closed();
     app.provider.will(
         "planner",
         [
-            asks([("reader", "x")]).saying("let me see"),
-            says("I found it").pausing(&shut),
+            delegates([("reader", "x")]).with_text("let me see"),
+            says("I found it").pausing_at(&shut),
         ],
     );
     app.provider.will("reader", [says("read")]);
     let (run, mut events, before) = streaming(&app, "planner").await;
     let wanted = |events: &[Event]| told(events).ends_with("I ");
     if !wanted(&before) {
-        events.until_all(wanted).await;
+        events.until_matches(wanted).await;
     }
 
     let run = run.cancel("enough").await;
@@ -154,15 +164,17 @@ async fn the_turn_under_way_wins_over_the_one_before() {
 
 #[tokio::test]
 async fn a_child_keeps_its_text_too() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
-    let shut = Gate::shut();
-    app.provider.will("planner", [asks([("reader", "x")])]);
-    app.provider
-        .will("reader", [says("half read").using(30, 3).pausing(&shut)]);
+    let shut = Gate::closed();
+    app.provider.will("planner", [delegates([("reader", "x")])]);
+    app.provider.will(
+        "reader",
+        [says("half read").with_usage(30, 3).pausing_at(&shut)],
+    );
     let (run, _events, _) = streaming(&app, "planner").await;
 
     let run = run.cancel("enough").await;
@@ -175,7 +187,7 @@ async fn a_child_keeps_its_text_too() {
 #[tokio::test]
 async fn a_scripted_stream_keeps_its_text() {
     let text = "word ".repeat(1000);
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[providers.scripted]\nscripts = [\"scripts\"]")
         .agent("slow", "model = \"scripted/slow\"")
         .file(

@@ -4,20 +4,20 @@ use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::events::kinds;
-use crate::support::provider::answer::{asks, calls, says};
+use crate::support::provider::answer::{calls, delegates, says};
 
 #[tokio::test]
 async fn a_reply_without_calls_is_the_runs_content() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "system_prompt = \"Be brief.\"")
         .spawn()
         .await;
     app.provider.will(
         "solo",
         [says("hello")
-            .using(7, 3)
-            .stopped_by("end_turn")
-            .calling_itself("solo-2026")],
+            .with_usage(7, 3)
+            .with_stop_reason("end_turn")
+            .with_model("solo-2026")],
     );
 
     let run = app.run("solo", "greet me").await;
@@ -27,9 +27,9 @@ async fn a_reply_without_calls_is_the_runs_content() {
     assert_eq!(run["stop_reason"], "end_turn");
     assert_eq!(run["turns"], 1);
     assert_eq!(run.usage(), (7, 3, 0));
-    let asked = app.provider.asked("solo", 1).await;
+    let asked = app.provider.wait_for_request("solo", 1).await;
     assert_eq!(asked.system(), "Be brief.");
-    assert_eq!(asked.user(), ["greet me"]);
+    assert_eq!(asked.user_messages(), ["greet me"]);
     assert!(asked.body.get("tools").is_none(), "{:?}", asked.body);
     assert_eq!(
         kinds(&run.events().await),
@@ -45,9 +45,9 @@ async fn a_reply_without_calls_is_the_runs_content() {
 
 #[tokio::test]
 async fn a_reply_cut_by_the_token_limit_completes_with_that_reason() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
-        .will("solo", [says("half a sent").stopped_by("max_tokens")]);
+        .will("solo", [says("half a sent").with_stop_reason("max_tokens")]);
 
     let run = app.run("solo", "go").await;
 
@@ -57,7 +57,7 @@ async fn a_reply_cut_by_the_token_limit_completes_with_that_reason() {
 
 #[tokio::test]
 async fn calls_count_whatever_the_stop_reason_says() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
@@ -65,7 +65,7 @@ async fn calls_count_whatever_the_stop_reason_says() {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "read")]).stopped_by("end_turn"),
+            delegates([("reader", "read")]).with_stop_reason("end_turn"),
             says("done"),
         ],
     );
@@ -79,7 +79,7 @@ async fn calls_count_whatever_the_stop_reason_says() {
 
 #[tokio::test]
 async fn when_no_turn_is_left_the_run_fails_and_keeps_its_last_text() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"reader\"]\n[limits]\nmax_turns = 2",
@@ -90,8 +90,8 @@ async fn when_no_turn_is_left_the_run_fails_and_keeps_its_last_text() {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "one")]).saying("first"),
-            asks([("reader", "two")]).saying("second"),
+            delegates([("reader", "one")]).with_text("first"),
+            delegates([("reader", "two")]).with_text("second"),
         ],
     );
     app.provider.always("reader", |_| says("read"));
@@ -110,12 +110,12 @@ async fn when_no_turn_is_left_the_run_fails_and_keeps_its_last_text() {
         run["tool_calls"], 1,
         "the last turn's calls are not performed"
     );
-    assert_eq!(app.provider.seen_by("reader").len(), 1);
+    assert_eq!(app.provider.requests_for("reader").len(), 1);
 }
 
 #[tokio::test]
 async fn a_tool_that_is_not_offered_is_unknown() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
@@ -134,31 +134,33 @@ async fn a_tool_that_is_not_offered_is_unknown() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
+    let told = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.results(),
+        told.tool_results(),
         ["Unknown tool: \"fly\"", "Unknown tool: \"read_file\""]
     );
-    assert_eq!(told.errors(), [true, true]);
+    assert_eq!(told.tool_result_errors(), [true, true]);
     assert_eq!(run["tool_calls"], 2);
 }
 
 #[tokio::test]
 async fn calls_to_an_agent_without_tools_are_ignored() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
-    app.provider
-        .will("solo", [calls([("fly", json!({}))]).saying("I would fly.")]);
+    let app = TestApp::setup().agent("solo", "").spawn().await;
+    app.provider.will(
+        "solo",
+        [calls([("fly", json!({}))]).with_text("I would fly.")],
+    );
 
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.output(), "I would fly.");
     assert_eq!(run["tool_calls"], 0);
-    assert_eq!(app.provider.seen().len(), 1);
+    assert_eq!(app.provider.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn only_parameters_that_are_set_are_sent() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("plain", "")
         .agent(
             "tuned",
@@ -172,12 +174,12 @@ async fn only_parameters_that_are_set_are_sent() {
     app.run("plain", "go").await;
     app.run("tuned", "go").await;
 
-    let plain = app.provider.asked("plain", 1).await;
+    let plain = app.provider.wait_for_request("plain", 1).await;
     for key in ["temperature", "top_p", "stop_sequences", "system"] {
         assert!(plain.body.get(key).is_none(), "{key} in {}", plain.body);
     }
     assert_eq!(plain.body["max_tokens"], 8192);
-    let tuned = app.provider.asked("tuned", 1).await;
+    let tuned = app.provider.wait_for_request("tuned", 1).await;
     assert_eq!(tuned.body["temperature"], 0.0);
     assert_eq!(tuned.body["top_p"], 0.5);
     assert_eq!(tuned.body["max_tokens"], 99);
@@ -188,7 +190,7 @@ const LOOPER: &str = "sub_agents = [\"reader\"]";
 
 #[tokio::test]
 async fn the_same_call_again_and_again_is_hinted_at_and_then_stopped() {
-    let app = TestApp::with().agent("looper", LOOPER).spawn().await;
+    let app = TestApp::setup().agent("looper", LOOPER).spawn().await;
     app.provider
         .always("looper", |_| calls([("fly", json!({"to": "the moon"}))]));
 
@@ -197,7 +199,11 @@ async fn the_same_call_again_and_again_is_hinted_at_and_then_stopped() {
     assert_eq!(run.failure().0, "loop_detected");
     assert_eq!(run["error"]["category"], "agent");
     assert_eq!(run["turns"], 6);
-    let results = app.provider.asked("looper", 6).await.results();
+    let results = app
+        .provider
+        .wait_for_request("looper", 6)
+        .await
+        .tool_results();
     let plain = "Unknown tool: \"fly\"";
     assert_eq!(results[..2], [plain, plain]);
     assert!(results[2].starts_with(plain), "{results:?}");
@@ -211,9 +217,9 @@ async fn the_same_call_again_and_again_is_hinted_at_and_then_stopped() {
 
 #[tokio::test]
 async fn other_arguments_are_no_loop() {
-    let app = TestApp::with().agent("looper", LOOPER).spawn().await;
+    let app = TestApp::setup().agent("looper", LOOPER).spawn().await;
     app.provider.always("looper", |seen| {
-        let tries = seen.results().len();
+        let tries = seen.tool_results().len();
         if tries < 8 {
             calls([("fly", json!({"to": tries}))])
         } else {
@@ -224,13 +230,17 @@ async fn other_arguments_are_no_loop() {
     let run = app.run("looper", "go").await;
 
     assert_eq!(run.output(), "enough");
-    let results = app.provider.asked("looper", 9).await.results();
+    let results = app
+        .provider
+        .wait_for_request("looper", 9)
+        .await
+        .tool_results();
     assert_eq!(results, ["Unknown tool: \"fly\""; 8]);
 }
 
 #[tokio::test]
 async fn the_loop_guard_can_be_set_and_turned_off() {
-    let strict = TestApp::with()
+    let strict = TestApp::setup()
         .config("[limits]\nloop_warn = 2\nloop_stop = 3")
         .agent("looper", LOOPER)
         .spawn()
@@ -241,10 +251,14 @@ async fn the_loop_guard_can_be_set_and_turned_off() {
     let run = strict.run("looper", "go").await;
     assert_eq!(run.failure().0, "loop_detected");
     assert_eq!(run["turns"], 3);
-    let results = strict.provider.asked("looper", 3).await.results();
+    let results = strict
+        .provider
+        .wait_for_request("looper", 3)
+        .await
+        .tool_results();
     assert!(results[1].len() > results[0].len(), "{results:?}");
 
-    let lax = TestApp::with()
+    let lax = TestApp::setup()
         .config("[limits]\nloop_warn = 0\nloop_stop = 0")
         .agent("looper", &format!("{LOOPER}\n[limits]\nmax_turns = 10"))
         .spawn()
@@ -253,6 +267,10 @@ async fn the_loop_guard_can_be_set_and_turned_off() {
         .always("looper", |_| calls([("fly", json!({}))]));
     let run = lax.run("looper", "go").await;
     assert_eq!(run.failure().0, "max_turns");
-    let results = lax.provider.asked("looper", 10).await.results();
+    let results = lax
+        .provider
+        .wait_for_request("looper", 10)
+        .await
+        .tool_results();
     assert_eq!(results, ["Unknown tool: \"fly\""; 9]);
 }

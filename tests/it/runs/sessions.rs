@@ -8,10 +8,10 @@ use reqwest::Method;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp, send};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, calls, fails, hangs, says};
-use crate::support::provider::seen::{Seen, Wire};
+use crate::support::provider::answer::{ScriptedAnswer, calls, fails, hangs, says};
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 
 /// A body of the session `talk`.
 fn talk(input: &str) -> Value {
@@ -24,19 +24,23 @@ fn busy(input: &str, on_busy: &str) -> Value {
 }
 
 async fn solo() -> TestApp {
-    TestApp::with().agent("solo", "").spawn().await
+    TestApp::setup().agent("solo", "").spawn().await
 }
 
 /// Answers with how many messages of a user it was sent, behind the gate.
-fn counts(gate: &Gate) -> impl Fn(&Seen) -> Answer + Send + Sync + 'static {
+fn counts(gate: &Gate) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
     let gate = gate.clone();
-    move |seen: &Seen| says(format!("heard {}", seen.user().len())).after(&gate)
+    move |seen: &RecordedRequest| {
+        says(format!("heard {}", seen.user_messages().len())).after_gate(&gate)
+    }
 }
 
 /// The last message of a user in each request, in order.
 fn asked(app: &TestApp) -> Vec<String> {
-    let seen = app.provider.seen();
-    let last = |seen: &std::sync::Arc<Seen>| seen.user().last().cloned().unwrap_or_default();
+    let seen = app.provider.requests();
+    let last = |seen: &std::sync::Arc<RecordedRequest>| {
+        seen.user_messages().last().cloned().unwrap_or_default()
+    };
     seen.iter().map(last).collect()
 }
 
@@ -44,7 +48,7 @@ fn asked(app: &TestApp) -> Vec<String> {
 async fn a_session_remembers_on_every_wire() {
     for wire in Wire::ALL {
         let name = wire.name();
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent(
                 "solo",
                 &format!("model = \"{name}/solo\"\nsub_agents = [\"x\"]"),
@@ -54,7 +58,7 @@ async fn a_session_remembers_on_every_wire() {
         app.provider.will(
             "solo",
             [
-                calls([("fly", json!({"n": 1})), ("walk", json!({}))]).saying("let me see"),
+                calls([("fly", json!({"n": 1})), ("walk", json!({}))]).with_text("let me see"),
                 says("one"),
                 calls([("fly", json!({"n": 2}))]),
                 says("two"),
@@ -66,14 +70,14 @@ async fn a_session_remembers_on_every_wire() {
         let third = app.run_with("solo", talk("3")).await;
 
         assert_eq!(third.output(), "three", "{wire:?}");
-        let last = app.provider.asked("solo", 5).await;
-        assert_eq!(last.user(), ["1", "2", "3"], "{wire:?}");
-        assert_eq!(last.results().len(), 3, "{wire:?}");
+        let last = app.provider.wait_for_request("solo", 5).await;
+        assert_eq!(last.user_messages(), ["1", "2", "3"], "{wire:?}");
+        assert_eq!(last.tool_results().len(), 3, "{wire:?}");
         assert_eq!(last.turn(), 5, "{wire:?}");
         // What the second run said, the third says again, word for word.
-        let before = app.provider.asked("solo", 4).await;
+        let before = app.provider.wait_for_request("solo", 4).await;
         // Marks for a cache move on with the conversation.
-        let unmarked = |seen: &Seen| {
+        let unmarked = |seen: &RecordedRequest| {
             let mut messages = seen.messages().to_vec();
             let blocks = messages.iter_mut();
             let blocks = blocks.filter_map(|message| message["content"].as_array_mut());
@@ -112,7 +116,7 @@ async fn a_session_remembers_on_every_wire() {
 
 #[tokio::test]
 async fn calls_are_told_as_text_where_no_tools_are_offered_any_more() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "sub_agents = [\"x\"]")
         .spawn()
         .await;
@@ -127,14 +131,19 @@ async fn calls_are_told_as_text_where_no_tools_are_offered_any_more() {
 
     assert_eq!(app.run_with("solo", talk("2")).await.output(), "two");
 
-    let body = app.provider.asked("solo", 3).await.body.to_string();
+    let body = app
+        .provider
+        .wait_for_request("solo", 3)
+        .await
+        .body
+        .to_string();
     assert!(body.contains("[Calls fly with {\\\"n\\\":1}]"), "{body}");
     assert!(!body.contains("tool_use"), "{body}");
 }
 
 #[tokio::test]
 async fn only_what_was_completed_is_gone_on_with() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "[retry]\nmax_retries = 0")
         .agent("other", "")
         .spawn()
@@ -153,7 +162,7 @@ async fn only_what_was_completed_is_gone_on_with() {
     let first = app.run_with("solo", talk("1")).await;
     assert_eq!(app.run_with("solo", talk("2")).await.status(), "failed");
     let third = app.start_with("solo", talk("3")).await;
-    app.provider.asked("solo", 3).await;
+    app.provider.wait_for_request("solo", 3).await;
     assert_eq!(third.cancel("enough").await.status(), "cancelled");
     // Another agent's conversation of the session is its own, and so is another session's.
     app.run_with("other", talk("else")).await;
@@ -161,10 +170,13 @@ async fn only_what_was_completed_is_gone_on_with() {
     app.run_with("solo", json!({"input": "5", "session": "second"}))
         .await;
 
-    let seen = app.provider.seen_by("solo");
-    assert_eq!(seen[3].user(), ["1", "4"]);
-    assert_eq!(seen[4].user(), ["5"]);
-    assert_eq!(app.provider.seen_by("other")[0].user(), ["else"]);
+    let seen = app.provider.requests_for("solo");
+    assert_eq!(seen[3].user_messages(), ["1", "4"]);
+    assert_eq!(seen[4].user_messages(), ["5"]);
+    assert_eq!(
+        app.provider.requests_for("other")[0].user_messages(),
+        ["else"]
+    );
 
     // The session's runs, newest first, in pages.
     let page = app.get("/sessions/talk?limit=2").await.json();
@@ -204,12 +216,18 @@ async fn only_what_was_completed_is_gone_on_with() {
     }
     app.provider.always("solo", |_| says("six"));
     app.run_with("solo", talk("6")).await;
-    assert_eq!(app.provider.asked("solo", 6).await.user(), ["1", "4", "6"]);
+    assert_eq!(
+        app.provider
+            .wait_for_request("solo", 6)
+            .await
+            .user_messages(),
+        ["1", "4", "6"]
+    );
 }
 
 #[tokio::test]
 async fn a_long_conversation_is_trimmed_with_a_notice() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[limits]\nsession_messages = 5")
         .agent("solo", "sub_agents = [\"x\"]")
         .spawn()
@@ -229,34 +247,40 @@ async fn a_long_conversation_is_trimmed_with_a_notice() {
     }
 
     let notice = "[Earlier messages of this conversation were left out.]\n\n";
-    let third = app.provider.asked("solo", 4).await;
-    assert_eq!(third.user(), [format!("{notice}2"), "3".to_owned()]);
-    assert_eq!(third.results().len(), 1);
+    let third = app.provider.wait_for_request("solo", 4).await;
+    assert_eq!(
+        third.user_messages(),
+        [format!("{notice}2"), "3".to_owned()]
+    );
+    assert_eq!(third.tool_results().len(), 1);
     // The calls of the second run do not fit any more, and nothing of them is left.
-    let fourth = app.provider.asked("solo", 5).await;
-    assert_eq!(fourth.user(), [format!("{notice}3"), "4".to_owned()]);
-    assert!(fourth.results().is_empty());
+    let fourth = app.provider.wait_for_request("solo", 5).await;
+    assert_eq!(
+        fourth.user_messages(),
+        [format!("{notice}3"), "4".to_owned()]
+    );
+    assert!(fourth.tool_results().is_empty());
     assert!(!fourth.body.to_string().contains("tool_use"));
 }
 
 #[tokio::test]
 async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 2\nmax_queued = 3")
         .agent("solo", "")
         .agent("free", "")
         .spawn()
         .await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));
     app.provider.always("free", |_| says("passed"));
     let mut runs = Vec::new();
     for input in ["1", "2", "3", "4"] {
         runs.push(app.start_with("solo", talk(input)).await);
     }
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
     for waiting in &runs[1..] {
-        assert_eq!(waiting.now().await.status(), "queued");
+        assert_eq!(waiting.reload().await.status(), "queued");
     }
     // They count as waiting, and the second slot is free.
     let refused = app.post("/agents/solo/runs", &talk("5")).await;
@@ -266,12 +290,12 @@ async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
     let other = app
         .start_with("solo", json!({"input": "other", "session": "other"}))
         .await;
-    app.provider.busy("solo", 2).await;
+    app.provider.wait_for_concurrency("solo", 2).await;
     gate.open();
 
-    assert_eq!(other.ended().await.output(), "heard 1");
+    assert_eq!(other.wait_for_end().await.output(), "heard 1");
     for (run, heard) in runs.iter().zip(1..) {
-        assert_eq!(run.ended().await.output(), format!("heard {heard}"));
+        assert_eq!(run.wait_for_end().await.output(), format!("heard {heard}"));
     }
     let order: Vec<_> = asked(&app)
         .into_iter()
@@ -285,19 +309,19 @@ async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
 #[tokio::test]
 async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
     let app = solo().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));
     let first = app.start_with("solo", talk("1")).await;
     let second = app.start_with("solo", talk("2")).await;
     let third = app.start_with("solo", talk("3")).await;
-    app.provider.busy("solo", 1).await;
+    app.provider.wait_for_concurrency("solo", 1).await;
 
     assert_eq!(second.cancel("never mind").await.status(), "cancelled");
-    assert_eq!(third.now().await.status(), "queued");
+    assert_eq!(third.reload().await.status(), "queued");
     gate.open();
 
-    assert_eq!(first.ended().await.output(), "heard 1");
-    assert_eq!(third.ended().await.output(), "heard 2");
+    assert_eq!(first.wait_for_end().await.output(), "heard 1");
+    assert_eq!(third.wait_for_end().await.output(), "heard 2");
     assert_eq!(asked(&app), ["1", "3"]);
 }
 
@@ -323,7 +347,7 @@ async fn a_busy_session_refuses_no_repetition() {
 #[tokio::test]
 async fn a_busy_session_may_refuse() {
     let app = solo().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));
     let first = app.start_with("solo", talk("1")).await;
 
@@ -333,7 +357,7 @@ async fn a_busy_session_may_refuse() {
     assert!(detail.contains(first.id()), "{detail}");
     assert_eq!(refused.json()["code"], "session_busy");
     gate.open();
-    first.ended().await;
+    first.wait_for_end().await;
     // Who knows of the end finds the session free, however often.
     for heard in 2..30 {
         let next = app.run_with("solo", busy("x", "reject")).await;
@@ -345,18 +369,19 @@ async fn a_busy_session_may_refuse() {
 async fn those_before_may_be_cancelled() {
     let app = solo().await;
     app.provider.will("solo", [says("zero"), hangs()]);
-    app.provider
-        .always("solo", |seen| says(format!("heard {}", seen.user().len())));
+    app.provider.always("solo", |seen| {
+        says(format!("heard {}", seen.user_messages().len()))
+    });
     app.run_with("solo", talk("0")).await;
     let first = app.start_with("solo", talk("1")).await;
     let second = app.start_with("solo", talk("2")).await;
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
 
     let third = app.run_with("solo", busy("3", "cancel_previous")).await;
 
     assert_eq!(third.output(), "heard 2");
     for run in [&first, &second] {
-        let ended = run.ended().await;
+        let ended = run.wait_for_end().await;
         assert_eq!(ended.status(), "cancelled");
         let reason = ended["cancel_reason"]
             .as_str()
@@ -376,10 +401,10 @@ async fn those_before_may_be_cancelled() {
 #[tokio::test]
 async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
     let app = solo().await;
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("first").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider.will("solo", [says("first").after_gate(&gate)]);
     let first = app.start_with("solo", talk("1")).await;
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     let db = Connection::open(app.path("data/axed.db")).expect("the store");
     db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
     db.execute_batch(
@@ -394,55 +419,57 @@ async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
 
     refused.problem(503);
     gate.open();
-    assert_eq!(first.ended().await.output(), "first");
+    assert_eq!(first.wait_for_end().await.output(), "first");
 }
 
 #[tokio::test]
 async fn the_order_of_a_session_outlives_a_crash() {
     let mut app = solo().await;
     app.provider.will("solo", [says("zero"), hangs()]);
-    app.provider
-        .always("solo", |seen| says(format!("heard {}", seen.user().len())));
+    app.provider.always("solo", |seen| {
+        says(format!("heard {}", seen.user_messages().len()))
+    });
     app.run_with("solo", talk("0")).await;
     let mut runs = Vec::new();
     for input in ["1", "2", "3"] {
         let run = app.start_with("solo", talk(input)).await;
         runs.push(run.id().to_owned());
     }
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
 
     app.crash_and_restart().await;
 
     for (id, heard) in runs.iter().zip(2..) {
-        let ended = app.find(id).await.ended().await;
+        let ended = app.find(id).await.wait_for_end().await;
         assert_eq!(ended.output(), format!("heard {heard}"));
     }
     assert_eq!(asked(&app), ["0", "1", "1", "2", "3"]);
-    assert_eq!(app.provider.most_busy("solo"), 1);
+    assert_eq!(app.provider.max_concurrency("solo"), 1);
     assert_eq!(app.get("/sessions/talk").await.json()["messages"], 8);
 }
 
 #[tokio::test]
 async fn a_stop_lets_no_run_of_a_session_overtake() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .server("drain_timeout = 0")
         .agent("solo", "")
         .spawn()
         .await;
     app.provider.will("solo", [hangs()]);
-    app.provider
-        .always("solo", |seen| says(format!("heard {}", seen.user().len())));
+    app.provider.always("solo", |seen| {
+        says(format!("heard {}", seen.user_messages().len()))
+    });
     let mut runs = Vec::new();
     for input in ["1", "2", "3"] {
         let run = app.start_with("solo", talk(input)).await;
         runs.push(run.id().to_owned());
     }
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
 
     app.restart().await;
 
     for (id, heard) in runs.iter().zip(1..) {
-        let ended = app.find(id).await.ended().await;
+        let ended = app.find(id).await.wait_for_end().await;
         assert_eq!(ended.output(), format!("heard {heard}"));
     }
     assert_eq!(asked(&app), ["1", "1", "2", "3"]);
@@ -450,7 +477,7 @@ async fn a_stop_lets_no_run_of_a_session_overtake() {
 
 #[tokio::test]
 async fn a_recovered_run_goes_on_with_the_conversation_that_it_began_with() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "sub_agents = [\"x\"]")
         .spawn()
         .await;
@@ -459,26 +486,26 @@ async fn a_recovered_run_goes_on_with_the_conversation_that_it_began_with() {
     app.provider.always("solo", |_| says("two"));
     let first = app.run_with("solo", talk("1")).await.id().to_owned();
     let second = app.start_with("solo", talk("2")).await.id().to_owned();
-    app.provider.asked("solo", 3).await;
+    app.provider.wait_for_request("solo", 3).await;
     let deleted = app.delete(&format!("/runs/{first}")).await;
     assert_eq!(deleted.status, 204);
 
     app.crash_and_restart().await;
 
-    assert_eq!(app.find(&second).await.ended().await.output(), "two");
-    let before = app.provider.asked("solo", 3).await.body.clone();
-    let after = app.provider.asked("solo", 4).await;
-    assert_eq!(after.user(), ["1", "2"]);
+    assert_eq!(app.find(&second).await.wait_for_end().await.output(), "two");
+    let before = app.provider.wait_for_request("solo", 3).await.body.clone();
+    let after = app.provider.wait_for_request("solo", 4).await;
+    assert_eq!(after.user_messages(), ["1", "2"]);
     assert_eq!(after.body, before);
 }
 
 fn of_ada_and_bob() -> Setup {
     let key = |name: &str, scopes: &str| {
-        let sha256 = KeyHash::of(name.as_bytes());
+        let sha256 = KeyHash::digest(name.as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [{scopes}]\n")
     };
     let usual = "\"run\", \"read\"";
-    TestApp::with()
+    TestApp::setup()
         .config(&format!(
             "{}{}{}",
             key("ada", usual),
@@ -488,7 +515,13 @@ fn of_ada_and_bob() -> Setup {
         .agent("solo", "")
 }
 
-async fn by(app: &TestApp, key: &str, method: Method, path: &str, body: Option<&Value>) -> Got {
+async fn by(
+    app: &TestApp,
+    key: &str,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> ApiResponse {
     let request = app.request(method, path).bearer_auth(key);
     send(match body {
         Some(body) => request.json(body),
@@ -523,13 +556,19 @@ async fn keys_have_sessions_of_their_own() {
     }
     let path = "/agents/solo/runs";
     by(&app, "ada", Method::POST, path, Some(&talk("2"))).await;
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
 
     // Ada's is busy, Bob's is free and empty.
     let bob = post("bob", busy("bob", "reject")).await;
 
     assert_eq!(bob.json()["content"], "hi bob");
-    assert_eq!(app.provider.asked("solo", 3).await.user(), ["bob"]);
+    assert_eq!(
+        app.provider
+            .wait_for_request("solo", 3)
+            .await
+            .user_messages(),
+        ["bob"]
+    );
     let session = by(&app, "bob", Method::GET, "/sessions/talk", None)
         .await
         .json();
@@ -540,7 +579,7 @@ async fn keys_have_sessions_of_their_own() {
 #[tokio::test]
 async fn an_idempotent_post_takes_one_place_in_its_session() {
     let app = solo().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.always("solo", counts(&gate));
     app.start_with("solo", talk("1")).await;
     let post = |on_busy: &'static str| {
@@ -585,7 +624,7 @@ async fn earlier_messages_of_a_request_come_first_on_every_wire() {
     ]);
     for wire in Wire::ALL {
         let name = wire.name();
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent(
                 "solo",
                 &format!("model = \"{name}/solo\"\nsub_agents = [\"x\"]"),
@@ -600,16 +639,16 @@ async fn earlier_messages_of_a_request_come_first_on_every_wire() {
             .await;
 
         assert_eq!(run.output(), "two");
-        let first = app.provider.asked("solo", 1).await;
-        assert_eq!(first.user(), ["1", "2"], "{wire:?}");
-        assert_eq!(first.results(), ["flown", "walked"], "{wire:?}");
+        let first = app.provider.wait_for_request("solo", 1).await;
+        assert_eq!(first.user_messages(), ["1", "2"], "{wire:?}");
+        assert_eq!(first.tool_results(), ["flown", "walked"], "{wire:?}");
         let said = &first.body["messages"];
         match wire {
             Wire::Anthropic => {
                 assert_eq!(said[1]["content"][1]["id"], "a");
                 assert_eq!(said[1]["content"][2]["id"], "b_2");
                 assert_eq!(said[2]["content"][1]["tool_use_id"], "b_2");
-                assert_eq!(first.errors(), [false, true]);
+                assert_eq!(first.tool_result_errors(), [false, true]);
             }
             Wire::Openai => {
                 assert_eq!(said[1]["tool_calls"][1]["id"], "b.2");
@@ -632,20 +671,27 @@ async fn earlier_messages_of_a_request_come_first_on_every_wire() {
         app.provider.will("solo", [says("three")]);
         let again = json!({"input": "3", "messages": shown});
         assert_eq!(app.run_with("solo", again).await.output(), "three");
-        assert_eq!(app.provider.asked("solo", 3).await.user(), ["1", "2", "3"]);
+        assert_eq!(
+            app.provider
+                .wait_for_request("solo", 3)
+                .await
+                .user_messages(),
+            ["1", "2", "3"]
+        );
     }
 }
 
 #[tokio::test]
 async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("solo", "")
         .spawn()
         .await;
     app.provider.will("solo", [hangs()]);
-    app.provider
-        .always("solo", |seen| says(format!("heard {}", seen.user().len())));
+    app.provider.always("solo", |seen| {
+        says(format!("heard {}", seen.user_messages().len()))
+    });
     app.start("solo", "first").await;
     let body = json!({"input": "2", "messages": [{"role": "user", "content": "1"}]});
     let queued = app.start_with("solo", body).await;
@@ -655,7 +701,7 @@ async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
 
     app.crash_and_restart().await;
 
-    assert_eq!(app.find(&id).await.ended().await.output(), "heard 2");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "heard 2");
 }
 
 #[tokio::test]
@@ -777,5 +823,5 @@ async fn a_bad_order_is_refused_with_its_index() {
     let got = app.post("/agents/solo/runs", &both).await;
     got.problem(422);
     assert_eq!(got.json()["errors"][0]["pointer"], "/messages");
-    assert!(app.provider.seen().is_empty());
+    assert!(app.provider.requests().is_empty());
 }

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::events::{count, is_whole, kinds};
-use crate::support::provider::answer::{asks, hangs, says};
-use crate::support::provider::seen::Wire;
+use crate::support::events::{assert_complete, count, kinds};
+use crate::support::provider::answer::{delegates, hangs, says};
+use crate::support::provider::recorded_request::Wire;
 
 const SCHEMA: &str = r#"
 [params.response_format]
@@ -17,7 +17,7 @@ schema = { type = "object", properties = { n = { type = "integer" } }, required 
 async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
     for wire in Wire::ALL {
         let name = wire.name();
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent("solo", &format!("model = \"{name}/solo\"\n{SCHEMA}"))
             .spawn()
             .await;
@@ -32,7 +32,7 @@ async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
         assert_eq!(bare["structured"], json!({"n": 7}), "{wire:?}");
         assert_eq!(bare.output(), "{\"n\": 7}");
         assert_eq!(fenced["structured"], json!({"n": 8}));
-        assert_eq!(app.provider.seen().len(), 2, "nothing was asked again");
+        assert_eq!(app.provider.requests().len(), 2, "nothing was asked again");
     }
 }
 
@@ -40,15 +40,15 @@ async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
 async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
     for wire in Wire::ALL {
         let name = wire.name();
-        let app = TestApp::with()
+        let app = TestApp::setup()
             .agent("solo", &format!("model = \"{name}/solo\"\n{SCHEMA}"))
             .spawn()
             .await;
         app.provider.will(
             "solo",
             [
-                says("{\"n\": \"seven\", \"m\": 1}").using(10, 5),
-                says("{\"n\": 7}").using(20, 5),
+                says("{\"n\": \"seven\", \"m\": 1}").with_usage(10, 5),
+                says("{\"n\": 7}").with_usage(20, 5),
             ],
         );
 
@@ -57,8 +57,8 @@ async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
         assert_eq!(run["structured"], json!({"n": 7}), "{wire:?}");
         assert_eq!(run["turns"], 2);
         assert_eq!(run.usage(), (30, 10, 0));
-        let again = app.provider.asked("solo", 2).await;
-        let told = again.user().pop().expect("a message");
+        let again = app.provider.wait_for_request("solo", 2).await;
+        let told = again.user_messages().pop().expect("a message");
         assert!(
             told.contains("- /n: \"seven\" is not of type \"integer\"\n"),
             "{told}"
@@ -73,13 +73,13 @@ async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
             .collect();
         assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
         assert_eq!(messages["data"][2]["content"], told);
-        is_whole(&run.events().await);
+        assert_complete(&run.events().await);
     }
 }
 
 #[tokio::test]
 async fn a_second_answer_that_does_not_fit_fails_the_run_and_is_kept() {
-    let app = TestApp::with().agent("solo", SCHEMA).spawn().await;
+    let app = TestApp::setup().agent("solo", SCHEMA).spawn().await;
     app.provider.will(
         "solo",
         [says("no JSON"), says("{\"n\": 1.5}"), says("{\"n\": 7}")],
@@ -99,13 +99,13 @@ async fn a_second_answer_that_does_not_fit_fails_the_run_and_is_kept() {
         (&run["content"], &run["structured"]),
         (&Value::Null, &Value::Null)
     );
-    assert_eq!(app.provider.seen().len(), 2, "only one repair");
+    assert_eq!(app.provider.requests().len(), 2, "only one repair");
 }
 
 #[tokio::test]
 async fn nothing_is_asked_again_where_no_turn_is_left() {
     let agent = format!("{SCHEMA}\n[limits]\nmax_turns = 1");
-    let app = TestApp::with().agent("solo", &agent).spawn().await;
+    let app = TestApp::setup().agent("solo", &agent).spawn().await;
     app.provider.will("solo", [says("no JSON")]);
 
     let run = app.run("solo", "go").await;
@@ -116,7 +116,7 @@ async fn nothing_is_asked_again_where_no_turn_is_left() {
 
 #[tokio::test]
 async fn a_request_can_ask_for_an_object_and_text_stays_text() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("{\"a\": [1]}"));
     let asked = json!({"input": "go", "response_format": {"type": "json_object"}});
 
@@ -130,7 +130,7 @@ async fn a_request_can_ask_for_an_object_and_text_stays_text() {
 #[tokio::test]
 async fn a_schema_that_is_none_is_refused_at_once() {
     let broken = "[params.response_format]\ntype = \"json_schema\"\nschema = { type = \"thing\" }";
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .agent("broken", broken)
         .spawn()
@@ -167,7 +167,7 @@ async fn a_schema_that_is_none_is_refused_at_once() {
 
 #[tokio::test]
 async fn a_schema_made_to_work_for_ever_costs_its_own_run_only() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider
         .will("solo", [says("{\"a\": 1}"), says("{\"a\": 1}")]);
     // Each step asks the next one twice: 2^64 looks at one small object.
@@ -193,19 +193,24 @@ async fn a_schema_made_to_work_for_ever_costs_its_own_run_only() {
 
 #[tokio::test]
 async fn a_childs_answer_is_held_against_its_own_schema() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", SCHEMA)
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("no"), says("no")]);
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await.results().remove(0);
+    let told = app
+        .provider
+        .wait_for_request("planner", 2)
+        .await
+        .tool_results()
+        .remove(0);
     assert!(
         told.starts_with(
             "Error: sub-agent \"reader\" failed - the final text does not have the shape that was asked for: "
@@ -216,25 +221,25 @@ async fn a_childs_answer_is_held_against_its_own_schema() {
 
 #[tokio::test]
 async fn a_repair_goes_on_after_a_kill_and_is_not_made_twice() {
-    let mut app = TestApp::with().agent("solo", SCHEMA).spawn().await;
+    let mut app = TestApp::setup().agent("solo", SCHEMA).spawn().await;
     app.provider
         .will("solo", [says("no JSON"), hangs(), says("still none")]);
     let id = app.start("solo", "go").await.id().to_owned();
     let mut events = app.events(&app.find(&id).await).await;
     events
-        .until_all(|events| count(events, "turn.started") == 2)
+        .until_matches(|events| count(events, "turn.started") == 2)
         .await;
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
 
     app.crash_and_restart().await;
 
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.failure().0, "output_invalid");
     assert_eq!(run["partial_content"], "still none");
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     assert_eq!(seen.len(), 3);
     assert_eq!(seen[1].body["messages"], seen[2].body["messages"]);
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     assert_eq!(kinds(&events).last(), Some(&"run.failed"));
 }

@@ -4,24 +4,24 @@ use serde_json::json;
 
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, hangs, says};
-use crate::support::provider::seen::Wire;
+use crate::support::provider::answer::{delegates, hangs, says};
+use crate::support::provider::recorded_request::Wire;
 
 #[tokio::test]
 async fn a_run_that_is_overdue_fails_and_hangs_up() {
-    let app = TestApp::with().agent("slow", "timeout = 1").spawn().await;
+    let app = TestApp::setup().agent("slow", "timeout = 1").spawn().await;
     app.provider.will("slow", [hangs()]);
 
     let run = app.run("slow", "go").await;
 
     assert_eq!(run.failure().0, "timeout");
     assert_eq!(run["error"]["category"], "timeout");
-    app.provider.hung_up(1).await;
+    app.provider.wait_for_disconnects(1).await;
 }
 
 #[tokio::test]
 async fn the_deadline_holds_while_a_body_is_read() {
-    let mut setup = TestApp::with();
+    let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         for stream in [false, true] {
             let agent = format!("{}-{stream}", wire.name());
@@ -34,22 +34,24 @@ async fn the_deadline_holds_while_a_body_is_read() {
     for wire in Wire::ALL {
         for stream in [false, true] {
             let agent = format!("{}-{stream}", wire.name());
-            app.provider
-                .will(&agent, [says("never quite said").pausing(&Gate::shut())]);
+            app.provider.will(
+                &agent,
+                [says("never quite said").pausing_at(&Gate::closed())],
+            );
             runs.push(app.start(&agent, "go").await);
         }
     }
 
     for run in runs {
-        let run = run.ended().await;
+        let run = run.wait_for_end().await;
         assert_eq!(run.failure().0, "timeout", "{run:?}");
     }
-    app.provider.hung_up(8).await;
+    app.provider.wait_for_disconnects(8).await;
 }
 
 #[tokio::test]
 async fn each_call_has_the_callers_timeout() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"slow\", \"quick\"]\n[sub_agents_config]\ntimeout = 1",
@@ -60,7 +62,7 @@ async fn each_call_has_the_callers_timeout() {
         .await;
     app.provider.will(
         "planner",
-        [asks([("slow", "x"), ("quick", "y")]), says("done")],
+        [delegates([("slow", "x"), ("quick", "y")]), says("done")],
     );
     app.provider.will("slow", [hangs()]);
     app.provider.will("quick", [says("quick")]);
@@ -68,22 +70,22 @@ async fn each_call_has_the_callers_timeout() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.asked("planner", 2).await;
+    let told = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.results(),
+        told.tool_results(),
         [
             "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result.",
             "quick",
         ]
     );
-    assert_eq!(told.errors(), [true, false]);
+    assert_eq!(told.tool_result_errors(), [true, false]);
     assert_eq!(run.children().await[0].failure().0, "timeout");
-    app.provider.hung_up(1).await;
+    app.provider.wait_for_disconnects(1).await;
 }
 
 #[tokio::test]
 async fn a_child_has_its_own_files_timeout() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "sub_agents = [\"slow\"]\n[sub_agents_config]\ntimeout = 30",
@@ -92,14 +94,17 @@ async fn a_child_has_its_own_files_timeout() {
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("slow", "x")]), says("done")]);
+        .will("planner", [delegates([("slow", "x")]), says("done")]);
     app.provider.will("slow", [hangs()]);
 
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
     assert_eq!(
-        app.provider.asked("planner", 2).await.results(),
+        app.provider
+            .wait_for_request("planner", 2)
+            .await
+            .tool_results(),
         [
             "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result."
         ]
@@ -108,7 +113,7 @@ async fn a_child_has_its_own_files_timeout() {
 
 #[tokio::test]
 async fn a_child_never_outlives_its_parents_deadline() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "root",
             "timeout = 1\nsub_agents = [\"middle\"]\n[sub_agents_config]\ntimeout = 60",
@@ -117,14 +122,14 @@ async fn a_child_never_outlives_its_parents_deadline() {
         .agent("leaf", "timeout = 60")
         .spawn()
         .await;
-    app.provider.will("root", [asks([("middle", "x")])]);
-    app.provider.will("middle", [asks([("leaf", "y")])]);
+    app.provider.will("root", [delegates([("middle", "x")])]);
+    app.provider.will("middle", [delegates([("leaf", "y")])]);
     app.provider.will("leaf", [hangs()]);
 
     let run = app.run("root", "go").await;
 
     assert_eq!(run.failure().0, "timeout");
-    app.provider.hung_up(1).await;
+    app.provider.wait_for_disconnects(1).await;
     let middle = &run.children().await[0];
     assert_eq!(middle.failure().0, "timeout");
     assert_eq!(middle.children().await[0].failure().0, "timeout");
@@ -132,7 +137,7 @@ async fn a_child_never_outlives_its_parents_deadline() {
 
 #[tokio::test]
 async fn a_request_can_set_the_deadline() {
-    let app = TestApp::with().agent("slow", "").spawn().await;
+    let app = TestApp::setup().agent("slow", "").spawn().await;
     app.provider.will("slow", [hangs()]);
 
     let run = app.run_with("slow", json!({"timeout": 1})).await;
@@ -142,7 +147,7 @@ async fn a_request_can_set_the_deadline() {
 
 #[tokio::test]
 async fn the_server_has_a_default_and_a_most() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .server("default_timeout = 1\nmax_timeout = 1")
         .agent("silent", "")
         .agent("patient", "timeout = 3600")
@@ -154,13 +159,13 @@ async fn the_server_has_a_default_and_a_most() {
     let silent = app.start("silent", "go").await;
     let patient = app.start("patient", "go").await;
 
-    assert_eq!(silent.ended().await.failure().0, "timeout");
-    assert_eq!(patient.ended().await.failure().0, "timeout");
+    assert_eq!(silent.wait_for_end().await.failure().0, "timeout");
+    assert_eq!(patient.wait_for_end().await.failure().0, "timeout");
 }
 
 #[tokio::test]
 async fn time_in_the_queue_does_not_count() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[runs]\nmax_running = 1")
         .agent("slow", "timeout = 1")
         .agent("next", "timeout = 1")
@@ -169,7 +174,7 @@ async fn time_in_the_queue_does_not_count() {
     app.provider.will("slow", [hangs()]);
     app.provider.will("next", [says("done")]);
     app.start("slow", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
 
     // It waits for as long as its own deadline is, and still has all of it.
     let next = app.run("next", "go").await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
-use crate::support::provider::answer::{asks, calls, fails, hangs, says};
+use crate::support::provider::answer::{calls, delegates, fails, hangs, says};
 use crate::support::run::Run;
 
 /// Checks that the tree's usage is the sum over its runs and what the provider charged for.
@@ -13,7 +13,7 @@ async fn settled(app: &TestApp, run: &Run<'_>) {
     assert_eq!((input, output), (ledger.input, ledger.output), "{run:?}");
     assert_eq!(run["tree"]["model_calls"], ledger.replies);
     let (mut sum, mut runs) = ((0, 0, 0), 0);
-    let mut unread = vec![run.now().await];
+    let mut unread = vec![run.reload().await];
     while let Some(one) = unread.pop() {
         let own = one.usage();
         sum = (sum.0 + own.0, sum.1 + own.1, sum.2 + own.2);
@@ -29,7 +29,7 @@ async fn settled(app: &TestApp, run: &Run<'_>) {
 
 #[tokio::test]
 async fn a_tree_of_completed_runs_is_counted_exactly() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("root", "sub_agents = [\"middle\"]")
         .agent(
             "middle",
@@ -41,19 +41,19 @@ async fn a_tree_of_completed_runs_is_counted_exactly() {
     app.provider.will(
         "root",
         [
-            asks([("middle", "1"), ("middle", "2")])
-                .using(11, 7)
-                .cached(100, 50),
-            says("done").using(31, 13),
+            delegates([("middle", "1"), ("middle", "2")])
+                .with_usage(11, 7)
+                .with_cached_tokens(100, 50),
+            says("done").with_usage(31, 13),
         ],
     );
     app.provider
-        .always("middle", |seen| match seen.results().len() {
-            0 => asks([("leaf", "a"), ("leaf", "b"), ("leaf", "c")]).using(101, 3),
-            _ => says("summary").using(203, 5).cached(40, 0),
+        .always("middle", |seen| match seen.tool_results().len() {
+            0 => delegates([("leaf", "a"), ("leaf", "b"), ("leaf", "c")]).with_usage(101, 3),
+            _ => says("summary").with_usage(203, 5).with_cached_tokens(40, 0),
         });
     app.provider
-        .always("leaf", |_| says("one two three").using(1009, 17));
+        .always("leaf", |_| says("one two three").with_usage(1009, 17));
 
     let run = app.run("root", "go").await;
 
@@ -66,7 +66,7 @@ async fn a_tree_of_completed_runs_is_counted_exactly() {
 
 #[tokio::test]
 async fn failed_and_overdue_descendants_are_counted() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "root",
             "sub_agents = [\"failing\", \"overdue\", \"looping\"]\n[sub_agents_config]\ntimeout = 2",
@@ -80,23 +80,28 @@ async fn failed_and_overdue_descendants_are_counted() {
     app.provider.will(
         "root",
         [
-            asks([("failing", "1"), ("overdue", "2"), ("looping", "3")]),
+            delegates([("failing", "1"), ("overdue", "2"), ("looping", "3")]),
             says("done"),
         ],
     );
     app.provider
-        .always("leaf", |_| says("leaf").using(1000, 100));
+        .always("leaf", |_| says("leaf").with_usage(1000, 100));
     app.provider.will(
         "failing",
-        [asks([("leaf", "a")]).using(20, 2), fails(500, "broken")],
+        [
+            delegates([("leaf", "a")]).with_usage(20, 2),
+            fails(500, "broken"),
+        ],
     );
-    app.provider
-        .will("overdue", [asks([("leaf", "b")]).using(30, 3), hangs()]);
+    app.provider.will(
+        "overdue",
+        [delegates([("leaf", "b")]).with_usage(30, 3), hangs()],
+    );
     app.provider.will(
         "looping",
         [
-            calls([("fly", json!({}))]).using(40, 4),
-            calls([("fly", json!({}))]).using(50, 5),
+            calls([("fly", json!({}))]).with_usage(40, 4),
+            calls([("fly", json!({}))]).with_usage(50, 5),
         ],
     );
 
@@ -113,21 +118,23 @@ async fn failed_and_overdue_descendants_are_counted() {
 
 #[tokio::test]
 async fn cancelled_descendants_are_counted_and_the_tree_is_true_while_it_runs() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("root", "sub_agents = [\"middle\"]")
         .agent("middle", "sub_agents = [\"leaf\"]")
         .agent("leaf", "")
         .spawn()
         .await;
     app.provider
-        .will("root", [asks([("middle", "x")]).using(10, 1)]);
-    app.provider
-        .will("middle", [asks([("leaf", "y")]).using(20, 2), hangs()]);
-    app.provider.will("leaf", [says("leaf").using(30, 3)]);
+        .will("root", [delegates([("middle", "x")]).with_usage(10, 1)]);
+    app.provider.will(
+        "middle",
+        [delegates([("leaf", "y")]).with_usage(20, 2), hangs()],
+    );
+    app.provider.will("leaf", [says("leaf").with_usage(30, 3)]);
 
     let run = app.start("root", "go").await;
-    app.provider.asked("middle", 2).await;
-    let live = run.now().await;
+    app.provider.wait_for_request("middle", 2).await;
+    let live = run.reload().await;
     assert_eq!(live.status(), "running");
     assert_eq!(live.usage(), (10, 1, 1));
     assert_eq!(live.tree_usage(), (60, 6, 2));
@@ -140,7 +147,7 @@ async fn cancelled_descendants_are_counted_and_the_tree_is_true_while_it_runs() 
 
 #[tokio::test]
 async fn retried_requests_are_counted_once() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "stream = true\n[retry]\ninitial_delay_ms = 1")
         .spawn()
         .await;
@@ -149,7 +156,7 @@ async fn retried_requests_are_counted_once() {
         [
             fails(500, "oops"),
             fails(429, "slow down"),
-            says("done").using(9, 4),
+            says("done").with_usage(9, 4),
         ],
     );
 
@@ -162,14 +169,14 @@ async fn retried_requests_are_counted_once() {
 
 #[tokio::test]
 async fn a_provider_that_reports_nothing_makes_the_sum_incomplete() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("root", "sub_agents = [\"leaf\"]")
         .agent("leaf", "")
         .spawn()
         .await;
     app.provider
-        .will("root", [asks([("leaf", "x")]), says("done")]);
-    app.provider.will("leaf", [says("leaf").unmetered()]);
+        .will("root", [delegates([("leaf", "x")]), says("done")]);
+    app.provider.will("leaf", [says("leaf").without_usage()]);
 
     let run = app.run("root", "go").await;
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::store::shared::{child, completing, fresh, record, root, sqlite, starting, write};
 use crate::support::app::TestApp;
-use crate::support::provider::answer::{asks, says};
+use crate::support::provider::answer::{delegates, says};
 
 const AGENTS: [&str; 3] = ["a", "b", "c"];
 const OWNERS: [Option<&str>; 3] = [None, Some("ada"), Some("bob")];
@@ -76,7 +76,7 @@ fn fits(run: &Run, filter: &RunFilter) -> bool {
         && filter.status.is_none_or(|status| status == run.status)
         && match filter.root {
             Some(root) => run.root_id == root,
-            None => filter.all || run.parent_id.is_none(),
+            None => filter.include_children || run.parent_id.is_none(),
         }
         && (filter.labels.iter()).all(|(key, value)| run.labels.get(key) == Some(value))
         && filter.since.is_none_or(|since| run.created_at >= since)
@@ -109,7 +109,7 @@ async fn fill(store: &dyn RunStore, dice: &mut Dice) -> Vec<Run> {
             }
             last = Some(scope);
         }
-        let open = Change::Open(Box::new(fresh(run.clone())));
+        let open = Change::Create(Box::new(fresh(run.clone())));
         store.write(write(&scope, open, 1)).await.expect("opened");
         if dice.roll(4) > 0 {
             store.write(starting(&scope)).await.expect("started");
@@ -144,7 +144,7 @@ async fn pages_have_what_fits_and_nothing_else() {
             owner: dice.maybe(&["ada", "bob", "eve"]).map(text),
             status: dice.maybe(&Status::ALL),
             root: dice.maybe(&[runs[200].root_id, runs[100].root_id, RunId::new()]),
-            all: dice.roll(2) == 0,
+            include_children: dice.roll(2) == 0,
             session: dice.maybe(&["s", "t", "u"]).map(text),
             labels: dice.maybe(&labels).unwrap_or_default(),
             since,
@@ -277,7 +277,7 @@ async fn a_page_ends_early_instead_of_looking_through_everything() {
         (
             RunFilter {
                 until: Some(at(1)),
-                all: true,
+                include_children: true,
                 ..page.clone()
             },
             &oldest,
@@ -346,14 +346,15 @@ async fn a_page_ends_early_instead_of_looking_through_everything() {
 
 #[tokio::test]
 async fn what_belongs_to_a_run_comes_in_pages() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .spawn()
         .await;
     let long = "é".repeat(3000);
     let tasks = [("reader", "a"), ("reader", &*long), ("reader", "c")];
-    app.provider.will("planner", [asks(tasks), says("done")]);
+    app.provider
+        .will("planner", [delegates(tasks), says("done")]);
     app.provider.always("reader", |_| says("read"));
     let run = app.run("planner", "go").await;
 

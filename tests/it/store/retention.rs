@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axed::config::{Kept, Retention};
+use axed::config::{Retention, RetentionLimit};
 use axed::domain::run::{RunId, Scope, Status};
 use axed::engine::retention;
-use axed::store::{Change, NewestEnded, RunStore};
+use axed::store::{Change, NthNewestQuery, RunStore};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -16,8 +16,8 @@ use crate::store::shared::{
 };
 use crate::support::app::TestApp;
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, fails, says};
-use crate::support::soon;
+use crate::support::provider::answer::{delegates, fails, says};
+use crate::support::within_timeout;
 
 /// A run with everything that a run can have, by a definition of its own.
 async fn full_run(store: &dyn RunStore, n: usize) -> Scope {
@@ -26,9 +26,9 @@ async fn full_run(store: &dyn RunStore, n: usize) -> Scope {
     run.input = "long ".repeat(400).into();
     run.labels.insert("k".to_owned(), n.to_string());
     let mut opening = fresh(run);
-    opening.continuation.definition = format!("{{\"name\":\"{n}\"}}").into();
+    opening.resume_state.definition = format!("{{\"name\":\"{n}\"}}").into();
     opening.claim = Some(claim(&n.to_string(), 0, in_an_hour()));
-    let open = write(&scope, Change::Open(Box::new(opening)), 1);
+    let open = write(&scope, Change::Create(Box::new(opening)), 1);
     store.write(open).await.expect("opened");
     scope
 }
@@ -37,7 +37,7 @@ async fn full_runs(store: &dyn RunStore, numbers: std::ops::Range<usize>) {
     for n in numbers {
         let scope = full_run(store, n).await;
         store
-            .post(completing(&scope, "done"))
+            .enqueue(completing(&scope, "done"))
             .await
             .expect("posted");
     }
@@ -46,7 +46,7 @@ async fn full_runs(store: &dyn RunStore, numbers: std::ops::Range<usize>) {
 
 fn newest(kept: usize) -> Retention {
     Retention {
-        completed: Kept {
+        completed: RetentionLimit {
             age: None,
             count: Some(kept),
         },
@@ -56,17 +56,17 @@ fn newest(kept: usize) -> Retention {
 
 /// The completed root that so many newer ones follow.
 async fn place(store: &dyn RunStore, but: usize) -> Option<RunId> {
-    let query = NewestEnded {
+    let query = NthNewestQuery {
         status: Status::Completed,
         before: None,
-        but,
+        offset: but,
     };
-    store.newest_ended(query).await.expect("a place")
+    store.nth_newest_ended(query).await.expect("a place")
 }
 
 /// Waits until at most so many completed roots are left.
 async fn dwindled(store: &dyn RunStore, to: usize) {
-    soon("old runs to go", async {
+    within_timeout("old runs to go", async {
         while place(store, to).await.is_some() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -80,7 +80,7 @@ async fn keeping<T>(
     meanwhile: impl Future<Output = T>,
 ) -> T {
     let stop = CancellationToken::new();
-    let keeping = retention::keep(Arc::clone(store), retention, stop.clone());
+    let keeping = retention::run(Arc::clone(store), retention, stop.clone());
     let meanwhile = async {
         let done = meanwhile.await;
         stop.cancel();
@@ -102,7 +102,7 @@ async fn ten_thousand_runs_go_while_others_come() {
         rung: _rung,
     } = sqlite();
     full_runs(store.as_ref(), 0..10_000).await;
-    let before = store.commits();
+    let before = store.commit_count();
 
     // One process begins it …
     keeping(&store, newest(100), dwindled(store.as_ref(), 9_000)).await;
@@ -126,7 +126,7 @@ async fn ten_thousand_runs_go_while_others_come() {
             at_work.push(full_run(store.as_ref(), n).await);
         }
         dwindled(store.as_ref(), 100).await;
-        soon("the file to get smaller", async {
+        within_timeout("the file to get smaller", async {
             while bytes(home.path()) > 4 << 20 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -154,7 +154,7 @@ async fn a_shared_definition_goes_after_its_runs() {
     let (store, dir) = (&opened.store, opened.place.path());
     let shared = async || {
         let scope = root();
-        let opening = Change::Open(Box::new(fresh(record(&scope, "a"))));
+        let opening = Change::Create(Box::new(fresh(record(&scope, "a"))));
         store
             .write(write(&scope, opening, 1))
             .await
@@ -167,11 +167,11 @@ async fn a_shared_definition_goes_after_its_runs() {
     assert_eq!(count(dir, "definitions"), 1);
     for gone in [first, second] {
         assert!(store.delete(gone.run).await.expect("deleted"));
-        while store.tidy().await.expect("tidied") {}
+        while store.vacuum().await.expect("tidied") {}
         assert_eq!(count(dir, "definitions"), 1, "the third has it");
     }
     assert!(store.delete(third.run).await.expect("deleted"));
-    while store.tidy().await.expect("tidied") {}
+    while store.vacuum().await.expect("tidied") {}
     assert_eq!(count(dir, "definitions"), 0);
     shared().await;
     assert_eq!(count(dir, "definitions"), 1, "it comes back with a run");
@@ -179,7 +179,7 @@ async fn a_shared_definition_goes_after_its_runs() {
 
 #[tokio::test]
 async fn runs_go_by_age_and_what_is_at_work_stays() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .agent("broken", "")
@@ -187,11 +187,11 @@ async fn runs_go_by_age_and_what_is_at_work_stays() {
         .config("[data.retention]\ncompleted = { age = 1 }")
         .spawn()
         .await;
-    let gate = Gate::shut();
-    app.provider.will("slow", [says("late").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider.will("slow", [says("late").after_gate(&gate)]);
     app.provider.will("broken", [fails(400, "no")]);
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [says("read")]);
     let slow = app.start("slow", "go").await;
     let broken = app.run("broken", "go").await;
@@ -222,15 +222,15 @@ async fn runs_go_by_age_and_what_is_at_work_stays() {
     let again = crate::support::app::send(key("k")).await.json();
     assert_ne!(again["id"], planner["id"]);
 
-    assert_eq!(broken.now().await.status(), "failed");
-    assert_eq!(slow.now().await.status(), "running");
+    assert_eq!(broken.reload().await.status(), "failed");
+    assert_eq!(slow.reload().await.status(), "running");
     gate.open();
-    assert_eq!(slow.ended().await.output(), "late");
+    assert_eq!(slow.wait_for_end().await.output(), "late");
 }
 
 #[tokio::test]
 async fn the_newest_stay_and_the_next_start_sees_to_it() {
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "")
         .environment("AXED_DATA__RETENTION__COMPLETED__COUNT", "2")
         .spawn()

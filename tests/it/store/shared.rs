@@ -13,11 +13,13 @@ use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use axed::domain::webhook::{DeliveryId, Webhook};
 use axed::store::open::open;
 use axed::store::outbox::{
-    Attempt, DeliveryStatus, DueQuery, KEPT_TRIES, NewDelivery, Then, Tried,
+    AttemptOutcome, AttemptRecord, DeliveryAttempt, DeliveryStatus, DueQuery, MAX_STORED_ATTEMPTS,
+    NewDelivery,
 };
 use axed::store::{
-    Change, Claim, ClaimKey, Claimed, Closing, Continuation, EndedBefore, EventQuery, NewestEnded,
-    Opening, Outlived, Progress, RunFilter, RunStore, SessionQuery, Step, StoreError, Write,
+    Change, ClaimedRun, Cutoff, EventQuery, ExpiredQuery, FinishedRun, IdempotencyClaim,
+    IdempotencyKey, NewRun, NthNewestQuery, Progress, ResumeState, RunFilter, RunStore,
+    SessionQuery, Step, StoreError, Write,
 };
 use axed::workdirs::FileId;
 use jiff::Timestamp;
@@ -57,8 +59,8 @@ pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
 
 // What is written.
 
-pub fn fresh(run: Run) -> Opening {
-    let continuation = Continuation {
+pub fn fresh(run: Run) -> NewRun {
+    let continuation = ResumeState {
         definition: "{}".into(),
         deadline: None,
         timeout: 60,
@@ -70,9 +72,9 @@ pub fn fresh(run: Run) -> Opening {
             inode: 7,
         }),
     };
-    Opening {
+    NewRun {
         run: Arc::new(run),
-        continuation,
+        resume_state: continuation,
         claim: None,
     }
 }
@@ -132,20 +134,20 @@ pub fn write(scope: &Scope, change: Change, events: u32) -> Write {
 fn opening(scope: &Scope, agent: &str) -> Write {
     write(
         scope,
-        Change::Open(Box::new(fresh(record(scope, agent)))),
+        Change::Create(Box::new(fresh(record(scope, agent)))),
         1,
     )
 }
 
-pub fn claim(key: &str, body: u8, expires: Timestamp) -> Claim {
-    Claim {
-        key: ClaimKey {
+pub fn claim(key: &str, body: u8, expires: Timestamp) -> IdempotencyClaim {
+    IdempotencyClaim {
+        key: IdempotencyKey {
             credential: "ci".to_owned(),
             route: "POST /agents/writer/runs".to_owned(),
             key: key.to_owned(),
         },
-        body: [body; 32],
-        expires,
+        body_hash: [body; 32],
+        expires_at: expires,
     }
 }
 
@@ -153,12 +155,12 @@ pub fn in_an_hour() -> Timestamp {
     now() + Duration::from_secs(3600)
 }
 
-pub fn claiming(scope: &Scope, claim: Claim) -> Write {
-    let opening = Opening {
+pub fn claiming(scope: &Scope, claim: IdempotencyClaim) -> Write {
+    let opening = NewRun {
         claim: Some(claim),
         ..fresh(record(scope, "writer"))
     };
-    write(scope, Change::Open(Box::new(opening)), 1)
+    write(scope, Change::Create(Box::new(opening)), 1)
 }
 
 pub fn starting(scope: &Scope) -> Write {
@@ -199,14 +201,14 @@ fn progress(tokens: u64) -> Progress {
 
 fn closing(scope: &Scope, outcome: Outcome) -> Write {
     let usage = usage(10);
-    let closing = Closing {
+    let closing = FinishedRun {
         completion_status: None,
         outcome,
-        at: now(),
+        finished_at: now(),
         progress: progress(10),
-        tree: TreeUsage { runs: 1, usage },
+        tree_usage: TreeUsage { runs: 1, usage },
     };
-    write(scope, Change::Close(Box::new(closing)), 1)
+    write(scope, Change::Finish(Box::new(closing)), 1)
 }
 
 pub fn completing(scope: &Scope, content: &str) -> Write {
@@ -232,8 +234,8 @@ fn failure() -> Failure {
 fn whole_log(root: &Scope) -> EventQuery {
     EventQuery {
         root: root.run,
-        of: root.run,
-        only: false,
+        run: root.run,
+        exclude_descendants: false,
         after: 0,
         limit: usize::MAX,
     }
@@ -274,9 +276,9 @@ async fn a_trees_log_has_no_gaps(opened: &Opened) {
             store.write(opening(&child, "child")).await.expect("opened");
             for round in 0..20 {
                 let scope = if round % 4 == 0 { &root } else { &child };
-                let some = write(scope, Change::Nothing, round % 3);
+                let some = write(scope, Change::Unchanged, round % 3);
                 if round % 2 == 0 {
-                    store.post(some).await.expect("posted");
+                    store.enqueue(some).await.expect("posted");
                 } else {
                     store.write(some).await.expect("written");
                 }
@@ -329,7 +331,7 @@ async fn a_run_ends_once(opened: &Opened) {
     assert_eq!(ended.last_event, 2);
 
     let reason = "too late".to_owned();
-    let late = store.write(write(&root, Change::Cancelling { reason }, 1));
+    let late = store.write(write(&root, Change::RequestCancel { reason }, 1));
     assert_eq!(late.await.expect("ignored"), 0);
     for change in [
         Change::Start {
@@ -337,7 +339,7 @@ async fn a_run_ends_once(opened: &Opened) {
             deadline: (now(), 60),
         },
         Change::Resume,
-        Change::Nothing,
+        Change::Unchanged,
         Change::Progress(progress(99)),
     ] {
         assert!(lost(&store.write(write(&root, change, 1)).await));
@@ -364,7 +366,7 @@ async fn a_record_reads_back(opened: &Opened) {
         labels: BTreeMap::from([("team".to_owned(), "x y".to_owned())]),
         ..record(&child, "child")
     };
-    let open = write(&child, Change::Open(Box::new(fresh(run.clone()))), 0);
+    let open = write(&child, Change::Create(Box::new(fresh(run.clone()))), 0);
     assert_eq!(store.write(open).await.expect("opened"), 0);
     run.tree.runs = 1;
     assert_eq!(stored(store, &child).await, run);
@@ -389,7 +391,7 @@ async fn a_record_reads_back(opened: &Opened) {
     assert_eq!(stored(store, &child).await, run);
 
     let reason = "enough".to_owned();
-    let stop = write(&child, Change::Cancelling { reason }, 1);
+    let stop = write(&child, Change::RequestCancel { reason }, 1);
     assert_eq!(store.write(stop).await.expect("asked to stop"), 3);
     run.status = Status::Cancelling;
     run.cancel_reason = Some("enough".to_owned());
@@ -403,10 +405,10 @@ async fn a_record_reads_back(opened: &Opened) {
             partial: Some("half".to_owned()),
         },
     );
-    let Change::Close(close) = &end.change else {
+    let Change::Finish(close) = &end.change else {
         unreachable!()
     };
-    run.finished_at = Some(close.at);
+    run.finished_at = Some(close.finished_at);
     store.write(end).await.expect("closed");
     run.status = Status::Cancelled;
     run.partial_content = Some("half".to_owned());
@@ -463,7 +465,7 @@ async fn steps_read_back(opened: &Opened) {
     };
     let wanted = vec![prompt, reply, result(0), result(1), result(2)];
     for (steps, events) in [(0..1, 2), (1..2, 0), (2..3, 0), (3..5, 1)] {
-        let mut some = write(&root, Change::Nothing, events);
+        let mut some = write(&root, Change::Unchanged, events);
         some.steps = wanted[steps].to_vec();
         let number = store.write(some).await.expect("written");
         assert_eq!(number == 0, events == 0);
@@ -487,7 +489,7 @@ async fn runs_are_listed(opened: &Opened) {
             run.labels.insert("team".to_owned(), "x".to_owned());
             run.labels.insert("n".to_owned(), n.to_string());
         }
-        let open = write(&scope, Change::Open(Box::new(fresh(run))), 1);
+        let open = write(&scope, Change::Create(Box::new(fresh(run))), 1);
         store.write(open).await.expect("opened");
         match n {
             0..4 => drop(
@@ -524,7 +526,7 @@ async fn runs_are_listed(opened: &Opened) {
     let all = listed(
         store,
         RunFilter {
-            all: true,
+            include_children: true,
             ..page()
         },
     )
@@ -542,7 +544,10 @@ async fn runs_are_listed(opened: &Opened) {
         ..a.clone()
     };
     assert_eq!(listed(store, done.clone()).await, newest(&[3, 0]));
-    let all_done = RunFilter { all: true, ..done };
+    let all_done = RunFilter {
+        include_children: true,
+        ..done
+    };
     assert_eq!(
         listed(store, all_done).await,
         [ended.run, roots[3].run, roots[0].run]
@@ -634,8 +639,8 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
     let below = child(&left);
     for (scope, events) in [(&root, 2), (&left, 1), (&right, 1), (&below, 3), (&left, 2)] {
         let change = match store.run(scope.run).await.expect("a read") {
-            Some(_) => Change::Nothing,
-            None => Change::Open(Box::new(fresh(record(scope, "a")))),
+            Some(_) => Change::Unchanged,
+            None => Change::Create(Box::new(fresh(record(scope, "a")))),
         };
         store
             .write(write(scope, change, events))
@@ -644,8 +649,8 @@ async fn a_log_is_read_in_parts(opened: &Opened) {
     }
     let part = |of: &Scope, only, after, limit| EventQuery {
         root: root.run,
-        of: of.run,
-        only,
+        run: of.run,
+        exclude_descendants: only,
         after,
         limit,
     };
@@ -691,7 +696,7 @@ async fn a_trees_usage_is_summed(opened: &Opened) {
     let page = store.list(page()).await.expect("a page");
     assert_eq!(page.runs[0].tree.usage.tokens.input, 111);
 
-    let open = store.unfinished().await.expect("unfinished");
+    let open = store.unfinished_runs().await.expect("unfinished");
     assert_eq!(open[1].run.tree, stored(store, &child).await.tree);
     let open: Vec<_> = open.iter().map(|found| found.run.id).collect();
     assert_eq!(open, [root.run, child.run, below.run]);
@@ -708,19 +713,25 @@ async fn a_trees_usage_is_summed(opened: &Opened) {
         store.write(completing(scope, "x")).await.expect("closed");
     }
     let mut end = completing(&root, "x");
-    let Change::Close(close) = &mut end.change else {
+    let Change::Finish(close) = &mut end.change else {
         unreachable!()
     };
     let mut sum = usage(500);
     sum.cost = None;
-    close.tree = TreeUsage {
+    close.tree_usage = TreeUsage {
         runs: 3,
         usage: sum,
     };
     store.write(end).await.expect("closed");
     let tree = stored(store, &root).await.tree;
     assert_eq!((tree.runs, tree.usage), (3, sum));
-    assert!(store.unfinished().await.expect("unfinished").is_empty());
+    assert!(
+        store
+            .unfinished_runs()
+            .await
+            .expect("unfinished")
+            .is_empty()
+    );
 }
 
 /// A root goes with all that is below it, and with nothing else.
@@ -731,7 +742,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
         let mut run = record(scope, "a");
         run.labels.insert("k".to_owned(), "v".to_owned());
         run.input = "long ".repeat(1000).into();
-        let mut open = write(scope, Change::Open(Box::new(fresh(run))), 1);
+        let mut open = write(scope, Change::Create(Box::new(fresh(run))), 1);
         open.steps.push(Step::Prompt {
             system: String::new(),
             message: "m".into(),
@@ -746,8 +757,8 @@ async fn a_tree_is_deleted(opened: &Opened) {
     for scope in [&root, &child] {
         assert_eq!(store.run(scope.run).await.expect("a read"), None);
         assert!(store.steps(scope.run).await.expect("steps").is_empty());
-        let late = store.write(write(scope, Change::Nothing, 1)).await;
-        assert!(matches!(late, Err(StoreError::NoSuchRun(_))), "{late:?}");
+        let late = store.write(write(scope, Change::Unchanged, 1)).await;
+        assert!(matches!(late, Err(StoreError::RunNotFound(_))), "{late:?}");
     }
     assert!(
         store
@@ -759,7 +770,7 @@ async fn a_tree_is_deleted(opened: &Opened) {
     let labels = vec![("k".to_owned(), "v".to_owned())];
     let marked = RunFilter {
         labels,
-        all: true,
+        include_children: true,
         ..page()
     };
     assert_eq!(listed(store, marked).await, [other.run]);
@@ -776,14 +787,14 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
             webhook: webhook(),
             event: "run.completed",
             body: format!("{{\"n\":\"{id}\"}}"),
-            at: now(),
+            created_at: now(),
         };
         write.deliveries = ids.iter().map(new).collect();
         write
     };
     let ids = [DeliveryId::new(), DeliveryId::new()];
     store.write(opening(&root, "a")).await.expect("opened");
-    let bell = store.outbox();
+    let bell = store.delivery_notify();
     store
         .write(with(completing(&root, "x"), &ids))
         .await
@@ -795,28 +806,28 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     let late = with(completing(&root, "y"), &[DeliveryId::new()]);
     assert!(store.write(late).await.is_err());
     let reason = String::new();
-    let late = write(&root, Change::Cancelling { reason }, 1);
+    let late = write(&root, Change::RequestCancel { reason }, 1);
     let late = store.write(with(late, &[DeliveryId::new()])).await;
     assert_eq!(late.expect("ignored"), 0);
 
     let due = |by: Timestamp, not: &[DeliveryId], not_to: &[&str]| {
         let query = DueQuery {
-            by,
-            not: not.to_vec(),
-            not_to: not_to
+            due_by: by,
+            in_flight: not.to_vec(),
+            excluded_hosts: not_to
                 .iter()
                 .map(|host| (String::new(), (*host).to_owned()))
                 .collect(),
             limit: 10,
         };
-        async move { store.due(query).await.expect("what is due") }
+        async move { store.due_deliveries(query).await.expect("what is due") }
     };
     let soon = now() + Duration::from_secs(1);
     let found = due(soon, &[], &["other.example.com"]).await;
     let names: Vec<_> = found.deliveries.iter().map(|it| it.id).collect();
     assert_eq!(names, ids);
     let first = &found.deliveries[0];
-    assert_eq!((first.run, first.tries), (root.run, 0));
+    assert_eq!((first.run, first.attempt_count), (root.run, 0));
     assert_eq!(first.agent, "a");
     assert_eq!(first.url, webhook().url);
     assert_eq!(first.host, "hooks.example.com");
@@ -827,43 +838,43 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     assert!(shut.deliveries.is_empty());
     let early = Timestamp::from_millisecond(1).expect("a time");
     let early = due(early, &[], &[]).await;
-    assert!(early.deliveries.is_empty() && early.next.is_some());
+    assert!(early.deliveries.is_empty() && early.next_due_at.is_some());
 
     let since = first.since;
     let tried = |id, then, status| {
-        let attempt = Attempt {
+        let attempt = DeliveryAttempt {
             time: now(),
             status: Some(status),
-            error: Some("why \"so\"".to_owned()).filter(|_| then != Then::Delivered),
+            error: Some("why \"so\"".to_owned()).filter(|_| then != AttemptOutcome::Delivered),
         };
         async move {
-            let tried = Tried {
+            let tried = AttemptRecord {
                 id,
                 since,
                 attempt,
-                then,
+                outcome: then,
             };
-            store.tried(tried).await.expect("kept")
+            store.record_attempt(tried).await.expect("kept")
         }
     };
     // Retention leaves a run until what it tells has arrived, or was given up.
     let old = || async {
-        let query = Outlived {
+        let query = ExpiredQuery {
             status: Status::Completed,
-            before: EndedBefore::Run(RunId::new()),
+            cutoff: Cutoff::CreatedBefore(RunId::new()),
             after: None,
         };
-        let mut found = store.outlived(query).await.expect("a page").roots;
+        let mut found = store.expired_roots(query).await.expect("a page").roots;
         found.retain(|id| *id == root.run);
         found
     };
     assert!(old().await.is_empty());
     let later = now() + Duration::from_secs(3600);
-    tried(ids[0], Then::Again(later), 500).await;
-    tried(ids[1], Then::Delivered, 200).await;
+    tried(ids[0], AttemptOutcome::RetryAt(later), 500).await;
+    tried(ids[1], AttemptOutcome::Delivered, 200).await;
     let found = due(soon, &[], &[]).await;
     assert!(found.deliveries.is_empty());
-    assert_eq!(found.next, Some(later));
+    assert_eq!(found.next_due_at, Some(later));
     let listed = store.deliveries(root.run).await.expect("listed");
     let stand: Vec<_> = listed
         .iter()
@@ -879,12 +890,12 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     assert_eq!(listed[0].attempts[0].error.as_deref(), Some("why \"so\""));
     assert_eq!(listed[1].attempts[0].status, Some(200));
 
-    for _ in 0..KEPT_TRIES + 5 {
-        tried(ids[0], Then::GivenUp, 404).await;
+    for _ in 0..MAX_STORED_ATTEMPTS + 5 {
+        tried(ids[0], AttemptOutcome::GivenUp, 404).await;
     }
     let listed = store.deliveries(root.run).await.expect("listed");
     assert_eq!(listed[0].status, DeliveryStatus::Failed);
-    assert_eq!(listed[0].attempts.len(), KEPT_TRIES);
+    assert_eq!(listed[0].attempts.len(), MAX_STORED_ATTEMPTS);
     assert_eq!(old().await, [root.run]);
     assert!(!store.resend(RunId::new(), ids[0]).await.expect("no run"));
     assert!(
@@ -896,18 +907,18 @@ async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
     assert!(store.resend(root.run, ids[0]).await.expect("again"));
     let again = due(now() + Duration::from_secs(1), &[], &[]).await;
     assert_eq!(again.deliveries.len(), 1);
-    assert_eq!(again.deliveries[0].tries, 0);
+    assert_eq!(again.deliveries[0].attempt_count, 0);
     // A try that was under way when it was sent again settles nothing for that.
-    tried(ids[0], Then::GivenUp, 404).await;
+    tried(ids[0], AttemptOutcome::GivenUp, 404).await;
     let again = due(now() + Duration::from_secs(1), &[], &[]).await;
     assert_eq!(again.deliveries.len(), 1);
-    assert_eq!(again.deliveries[0].tries, 0);
+    assert_eq!(again.deliveries[0].attempt_count, 0);
 
     assert!(store.delete(root.run).await.expect("deleted"));
     assert!(store.deliveries(root.run).await.expect("none").is_empty());
     let gone = due(now() + Duration::from_secs(1), &[], &[]).await;
-    assert!(gone.deliveries.is_empty() && gone.next.is_none());
-    tried(ids[0], Then::Delivered, 200).await;
+    assert!(gone.deliveries.is_empty() && gone.next_due_at.is_none());
+    tried(ids[0], AttemptOutcome::Delivered, 200).await;
 }
 
 /// A tree that takes more than one transaction goes as one that does not.
@@ -920,11 +931,11 @@ async fn a_large_tree_is_deleted(opened: &Opened) {
         let grandchild = self::child(&child);
         for scope in [&child, &grandchild] {
             store.write(opening(scope, "b")).await.expect("opened");
-            store.post(starting(scope)).await.expect("posted");
+            store.enqueue(starting(scope)).await.expect("posted");
         }
         below.extend([child, grandchild]);
     }
-    let before = store.commits();
+    let before = store.commit_count();
     assert!(store.delete(root.run).await.expect("deleted"));
     assert!(!store.delete(root.run).await.expect("gone"));
     for scope in below.iter().chain([&root]) {
@@ -932,10 +943,10 @@ async fn a_large_tree_is_deleted(opened: &Opened) {
     }
     let left = store.events(whole_log(&root)).await.expect("events");
     assert!(left.is_empty());
-    let still_busy = store.unfinished().await.expect("unfinished");
+    let still_busy = store.unfinished_runs().await.expect("unfinished");
     assert!(still_busy.is_empty());
-    while store.tidy().await.expect("tidied") {}
-    assert!(store.commits() > before + 2, "in parts");
+    while store.vacuum().await.expect("tidied") {}
+    assert!(store.commit_count() > before + 2, "in parts");
 }
 
 /// Ended roots are found by how and when they ended and by their place, but not while a run below them goes on.
@@ -968,12 +979,12 @@ async fn what_is_old_is_found(opened: &Opened) {
     let all = async |status, before| {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let query = Outlived {
+            let query = ExpiredQuery {
                 status,
-                before,
+                cutoff: before,
                 after,
             };
-            let page = store.outlived(query).await.expect("a page");
+            let page = store.expired_roots(query).await.expect("a page");
             found.extend(page.roots);
             after = page.next;
             if after.is_none() {
@@ -981,24 +992,24 @@ async fn what_is_old_is_found(opened: &Opened) {
             }
         }
     };
-    let future = EndedBefore::Time(in_an_hour());
+    let future = Cutoff::EndedBefore(in_an_hour());
     assert_eq!(all(Status::Completed, future).await, completed);
     assert_eq!(all(Status::Failed, future).await, [failed.run]);
     assert!(all(Status::Cancelled, future).await.is_empty());
     let past = Timestamp::from_second(1_000_000_000).expect("a time");
-    let past = EndedBefore::Time(past);
+    let past = Cutoff::EndedBefore(past);
     assert!(all(Status::Completed, past).await.is_empty());
-    let oldest = EndedBefore::Run(completed[150]);
+    let oldest = Cutoff::CreatedBefore(completed[150]);
     assert_eq!(all(Status::Completed, oldest).await, completed[..150]);
 
     let newest = async |before, but| {
         let status = Status::Completed;
-        let query = NewestEnded {
+        let query = NthNewestQuery {
             status,
             before,
-            but,
+            offset: but,
         };
-        store.newest_ended(query).await.expect("a place")
+        store.nth_newest_ended(query).await.expect("a place")
     };
     assert_eq!(newest(None, 0).await, Some(completed[198]));
     assert_eq!(newest(Some(completed[198]), 1).await, Some(completed[196]));
@@ -1011,7 +1022,7 @@ async fn a_continuation_reads_back(opened: &Opened) {
     let child = child(&root);
     let deadline =
         |millis: i64| Timestamp::from_millisecond(1_900_000_000_000 + millis).expect("a time");
-    let kept = |definition: &str, deadline| Continuation {
+    let kept = |definition: &str, deadline| ResumeState {
         definition: definition.into(),
         deadline,
         timeout: 300,
@@ -1026,18 +1037,18 @@ async fn a_continuation_reads_back(opened: &Opened) {
     let of_child = kept("{\"name\":\"child\"}", Some((deadline(1), 40)));
     let of_root = kept("{\"name\":\"é\"}", None);
     for (scope, continuation) in [(&root, &of_root), (&child, &of_child)] {
-        let opening = Opening {
-            continuation: continuation.clone(),
+        let opening = NewRun {
+            resume_state: continuation.clone(),
             ..fresh(record(scope, "a"))
         };
-        let open = write(scope, Change::Open(Box::new(opening)), 1);
+        let open = write(scope, Change::Create(Box::new(opening)), 1);
         store.write(open).await.expect("opened");
     }
-    let found = store.unfinished().await.expect("unfinished");
+    let found = store.unfinished_runs().await.expect("unfinished");
     assert_eq!(found[0].run, stored(store, &root).await);
-    assert_eq!(found[0].continuation, Some(of_root.clone()));
+    assert_eq!(found[0].resume_state, Some(of_root.clone()));
     assert_eq!(found[1].run, stored(store, &child).await);
-    assert_eq!(found[1].continuation, Some(of_child));
+    assert_eq!(found[1].resume_state, Some(of_child));
 
     let start = Change::Start {
         at: now(),
@@ -1045,39 +1056,39 @@ async fn a_continuation_reads_back(opened: &Opened) {
     };
     store.write(write(&root, start, 1)).await.expect("started");
     store.write(completing(&child, "x")).await.expect("closed");
-    let found = store.unfinished().await.expect("unfinished");
+    let found = store.unfinished_runs().await.expect("unfinished");
     assert_eq!(found.len(), 1);
-    let started = Continuation {
+    let started = ResumeState {
         deadline: Some((deadline(2), 50)),
         ..of_root
     };
-    assert_eq!(found[0].continuation, Some(started.clone()));
+    assert_eq!(found[0].resume_state, Some(started.clone()));
 
     // While it waits its time stands still; afterwards it has a new deadline.
     let since = deadline(0);
-    let waiting = Change::Waiting {
+    let waiting = Change::Pause {
         since,
-        on: axed::domain::run::WaitingFor::Approval,
+        waiting_for: axed::domain::run::WaitingFor::Approval,
     };
     store.write(write(&root, waiting, 1)).await.expect("waits");
-    let found = store.unfinished().await.expect("unfinished");
+    let found = store.unfinished_runs().await.expect("unfinished");
     assert_eq!(found[0].run.status, Status::Waiting);
-    let waits = Continuation {
+    let waits = ResumeState {
         waiting_since: Some(since),
         ..started.clone()
     };
-    assert_eq!(found[0].continuation, Some(waits));
-    let going = Change::Going {
+    assert_eq!(found[0].resume_state, Some(waits));
+    let going = Change::Unpause {
         deadline: (deadline(9), 50),
     };
     store.write(write(&root, going, 0)).await.expect("goes on");
-    let found = store.unfinished().await.expect("unfinished");
+    let found = store.unfinished_runs().await.expect("unfinished");
     assert_eq!(found[0].run.status, Status::Running);
-    let goes = Continuation {
+    let goes = ResumeState {
         deadline: Some((deadline(9), 50)),
         ..started
     };
-    assert_eq!(found[0].continuation, Some(goes));
+    assert_eq!(found[0].resume_state, Some(goes));
 }
 
 /// Every process that goes on with a run counts; where the run stands is not changed by it.
@@ -1093,7 +1104,7 @@ async fn going_on_counts_as_an_attempt(opened: &Opened) {
     let now = stored(store, &root).await;
     assert_eq!((now.attempt, now.status), (3, Status::Running));
     let reason = String::new();
-    let stop = write(&root, Change::Cancelling { reason }, 1);
+    let stop = write(&root, Change::RequestCancel { reason }, 1);
     store.write(stop).await.expect("asked to stop");
     resume(0).await.expect("resumed");
     let now = stored(store, &root).await;
@@ -1102,7 +1113,7 @@ async fn going_on_counts_as_an_attempt(opened: &Opened) {
     let late = resume(1).await;
     assert!(matches!(late, Err(StoreError::AlreadyTerminal(id)) if id == root.run));
     let nobody = store.write(write(&self::root(), Change::Resume, 1)).await;
-    assert!(matches!(nobody, Err(StoreError::NoSuchRun(_))));
+    assert!(matches!(nobody, Err(StoreError::RunNotFound(_))));
 }
 
 /// A session is one key's; its runs come newest first, and can be told apart by agent and end.
@@ -1120,7 +1131,7 @@ async fn runs_are_found_by_session(opened: &Opened) {
         let mut run = record(&scope, agent);
         run.owner = owner.map(str::to_owned);
         run.session = Some(name.to_owned());
-        let open = write(&scope, Change::Open(Box::new(fresh(run))), 1);
+        let open = write(&scope, Change::Create(Box::new(fresh(run))), 1);
         store.write(open).await.expect("opened");
         all.push(scope);
     }
@@ -1160,7 +1171,7 @@ async fn runs_are_found_by_session(opened: &Opened) {
         (older, &[0]),
         (one, &[2]),
     ] {
-        let found = store.session(query.clone()).await.expect("a read");
+        let found = store.session_runs(query.clone()).await.expect("a read");
         let found: Vec<RunId> = found.iter().map(|run| run.id).collect();
         let expected: Vec<RunId> = expected.iter().map(|at| all[*at].run).collect();
         assert_eq!(found, expected, "{query:?}");
@@ -1180,33 +1191,33 @@ async fn a_key_accepts_one_run(opened: &Opened) {
     .await;
     let won: Vec<_> = (0..50).filter(|n| results[*n].is_ok()).collect();
     let [won] = won[..] else { panic!("{won:?}") };
-    let wanted = Claimed {
+    let wanted = ClaimedRun {
         run: scopes[won].run,
-        body: [won as u8; 32],
+        body_hash: [won as u8; 32],
     };
     for (n, result) in results.iter().enumerate() {
-        let refused = matches!(result, Err(StoreError::Claimed(by)) if *by == wanted);
+        let refused = matches!(result, Err(StoreError::AlreadyClaimed(by)) if *by == wanted);
         assert_eq!(refused, n != won, "{result:?}");
     }
     assert_eq!(listed(store, page()).await, [wanted.run]);
-    let key = |key: &str| store.claimed(claim(key, 0, in_an_hour()).key);
+    let key = |key: &str| store.claimed_run(claim(key, 0, in_an_hour()).key);
     assert_eq!(key("k").await.expect("a read"), Some(wanted));
     assert_eq!(key("other").await.expect("a read"), None);
 
     // The refused run never was: neither broken, nor in the way of its own id, nor with a log.
     let refused = &scopes[(won + 1) % 50];
     let again = claiming(refused, claim("k", 0, in_an_hour()));
-    store.post(again).await.expect("posted");
-    let late = store.write(write(refused, Change::Nothing, 1)).await;
-    assert!(matches!(late, Err(StoreError::NoSuchRun(_))), "{late:?}");
+    store.enqueue(again).await.expect("posted");
+    let late = store.write(write(refused, Change::Unchanged, 1)).await;
+    assert!(matches!(late, Err(StoreError::RunNotFound(_))), "{late:?}");
     let open = claiming(refused, claim("other", 7, in_an_hour()));
     assert_eq!(store.write(open).await.expect("opened"), 1);
 
     // Everything of a key tells it from others.
     for change in [
-        |key: &mut ClaimKey| key.credential.push('x'),
-        |key: &mut ClaimKey| key.route.push('x'),
-        |key: &mut ClaimKey| key.key.push('x'),
+        |key: &mut IdempotencyKey| key.credential.push('x'),
+        |key: &mut IdempotencyKey| key.route.push('x'),
+        |key: &mut IdempotencyKey| key.key.push('x'),
     ] {
         let mut other = claim("k", 0, in_an_hour());
         change(&mut other.key);
@@ -1226,13 +1237,13 @@ async fn a_key_expires(opened: &Opened) {
         store.write(claiming(&root(), old)).await.expect("opened");
     }
     let expired = claim("7", 1, in_an_hour());
-    let found = store.claimed(expired.key.clone()).await;
+    let found = store.claimed_run(expired.key.clone()).await;
     assert_eq!(found.expect("a read"), None);
     let (first, second) = (root(), root());
     let open = claiming(&first, expired.clone());
     store.write(open).await.expect("opened");
     let refused = store.write(claiming(&second, expired)).await;
-    assert!(matches!(refused, Err(StoreError::Claimed(by)) if by.run == first.run));
+    assert!(matches!(refused, Err(StoreError::AlreadyClaimed(by)) if by.run == first.run));
     assert_eq!(listed(store, page()).await.len(), 21);
 }
 
@@ -1245,7 +1256,7 @@ async fn runs_are_listed_by_owner(opened: &Opened) {
         let mut run = record(&scope, if n % 4 == 0 { "a" } else { "b" });
         run.owner = [None, Some("me"), Some("me too")][n % 3].map(str::to_owned);
         run.labels.insert("k".to_owned(), "v".to_owned());
-        let open = write(&scope, Change::Open(Box::new(fresh(run))), 1);
+        let open = write(&scope, Change::Create(Box::new(fresh(run))), 1);
         store.write(open).await.expect("opened");
         if n < 8 {
             store.write(completing(&scope, "x")).await.expect("closed");
@@ -1333,7 +1344,7 @@ async fn a_wrong_write_spoils_no_other(opened: &Opened) {
     store.write(opening(&root, "a")).await.expect("opened");
     let results = futures_util::future::join_all((0..60).map(|n| {
         store.write(match n % 3 {
-            0 => write(&root, Change::Nothing, 1),
+            0 => write(&root, Change::Unchanged, 1),
             1 => starting(&nobody),
             _ => opening(&root, "again"),
         })
@@ -1346,13 +1357,13 @@ async fn a_wrong_write_spoils_no_other(opened: &Opened) {
             assert_eq!(result.expect("written"), number);
         } else {
             let error = result.expect_err("refused");
-            let unknown = matches!(error, StoreError::NoSuchRun(id) if id == nobody.run);
+            let unknown = matches!(error, StoreError::RunNotFound(id) if id == nobody.run);
             assert_eq!(unknown, n % 3 == 1, "{error}");
         }
     }
     let orphan = child(&nobody);
     let orphan = store.write(opening(&orphan, "a")).await;
-    assert!(matches!(orphan, Err(StoreError::NoSuchRun(id)) if id == nobody.run));
+    assert!(matches!(orphan, Err(StoreError::RunNotFound(id)) if id == nobody.run));
     let log = store.events(whole_log(&root)).await.expect("a log");
     assert_eq!(numbers(&log), (1..=number).collect::<Vec<_>>());
 }
@@ -1363,8 +1374,11 @@ async fn a_failed_post_stops_its_run(opened: &Opened) {
     for scope in [&broken, &whole] {
         store.write(opening(scope, "a")).await.expect("opened");
     }
-    store.post(opening(&broken, "again")).await.expect("posted");
-    store.post(starting(&whole)).await.expect("posted");
+    store
+        .enqueue(opening(&broken, "again"))
+        .await
+        .expect("posted");
+    store.enqueue(starting(&whole)).await.expect("posted");
     let later = store.write(starting(&broken)).await.expect_err("a gap");
     assert!(matches!(later, StoreError::Suspended), "{later}");
     let later = store.write(completing(&broken, "x")).await;
@@ -1373,7 +1387,7 @@ async fn a_failed_post_stops_its_run(opened: &Opened) {
     assert_eq!(stored(store, &broken).await.status, Status::Queued);
     assert_eq!(stored(store, &whole).await.status, Status::Completed);
     // Its owner goes on from what is committed.
-    store.mend(vec![broken.run]).await.expect("mended");
+    store.clear_failed(vec![broken.run]).await.expect("mended");
     store.write(completing(&broken, "x")).await.expect("closed");
 }
 
@@ -1383,15 +1397,15 @@ async fn a_closed_store_refuses(opened: &Opened) {
     store.check().await.expect("in order");
     store.write(opening(&root, "a")).await.expect("opened");
     for _ in 0..500 {
-        let some = write(&root, Change::Nothing, 1);
-        store.post(some).await.expect("posted");
+        let some = write(&root, Change::Unchanged, 1);
+        store.enqueue(some).await.expect("posted");
     }
     store.close().await;
     assert_eq!(opened.rung.lock().expect("no panic").len(), 501);
     store.close().await;
     let closed = |error| matches!(error, StoreError::Closed);
     assert!(store.write(starting(&root)).await.is_err_and(closed));
-    assert!(store.post(starting(&root)).await.is_err_and(closed));
+    assert!(store.enqueue(starting(&root)).await.is_err_and(closed));
     assert!(store.run(root.run).await.is_err_and(closed));
     assert!(store.delete(root.run).await.is_err_and(closed));
     assert!(store.check().await.is_err_and(closed));
@@ -1441,7 +1455,7 @@ async fn a_file_opened_again_has_everything() {
     let open = claiming(&ended, key.clone());
     store.write(open).await.expect("opened");
     store.write(opening(&at_work, "a")).await.expect("opened");
-    let unfinished = store.unfinished().await.expect("unfinished");
+    let unfinished = store.unfinished_runs().await.expect("unfinished");
     store
         .write(completing(&ended, "done"))
         .await
@@ -1463,18 +1477,18 @@ async fn a_file_opened_again_has_everything() {
         stored(&*again, &at_work).await,
     );
     assert_eq!(before, after);
-    let left = again.unfinished().await.expect("unfinished");
+    let left = again.unfinished_runs().await.expect("unfinished");
     assert_eq!(left.len(), 1);
-    assert_eq!(left[0].continuation, unfinished[1].continuation);
-    assert!(left[0].continuation.is_some());
-    let claimed = Claimed {
+    assert_eq!(left[0].resume_state, unfinished[1].resume_state);
+    assert!(left[0].resume_state.is_some());
+    let claimed = ClaimedRun {
         run: ended.run,
-        body: [1; 32],
+        body_hash: [1; 32],
     };
-    let found = again.claimed(key.key.clone()).await;
+    let found = again.claimed_run(key.key.clone()).await;
     assert_eq!(found.expect("a read"), Some(claimed));
     let refused = again.write(claiming(&root(), key)).await;
-    assert!(matches!(refused, Err(StoreError::Claimed(by)) if by == claimed));
+    assert!(matches!(refused, Err(StoreError::AlreadyClaimed(by)) if by == claimed));
     let next = again.write(completing(&at_work, "done")).await;
     assert_eq!(next.expect("closed"), 2, "the tree's log counts on");
 }
@@ -1485,8 +1499,8 @@ async fn a_dropped_store_has_kept_what_was_posted() {
     let root = root();
     store.write(opening(&root, "a")).await.expect("opened");
     for _ in 0..100 {
-        let some = write(&root, Change::Nothing, 1);
-        store.post(some).await.expect("posted");
+        let some = write(&root, Change::Unchanged, 1);
+        store.enqueue(some).await.expect("posted");
     }
     drop(store);
     let (store, _) = sqlite_in(place.path()).expect("opened again");
@@ -1605,7 +1619,7 @@ async fn a_failing_engine_leaves_nothing_half_done() {
     let (store, dir) = (&*opened.store, opened.place.path());
     let gaps = Arc::<Mutex<Vec<RunId>>>::default();
     let heard = Arc::clone(&gaps);
-    store.on_gap(Box::new(move |root| {
+    store.on_write_failed(Box::new(move |root| {
         heard.lock().expect("roots").push(root);
     }));
     let (root, posted) = (root(), root());
@@ -1618,7 +1632,7 @@ async fn a_failing_engine_leaves_nothing_half_done() {
     );
     let error = store.write(starting(&root)).await.expect_err("full");
     assert!(error.to_string().contains("disk full"), "{error}");
-    store.post(starting(&posted)).await.expect("posted");
+    store.enqueue(starting(&posted)).await.expect("posted");
     assert!(store.write(starting(&root)).await.is_err());
     assert_eq!(stored(store, &root).await.status, Status::Queued);
     sql(dir, "DROP TRIGGER full");
@@ -1626,7 +1640,7 @@ async fn a_failing_engine_leaves_nothing_half_done() {
     let gap = store.write(starting(&posted)).await.expect_err("a gap");
     assert!(matches!(gap, StoreError::Suspended), "{gap}");
     assert_eq!(*gaps.lock().expect("roots"), [posted.run]);
-    store.mend(vec![posted.run]).await.expect("mended");
+    store.clear_failed(vec![posted.run]).await.expect("mended");
     assert_eq!(store.write(starting(&posted)).await.expect("started"), 2);
 }
 
@@ -1639,8 +1653,8 @@ async fn a_definition_is_stored_once() {
     let running_by = |definition: &Arc<str>| {
         let scope = root();
         let mut opening = fresh(record(&scope, "a"));
-        opening.continuation.definition = Arc::clone(definition);
-        write(&scope, Change::Open(Box::new(opening)), 1)
+        opening.resume_state.definition = Arc::clone(definition);
+        write(&scope, Change::Create(Box::new(opening)), 1)
     };
     sql(
         dir,
@@ -1656,16 +1670,16 @@ async fn a_definition_is_stored_once() {
         store.write(running_by(text)).await.expect("opened");
     }
     assert_eq!(count(dir, "definitions"), 2);
-    let unfinished = store.unfinished().await.expect("unfinished");
+    let unfinished = store.unfinished_runs().await.expect("unfinished");
     let texts: Vec<_> = unfinished
         .iter()
-        .map(|found| &*found.continuation.as_ref().expect("known").definition)
+        .map(|found| &*found.resume_state.as_ref().expect("known").definition)
         .collect();
     assert_eq!(texts, [&*text, &*text, &*text, "{}"]);
 
     sql(dir, "DELETE FROM definitions WHERE body = '{}'");
-    let unfinished = store.unfinished().await.expect("unfinished");
-    assert!(unfinished[3].continuation.is_none());
+    let unfinished = store.unfinished_runs().await.expect("unfinished");
+    assert!(unfinished[3].resume_state.is_none());
 }
 
 /// A file from before webhooks keeps its runs, and can hold deliveries from then on.
@@ -1689,8 +1703,8 @@ async fn a_file_from_before_webhooks_is_brought_up() {
 
     let (store, _) = sqlite_in(dir).expect("a store");
     assert_eq!(stored(&*store, &root).await, before);
-    let found = store.unfinished().await.expect("unfinished");
-    let kept = found[0].continuation.as_ref().expect("known");
+    let found = store.unfinished_runs().await.expect("unfinished");
+    let kept = found[0].resume_state.as_ref().expect("known");
     assert_eq!(kept.webhooks, []);
     assert_eq!(count(dir, "deliveries"), 0);
 }
@@ -1701,10 +1715,10 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
     let opened = sqlite();
     let (dir, root) = (opened.place.path(), root());
     let mut write = opening(&root, "a");
-    let Change::Open(opens) = &mut write.change else {
+    let Change::Create(opens) = &mut write.change else {
         panic!("no opening");
     };
-    opens.continuation.webhooks = vec![webhook()];
+    opens.resume_state.webhooks = vec![webhook()];
     opened.store.write(write).await.expect("opened");
     opened.store.close().await;
     sql(
@@ -1718,8 +1732,8 @@ async fn a_file_from_before_several_webhooks_is_brought_up() {
     );
 
     let (store, _) = sqlite_in(dir).expect("a store");
-    let found = store.unfinished().await.expect("unfinished");
-    let kept = found[0].continuation.as_ref().expect("known");
+    let found = store.unfinished_runs().await.expect("unfinished");
+    let kept = found[0].resume_state.as_ref().expect("known");
     assert_eq!(kept.webhooks, [webhook()]);
 }
 
@@ -1768,11 +1782,11 @@ async fn a_deletion_is_finished_after_a_kill() {
         let mut run = record(scope, "a");
         run.session = Some("talk".to_owned());
         run.input = text.as_str().into();
-        let opening = Opening {
+        let opening = NewRun {
             claim: Some(claim(key, 0, in_an_hour())),
             ..fresh(run)
         };
-        let open = write(scope, Change::Open(Box::new(opening)), 1);
+        let open = write(scope, Change::Create(Box::new(opening)), 1);
         opened.store.write(open).await.expect("opened");
         for _ in 0..20 {
             let child = child(scope);
@@ -1808,7 +1822,7 @@ async fn a_deletion_is_finished_after_a_kill() {
     let seen = listed(
         &*store,
         RunFilter {
-            all: true,
+            include_children: true,
             ..page()
         },
     )
@@ -1833,10 +1847,16 @@ async fn a_deletion_is_finished_after_a_kill() {
         before: Some(root.run),
         ..SessionQuery::default()
     };
-    assert!(store.session(session).await.expect("a page").is_empty());
-    let again = store.claimed(claim("k", 0, in_an_hour()).key).await;
+    assert!(
+        store
+            .session_runs(session)
+            .await
+            .expect("a page")
+            .is_empty()
+    );
+    let again = store.claimed_run(claim("k", 0, in_an_hour()).key).await;
     assert_eq!(again.expect("a read"), None);
-    while store.tidy().await.expect("tidied") {}
+    while store.vacuum().await.expect("tidied") {}
     assert_eq!((count(dir, "runs"), count(dir, "deletions")), (21, 0));
     assert_eq!(count(dir, "entries"), 21 + 21);
     assert_eq!(count(dir, "claims"), 1);
@@ -1845,5 +1865,5 @@ async fn a_deletion_is_finished_after_a_kill() {
 fn opening_of(scope: &Scope, input: &str) -> Write {
     let mut run = record(scope, "b");
     run.input = input.into();
-    write(scope, Change::Open(Box::new(fresh(run))), 1)
+    write(scope, Change::Create(Box::new(fresh(run))), 1)
 }

@@ -10,11 +10,11 @@ use reqwest::{Client, Method, RequestBuilder};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::daemon::{Daemon, axed};
+use crate::support::daemon::{Daemon, axed_command};
 use crate::support::events::Events;
 use crate::support::provider::FakeProvider;
 use crate::support::run::Run;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// A daemon, its provider and its files.
 pub struct TestApp {
@@ -35,7 +35,7 @@ pub struct TestApp {
 pub struct Setup {
     files: Vec<(String, String)>,
     config: String,
-    top: String,
+    server_config: String,
     arguments: Vec<String>,
     environment: BTreeMap<String, String>,
     prefix: String,
@@ -62,8 +62,8 @@ impl Setup {
 
     /// Configuration of `[server]`.
     pub fn server(mut self, toml: &str) -> Self {
-        self.top.push_str(toml);
-        self.top.push('\n');
+        self.server_config.push_str(toml);
+        self.server_config.push('\n');
         self
     }
 
@@ -114,7 +114,7 @@ base_url = "{{provider}}"
 [providers.ollama]
 base_url = "{{provider}}"
 {}"#,
-            self.top, self.config
+            self.server_config, self.config
         );
         write(
             "config/axed.toml",
@@ -140,7 +140,7 @@ impl TestApp {
     }
 
     /// A daemon to be described.
-    pub fn with() -> Setup {
+    pub fn setup() -> Setup {
         Setup::default()
     }
 
@@ -166,7 +166,7 @@ impl TestApp {
 
     /// Runs an agent with this request body to its end.
     pub async fn run_with(&self, agent: &str, body: Value) -> Run<'_> {
-        self.start_with(agent, body).await.ended().await
+        self.start_with(agent, body).await.wait_for_end().await
     }
 
     /// Sets an agent to work.
@@ -196,7 +196,7 @@ impl TestApp {
     /// Listens at this path.
     pub async fn events_at(&self, path: &str) -> Events {
         let request = self.request(Method::GET, path);
-        let response = soon(
+        let response = within_timeout(
             "the stream's head",
             request.header("accept", "text/event-stream").send(),
         )
@@ -206,16 +206,20 @@ impl TestApp {
     }
 
     /// GETs a path.
-    pub async fn get(&self, path: &str) -> Got {
+    pub async fn get(&self, path: &str) -> ApiResponse {
         send(self.request(Method::GET, path)).await
     }
 
     /// GETs a path until the answer is as wished: for changes that nobody announces.
-    pub async fn get_until(&self, path: &str, wish: impl Fn(&Got) -> bool) -> Got {
-        soon(&format!("the wished answer of {path}"), async {
+    pub async fn get_until(
+        &self,
+        path: &str,
+        condition: impl Fn(&ApiResponse) -> bool,
+    ) -> ApiResponse {
+        within_timeout(&format!("the wished answer of {path}"), async {
             loop {
                 let got = self.get(path).await;
-                if wish(&got) {
+                if condition(&got) {
                     return got;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -225,12 +229,12 @@ impl TestApp {
     }
 
     /// POSTs JSON.
-    pub async fn post(&self, path: &str, body: &Value) -> Got {
+    pub async fn post(&self, path: &str, body: &Value) -> ApiResponse {
         send(self.request(Method::POST, path).json(body)).await
     }
 
     /// DELETEs a path.
-    pub async fn delete(&self, path: &str) -> Got {
+    pub async fn delete(&self, path: &str) -> ApiResponse {
         send(self.request(Method::DELETE, path)).await
     }
 
@@ -249,7 +253,7 @@ impl TestApp {
     /// Stops the daemon as a deploy does, and starts another on the same directory.
     pub async fn restart(&mut self) {
         self.daemon.signal("TERM");
-        let status = self.daemon.ended().await;
+        let status = self.daemon.wait_for_exit().await;
         assert!(
             status.success(),
             "ended with {status}\n{}",
@@ -266,7 +270,7 @@ impl TestApp {
 
 /// An answer of the daemon's, read whole.
 #[derive(Clone, Debug)]
-pub struct Got {
+pub struct ApiResponse {
     /// HTTP's status.
     pub status: u16,
     /// The headers.
@@ -275,7 +279,7 @@ pub struct Got {
     pub text: String,
 }
 
-impl Got {
+impl ApiResponse {
     /// The body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|why| {
@@ -315,10 +319,10 @@ impl Got {
 }
 
 /// Sends a request and reads its answer whole.
-pub async fn send(request: RequestBuilder) -> Got {
-    soon("an answer", async {
+pub async fn send(request: RequestBuilder) -> ApiResponse {
+    within_timeout("an answer", async {
         let response = request.send().await.expect("an answer");
-        Got {
+        ApiResponse {
             status: response.status().as_u16(),
             headers: response.headers().clone(),
             text: response.text().await.expect("a body"),
@@ -341,7 +345,7 @@ async fn serve(home: &Path, more: &[String], environment: &BTreeMap<String, Stri
         }
     }
     arguments.extend(more.iter().map(String::as_str));
-    let mut command = axed(home, &arguments);
+    let mut command = axed_command(home, &arguments);
     command.envs(environment);
     Daemon::start(command).await
 }

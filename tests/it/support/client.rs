@@ -3,25 +3,25 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axed::config::{MAX_REPLY, OpenAiApi, Provider as ProviderConfig, ProviderKind};
+use axed::config::{DEFAULT_MAX_REPLY, OpenAiApi, Provider as ProviderConfig, ProviderKind};
 use axed::domain::agent::Params;
 use axed::domain::message::Message;
 use axed::domain::usage::TokenUsage;
-use axed::providers::registry::{Registry, Served};
+use axed::providers::registry::{ProviderHandle, ProviderRegistry};
 use axed::providers::{ChatRequest, Delta, ProviderError, Reply};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::support::provider::seen::Wire;
-use crate::support::replay::{Answer, Replay};
+use crate::support::provider::recorded_request::Wire;
+use crate::support::replay::{CannedResponse, ReplayServer};
 
 /// The wires.
-pub const KINDS: [Wire; 4] = Wire::ALL;
+pub const WIRES: [Wire; 4] = Wire::ALL;
 /// The key that the clients hold.
 pub const KEY: &str = "sk-very-secret-key";
 
 /// The wire's name and the recordings' folder.
-pub fn name(wire: Wire) -> &'static str {
+pub fn wire_name(wire: Wire) -> &'static str {
     wire.name()
 }
 
@@ -35,11 +35,11 @@ fn kind(wire: Wire) -> ProviderKind {
 }
 
 /// A config whose service is at `base`.
-pub fn config(wire: Wire, base: &str) -> ProviderConfig {
+pub fn provider_config(wire: Wire, base: &str) -> ProviderConfig {
     ProviderConfig {
         kind: kind(wire),
         api_key: Some(KEY.into()),
-        key_env: format!("{}_API_KEY", name(wire).to_uppercase()),
+        key_env: format!("{}_API_KEY", wire_name(wire).to_uppercase()),
         base_url: Some(base.to_owned()),
         headers: BTreeMap::new(),
         max_concurrent: None,
@@ -47,8 +47,8 @@ pub fn config(wire: Wire, base: &str) -> ProviderConfig {
         version: None,
         max_tokens_field: None,
         api: (wire == Wire::Responses).then_some(OpenAiApi::Responses),
-        max_reply: MAX_REPLY,
-        batch_poll: axed::config::BATCH_POLL,
+        max_reply: DEFAULT_MAX_REPLY,
+        batch_poll: axed::config::DEFAULT_BATCH_POLL,
         services: Vec::new(),
         scripts: Vec::new(),
         is_preset: false,
@@ -58,49 +58,52 @@ pub fn config(wire: Wire, base: &str) -> ProviderConfig {
 }
 
 /// The client of a config.
-pub fn served(config: ProviderConfig) -> Arc<Served> {
+pub fn provider_handle(config: ProviderConfig) -> Arc<ProviderHandle> {
     let name = match config.kind {
         ProviderKind::Anthropic => "anthropic",
         ProviderKind::Openai => "openai",
         ProviderKind::Ollama => "ollama",
         ProviderKind::Scripted => "scripted",
     };
-    let registry = Registry::build(&BTreeMap::from([(name.to_owned(), config)]));
+    let registry = ProviderRegistry::build(&BTreeMap::from([(name.to_owned(), config)]));
     let registry = registry.expect("a valid config");
     Arc::clone(registry.get(name).expect("a served provider"))
 }
 
 /// A client of `kind` for a service that sends `answer`.
-pub fn facing(kind: Wire, answer: Answer) -> (Replay, Arc<Served>) {
-    let service = Replay::of([answer]);
-    let served = served(config(kind, &service.base()));
-    (service, served)
+pub fn replay_client(wire: Wire, answer: CannedResponse) -> (ReplayServer, Arc<ProviderHandle>) {
+    let service = ReplayServer::start([answer]);
+    let provider = provider_handle(provider_config(wire, &service.base_url()));
+    (service, provider)
 }
 
 /// The reply, or why there is none, and the deltas on the way.
-pub async fn ask(
-    served: &Served,
+pub async fn complete(
+    provider: &ProviderHandle,
     request: ChatRequest<'_>,
 ) -> (Result<Reply, ProviderError>, String) {
-    let mut told = String::new();
+    let mut text = String::new();
     let mut deltas = |delta: Delta<'_>| {
-        if let Delta::Text(text) = delta {
-            told.push_str(text);
+        if let Delta::Text(delta) = delta {
+            text.push_str(delta);
         }
     };
-    let reply = served.provider.complete(request, &mut deltas).await;
-    (reply, told)
+    let reply = provider.provider.complete(request, &mut deltas).await;
+    (reply, text)
 }
 
 /// Says hello, streamed or not.
-pub async fn hello(served: &Served, stream: bool) -> (Result<Reply, ProviderError>, String) {
+pub async fn complete_hello(
+    provider: &ProviderHandle,
+    stream: bool,
+) -> (Result<Reply, ProviderError>, String) {
     let messages = [Message::user("hello")];
-    say(served, &messages, stream).await
+    complete_messages(provider, &messages, stream).await
 }
 
 /// Goes on with a conversation that has neither system prompt nor tools.
-pub async fn say(
-    served: &Served,
+pub async fn complete_messages(
+    provider: &ProviderHandle,
     messages: &[Message],
     stream: bool,
 ) -> (Result<Reply, ProviderError>, String) {
@@ -116,32 +119,32 @@ pub async fn say(
         facts: None,
         cache_key: "",
         trace: None,
-        key: None,
+        api_key: None,
     };
-    ask(served, request).await
+    complete(provider, request).await
 }
 
 /// Why there is no reply.
-pub async fn error_of(kind: Wire, answer: Answer, stream: bool) -> ProviderError {
-    let (_service, served) = facing(kind, answer);
-    let (reply, _) = hello(&served, stream).await;
+pub async fn expect_error(wire: Wire, answer: CannedResponse, stream: bool) -> ProviderError {
+    let (_service, provider) = replay_client(wire, answer);
+    let (reply, _) = complete_hello(&provider, stream).await;
     reply.expect_err("no reply")
 }
 
 /// A recorded stream of `kind`.
-pub fn stream_of(kind: Wire) -> Answer {
-    let case = match kind {
+pub fn recorded_stream(wire: Wire) -> CannedResponse {
+    let case = match wire {
         Wire::Openai => "06_tool_call_stream",
         Wire::Responses => "04_tool_call_stream",
         Wire::Anthropic => "06_tool_use_stream",
         _ => "06_tool_result_stream",
     };
-    Answer::recorded(name(kind), case)
+    CannedResponse::recorded(wire_name(wire), case)
 }
 
 /// A reply in a form that can be compared.
 #[derive(Debug, PartialEq)]
-pub struct Told {
+pub struct ComparableReply {
     pub text: String,
     pub calls: Vec<(String, String, Value)>,
     pub stop: Option<String>,
@@ -150,7 +153,7 @@ pub struct Told {
     pub echo: Option<Value>,
 }
 
-impl From<Reply> for Told {
+impl From<Reply> for ComparableReply {
     fn from(reply: Reply) -> Self {
         let json = |raw: &RawValue| serde_json::from_str::<Value>(raw.get()).expect("JSON");
         Self {

@@ -9,7 +9,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// The binary under test.
 pub const AXED: &str = env!("CARGO_BIN_EXE_axed");
@@ -28,7 +28,7 @@ pub struct Daemon {
 struct Log(Arc<watch::Sender<String>>);
 
 impl Log {
-    async fn keep(self, output: impl AsyncRead + Unpin) {
+    async fn collect(self, output: impl AsyncRead + Unpin) {
         let mut lines = BufReader::new(output).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             self.0.send_modify(|log| {
@@ -44,7 +44,7 @@ impl Log {
 }
 
 /// A command of the binary in `home`, with nothing of this process's environment.
-pub fn axed(home: &Path, arguments: &[&str]) -> Command {
+pub fn axed_command(home: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(AXED);
     command
         .args(arguments)
@@ -66,10 +66,10 @@ impl Daemon {
             .expect("start axed");
         let log = Log::default();
         let mut readers = JoinSet::new();
-        readers.spawn(log.clone().keep(child.stderr.take().expect("stderr")));
+        readers.spawn(log.clone().collect(child.stderr.take().expect("stderr")));
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout"));
         let mut line = String::new();
-        soon(
+        within_timeout(
             "the line that tells the address",
             stdout.read_line(&mut line),
         )
@@ -83,7 +83,7 @@ impl Daemon {
                 log.text()
             );
         };
-        readers.spawn(log.clone().keep(stdout));
+        readers.spawn(log.clone().collect(stdout));
         Self {
             url: url.to_owned(),
             child,
@@ -104,25 +104,25 @@ impl Daemon {
 
     /// Kills it where it stands, with the least delay, and waits until it is gone.
     pub async fn kill(&mut self) {
-        soon("the daemon's death", self.child.kill())
+        within_timeout("the daemon's death", self.child.kill())
             .await
             .expect("kill axed");
     }
 
     /// Waits until it has logged `words`.
-    pub async fn logged(&self, words: &str) {
+    pub async fn wait_for_log(&self, text: &str) {
         let mut log = self.log.0.subscribe();
-        soon(
-            &format!("{words:?} in the log"),
-            log.wait_for(|log| log.contains(words)),
+        within_timeout(
+            &format!("{text:?} in the log"),
+            log.wait_for(|log| log.contains(text)),
         )
         .await
         .expect("the log is kept");
     }
 
     /// Waits for its end.
-    pub async fn ended(&mut self) -> ExitStatus {
-        soon("the daemon's end", self.child.wait())
+    pub async fn wait_for_exit(&mut self) -> ExitStatus {
+        within_timeout("the daemon's end", self.child.wait())
             .await
             .expect("wait for axed")
     }

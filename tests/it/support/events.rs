@@ -6,7 +6,7 @@ use reqwest::Response;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// A run's event.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +72,7 @@ impl Events {
                     return Some(event);
                 }
             }
-            let chunk = soon("an event", self.response.chunk()).await;
+            let chunk = within_timeout("an event", self.response.chunk()).await;
             self.unread.extend(chunk.expect("a whole stream")?);
         }
     }
@@ -90,9 +90,9 @@ impl Events {
     }
 
     /// Reads on until what was read is as wished.
-    pub async fn until_all(&mut self, wish: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+    pub async fn until_matches(&mut self, condition: impl Fn(&[Event]) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
-        while !wish(&events) {
+        while !condition(&events) {
             match self.next().await {
                 Some(event) => events.push(event),
                 None => panic!("the stream ended too early: {events:#?}"),
@@ -132,7 +132,7 @@ pub fn count(events: &[Event], kind: &str) -> usize {
 }
 
 /// Checks that the events are a whole log: every number once, in order, from 1.
-pub fn is_whole(events: &[Event]) {
+pub fn assert_complete(events: &[Event]) {
     let numbers: Vec<_> = events.iter().map(Event::seq).collect();
     assert_eq!(numbers, (1..=events.len() as u64).collect::<Vec<_>>());
 }

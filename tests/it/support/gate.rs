@@ -10,7 +10,7 @@ pub struct Gate(Arc<watch::Sender<bool>>);
 
 impl Gate {
     /// A shut one.
-    pub fn shut() -> Self {
+    pub fn closed() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
@@ -25,7 +25,7 @@ impl Gate {
     }
 
     /// Comes back when the gate is open.
-    pub async fn passed(&self) {
+    pub async fn wait_until_open(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|open| *open).await;
     }

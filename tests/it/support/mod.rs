@@ -1,29 +1,29 @@
 //! What the stories stand on: a daemon of one's own, a provider that says what it is told, and readers for answers.
 
 pub mod app;
+pub mod attachments;
 pub mod client;
-pub mod crashing;
+pub mod crashing_store;
 pub mod daemon;
 pub mod events;
 pub mod gate;
-pub mod hanging;
+pub mod hanging_server;
 pub mod hostile;
-pub mod picture;
 pub mod provider;
-pub mod receiver;
 pub mod replay;
 pub mod run;
+pub mod webhook_receiver;
 
 use std::future::Future;
 use std::time::Duration;
 
 /// The longest that any story waits for one thing. Only a broken build ever gets here.
-pub const PATIENCE: Duration = Duration::from_secs(45);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Waits for `what`, and fails the story with its name when it never comes.
-pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
+pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(TEST_TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {PATIENCE:?} in vain for {what}"),
+        Err(_) => panic!("waited {TEST_TIMEOUT:?} in vain for {what}"),
     }
 }

@@ -12,15 +12,15 @@ use std::time::Duration;
 
 /// What is sent for one request.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct CannedResponse {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    manner: Manner,
+    send_mode: SendMode,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Manner {
+enum SendMode {
     /// With its length.
     Whole,
     /// In chunks of so many bytes.
@@ -35,14 +35,14 @@ enum Manner {
     Silent,
 }
 
-impl Answer {
+impl CannedResponse {
     /// A body with a status and a content type.
     pub fn new(status: u16, kind: &str, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status,
             headers: vec![("content-type".to_owned(), kind.to_owned())],
             body: body.into(),
-            manner: Manner::Whole,
+            send_mode: SendMode::Whole,
         }
     }
 
@@ -97,32 +97,32 @@ impl Answer {
 
     /// Sends chunks of so many bytes.
     pub fn in_chunks(mut self, size: usize) -> Self {
-        self.manner = Manner::Chunks(size);
+        self.send_mode = SendMode::Chunks(size);
         self
     }
 
     /// Closes the connection after so many bytes of the body.
     pub fn cut_after(mut self, size: usize) -> Self {
-        self.manner = Manner::Cut(size);
+        self.send_mode = SendMode::Cut(size);
         self
     }
 
     /// Repeats the body for ever.
     pub fn endless(mut self) -> Self {
-        self.manner = Manner::Endless;
+        self.send_mode = SendMode::Endless;
         self
     }
 
     /// Sends the head and then nothing more.
     pub fn stalled(mut self) -> Self {
-        self.manner = Manner::Stalled;
+        self.send_mode = SendMode::Stalled;
         self
     }
 
     /// Sends nothing at all.
     pub fn silent() -> Self {
         Self {
-            manner: Manner::Silent,
+            send_mode: SendMode::Silent,
             ..Self::new(200, "text/plain", "")
         }
     }
@@ -130,7 +130,7 @@ impl Answer {
 
 /// One request as it came.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ReceivedRequest {
     /// The path.
     pub path: String,
     /// The headers, their names in lower case.
@@ -141,52 +141,52 @@ pub struct Seen {
 
 /// What a service has lived through.
 #[derive(Default)]
-struct Life {
-    seen: Vec<Seen>,
+struct History {
+    requests: Vec<ReceivedRequest>,
     connections: usize,
     ended: usize,
 }
 
 /// Its life so far, and news of it.
 #[derive(Default)]
-struct Diary {
-    life: Mutex<Life>,
-    news: Condvar,
+struct SharedHistory {
+    history: Mutex<History>,
+    changed: Condvar,
 }
 
-impl Diary {
-    fn write<T>(&self, what: impl FnOnce(&mut Life) -> T) -> T {
-        let result = what(&mut self.life.lock().expect("no panic"));
-        self.news.notify_all();
+impl SharedHistory {
+    fn update<T>(&self, change: impl FnOnce(&mut History) -> T) -> T {
+        let result = change(&mut self.history.lock().expect("no panic"));
+        self.changed.notify_all();
         result
     }
 }
 
 /// A service at work.
-pub struct Replay {
+pub struct ReplayServer {
     address: SocketAddr,
-    diary: Arc<Diary>,
+    history: Arc<SharedHistory>,
     stop: Arc<AtomicBool>,
-    listens: Option<JoinHandle<()>>,
+    listener_thread: Option<JoinHandle<()>>,
 }
 
-impl Replay {
+impl ReplayServer {
     /// A service that answers its requests with `answers`, the last one over and over.
-    pub fn of(answers: impl IntoIterator<Item = Answer>) -> Self {
+    pub fn start(answers: impl IntoIterator<Item = CannedResponse>) -> Self {
         let answers: Vec<_> = answers.into_iter().collect();
         assert!(!answers.is_empty(), "a service needs an answer");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let diary = Arc::<Diary>::default();
+        let history = Arc::<SharedHistory>::default();
         let stop = Arc::<AtomicBool>::default();
         let listens = {
-            let (diary, stop) = (diary.clone(), stop.clone());
+            let (diary, stop) = (history.clone(), stop.clone());
             thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
                     if stop.load(Ordering::SeqCst) {
                         break;
                     }
-                    diary.write(|life| life.connections += 1);
+                    diary.update(|life| life.connections += 1);
                     let (answers, diary) = (answers.clone(), diary.clone());
                     // Ends when the client hangs up.
                     thread::spawn(move || serve(&stream, &answers, &diary));
@@ -195,45 +195,45 @@ impl Replay {
         };
         Self {
             address,
-            diary,
+            history,
             stop,
-            listens: Some(listens),
+            listener_thread: Some(listens),
         }
     }
 
     /// Where it is.
-    pub fn base(&self) -> String {
+    pub fn base_url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// All requests so far.
-    pub fn seen(&self) -> Vec<Seen> {
-        self.diary.write(|life| life.seen.clone())
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        self.history.update(|life| life.requests.clone())
     }
 
     /// How many connections were made.
     pub fn connections(&self) -> usize {
-        self.diary.write(|life| life.connections)
+        self.history.update(|life| life.connections)
     }
 
     /// Waits for a request.
-    pub async fn asked(&self) {
-        self.until(|life| !life.seen.is_empty()).await;
+    pub async fn wait_for_request(&self) {
+        self.wait_until(|life| !life.requests.is_empty()).await;
     }
 
     /// Waits until a client has hung up.
-    pub async fn left_alone(&self) {
-        self.until(|life| life.ended > 0).await;
+    pub async fn wait_for_disconnect(&self) {
+        self.wait_until(|life| life.ended > 0).await;
     }
 
-    async fn until(&self, holds: fn(&Life) -> bool) {
-        let diary = self.diary.clone();
+    async fn wait_until(&self, condition: fn(&History) -> bool) {
+        let diary = self.history.clone();
         let waits = move || {
-            let life = diary.life.lock().expect("no panic");
-            let patience = Duration::from_secs(20);
+            let history = diary.history.lock().expect("no panic");
+            let timeout = Duration::from_secs(20);
             let waited = diary
-                .news
-                .wait_timeout_while(life, patience, |life| !holds(life));
+                .changed
+                .wait_timeout_while(history, timeout, |life| !condition(life));
             assert!(
                 !waited.expect("no panic").1.timed_out(),
                 "it never happened"
@@ -245,25 +245,25 @@ impl Replay {
     }
 }
 
-impl Drop for Replay {
+impl Drop for ReplayServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // Wakes the listener, so that it sees the stop.
         let _ = TcpStream::connect(self.address);
-        if let Some(listens) = self.listens.take() {
+        if let Some(listens) = self.listener_thread.take() {
             let _ = listens.join();
         }
     }
 }
 
-fn serve(stream: &TcpStream, answers: &[Answer], diary: &Diary) {
+fn serve(stream: &TcpStream, answers: &[CannedResponse], diary: &SharedHistory) {
     let _ = stream.set_nodelay(true);
     let mut reader = BufReader::new(stream);
     while let Some(request) = read_request(&mut reader) {
-        keep(&request);
-        let turn = diary.write(|life| {
-            life.seen.push(request);
-            life.seen.len() - 1
+        save_body(&request);
+        let turn = diary.update(|life| {
+            life.requests.push(request);
+            life.requests.len() - 1
         });
         let answer = answers.get(turn).or(answers.last()).expect("an answer");
         if !matches!(send(stream, answer), Ok(true)) {
@@ -271,10 +271,10 @@ fn serve(stream: &TcpStream, answers: &[Answer], diary: &Diary) {
         }
     }
     let _ = stream.shutdown(Shutdown::Both);
-    diary.write(|life| life.ended += 1);
+    diary.update(|life| life.ended += 1);
 }
 
-fn read_request(reader: &mut impl BufRead) -> Option<Seen> {
+fn read_request(reader: &mut impl BufRead) -> Option<ReceivedRequest> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
@@ -298,7 +298,7 @@ fn read_request(reader: &mut impl BufRead) -> Option<Seen> {
         .ok()?;
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    Some(Seen {
+    Some(ReceivedRequest {
         path,
         headers,
         body: String::from_utf8(body).ok()?,
@@ -306,17 +306,17 @@ fn read_request(reader: &mut impl BufRead) -> Option<Seen> {
 }
 
 /// Sends the answer; says whether the connection can serve another request.
-fn send(mut stream: &TcpStream, answer: &Answer) -> std::io::Result<bool> {
-    if matches!(answer.manner, Manner::Silent) {
-        return wait_for_the_end(stream);
+fn send(mut stream: &TcpStream, answer: &CannedResponse) -> std::io::Result<bool> {
+    if matches!(answer.send_mode, SendMode::Silent) {
+        return wait_for_eof(stream);
     }
     let mut head = format!("HTTP/1.1 {} Recorded\r\n", answer.status);
     for (name, value) in &answer.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     let body = &answer.body;
-    match answer.manner {
-        Manner::Whole => head.push_str(&format!("content-length: {}\r\n\r\n", body.len())),
+    match answer.send_mode {
+        SendMode::Whole => head.push_str(&format!("content-length: {}\r\n\r\n", body.len())),
         _ => head.push_str("transfer-encoding: chunked\r\n\r\n"),
     }
     stream.write_all(head.as_bytes())?;
@@ -326,35 +326,35 @@ fn send(mut stream: &TcpStream, answer: &Answer) -> std::io::Result<bool> {
         framed.extend_from_slice(b"\r\n");
         stream.write_all(&framed)
     };
-    match answer.manner {
-        Manner::Whole => stream.write_all(body)?,
-        Manner::Chunks(size) => {
+    match answer.send_mode {
+        SendMode::Whole => stream.write_all(body)?,
+        SendMode::Chunks(size) => {
             for data in body.chunks(size) {
                 chunk(stream, data)?;
             }
             stream.write_all(b"0\r\n\r\n")?;
         }
-        Manner::Cut(size) => {
+        SendMode::Cut(size) => {
             chunk(stream, &body[..size])?;
             return Ok(false);
         }
-        Manner::Endless => loop {
+        SendMode::Endless => loop {
             chunk(stream, body)?;
         },
-        Manner::Stalled | Manner::Silent => return wait_for_the_end(stream),
+        SendMode::Stalled | SendMode::Silent => return wait_for_eof(stream),
     }
     Ok(true)
 }
 
-fn wait_for_the_end(mut stream: &TcpStream) -> std::io::Result<bool> {
+fn wait_for_eof(mut stream: &TcpStream) -> std::io::Result<bool> {
     let _ = stream.read(&mut [0])?;
     Ok(false)
 }
 
 /// Writes the body down for `tests/validate_wire.sh`, which sets `AXED_KEEP_BODIES`.
-fn keep(request: &Seen) {
+fn save_body(request: &ReceivedRequest) {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let Some(folder) = axed::config::load::environment().remove("AXED_KEEP_BODIES") else {
+    let Some(folder) = axed::config::load::process_environment().remove("AXED_KEEP_BODIES") else {
         return;
     };
     let wire = match request.path.as_str() {

@@ -5,8 +5,8 @@ use std::ops::Index;
 
 use serde_json::{Value, json};
 
-use crate::support::PATIENCE;
-use crate::support::app::{Got, TestApp};
+use crate::support::TEST_TIMEOUT;
+use crate::support::app::{ApiResponse, TestApp};
 use crate::support::events::Event;
 
 /// A run at the moment it was read.
@@ -59,15 +59,15 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for its end.
-    pub async fn ended(&self) -> Run<'a> {
-        let path = format!("/runs/{}?wait={}", self.id(), PATIENCE.as_secs());
+    pub async fn wait_for_end(&self) -> Run<'a> {
+        let path = format!("/runs/{}?wait={}", self.id(), TEST_TIMEOUT.as_secs());
         let got = self.app.get(&path).await;
         assert_eq!(got.status, 200, "{}", got.text);
         Run::new(self.app, got.json())
     }
 
     /// Reads it again.
-    pub async fn now(&self) -> Run<'a> {
+    pub async fn reload(&self) -> Run<'a> {
         self.app.find(self.id()).await
     }
 
@@ -106,7 +106,7 @@ impl<'a> Run<'a> {
     }
 
     /// Its whole tree, itself first: every record as the list shows it.
-    pub async fn family(&self) -> Vec<Value> {
+    pub async fn tree_runs(&self) -> Vec<Value> {
         let path = format!("/runs?all=true&limit=200&root={}", self.id());
         let got = self.app.get(&path).await;
         assert_eq!(got.status, 200, "{}", got.text);
@@ -126,14 +126,14 @@ impl<'a> Run<'a> {
 
     /// Cancels it and waits until that is settled.
     pub async fn cancel(&self, reason: &str) -> Run<'a> {
-        let path = format!("/runs/{}/cancel?wait={}", self.id(), PATIENCE.as_secs());
+        let path = format!("/runs/{}/cancel?wait={}", self.id(), TEST_TIMEOUT.as_secs());
         let got = self.app.post(&path, &json!({"reason": reason})).await;
         assert_eq!(got.status, 200, "{}", got.text);
         Run::new(self.app, got.json())
     }
 
     /// GETs a path below the run.
-    pub async fn get(&self, path: &str) -> Got {
+    pub async fn get(&self, path: &str) -> ApiResponse {
         self.app.get(&format!("/runs/{}{path}", self.id())).await
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::app::{Got, Setup, TestApp, send};
-use crate::support::daemon::{Daemon, axed};
-use crate::support::provider::answer::{asks, fails, hangs, says};
-use crate::support::soon;
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
+use crate::support::daemon::{Daemon, axed_command};
+use crate::support::provider::answer::{delegates, fails, hangs, says};
+use crate::support::within_timeout;
 
 /// A retry policy that does not make stories wait.
 const QUICK: &str = "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2";
@@ -38,7 +38,7 @@ const NAMES: [(&str, &str); 15] = [
 struct Page(BTreeMap<String, f64>);
 
 impl Page {
-    fn read(got: &Got) -> Self {
+    fn read(got: &ApiResponse) -> Self {
         assert_eq!(got.status, 200, "{}", got.text);
         let kind = got.header("content-type");
         assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
@@ -79,7 +79,7 @@ async fn scrape(app: &TestApp) -> Page {
 
 /// What the daemon has logged, once this is part of it.
 async fn logged(daemon: &Daemon, part: &str) -> String {
-    soon(part, async {
+    within_timeout(part, async {
         loop {
             let log = daemon.log();
             if log.contains(part) {
@@ -93,7 +93,7 @@ async fn logged(daemon: &Daemon, part: &str) -> String {
 
 /// A planner with a reader and one that fails.
 fn family() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\", \"broken\"]")
         .agent("reader", QUICK)
         .agent("broken", "")
@@ -112,12 +112,12 @@ async fn a_scrape_finds_exactly_what_was_done() {
     // A tree with a retry and a failing child.
     app.provider.will(
         "planner",
-        [asks([("reader", "x"), ("broken", "y")]), says("done")],
+        [delegates([("reader", "x"), ("broken", "y")]), says("done")],
     );
     let hostile = "m\"} 1\naxed_runs_running 99";
-    let read = says("read").using(7, 3).cached(2, 1);
+    let read = says("read").with_usage(7, 3).with_cached_tokens(2, 1);
     app.provider
-        .will("reader", [fails(500, "oops"), read.calling_itself(hostile)]);
+        .will("reader", [fails(500, "oops"), read.with_model(hostile)]);
     app.provider.will("broken", [fails(400, "no")]);
     let planner = app.run("planner", "go").await;
     assert_eq!(planner.output(), "done");
@@ -126,7 +126,7 @@ async fn a_scrape_finds_exactly_what_was_done() {
     app.provider.will("slow", [hangs()]);
     app.provider.will("patient", [says("at last")]);
     let slow = app.start("slow", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
     let mut following = app.events(&slow).await;
     following.until("run.queued").await;
     let patient = app.start("patient", "go").await;
@@ -137,7 +137,7 @@ async fn a_scrape_finds_exactly_what_was_done() {
     assert_eq!(page.of("axed_queue_wait_seconds_count"), 2.0);
     assert_eq!(page.of("axed_cancel_seconds_count"), 0.0);
     let slow = slow.cancel("enough").await;
-    let patient = patient.ended().await;
+    let patient = patient.wait_for_end().await;
     assert_eq!(patient.output(), "at last");
     following.rest().await;
 
@@ -236,7 +236,7 @@ async fn a_scrape_finds_exactly_what_was_done() {
 
 #[tokio::test]
 async fn every_metric_is_described_from_the_start() {
-    let app = TestApp::with().prefix("/axed").spawn().await;
+    let app = TestApp::setup().prefix("/axed").spawn().await;
 
     let got = app.get("/metrics").await;
 
@@ -262,7 +262,7 @@ async fn every_metric_is_described_from_the_start() {
 
 #[tokio::test]
 async fn a_commit_of_the_store_is_counted() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("done"));
 
     let mut before = scrape(&app).await.of("axed_store_commits_total");
@@ -277,7 +277,7 @@ async fn a_commit_of_the_store_is_counted() {
 
 #[tokio::test]
 async fn names_that_requests_make_up_are_bounded() {
-    let app = TestApp::with().agent("solo", "").spawn().await;
+    let app = TestApp::setup().agent("solo", "").spawn().await;
     let body = |model: &str| serde_json::json!({"input": "x", "model": model});
     for at in 0..510 {
         let model = format!("made-up-{at}");
@@ -299,7 +299,7 @@ async fn names_that_requests_make_up_are_bounded() {
 
 #[tokio::test]
 async fn metrics_have_a_listener_of_their_own_where_one_is_configured() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .prefix("/axed")
         .server("metrics_listen = \"127.0.0.1:0\"")
         .agent("solo", "")
@@ -323,7 +323,7 @@ async fn metrics_have_a_listener_of_their_own_where_one_is_configured() {
     send(app.client.get(runs)).await.problem(404);
     let mut app = app;
     app.daemon.signal("TERM");
-    assert!(app.daemon.ended().await.success());
+    assert!(app.daemon.wait_for_exit().await.success());
 }
 
 #[tokio::test]
@@ -334,8 +334,10 @@ async fn metrics_are_not_shown_to_the_world() {
         "[server]\nlisten = \"127.0.0.1:0\"\nmetrics_listen = \"0.0.0.0:0\"\n[agents]\ndirs = [\".\"]",
     )
     .expect("a file");
-    let mut command = axed(home.path(), &["serve", "--config", "axed.toml"]);
-    let ended = soon("the refusal", command.output()).await.expect("axed");
+    let mut command = axed_command(home.path(), &["serve", "--config", "axed.toml"]);
+    let ended = within_timeout("the refusal", command.output())
+        .await
+        .expect("axed");
 
     assert_eq!(ended.status.code(), Some(2));
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -352,7 +354,7 @@ async fn the_dashboard_shows_these_metrics_and_no_others() {
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider
         .will("reader", [fails(500, "oops"), says("read")]);
     app.run("planner", "go").await;
@@ -392,7 +394,7 @@ async fn every_log_line_of_a_run_tells_its_place() {
     let app = family().spawn().await;
     app.provider.will(
         "planner",
-        [asks([("reader", "x"), ("broken", "y")]), says("done")],
+        [delegates([("reader", "x"), ("broken", "y")]), says("done")],
     );
     app.provider
         .will("reader", [fails(500, "oops"), says("read")]);

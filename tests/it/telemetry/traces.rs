@@ -19,10 +19,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp, send};
-use crate::support::daemon::{Daemon, axed};
-use crate::support::provider::answer::{asks, fails, hangs, says};
-use crate::support::provider::seen::Wire;
-use crate::support::soon;
+use crate::support::daemon::{Daemon, axed_command};
+use crate::support::provider::answer::{delegates, fails, hangs, says};
+use crate::support::provider::recorded_request::Wire;
+use crate::support::within_timeout;
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -89,7 +89,7 @@ impl Collector {
     /// What it was told, once that is as wished.
     async fn until(&self, what: &str, wish: impl FnMut(&Told) -> bool) -> Told {
         let mut told = self.told.subscribe();
-        let told = soon(what, told.wait_for(wish)).await;
+        let told = within_timeout(what, told.wait_for(wish)).await;
         told.expect("the collector is there").clone()
     }
 
@@ -177,7 +177,7 @@ fn one<'s>(spans: &'s [Span], name: &str, key: &str, value: &Value) -> &'s Span 
 
 /// A planner with two children, one of which fails, and whose first request is sent again.
 fn family(collector: &Collector) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\", \"broken\"]")
         .agent("reader", "[retry]\ninitial_delay_ms = 1\nmax_delay_ms = 2")
         .agent("broken", "")
@@ -188,15 +188,15 @@ fn script(app: &TestApp) {
     app.provider.will(
         "planner",
         [
-            asks([("reader", "secret task"), ("broken", "y")]),
+            delegates([("reader", "secret task"), ("broken", "y")]),
             says("done"),
         ],
     );
-    let read = says("secret words").using(7, 3).cached(2, 1);
-    app.provider.will(
-        "reader",
-        [fails(503, "oops"), read.calling_itself("real-1")],
-    );
+    let read = says("secret words")
+        .with_usage(7, 3)
+        .with_cached_tokens(2, 1);
+    app.provider
+        .will("reader", [fails(503, "oops"), read.with_model("real-1")]);
     app.provider
         .will("broken", [fails(400, "no: secret prompt")]);
 }
@@ -302,7 +302,7 @@ async fn a_tree_is_told_span_by_span() {
     one(&spans, "invoke_agent broken", "error.type", why);
 
     // Every provider was told where its request stands.
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     let mut told: Vec<String> = seen
         .iter()
         .map(|seen| {
@@ -387,7 +387,7 @@ async fn run_with(app: &TestApp, agent: &str, headers: &[&str]) -> Value {
 #[tokio::test]
 async fn a_caller_s_trace_is_gone_on_with() {
     let collector = Collector::start().await;
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .config(&collector.config())
         .config("trace_sampling = 0.0")
@@ -395,7 +395,7 @@ async fn a_caller_s_trace_is_gone_on_with() {
         .await;
     app.provider.always("solo", |_| says("done"));
     let last = || {
-        let seen = app.provider.seen();
+        let seen = app.provider.requests();
         let header = seen.last().expect("a request").headers.get("traceparent");
         header.map(|value| value.to_str().expect("text").to_owned())
     };
@@ -427,7 +427,7 @@ async fn a_caller_s_trace_is_gone_on_with() {
 
 #[tokio::test]
 async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
-    let mut setup = TestApp::with();
+    let mut setup = TestApp::setup();
     for wire in Wire::ALL {
         let model = format!("model = \"{0}/{0}\"", wire.name());
         setup = setup.agent(wire.name(), &model);
@@ -439,7 +439,7 @@ async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
         run_with(&app, wire.name(), &[]).await;
     }
 
-    let seen = app.provider.seen();
+    let seen = app.provider.requests();
     let told: Vec<Option<&str>> = seen
         .iter()
         .map(|seen| Some(seen.headers.get("traceparent")?.to_str().expect("text")))
@@ -450,22 +450,22 @@ async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
 #[tokio::test]
 async fn a_run_that_another_process_goes_on_with_stays_in_its_trace() {
     let collector = Collector::start().await;
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("planner", "sub_agents = [\"reader\"]")
         .agent("reader", "")
         .config(&collector.config())
         .spawn()
         .await;
     app.provider
-        .will("planner", [asks([("reader", "x")]), says("done")]);
+        .will("planner", [delegates([("reader", "x")]), says("done")]);
     app.provider.will("reader", [hangs(), says("read")]);
     let run = app.start("planner", "go").await.id().to_owned();
-    app.provider.busy("reader", 1).await;
+    app.provider.wait_for_concurrency("reader", 1).await;
     // The first turn was told by the process that took it.
     collector.spans(1).await;
     app.crash_and_restart().await;
 
-    let run = app.find(&run).await.ended().await;
+    let run = app.find(&run).await.wait_for_end().await;
 
     assert_eq!(run.output(), "done");
     let spans = collector.spans(6).await;
@@ -488,7 +488,7 @@ async fn a_run_that_another_process_goes_on_with_stays_in_its_trace() {
 #[tokio::test]
 async fn a_cancelled_run_and_a_stop_leave_their_spans() {
     let collector = Collector::start().await;
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("slow", "")
         .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url)
         .environment("OTEL_EXPORTER_OTLP_HEADERS", "x-token=a%20token")
@@ -497,10 +497,10 @@ async fn a_cancelled_run_and_a_stop_leave_their_spans() {
         .await;
     app.provider.will("slow", [hangs()]);
     let run = app.start("slow", "go").await;
-    app.provider.busy("slow", 1).await;
+    app.provider.wait_for_concurrency("slow", 1).await;
     run.cancel("enough").await;
     app.daemon.signal("TERM");
-    assert!(app.daemon.ended().await.success());
+    assert!(app.daemon.wait_for_exit().await.success());
 
     // It has gone, so what it had to tell is told.
     let told = collector.told.borrow().clone();
@@ -520,7 +520,7 @@ async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = nobody.local_addr().expect("an address");
     drop(nobody);
-    let mut app = TestApp::with()
+    let mut app = TestApp::setup()
         .agent("solo", "")
         .config(&format!(
             "[telemetry]\notlp_endpoint = \"http://{address}\""
@@ -530,12 +530,12 @@ async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
     app.provider.always("solo", |_| says("done"));
 
     app.run("solo", "go").await;
-    app.daemon.logged("Traces cannot be sent").await;
+    app.daemon.wait_for_log("Traces cannot be sent").await;
     for _ in 0..20 {
         assert_eq!(app.run("solo", "go").await.output(), "done");
     }
     app.daemon.signal("TERM");
-    assert!(app.daemon.ended().await.success());
+    assert!(app.daemon.wait_for_exit().await.success());
     let log = app.daemon.log();
     assert_eq!(log.matches("Traces cannot be sent").count(), 1, "{log}");
 }
@@ -544,7 +544,7 @@ async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
 async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
     let collector = Collector::start().await;
     collector.told.send_modify(|told| told.refusals = 1);
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("solo", "")
         .config(&collector.config())
         .spawn()
@@ -555,7 +555,7 @@ async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
 
     collector.spans(2).await;
     assert_eq!(collector.told.borrow().refused, 1);
-    app.daemon.logged("Traces are sent again").await;
+    app.daemon.wait_for_log("Traces are sent again").await;
 }
 
 #[tokio::test]
@@ -584,19 +584,21 @@ async fn a_wrong_address_is_refused_by_name() {
         ),
     ] {
         std::fs::write(home.path().join("axed.toml"), config).expect("a file");
-        let mut command = axed(
+        let mut command = axed_command(
             home.path(),
             &["serve", "--config", "axed.toml", "--listen", "127.0.0.1:0"],
         );
         command.env("OTEL_EXPORTER_OTLP_ENDPOINT", environment);
-        let ended = soon("the refusal", command.output()).await.expect("axed");
+        let ended = within_timeout("the refusal", command.output())
+            .await
+            .expect("axed");
         let said = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(2), "{said}");
         assert!(said.contains(says) && !said.contains("secret"), "{said}");
     }
     // Switched off where the environment says so.
     std::fs::write(home.path().join("axed.toml"), "").expect("a file");
-    let mut command = axed(
+    let mut command = axed_command(
         home.path(),
         &["serve", "--config", "axed.toml", "--listen", "127.0.0.1:0"],
     );

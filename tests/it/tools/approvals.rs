@@ -4,27 +4,27 @@ use axed::config::auth::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::{Got, Setup, TestApp, send};
-use crate::support::daemon::axed;
-use crate::support::events::{Event, Events, count, is_whole, kinds};
+use crate::support::app::{ApiResponse, Setup, TestApp, send};
+use crate::support::daemon::axed_command;
+use crate::support::events::{Event, Events, assert_complete, count, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, asks, calls, hangs, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, says};
 use crate::support::run::Run;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// An agent whose writing waits for a person.
 const CAREFUL: &str =
     "workdir = \"work\"\ntools = [\"write_file\", \"read_file\"]\napprove = [\"write_file\"]\n";
 
 fn careful(more: &str) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("careful", &format!("{CAREFUL}{more}"))
         .agent("solo", "")
         .agent("planner", "sub_agents = [\"careful\", \"solo\"]")
         .file("work/here.txt", "here")
 }
 
-fn writes(path: &str) -> Answer {
+fn writes(path: &str) -> ScriptedAnswer {
     calls([("write_file", json!({"path": path, "content": "new"}))])
 }
 
@@ -33,7 +33,7 @@ async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
     let run = app.find(id).await;
     let mut events = app.events(&run).await;
     let heard = events
-        .until_all(|events| count(events, "approval.requested") == many)
+        .until_matches(|events| count(events, "approval.requested") == many)
         .await;
     heard
         .into_iter()
@@ -53,7 +53,7 @@ fn path_of(request: &Event) -> String {
     format!("/runs/{}/approvals/{}", of("run_id"), of("tool_call_id"))
 }
 
-async fn decide(app: &TestApp, request: &Event, decision: Value) -> Got {
+async fn decide(app: &TestApp, request: &Event, decision: Value) -> ApiResponse {
     app.post(&path_of(request), &decision).await
 }
 
@@ -77,11 +77,11 @@ fn find<'e>(events: &'e [Event], kind: &str) -> &'e Event {
 
 /// The run has ended well, asked once, was answered once, and performed what it asked for once.
 async fn ended_well(run: &Run<'_>, calls: u64) {
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run.usage().2, calls);
     let events = run.events().await;
-    is_whole(&events);
+    assert_complete(&events);
     find(&events, "approval.requested");
     find(&events, "approval.decided");
     assert_eq!(count(&events, "tool.started"), calls as usize);
@@ -132,12 +132,12 @@ async fn a_denial_and_its_reason_reach_the_model() {
     let no = json!({"decision": "deny", "reason": "not on a Friday"});
     assert_eq!(decide(&app, &request, no).await.status, 202);
     ended_well(&app.find(&id).await, 0).await;
-    let seen = app.provider.asked("careful", 2).await;
+    let seen = app.provider.wait_for_request("careful", 2).await;
     assert_eq!(
-        seen.results(),
+        seen.tool_results(),
         ["The call of write_file was denied: not on a Friday"]
     );
-    assert_eq!(seen.errors(), [true]);
+    assert_eq!(seen.tool_result_errors(), [true]);
     assert!(!wrote(&app, "a"));
     let events = app.find(&id).await.events().await;
     let decided = find(&events, "approval.decided");
@@ -154,9 +154,9 @@ async fn a_call_nobody_decides_about_in_time_is_not_performed() {
     let (id, request) = asked(&app, "careful").await;
     assert!(request["deadline"].is_string(), "{request:?}");
     ended_well(&app.find(&id).await, 0).await;
-    let seen = app.provider.asked("careful", 2).await;
+    let seen = app.provider.wait_for_request("careful", 2).await;
     assert_eq!(
-        seen.results(),
+        seen.tool_results(),
         ["The call of write_file was not approved: no decision within 1s"]
     );
     let events = app.find(&id).await.events().await;
@@ -187,14 +187,18 @@ async fn each_of_several_calls_is_decided_on_its_own_while_others_work() {
     let run = app.find(&id).await;
     let mut events = app.events(&run).await;
     events
-        .until_all(|events| count(events, "tool.completed") == 3)
+        .until_matches(|events| count(events, "tool.completed") == 3)
         .await;
     let path = format!("/runs/{id}");
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
     approve(&app, of("a")).await;
-    assert_eq!(run.ended().await.output(), "done");
-    let results = app.provider.asked("careful", 2).await.results();
+    assert_eq!(run.wait_for_end().await.output(), "done");
+    let results = app
+        .provider
+        .wait_for_request("careful", 2)
+        .await
+        .tool_results();
     assert!(results[1].contains("here"), "{results:?}");
     assert_eq!(results[2], "The call of write_file was denied");
     assert!(results[3].contains("do not fit"), "{results:?}");
@@ -204,16 +208,17 @@ async fn each_of_several_calls_is_decided_on_its_own_while_others_work() {
 #[tokio::test]
 async fn a_parent_waits_while_all_its_children_wait() {
     let app = careful("").spawn().await;
-    let gate = Gate::shut();
+    let gate = Gate::closed();
     app.provider.will(
         "planner",
         [
-            asks([("careful", "write"), ("solo", "think")]),
+            delegates([("careful", "write"), ("solo", "think")]),
             says("done"),
         ],
     );
     app.provider.will("careful", [writes("a"), says("written")]);
-    app.provider.will("solo", [says("thought").after(&gate)]);
+    app.provider
+        .will("solo", [says("thought").after_gate(&gate)]);
     let (id, request) = asked(&app, "planner").await;
     let child = request["run_id"].as_str().expect("an id");
     assert_eq!(app.find(child).await.status(), "waiting");
@@ -223,25 +228,26 @@ async fn a_parent_waits_while_all_its_children_wait() {
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
 
-    let last = Gate::shut();
-    app.provider.will("careful", [says("written").after(&last)]);
+    let last = Gate::closed();
+    app.provider
+        .will("careful", [says("written").after_gate(&last)]);
     approve(&app, &request).await;
     let run = app.find(&id).await;
     let mut events = app.events(&run).await;
     events
-        .until_all(|events| count(events, "tool.started") == 3)
+        .until_matches(|events| count(events, "tool.started") == 3)
         .await;
     app.get_until(&path, |got| got.json()["status"] != "waiting")
         .await;
     last.open();
-    assert_eq!(run.ended().await.output(), "done");
+    assert_eq!(run.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test]
 async fn time_stands_still_for_who_waits_and_for_who_waits_for_it() {
     let app = careful("").agent("other", "timeout = 1").spawn().await;
     app.provider
-        .will("planner", [asks([("careful", "write")]), says("done")]);
+        .will("planner", [delegates([("careful", "write")]), says("done")]);
     app.provider.will("careful", [writes("a"), says("written")]);
     let body = json!({"input": "go", "timeout": 1});
     let id = app
@@ -252,11 +258,11 @@ async fn time_stands_still_for_who_waits_and_for_who_waits_for_it() {
     let request = requests(&app, &id, 1).await.remove(0);
     // As long as another run needs to run out of the same time.
     app.provider
-        .will("other", [says("late").after(&Gate::shut())]);
+        .will("other", [says("late").after_gate(&Gate::closed())]);
     let overdue = app.run_with("other", body).await;
     assert_eq!(overdue.failure().0, "timeout");
     approve(&app, &request).await;
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
 }
 
@@ -270,7 +276,8 @@ async fn a_child_in_line_behind_one_that_waits_does_not_keep_its_parent_at_work(
         .spawn()
         .await;
     let both = [("careful", "one"), ("careful", "two")];
-    app.provider.will("planner", [asks(both), says("done")]);
+    app.provider
+        .will("planner", [delegates(both), says("done")]);
     let files = [writes("a"), says("one"), writes("b"), says("two")];
     app.provider.will("careful", files);
     let (id, first) = asked(&app, "planner").await;
@@ -282,7 +289,7 @@ async fn a_child_in_line_behind_one_that_waits_does_not_keep_its_parent_at_work(
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
     approve(&app, &second).await;
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
     assert!(wrote(&app, "a") && wrote(&app, "b"));
 }
 
@@ -299,17 +306,19 @@ async fn the_command_line_decides_and_the_metrics_do_not_count_who_waits() {
         assert!(metrics.contains("\naxed_runs_running 0\n"), "{metrics}");
         let call = request["tool_call_id"].as_str().expect("an id");
         let arguments = ["runs", decision, &id, call, "--reason", "so"];
-        let mut command = axed(&app.path(""), &arguments);
+        let mut command = axed_command(&app.path(""), &arguments);
         command.args(["--server", &app.daemon.url]);
-        let done = soon("the command", command.output()).await.expect("an end");
+        let done = within_timeout("the command", command.output())
+            .await
+            .expect("an end");
         assert!(done.status.success(), "{done:?}");
         assert!(String::from_utf8_lossy(&done.stdout).starts_with(&id));
-        assert_eq!(app.find(&id).await.ended().await.output(), "done");
+        assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
         assert_eq!(wrote(&app, file), decision == "approve");
-        let again = axed(&app.path(""), &arguments)
+        let again = axed_command(&app.path(""), &arguments)
             .args(["--server", &app.daemon.url])
             .output();
-        let refused = soon("the command", again).await.expect("an end");
+        let refused = within_timeout("the command", again).await.expect("an end");
         assert!(!refused.status.success(), "{refused:?}");
     }
 }
@@ -322,16 +331,17 @@ async fn who_waits_gives_its_slot_back_and_takes_its_place_in_line_again() {
     app.provider.will("solo", [says("first")]);
     assert_eq!(app.run("solo", "go").await.output(), "first");
 
-    let gate = Gate::shut();
-    app.provider.will("solo", [says("second").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider
+        .will("solo", [says("second").after_gate(&gate)]);
     let second = app.start("solo", "go").await;
-    app.provider.asked("solo", 2).await;
+    app.provider.wait_for_request("solo", 2).await;
     approve(&app, &request).await;
     let run = app.find(&id).await;
     assert_eq!(run.status(), "waiting", "another has the slot");
     assert!(!wrote(&app, "a"));
     gate.open();
-    assert_eq!(second.ended().await.output(), "second");
+    assert_eq!(second.wait_for_end().await.output(), "second");
     ended_well(&run, 1).await;
 }
 
@@ -339,7 +349,8 @@ async fn who_waits_gives_its_slot_back_and_takes_its_place_in_line_again() {
 async fn a_run_that_waits_can_be_cancelled() {
     let app = careful("").config("[runs]\nmax_running = 1").spawn().await;
     app.provider.will("careful", [writes("a")]);
-    app.provider.will("planner", [asks([("careful", "write")])]);
+    app.provider
+        .will("planner", [delegates([("careful", "write")])]);
     for agent in ["careful", "planner"] {
         app.provider.will("careful", [writes("a")]);
         let (id, request) = asked(&app, agent).await;
@@ -352,14 +363,14 @@ async fn a_run_that_waits_can_be_cancelled() {
     assert!(!wrote(&app, "a"));
     // A child that is cancelled alone is an error result; its parent needs its slot to go on.
     app.provider
-        .will("planner", [asks([("careful", "write")]), says("done")]);
+        .will("planner", [delegates([("careful", "write")]), says("done")]);
     let (id, request) = asked(&app, "planner").await;
     let child = request["run_id"].as_str().expect("an id");
     assert_eq!(
         app.find(child).await.cancel("no").await.status(),
         "cancelled"
     );
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test]
@@ -368,17 +379,17 @@ async fn a_killed_daemon_is_told_at_once_what_its_run_waits_for() {
         // A second run has the only slot: those that wait need none before they are decided.
         let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
         app.provider
-            .will("planner", [asks([("careful", "write")]), says("done")]);
+            .will("planner", [delegates([("careful", "write")]), says("done")]);
         app.provider.will("careful", [writes("a"), says("done")]);
         let (id, request) = asked(&app, agent).await;
         app.crash_and_restart().await;
         assert_eq!(app.find(&id).await.status(), "waiting");
         approve(&app, &request).await;
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
         assert!(wrote(&app, "a"));
         let events = run.events().await;
-        is_whole(&events);
+        assert_complete(&events);
         find(&events, "approval.requested");
         find(&events, "approval.decided");
     }
@@ -396,7 +407,7 @@ async fn time_stands_still_while_no_daemon_is_there_too() {
         .to_owned();
     let request = requests(&app, &id, 1).await.remove(0);
     app.provider
-        .will("other", [says("late").after(&Gate::shut())]);
+        .will("other", [says("late").after_gate(&Gate::closed())]);
     assert_eq!(app.run_with("other", body).await.failure().0, "timeout");
     app.crash_and_restart().await;
     approve(&app, &request).await;
@@ -410,9 +421,10 @@ async fn a_decision_outlives_the_daemon_that_took_it() {
         app.provider.will("careful", [writes("a"), says("done")]);
         let (id, request) = asked(&app, "careful").await;
         // It is decided, but cannot go on before it has a slot again.
-        app.provider.will("solo", [says("x").after(&Gate::shut())]);
+        app.provider
+            .will("solo", [says("x").after_gate(&Gate::closed())]);
         let other = app.start("solo", "go").await.id().to_owned();
-        app.provider.asked("solo", 1).await;
+        app.provider.wait_for_request("solo", 1).await;
         let decided = decide(
             &app,
             &request,
@@ -425,7 +437,7 @@ async fn a_decision_outlives_the_daemon_that_took_it() {
         decide(&app, &request, json!({"decision": "approve"}))
             .await
             .problem(409);
-        assert_eq!(app.find(&other).await.ended().await.output(), "done");
+        assert_eq!(app.find(&other).await.wait_for_end().await.output(), "done");
         ended_well(&app.find(&id).await, calls).await;
         assert_eq!(wrote(&app, "a"), decision == "approve");
     }
@@ -435,13 +447,13 @@ async fn a_decision_outlives_the_daemon_that_took_it() {
 async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
     let mut app = careful("").server("drain_timeout = 600").spawn().await;
     app.provider
-        .will("planner", [asks([("careful", "write")]), says("done")]);
+        .will("planner", [delegates([("careful", "write")]), says("done")]);
     app.provider.will("careful", [writes("a"), says("written")]);
     let (id, request) = asked(&app, "planner").await;
     app.restart().await;
     assert_eq!(app.find(&id).await.status(), "waiting");
     approve(&app, &request).await;
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
 }
 
 #[tokio::test]
@@ -454,11 +466,11 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
     requests(&app, &waits, 1).await;
     let behind = app.start_with("careful", talk("2")).await.id().to_owned();
     let busy = app.start("solo", "go").await.id().to_owned();
-    app.provider.asked("solo", 1).await;
+    app.provider.wait_for_request("solo", 1).await;
     app.daemon.signal("TERM");
     for id in [&waits, &behind] {
         app.daemon
-            .logged(&format!("{id} stays as last committed"))
+            .wait_for_log(&format!("{id} stays as last committed"))
             .await;
     }
 
@@ -470,14 +482,14 @@ async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
     }
 
     app.daemon.signal("TERM");
-    app.daemon.ended().await;
+    app.daemon.wait_for_exit().await;
     app.restart_after_end().await;
     for id in [&waits, &behind] {
-        let ended = app.find(id).await.ended().await;
+        let ended = app.find(id).await.wait_for_end().await;
         assert_eq!(ended.status(), "cancelled");
         assert_eq!(ended["cancel_reason"], "no more");
     }
-    assert_eq!(app.find(&busy).await.ended().await.output(), "done");
+    assert_eq!(app.find(&busy).await.wait_for_end().await.output(), "done");
     assert!(!wrote(&app, "a"));
 }
 
@@ -494,10 +506,16 @@ async fn a_daemon_that_stops_lets_nobody_overtake_who_waits_in_a_session() {
     app.restart().await;
     assert_eq!(app.find(&second).await.status(), "queued");
     approve(&app, &request).await;
-    assert_eq!(app.find(&first).await.ended().await.output(), "first");
-    assert_eq!(app.find(&second).await.ended().await.output(), "second");
-    let heard = app.provider.seen();
-    assert_eq!(heard.last().expect("a request").user(), ["1", "2"]);
+    assert_eq!(
+        app.find(&first).await.wait_for_end().await.output(),
+        "first"
+    );
+    assert_eq!(
+        app.find(&second).await.wait_for_end().await.output(),
+        "second"
+    );
+    let heard = app.provider.requests();
+    assert_eq!(heard.last().expect("a request").user_messages(), ["1", "2"]);
 }
 
 #[tokio::test]
@@ -520,10 +538,10 @@ async fn who_waits_uses_up_no_time_of_a_quota() {
     let (id, request) = asked(&app, "careful").await;
     // As long as the quota is.
     app.provider
-        .will("other", [says("late").after(&Gate::shut())]);
+        .will("other", [says("late").after_gate(&Gate::closed())]);
     assert_eq!(app.run("other", "go").await.failure().0, "timeout");
     approve(&app, &request).await;
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run.children().await.len(), 2);
 }
@@ -561,7 +579,7 @@ async fn what_cannot_be_decided_is_refused() {
 #[tokio::test]
 async fn the_key_that_decided_is_told_and_others_see_nothing() {
     let key = |name: &str| {
-        let sha256 = KeyHash::of(format!("key-of-{name}").as_bytes());
+        let sha256 = KeyHash::digest(format!("key-of-{name}").as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"run\", \"read\"]\n")
     };
     let app = careful("")

@@ -3,13 +3,13 @@
 use std::fs;
 use std::time::Duration;
 
-use axed::config::load::environment;
+use axed::config::load::process_environment;
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::Event;
-use crate::support::provider::answer::{Answer, calls, says};
-use crate::support::soon;
+use crate::support::provider::answer::{ScriptedAnswer, calls, says};
+use crate::support::within_timeout;
 
 const SERVER: &str = include_str!("mcp/many.py");
 
@@ -18,24 +18,24 @@ fn with_many(more: &str) -> Setup {
     let agent = format!(
         "{more}\n[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\"]"
     );
-    let path = environment().remove("PATH").expect("a PATH");
-    TestApp::with()
+    let path = process_environment().remove("PATH").expect("a PATH");
+    TestApp::setup()
         .file("server.py", SERVER)
         .agent("a", &agent)
         .environment("PATH", &path)
 }
 
-fn search(query: &str) -> Answer {
+fn search(query: &str) -> ScriptedAnswer {
     calls([("tool_search", json!({"query": query, "limit": 2}))])
 }
 
-fn call(name: &str, arguments: Value) -> Answer {
+fn call(name: &str, arguments: Value) -> ScriptedAnswer {
     calls([("tool_call", json!({"name": name, "arguments": arguments}))])
 }
 
 /// Waits until the server has been called so often, and returns the calls.
 async fn called(app: &TestApp, many: usize) -> Vec<String> {
-    soon("calls", async {
+    within_timeout("calls", async {
         loop {
             let text = fs::read_to_string(app.path("calls")).unwrap_or_default();
             let lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -75,7 +75,7 @@ async fn tools_are_found_and_called_under_their_own_names() {
 
     assert_eq!(run.output(), "done");
     assert_eq!(called(&app, 1).await, ["create_invoice"]);
-    let requests = app.provider.seen_by("a");
+    let requests = app.provider.requests_for("a");
     for request in &requests {
         let offered = ["grep", "subagent", "tool_search", "tool_call"];
         assert_eq!(request.tool_names(), offered);
@@ -83,7 +83,7 @@ async fn tools_are_found_and_called_under_their_own_names() {
     }
     let bytes = requests[0].body.to_string().len();
     assert!(bytes < 4 * 6000, "{bytes}");
-    let results = requests[5].results();
+    let results = requests[5].tool_results();
     let found: Value = serde_json::from_str(&results[0]).expect("JSON");
     let first = &found["tools"][0];
     assert_eq!(first["name"], "s__create_invoice");
@@ -133,7 +133,7 @@ async fn the_first_lines_of_descriptions_are_searched() {
         [search("billing refund"), search("much"), says("done")],
     );
     assert_eq!(app.run("a", "go").await.output(), "done");
-    let results = app.provider.asked("a", 3).await.results();
+    let results = app.provider.wait_for_request("a", 3).await.tool_results();
     let found: Value = serde_json::from_str(&results[0]).expect("JSON");
     assert_eq!(found["tools"][0]["name"], "s__get_refund");
     // 20 of each of three nouns.
@@ -165,7 +165,7 @@ async fn a_person_approves_the_tool_itself() {
     let decided = app.post(&path, &json!({"decision": "approve"})).await;
     assert_eq!(decided.status, 202, "{}", decided.text);
 
-    assert_eq!(run.ended().await.output(), "done");
+    assert_eq!(run.wait_for_end().await.output(), "done");
     assert_eq!(called(&app, 2).await, ["get_order", "delete_order"]);
 }
 
@@ -188,13 +188,13 @@ async fn after_a_crash_only_what_is_safe_is_called_again() {
 
         app.crash_and_restart().await;
 
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         let events = run.events().await;
         assert_eq!(tools_of(&events, "tool.started"), ["tool_search", &*name]);
         if is_safe {
             assert_eq!(run.output(), "done");
             assert_eq!(called(&app, 2).await[1], tool);
-            let results = app.provider.asked("a", 3).await.results();
+            let results = app.provider.wait_for_request("a", 3).await.tool_results();
             assert_eq!(results[1], "watch_order of o1");
             continue;
         }

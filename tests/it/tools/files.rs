@@ -23,21 +23,24 @@ const ALL: [&str; 10] = [
 
 /// An agent with these tools, at work in `work`.
 fn worker(tools: &[&str]) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("worker", &format!("workdir = \"work\"\ntools = {tools:?}"))
         .file("work/notes/a.md", "# One\nalpha\n")
 }
 
 /// What the model is told of these calls, made one after another.
 async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
-    let before = app.provider.seen().len();
+    let before = app.provider.requests().len();
     for call in asked {
         app.provider.will("worker", [calls([call.clone()])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app.provider.asked("worker", before + asked.len() + 1).await;
-    let (results, errors) = (seen.results(), seen.errors());
+    let seen = app
+        .provider
+        .wait_for_request("worker", before + asked.len() + 1)
+        .await;
+    let (results, errors) = (seen.tool_results(), seen.tool_result_errors());
     let marked = results.into_iter().zip(errors);
     marked
         .map(|(text, is_error)| {
@@ -223,7 +226,7 @@ async fn another_value_is_read_as_text_where_text_is_wanted() {
 
 #[tokio::test]
 async fn arguments_that_are_json_and_cannot_be_read_are_said_to_be() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "worker",
             "model = \"openai/worker\"\ntools = [\"write_file\"]",
@@ -243,7 +246,11 @@ async fn arguments_that_are_json_and_cannot_be_read_are_said_to_be() {
     app.provider.will("worker", [reply, says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
 
-    let results = app.provider.asked("worker", 2).await.results();
+    let results = app
+        .provider
+        .wait_for_request("worker", 2)
+        .await
+        .tool_results();
     let whys = [
         "number out of range at line 1 column",
         "unexpected end of hex escape at line 1 column",
@@ -314,7 +321,11 @@ async fn a_dry_run_and_the_model_show_the_same_tools() {
     let app = worker(&ALL).spawn().await;
     app.provider.will("worker", [says("done")]);
     app.run("worker", "go").await;
-    let mut names = app.provider.asked("worker", 1).await.tool_names();
+    let mut names = app
+        .provider
+        .wait_for_request("worker", 1)
+        .await
+        .tool_names();
     names.sort();
     assert_eq!(names, ALL);
     let dry = app
@@ -342,10 +353,10 @@ async fn a_write_that_a_crash_cuts_short_interrupts_its_run() {
         let id = app.start("worker", "go").await.id().to_owned();
         let mut events = app.events(&app.find(&id).await).await;
         events
-            .until_all(|events| count(events, "tool.started") == 1)
+            .until_matches(|events| count(events, "tool.started") == 1)
             .await;
         app.crash_and_restart().await;
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         let written = fs::read_to_string(app.path("work").join(&path)).ok();
         assert!(
             written.is_none_or(|text| text.len() == content.len()),
@@ -360,7 +371,7 @@ async fn a_write_that_a_crash_cuts_short_interrupts_its_run() {
             let (code, message) = run.failure();
             assert_eq!(code, "interrupted");
             assert!(message.contains("write_file"), "{message}");
-            assert_eq!(app.provider.seen_by("worker").len(), 2 * attempt + 1);
+            assert_eq!(app.provider.requests_for("worker").len(), 2 * attempt + 1);
             return;
         }
         assert_eq!(run.output(), "done");
@@ -380,13 +391,18 @@ async fn a_read_that_a_crash_cuts_short_is_made_again() {
         let id = app.start("worker", "go").await.id().to_owned();
         let mut events = app.events(&app.find(&id).await).await;
         events
-            .until_all(|events| count(events, "tool.started") == 1)
+            .until_matches(|events| count(events, "tool.started") == 1)
             .await;
         app.daemon.kill().await;
         app.restart_after_end().await;
-        let run = app.find(&id).await.ended().await;
+        let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
-        let told = app.provider.seen().last().expect("a request").results();
+        let told = app
+            .provider
+            .requests()
+            .last()
+            .expect("a request")
+            .tool_results();
         assert_eq!(told, [format!("{}: ", 20 << 20)]);
         let events = run.events().await;
         assert_eq!(count(&events, "tool.started"), 1);
@@ -409,7 +425,7 @@ async fn a_search_ends_when_its_run_is_stopped() {
     let run = app.start("worker", "go").await;
     let mut events = app.events(&run).await;
     events
-        .until_all(|events| count(events, "tool.started") == 1)
+        .until_matches(|events| count(events, "tool.started") == 1)
         .await;
     assert_eq!(run.cancel("enough").await.status(), "cancelled");
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axed::config::load::environment;
+use axed::config::load::process_environment;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, says};
-use crate::support::soon;
+use crate::support::within_timeout;
 
 const SERVER: &str = include_str!("mcp/server.py");
 const ALL: [&str; 11] = [
@@ -52,8 +52,8 @@ fn with_mode(mode: &str, more: &str) -> Setup {
         "{own}[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"server.py\", \"{mode}\"]\n\
          env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\n{more}"
     );
-    let path = environment().remove("PATH").expect("a PATH");
-    TestApp::with()
+    let path = process_environment().remove("PATH").expect("a PATH");
+    TestApp::setup()
         .file("server.py", SERVER)
         .agent("a", &agent)
         .environment("PATH", &path)
@@ -66,13 +66,13 @@ async fn result_of(app: &TestApp, tool: &str, arguments: Value) -> (String, bool
         .will("a", [calls([(tool, arguments)]), says("done")]);
     let run = app.run("a", "go").await;
     assert_eq!(run.status(), "completed", "{}", app.daemon.log());
-    let last = app.provider.seen_by("a").pop().expect("a request");
-    (last.results().remove(0), last.errors()[0])
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    (last.tool_results().remove(0), last.tool_result_errors()[0])
 }
 
 /// Lines of a file that the server writes, when there are so many.
 async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
-    soon(&format!("{many} lines of {file}"), async {
+    within_timeout(&format!("{many} lines of {file}"), async {
         loop {
             let text = fs::read_to_string(app.path(file)).unwrap_or_default();
             let lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -88,7 +88,7 @@ async fn lines(app: &TestApp, file: &str, many: usize) -> Vec<String> {
 /// Comes back when no such process is left but as a zombie that nobody has taken away yet.
 async fn gone(pid: &str) {
     let stat = Path::new("/proc").join(pid).join("stat");
-    soon(&format!("the end of process {pid}"), async {
+    within_timeout(&format!("the end of process {pid}"), async {
         while fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z ")) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -101,7 +101,7 @@ async fn tools_are_offered_and_called_over_one_connection() {
     let app = with_server("").spawn().await;
     let answer = result_of(&app, "s__echo", json!({"text": "hello"})).await;
     assert_eq!(answer, ("hello".to_owned(), false));
-    let asked = &app.provider.seen_by("a")[0];
+    let asked = &app.provider.requests_for("a")[0];
     assert_eq!(asked.tool_names(), ALL);
     let echo = &asked.tools()[0];
     assert_eq!(echo["description"], "says it again");
@@ -122,7 +122,7 @@ async fn tools_are_offered_and_called_over_one_connection() {
         "[image: image/gif, 7 bytes]\n[resource: file:///a]"
     );
     // The picture itself goes with it.
-    let last = app.provider.seen_by("a").pop().expect("a request");
+    let last = app.provider.requests_for("a").pop().expect("a request");
     let shown = &last.messages().last().expect("results")["content"][0]["content"][1];
     assert_eq!(shown["source"]["data"], "R0lGODlhIQ==");
     let (big, _) = result_of(&app, "s__big", json!({})).await;
@@ -177,9 +177,9 @@ async fn a_narrowed_list_a_dry_run_and_a_child() {
     );
     let run = app.run("boss", "go").await;
     assert_eq!(run.output(), "done");
-    let seen = app.provider.seen_by("a");
+    let seen = app.provider.requests_for("a");
     assert_eq!(seen[0].tool_names(), ["s__echo"]);
-    assert_eq!(seen[1].results(), ["hi"]);
+    assert_eq!(seen[1].tool_results(), ["hi"]);
     let events = run.events().await;
     assert_eq!(count(&events, "tools.warning"), 1);
     let shown = app.get("/agents/a").await.json();
@@ -192,14 +192,14 @@ async fn a_narrowed_list_a_dry_run_and_a_child() {
 async fn a_changed_list_holds_for_the_next_run() {
     let app = with_server("").spawn().await;
     result_of(&app, "s__grow", json!({})).await;
-    let last = app.provider.seen_by("a").pop().expect("a request");
+    let last = app.provider.requests_for("a").pop().expect("a request");
     assert_eq!(
         last.tool_names(),
         ALL,
         "the run keeps the tools that it began with"
     );
     let dry = json!({"input": "x"});
-    soon("the grown tool", async {
+    within_timeout("the grown tool", async {
         loop {
             let got = app.post("/agents/a/dry-run", &dry).await;
             if got.text.contains("s__grown") {
@@ -221,7 +221,7 @@ async fn a_server_that_dies_is_an_error_and_is_started_again() {
     );
     assert!(why.contains("its process ended (exit status: 3)"), "{why}");
     gone(&lines(&app, "children", 1).await[0]).await;
-    soon("the server again", async {
+    within_timeout("the server again", async {
         while result_of(&app, "s__echo", json!({"text": "again"})).await.0 != "again" {}
     })
     .await;
@@ -279,8 +279,8 @@ async fn a_server_that_hangs_or_is_not_there_costs_its_tools_only() {
     );
     let run = app.run("a", "go").await;
     assert_eq!(run.output(), "done");
-    let last = app.provider.seen_by("a").pop().expect("a request");
-    let results = last.results();
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    let results = last.tool_results();
     assert!(
         results[0].starts_with("MCP server \"s\" is not available: it did not answer within 10s"),
         "{results:?}"
@@ -291,7 +291,7 @@ async fn a_server_that_hangs_or_is_not_there_costs_its_tools_only() {
         "{results:?}"
     );
     assert_eq!(results[2], "Unknown tool: \"other__x\"");
-    assert_eq!(last.errors(), [true, true, true]);
+    assert_eq!(last.tool_result_errors(), [true, true, true]);
     assert_eq!(last.tool_names(), ["call_agent"]);
     let events = run.events().await;
     let warned: Vec<&str> = events
@@ -314,7 +314,7 @@ async fn no_process_is_left_when_the_daemon_stops() {
     let started = lines(&app, "started", 1).await;
     let children = lines(&app, "children", 1).await;
     app.daemon.signal("TERM");
-    let status = app.daemon.ended().await;
+    let status = app.daemon.wait_for_exit().await;
     assert!(status.success(), "{}", app.daemon.log());
     assert_eq!(lines(&app, "refuses", 1).await.len(), 1);
     gone(&started[0]).await;
@@ -332,7 +332,7 @@ async fn a_call_that_a_crash_cut_is_made_again_only_where_that_is_safe() {
         app.write("server.py", &script);
         app.provider.will("a", [says("done")]);
         app.crash_and_restart().await;
-        let run = app.find(&run).await.ended().await;
+        let run = app.find(&run).await.wait_for_end().await;
         assert_eq!(run.status(), status, "{tool}: {}", app.daemon.log());
         if status == "failed" {
             assert_eq!(run.failure().0, "interrupted");
@@ -354,7 +354,7 @@ async fn a_server_gets_its_variables_and_nobody_sees_them() {
     for path in ["/agents/a", "/agents", "/metrics"] {
         assert!(!app.get(path).await.text.contains("s3cret"), "{path}");
     }
-    soon("the server's words in the log", async {
+    within_timeout("the server's words in the log", async {
         while !app
             .daemon
             .log()
@@ -419,7 +419,7 @@ async fn a_wrong_server_is_refused_by_name() {
             "mcp_servers must be a list of tables",
         ),
     ];
-    let mut setup = TestApp::with();
+    let mut setup = TestApp::setup();
     for (at, (toml, _)) in cases.iter().enumerate() {
         setup = setup.agent(&format!("a{at}"), toml);
     }
@@ -522,7 +522,7 @@ fn with_web(url: &str) -> Setup {
         "sub_agents = [\"b\"]\n[[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\n\
          headers = {{ Authorization = \"Bearer ${{STORY_TOKEN}}\" }}\n"
     );
-    TestApp::with()
+    TestApp::setup()
         .agent("a", &agent)
         .environment("STORY_TOKEN", "s3cret-of-the-story")
 }
@@ -583,8 +583,8 @@ async fn a_redirect_does_not_take_the_headers_elsewhere() {
         .will("a", [calls([("web__plain", json!({}))]), says("done")]);
     assert_eq!(app.run("a", "go").await.output(), "done");
     let (why, is_error) = {
-        let last = app.provider.seen_by("a").pop().expect("a request");
-        (last.results().remove(0), last.errors()[0])
+        let last = app.provider.requests_for("a").pop().expect("a request");
+        (last.tool_results().remove(0), last.tool_result_errors()[0])
     };
     assert!(
         is_error && why.starts_with("MCP server \"web\" is not available:"),
@@ -607,8 +607,8 @@ async fn a_web_server_that_is_down_is_named_with_the_reason() {
         app.provider
             .will("a", [calls([("web__plain", json!({}))]), says("done")]);
         app.run("a", "go").await;
-        let last = app.provider.seen_by("a").pop().expect("a request");
-        (last.results().remove(0), last.errors()[0])
+        let last = app.provider.requests_for("a").pop().expect("a request");
+        (last.tool_results().remove(0), last.tool_result_errors()[0])
     };
     assert!(is_error && why.contains("Connection refused"), "{why}");
     assert!(!why.contains("s3cret"), "{why}");
@@ -617,7 +617,7 @@ async fn a_web_server_that_is_down_is_named_with_the_reason() {
 /// Real servers, as published: installed by `tests/real_mcp.sh`, which says in AXED_REAL_MCP where.
 #[tokio::test]
 async fn real_servers_are_understood() {
-    let Some(place) = environment().remove("AXED_REAL_MCP") else {
+    let Some(place) = process_environment().remove("AXED_REAL_MCP") else {
         eprintln!(
             "AXED_REAL_MCP is not set; tests/real_mcp.sh installs real MCP servers and runs this story"
         );
@@ -632,7 +632,7 @@ async fn real_servers_are_understood() {
             .to_string()
     };
     let (files, everything) = (script("server-filesystem"), script("server-everything"));
-    let path = environment().remove("PATH").expect("a PATH");
+    let path = process_environment().remove("PATH").expect("a PATH");
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .expect("a free port")
         .local_addr()
@@ -644,7 +644,7 @@ async fn real_servers_are_understood() {
         .kill_on_drop(true)
         .spawn()
         .expect("start node");
-    soon("the real web server", async {
+    within_timeout("the real web server", async {
         while tokio::net::TcpStream::connect(("127.0.0.1", port))
             .await
             .is_err()
@@ -658,7 +658,7 @@ async fn real_servers_are_understood() {
          [[mcp_servers]]\nname = \"all\"\ntransport = \"stdio\"\ncommand = \"node\"\nargs = [\"{everything}\"]\n\
          [[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"http://127.0.0.1:{port}/mcp\"\n"
     );
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("a", &agent)
         .environment("PATH", &path)
         .spawn()

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axed::config::load::environment;
+use axed::config::load::process_environment;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use crate::support::app::{Setup, TestApp};
 use crate::support::provider::answer::{calls, says};
 use crate::support::run::Run;
-use crate::support::soon;
+use crate::support::within_timeout;
 
 /// Far below the deadline of a run, far above what a loaded machine needs.
 const AT_ONCE: Duration = Duration::from_secs(30);
@@ -214,7 +214,7 @@ fn with_web(url: &str, more: &str) -> Setup {
     let agent = format!(
         "[[mcp_servers]]\nname = \"web\"\ntransport = \"streamable-http\"\nurl = \"{url}\"\n{more}\n"
     );
-    TestApp::with().agent("a", &agent)
+    TestApp::setup().agent("a", &agent)
 }
 
 /// What a tool answers to two calls in one run, which is over long before its deadline.
@@ -231,8 +231,8 @@ async fn two_calls(app: &TestApp, tool: &str) -> [(String, bool); 2] {
     let run = app.run("a", "go").await;
     assert_eq!(run.status(), "completed", "{}", app.daemon.log());
     assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
-    let last = app.provider.seen_by("a").pop().expect("a request");
-    let (results, errors) = (last.results(), last.errors());
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    let (results, errors) = (last.tool_results(), last.tool_result_errors());
     [0, 1].map(|at| (results[at].clone(), errors[at]))
 }
 
@@ -372,7 +372,7 @@ async fn a_server_over_http_that_refuses_the_handshake_says_why() {
     // It starts with the run that comes when it is well.
     server.with(|it| it.refuses = None);
     app.provider.will("a", [says("done")]);
-    soon("a run with the server", async {
+    within_timeout("a run with the server", async {
         while app.run("a", "go").await.status() != "completed" {}
     })
     .await;
@@ -385,8 +385,8 @@ fn with_process(mode: &str, more: &str) -> Setup {
         "[[mcp_servers]]\nname = \"s\"\ntransport = \"stdio\"\ncommand = \"python3\"\nargs = [\"faulty.py\", \"{mode}\"]\n\
          env = {{ TOKEN = \"${{STORY_TOKEN}}\" }}\n{more}\n"
     );
-    let path = environment().remove("PATH").expect("a PATH");
-    TestApp::with()
+    let path = process_environment().remove("PATH").expect("a PATH");
+    TestApp::setup()
         .file("faulty.py", FAULTY)
         .agent("a", &agent)
         .environment("PATH", &path)
@@ -421,11 +421,19 @@ async fn a_process_that_fails_in_a_call_is_named_with_the_reason_and_started_aga
         let run = app.run("a", "go").await;
         assert_eq!(run.output(), "done");
         assert!(start.elapsed() < AT_ONCE, "{tool}: {:?}", start.elapsed());
-        let last = app.provider.seen_by("a").pop().expect("a request");
+        let last = app.provider.requests_for("a").pop().expect("a request");
         let expected = format!("MCP server \"s\" did not perform the call: {why}");
-        assert_eq!(last.results()[0], expected);
-        assert_eq!(last.errors(), [true, false], "{:?}", last.results());
-        assert!(pids.insert(last.results()[1].clone()), "{tool}: {pids:?}");
+        assert_eq!(last.tool_results()[0], expected);
+        assert_eq!(
+            last.tool_result_errors(),
+            [true, false],
+            "{:?}",
+            last.tool_results()
+        );
+        assert!(
+            pids.insert(last.tool_results()[1].clone()),
+            "{tool}: {pids:?}"
+        );
     }
     assert!(!app.daemon.log().contains("s3cret"), "{}", app.daemon.log());
 }
@@ -439,8 +447,8 @@ async fn a_process_that_is_only_slow_or_noisy_stays() {
         .will("a", answers.into_iter().chain([says("done")]));
     let run = app.run("a", "go").await;
     assert_eq!(run.output(), "done");
-    let last = app.provider.seen_by("a").pop().expect("a request");
-    let results = last.results();
+    let last = app.provider.requests_for("a").pop().expect("a request");
+    let results = last.tool_results();
     assert_eq!(
         results[1],
         "MCP server \"s\" did not perform the call: it did not answer within 2 s"
@@ -513,14 +521,14 @@ async fn a_run_fails_without_a_server_that_is_required() {
     let why = "a required MCP server did not start: MCP server \"n\" is not available: its program no-such-program \
                was not found in the PATH of the daemon; install it, or write its whole path";
     assert_eq!(run.failure(), ("config", why));
-    assert!(app.provider.seen_by("a").is_empty());
+    assert!(app.provider.requests_for("a").is_empty());
     // Its caller goes on.
     let task = json!({"agent": "a", "task": "t"});
     app.provider
         .will("boss", [calls([("call_agent", task)]), says("done")]);
     assert_eq!(app.run("boss", "go").await.output(), "done");
-    let last = app.provider.seen_by("boss").pop().expect("a request");
-    assert!(last.errors()[0] && last.results()[0].contains("exit status: 7"));
+    let last = app.provider.requests_for("boss").pop().expect("a request");
+    assert!(last.tool_result_errors()[0] && last.tool_results()[0].contains("exit status: 7"));
     let shown = app.get("/agents/a").await.json();
     let server = &shown["mcp_servers"][0];
     assert_eq!(

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, says};
-use crate::support::soon;
+use crate::support::within_timeout;
 
 const ALLOWED: &str = "[tools]\nallow_commands = true\n";
 
 /// An agent that may run commands in `work`.
 fn worker(more: &str) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("worker", "workdir = \"work\"\ntools = [\"run_command\"]")
         .config(&format!("{ALLOWED}{more}"))
         .file("work/a.txt", "alpha\n")
@@ -31,15 +31,21 @@ fn is_confined(app: &TestApp) -> bool {
 
 /// What the model is told of these calls, made one after another.
 async fn told_of(app: &TestApp, asked: &[Value]) -> Vec<String> {
-    let before = app.provider.seen().len();
+    let before = app.provider.requests().len();
     for call in asked {
         app.provider
             .will("worker", [calls([("run_command", call.clone())])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app.provider.asked("worker", before + asked.len() + 1).await;
-    let marked = seen.results().into_iter().zip(seen.errors());
+    let seen = app
+        .provider
+        .wait_for_request("worker", before + asked.len() + 1)
+        .await;
+    let marked = seen
+        .tool_results()
+        .into_iter()
+        .zip(seen.tool_result_errors());
     marked
         .map(|(text, is_error)| match is_error {
             true => format!("error: {text}"),
@@ -55,7 +61,7 @@ async fn told(app: &TestApp, commands: &[&str]) -> Vec<String> {
 
 /// Waits until no process has this in its command line.
 async fn gone(mark: &str) {
-    soon(&format!("the end of {mark}"), async {
+    within_timeout(&format!("the end of {mark}"), async {
         while is_alive(mark) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -71,7 +77,7 @@ fn is_alive(mark: &str) -> bool {
 
 /// Waits for a file that a command writes.
 async fn written(path: &Path) {
-    soon(&format!("{}", path.display()), async {
+    within_timeout(&format!("{}", path.display()), async {
         while !path.exists() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -289,7 +295,7 @@ async fn a_killed_daemon_takes_its_commands_along() {
     );
     let id = app.start("worker", "go").await.id().to_owned();
     written(&app.path("work/up")).await;
-    soon("the command's own processes", async {
+    within_timeout("the command's own processes", async {
         while !is_alive(&format!("sleep\0{mark}")) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
@@ -300,7 +306,7 @@ async fn a_killed_daemon_takes_its_commands_along() {
     let temporary = fs::read_to_string(app.path("work/up")).expect("a path");
     assert!(!Path::new(temporary.trim()).exists());
     app.restart_after_end().await;
-    let run = app.find(&id).await.ended().await;
+    let run = app.find(&id).await.wait_for_end().await;
     let (code, message) = run.failure();
     assert_eq!(code, "interrupted");
     assert!(message.contains("run_command"), "{message}");
@@ -564,7 +570,7 @@ fn sockets(app: &TestApp) -> String {
 
 #[tokio::test]
 async fn a_workdir_with_the_daemons_own_files_takes_no_command() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("worker", "tools = [\"run_command\", \"read_file\"]")
         .config(ALLOWED)
         .spawn()
@@ -601,7 +607,7 @@ async fn a_swapped_workdir_changes_nothing() {
     let swapped = fs::rename(app.path("work"), app.path("moved"))
         .and_then(|()| std::os::unix::fs::symlink(app.path("other"), app.path("work")));
     swapped.expect("a swap");
-    assert_eq!(run.ended().await.output(), "done");
+    assert_eq!(run.wait_for_end().await.output(), "done");
     assert!(app.path("moved/second").exists());
     assert!(!app.path("other/second").exists());
 }
@@ -624,14 +630,18 @@ async fn twenty_commands_run_at_once() {
     let run = app.run("worker", "go").await;
     assert_eq!(run.output(), "done");
     assert_eq!(count(&run.events().await, "tool.completed"), 20);
-    let told = app.provider.asked("worker", 2).await.results();
+    let told = app
+        .provider
+        .wait_for_request("worker", 2)
+        .await
+        .tool_results();
     let expected: Vec<String> = (0..20).map(|number| format!("{number}\n")).collect();
     assert_eq!(told, expected);
 }
 
 #[tokio::test]
 async fn where_commands_are_off_an_agent_that_lists_them_is_valid_and_not_offered_them() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "worker",
             "workdir = \"work\"\ntools = [\"run_command\", \"read_file\"]",
@@ -640,11 +650,15 @@ async fn where_commands_are_off_an_agent_that_lists_them_is_valid_and_not_offere
         .spawn()
         .await;
     app.daemon
-        .logged("Agent worker lists run_command, which this server does not offer")
+        .wait_for_log("Agent worker lists run_command, which this server does not offer")
         .await;
     let told = told(&app, &["touch here"]).await;
     assert_eq!(told, ["error: Unknown tool: \"run_command\""]);
-    let names = app.provider.asked("worker", 1).await.tool_names();
+    let names = app
+        .provider
+        .wait_for_request("worker", 1)
+        .await
+        .tool_names();
     assert_eq!(names, ["read_file"]);
     assert!(!app.path("work/here").exists());
 }
@@ -674,13 +688,13 @@ fn without_landlock_commands_are_not_offered() {
     without_landlock(async {
         let app = worker("").spawn().await;
         app.daemon
-            .logged("run_command is not offered: this system has no Landlock")
+            .wait_for_log("run_command is not offered: this system has no Landlock")
             .await;
         app.provider.will("worker", [says("done")]);
         app.run("worker", "go").await;
         assert!(
             app.provider
-                .asked("worker", 1)
+                .wait_for_request("worker", 1)
                 .await
                 .tool_names()
                 .is_empty()
@@ -697,7 +711,9 @@ fn without_landlock_they_run_unconfined_where_that_is_allowed_and_still_end_whol
             .file("other/b.txt", "beta\n")
             .spawn()
             .await;
-        app.daemon.logged("commands of models run unconfined").await;
+        app.daemon
+            .wait_for_log("commands of models run unconfined")
+            .await;
         let mark = mark();
         let hidden = format!("setsid sh -c 'setsid sleep {mark} &' & cat ../other/b.txt");
         let told = told(&app, &[&hidden, "env", "exit 4"]).await;

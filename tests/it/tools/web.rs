@@ -19,10 +19,10 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::support::app::{Setup, TestApp, send};
-use crate::support::hanging::Hanging;
-use crate::support::picture::PNG;
+use crate::support::attachments::PNG;
+use crate::support::hanging_server::HangingServer;
 use crate::support::provider::answer::{calls, hangs, says};
-use crate::support::receiver::Receiver;
+use crate::support::webhook_receiver::WebhookReceiver;
 
 const PAGE: &str = "<html><head><title>Home</title><script>no()</script></head><body><h1>Hello</h1>\
                     <p>See <a href='/more'>more</a>.</p></body></html>";
@@ -122,7 +122,7 @@ async fn answer(State(seen): State<Seen>, uri: Uri, headers: HeaderMap) -> Respo
 
 /// An agent that may fetch, on a daemon that lets it reach this machine by its address.
 fn worker(agent: &str) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent(
             "worker",
             &format!("tools = [\"url_fetch\", \"web_search\"]\n{agent}"),
@@ -136,14 +136,20 @@ fn fetch(url: &str) -> (&'static str, Value) {
 
 /// What the model is told of these calls, made one after another.
 async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
-    let before = app.provider.seen_by("worker").len();
+    let before = app.provider.requests_for("worker").len();
     for call in asked {
         app.provider.will("worker", [calls([call.clone()])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app.provider.asked("worker", before + asked.len() + 1).await;
-    let marked = seen.results().into_iter().zip(seen.errors());
+    let seen = app
+        .provider
+        .wait_for_request("worker", before + asked.len() + 1)
+        .await;
+    let marked = seen
+        .tool_results()
+        .into_iter()
+        .zip(seen.tool_result_errors());
     let mark = |(text, is_error): (String, bool)| match is_error {
         true => format!("error: {text}"),
         false => text,
@@ -229,7 +235,7 @@ async fn what_is_no_text_or_no_success_is_an_error_that_says_so() {
 #[tokio::test]
 async fn this_machine_is_not_reached_however_it_is_spelt() {
     let web = Web::start().await;
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("worker", "tools = [\"url_fetch\"]\nallowed_hosts = [\"localhost\", \"127.0.0.1\", \"::1\", \"*.localhost\", \"::ffff:127.0.0.1\", \"0.0.0.0\", \"169.254.169.254\"]")
         .spawn()
         .await;
@@ -296,7 +302,7 @@ async fn a_redirect_leads_nowhere_that_may_not_be_asked() {
 #[tokio::test]
 async fn what_never_ends_is_cut_off() {
     let web = Web::start().await;
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("worker", "tools = [\"url_fetch\"]")
         .config("[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]")
         .config("[tools]\nmax_result = \"16 KiB\"")
@@ -328,7 +334,7 @@ async fn what_never_ends_is_cut_off() {
     );
 
     // Only for the drip: where much else is at work a second is short for a whole answer.
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent("worker", "tools = [\"url_fetch\"]")
         .config("[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\ntimeout = 1")
         .spawn()
@@ -378,22 +384,22 @@ async fn an_agent_asks_its_own_hosts_only_and_so_do_its_children() {
         [calls([("subagent", look)]), calls([fetch(&url)])],
     );
     app.provider.will("worker", [says("looked"), says("done")]);
-    let before = app.provider.seen_by("worker").len();
+    let before = app.provider.requests_for("worker").len();
     app.run("worker", "go").await;
-    let child = Arc::clone(&app.provider.seen_by("worker")[before + 2]);
-    assert_eq!(child.results(), [refusal]);
+    let child = Arc::clone(&app.provider.requests_for("worker")[before + 2]);
+    assert_eq!(child.tool_results(), [refusal]);
 
     // A child goes on with its caller's hosts when another process takes it up.
     app.provider
         .will("worker", [calls([call("heir")]), says("done")]);
     app.provider.will("heir", [hangs()]);
-    let before = app.provider.seen_by("heir").len();
+    let before = app.provider.requests_for("heir").len();
     let id = app.start("worker", "go").await.id().to_owned();
-    app.provider.asked("heir", before + 1).await;
+    app.provider.wait_for_request("heir", before + 1).await;
     app.provider
         .will("heir", [calls([fetch(&url)]), says("heir")]);
     app.crash_and_restart().await;
-    assert_eq!(app.find(&id).await.ended().await.output(), "done");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
     assert_eq!(last_result(&app, "heir"), (true, refusal.to_owned()));
     assert_eq!(web.seen().len(), 2);
 }
@@ -404,16 +410,16 @@ fn call(agent: &str) -> (&'static str, Value) {
 
 /// Whether the last result that a model was told is an error, and its first line.
 fn last_result(app: &TestApp, model: &str) -> (bool, String) {
-    let seen = app.provider.seen_by(model);
+    let seen = app.provider.requests_for(model);
     let seen = seen.last().expect("it was asked");
-    let text = seen.results().pop().expect("a result");
-    let is_error = seen.errors().pop().expect("a result");
+    let text = seen.tool_results().pop().expect("a result");
+    let is_error = seen.tool_result_errors().pop().expect("a result");
     (is_error, text.lines().next().unwrap_or_default().to_owned())
 }
 
 #[tokio::test]
 async fn hosts_are_checked_and_shown() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "worker",
             "allowed_hosts = [\"*.Example.com\", \"Bücher.example\"]",
@@ -433,7 +439,7 @@ async fn hosts_are_checked_and_shown() {
 }
 
 fn searcher(config: &str) -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("worker", "tools = [\"web_search\"]")
         .config(&format!("[tools.web_search]\n{config}"))
 }
@@ -537,17 +543,17 @@ async fn without_a_service_no_search_is_offered() {
     let app = worker("").spawn().await;
     let told = told(&app, &[query("x")]).await;
     assert_eq!(told, ["error: Unknown tool: \"web_search\""]);
-    assert_eq!(app.provider.seen()[0].tool_names(), ["url_fetch"]);
+    assert_eq!(app.provider.requests()[0].tool_names(), ["url_fetch"]);
 }
 
 #[tokio::test]
 async fn a_tenants_hanging_fetches_leave_the_others_their_part() {
-    let (hanging, page) = (Hanging::start().await, Receiver::start().await);
+    let (hanging, page) = (HangingServer::start().await, WebhookReceiver::start().await);
     let key = |name: &str| {
-        let sha256 = KeyHash::of(name.as_bytes());
+        let sha256 = KeyHash::digest(name.as_bytes());
         format!("[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\n")
     };
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config(&format!(
             "[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\n{}{}",
             key("ada"),
@@ -566,13 +572,17 @@ async fn a_tenants_hanging_fetches_leave_the_others_their_part() {
     };
     start("ada", "/agents/solo/runs").await;
     // Half of 64, and half of the other half.
-    hanging.holds(48).await;
+    hanging.wait_for_connections(48).await;
 
     app.provider
         .will("solo", [calls([fetch(&page.url("/"))]), says("done")]);
     let run = start("bob", "/agents/solo/runs?wait=40").await;
 
     assert_eq!(run.json()["content"], "done", "{}", run.text);
-    assert_eq!(page.seen().len(), 1);
-    assert!(hanging.open() <= 48, "{}", hanging.open());
+    assert_eq!(page.messages().len(), 1);
+    assert!(
+        hanging.open_connections() <= 48,
+        "{}",
+        hanging.open_connections()
+    );
 }

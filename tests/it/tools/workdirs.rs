@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{asks, calls, hangs, says};
+use crate::support::provider::answer::{calls, delegates, hangs, says};
 
 const FILE_TOOLS: &str = "tools = [\"copy_path\", \"create_directory\", \"delete_path\", \"edit_file\", \
     \"find_path\", \"grep\", \"list_directory\", \"move_path\", \"read_file\", \"write_file\"]";
@@ -16,21 +16,27 @@ const OWN: &str = "belongs to the daemon";
 
 /// An agent with every file tool at work in the daemon's own directory.
 fn worker() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .agent("worker", FILE_TOOLS)
         .file("mine.toml", "mine")
 }
 
 /// What the model is told of these calls, made one after another.
 async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
-    let before = app.provider.seen().len();
+    let before = app.provider.requests().len();
     for call in asked {
         app.provider.will("worker", [calls([call.clone()])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
-    let seen = app.provider.asked("worker", before + asked.len() + 1).await;
-    let marked = seen.results().into_iter().zip(seen.errors());
+    let seen = app
+        .provider
+        .wait_for_request("worker", before + asked.len() + 1)
+        .await;
+    let marked = seen
+        .tool_results()
+        .into_iter()
+        .zip(seen.tool_result_errors());
     marked
         .map(|(text, is_error)| match is_error {
             true => format!("error: {text}"),
@@ -150,7 +156,7 @@ async fn no_file_tool_reaches_the_daemons_own_files() {
 /// What contains something of the daemon's stays where it is: moved away, it could be made anew.
 #[tokio::test]
 async fn a_directory_with_the_daemons_own_in_it_is_not_moved_and_what_is_missing_not_made() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .argument("--agents")
         .argument("etc/agents")
         .argument("--agents")
@@ -198,7 +204,7 @@ async fn a_directory_with_the_daemons_own_in_it_is_not_moved_and_what_is_missing
 
 #[tokio::test]
 async fn context_files_and_requested_skills_are_none_of_the_daemons_own() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[tools]\nroots = [\"config/skills\", \"open\"]")
         .agent(
             "worker",
@@ -219,7 +225,7 @@ async fn context_files_and_requested_skills_are_none_of_the_daemons_own() {
     .expect("a link");
 
     app.run("worker", "go").await.output();
-    let system = app.provider.asked("worker", 1).await.system();
+    let system = app.provider.wait_for_request("worker", 1).await.system();
     assert!(
         system.contains("the operator's skill") && system.contains("a note"),
         "{system}"
@@ -237,7 +243,7 @@ async fn context_files_and_requested_skills_are_none_of_the_daemons_own() {
     app.run_with("worker", skill("open/SKILL.md"))
         .await
         .output();
-    let system = app.provider.asked("worker", 2).await.system();
+    let system = app.provider.wait_for_request("worker", 2).await.system();
     assert!(system.contains("an open skill"), "{system}");
     for closed in [
         "config/skills/other/SKILL.md",
@@ -258,7 +264,7 @@ async fn context_files_and_requested_skills_are_none_of_the_daemons_own() {
 /// A workdir among the daemon's own files is refused, and an agent's is listed with a warning.
 #[tokio::test]
 async fn a_workdir_among_the_daemons_own_files_is_refused() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[tools]\nroots = [\".\"]")
         .agent("worker", &format!("workdir = \"data/files\"\n{FILE_TOOLS}"))
         .agent("other", FILE_TOOLS)
@@ -286,7 +292,7 @@ async fn a_workdir_among_the_daemons_own_files_is_refused() {
 
 /// One run at a time, so that the second one is queued.
 fn queueing() -> Setup {
-    TestApp::with()
+    TestApp::setup()
         .config("[runs]\nmax_running = 1\n[tools]\nroots = [\"area\"]")
         .agent("first", "")
         .agent("worker", &format!("workdir = \"area/work\"\n{FILE_TOOLS}"))
@@ -302,7 +308,7 @@ fn replace(app: &TestApp, path: &str, by: impl FnOnce(&std::path::Path) -> std::
 }
 
 async fn fails_for(run: &crate::support::run::Run<'_>, why: &str) {
-    let run = run.ended().await;
+    let run = run.wait_for_end().await;
     let (code, message) = run.failure();
     assert_eq!(code, "config");
     assert!(
@@ -318,8 +324,8 @@ async fn a_queued_run_refuses_a_directory_that_was_replaced() {
         (false, "is another directory than when"),
     ] {
         let app = queueing().spawn().await;
-        let gate = Gate::shut();
-        app.provider.will("first", [says("done").after(&gate)]);
+        let gate = Gate::closed();
+        app.provider.will("first", [says("done").after_gate(&gate)]);
         let first = app.start("first", "go").await;
         let by_file = app.start("worker", "go").await;
         let asked = json!({"workdir": app.path("area/work").to_str().expect("text")});
@@ -330,11 +336,11 @@ async fn a_queued_run_refuses_a_directory_that_was_replaced() {
             false => fs::create_dir(at),
         });
         gate.open();
-        assert_eq!(first.ended().await.output(), "done");
+        assert_eq!(first.wait_for_end().await.output(), "done");
         for run in [by_file, by_request] {
             fails_for(&run, why).await;
         }
-        assert!(app.provider.seen_by("worker").is_empty());
+        assert!(app.provider.requests_for("worker").is_empty());
     }
 }
 
@@ -348,7 +354,7 @@ async fn a_resumed_run_refuses_a_directory_that_was_replaced() {
         let mut app = queueing().spawn().await;
         app.provider.will("worker", [hangs()]);
         let at_work = app.start("worker", "go").await.id().to_owned();
-        app.provider.busy("worker", 1).await;
+        app.provider.wait_for_concurrency("worker", 1).await;
         let queued = app.start("worker", "go").await.id().to_owned();
         app.daemon.kill().await;
         replace(&app, "area/work", |at| match is_link {
@@ -359,7 +365,7 @@ async fn a_resumed_run_refuses_a_directory_that_was_replaced() {
         for id in [at_work, queued] {
             fails_for(&app.find(&id).await, why).await;
         }
-        assert_eq!(app.provider.seen_by("worker").len(), 1);
+        assert_eq!(app.provider.requests_for("worker").len(), 1);
     }
 }
 
@@ -368,7 +374,7 @@ async fn a_resumed_run_goes_on_in_its_directory() {
     let mut app = queueing().spawn().await;
     app.provider.will("worker", [hangs()]);
     let at_work = app.start("worker", "go").await.id().to_owned();
-    app.provider.busy("worker", 1).await;
+    app.provider.wait_for_concurrency("worker", 1).await;
     let queued = app.start("worker", "go").await.id().to_owned();
     app.daemon.kill().await;
     let read = || calls([("read_file", json!({"path": "a.md"}))]);
@@ -376,22 +382,22 @@ async fn a_resumed_run_goes_on_in_its_directory() {
         .will("worker", [read(), says("done"), read(), says("done")]);
     app.restart_after_end().await;
     for id in [at_work, queued] {
-        assert_eq!(app.find(&id).await.ended().await.output(), "done");
+        assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
     }
     for seen in app
         .provider
-        .seen_by("worker")
+        .requests_for("worker")
         .iter()
         .filter(|seen| seen.turn() == 2)
     {
-        assert_eq!(seen.results(), ["1: a"]);
+        assert_eq!(seen.tool_results(), ["1: a"]);
     }
 }
 
 /// A model of the outer agent may have put a link in the place of the inner one's directory.
 #[tokio::test]
 async fn a_child_in_a_nested_workdir_goes_through_no_link() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .agent(
             "planner",
             "workdir = \"area\"\ntools = [\"write_file\"]\nsub_agents = [\"worker\"]",
@@ -407,34 +413,39 @@ async fn a_child_in_a_nested_workdir_goes_through_no_link() {
     app.provider.will(
         "planner",
         [
-            asks([("worker", "x")]),
-            asks([("worker", "y")]),
+            delegates([("worker", "x")]),
+            delegates([("worker", "y")]),
             says("done"),
         ],
     );
-    let gate = Gate::shut();
-    app.provider.will("worker", [says("read").after(&gate)]);
+    let gate = Gate::closed();
+    app.provider
+        .will("worker", [says("read").after_gate(&gate)]);
 
     let run = app.start("planner", "go").await;
-    app.provider.busy("worker", 1).await;
+    app.provider.wait_for_concurrency("worker", 1).await;
     replace(&app, "area/in", |at| symlink(app.path("other"), at));
     gate.open();
-    assert_eq!(run.ended().await.output(), "done");
+    assert_eq!(run.wait_for_end().await.output(), "done");
 
-    let results = app.provider.asked("planner", 3).await.results();
+    let results = app
+        .provider
+        .wait_for_request("planner", 3)
+        .await
+        .tool_results();
     assert_eq!(results[0], "read");
     assert!(
         results[1].contains("area/in/work has the link"),
         "{}",
         results[1]
     );
-    assert_eq!(app.provider.seen_by("worker").len(), 1);
+    assert_eq!(app.provider.requests_for("worker").len(), 1);
 }
 
 /// Links above every workdir and root are the operator's.
 #[tokio::test]
 async fn links_above_workdirs_and_roots_are_followed() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[tools]\nroots = [\"to-real/area\"]")
         .agent("worker", &format!("workdir = \"to-area\"\n{FILE_TOOLS}"))
         .file("real/area/a.md", "a")
@@ -471,7 +482,7 @@ async fn links_above_workdirs_and_roots_are_followed() {
 
 #[tokio::test]
 async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
-    let app = TestApp::with()
+    let app = TestApp::setup()
         .config("[tools]\nallow_commands = true\nroots = [\".\"]")
         .agent("worker", "tools = [\"run_command\", \"read_file\"]")
         .agent(
@@ -491,12 +502,21 @@ async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
     app.run("worker", "go").await.output();
     app.run("other", "go").await.output();
     let offered = |tools: Vec<String>| tools.contains(&"run_command".to_owned());
-    assert!(!offered(app.provider.asked("worker", 1).await.tool_names()));
-    assert!(offered(app.provider.asked("other", 1).await.tool_names()));
+    assert!(!offered(
+        app.provider
+            .wait_for_request("worker", 1)
+            .await
+            .tool_names()
+    ));
+    assert!(offered(
+        app.provider.wait_for_request("other", 1).await.tool_names()
+    ));
     // Whatever directory a request names.
     let asked = json!({"workdir": app.path("").to_str().expect("text")});
     app.run_with("other", asked).await.output();
-    assert!(!offered(app.provider.asked("other", 2).await.tool_names()));
+    assert!(!offered(
+        app.provider.wait_for_request("other", 2).await.tool_names()
+    ));
 
     let listed = app.get("/agents").await.json();
     let warnings = |at: usize| {
@@ -517,7 +537,7 @@ async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
         warning
     );
     app.daemon
-        .logged("run_command is not offered: the workdir")
+        .wait_for_log("run_command is not offered: the workdir")
         .await;
     // A file that comes later is looked at, too.
     app.write_agent("late", "tools = [\"run_command\"]");
@@ -530,7 +550,7 @@ async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
 /// What is the daemon's own is left out of the system's files that every command reads.
 #[tokio::test]
 async fn a_command_does_not_read_the_daemons_own_among_the_systems_files() {
-    let app = TestApp::with().file("work/a.md", "a").spawn().await;
+    let app = TestApp::setup().file("work/a.md", "a").spawn().await;
     let mut shared = fs::read_dir("/usr/share").expect("a directory").flatten();
     let own = shared.find(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let own = own.expect("a directory").path();

@@ -6,7 +6,7 @@ use std::path::Path;
 use axed::catalog::LoadError;
 use axed::catalog::read::read;
 use axed::domain::agent::{Agent, ResponseFormat};
-use axed::engine::definitions::{self, Definitions};
+use axed::engine::agent_snapshots::{self, AgentSnapshots};
 use std::sync::Arc;
 
 /// The file as it is named in errors.
@@ -17,19 +17,19 @@ pub fn check_agent(bytes: &[u8]) -> Result<Agent, LoadError> {
     let read = || read("some", Path::new(FILE), bytes);
     match (read(), read()) {
         (Ok((agent, warnings)), Ok((again, warned))) => {
-            assert_eq!(written(&agent), written(&again));
+            assert_eq!(debug_text(&agent), debug_text(&again));
             assert_eq!(warnings, warned);
-            is_sound(&agent);
-            comes_back(agent.clone());
+            assert_valid(&agent);
+            assert_round_trips(agent.clone());
             Ok(agent)
         }
         (Err(error), Err(again)) => {
             assert_eq!(error, again);
-            let told = error.to_string();
-            assert!(!told.trim().is_empty());
-            assert!(told.len() <= 64 << 10, "{} bytes", told.len());
-            if told.starts_with("failed to parse agent config") {
-                assert!(told.contains("\"some\": agents/some.toml:"), "{told}");
+            let message = error.to_string();
+            assert!(!message.trim().is_empty());
+            assert!(message.len() <= 64 << 10, "{} bytes", message.len());
+            if message.starts_with("failed to parse agent config") {
+                assert!(message.contains("\"some\": agents/some.toml:"), "{message}");
             }
             Err(error)
         }
@@ -38,23 +38,23 @@ pub fn check_agent(bytes: &[u8]) -> Result<Agent, LoadError> {
 }
 
 /// Everything in a definition, as text.
-fn written(agent: &Agent) -> String {
+fn debug_text(agent: &Agent) -> String {
     format!("{agent:?}")
 }
 
 /// A definition goes through the record as it is.
-fn comes_back(agent: Agent) {
+fn assert_round_trips(agent: Agent) {
     let agent = Arc::new(agent);
-    let text = Definitions::default().text(&agent);
-    let Some(back) = definitions::read(&text) else {
+    let text = AgentSnapshots::default().agent_json(&agent);
+    let Some(back) = agent_snapshots::parse(&text) else {
         panic!("a definition that cannot be read back: {text}");
     };
-    assert_eq!(written(&back), written(&agent));
-    assert_eq!(Definitions::default().text(&back), text);
+    assert_eq!(debug_text(&back), debug_text(&agent));
+    assert_eq!(AgentSnapshots::default().agent_json(&back), text);
 }
 
 /// Every value is within the bounds that the rest of the house counts on.
-fn is_sound(agent: &Agent) {
+fn assert_valid(agent: &Agent) {
     assert_eq!(agent.name, "some");
     assert!((1..=50).contains(&agent.max_turns));
     assert!(

@@ -1,22 +1,22 @@
 //! What must hold whatever comes from outside, told once. The rules name nothing but the library, so that a fuzzer that
 //! is guided by coverage can be given them as they are.
 
-use axed::config::load::environment;
+use axed::config::load::process_environment;
 use proptest::test_runner::{Config, RngSeed};
 
 pub mod files;
 pub mod wires;
 
 /// So many cases, always the same ones. With `PROPTEST_CASES` set, so many and other ones each time.
-pub fn cases(usual: u32) -> Config {
-    let usual = Config {
-        cases: usual,
+pub fn proptest_config(default_cases: u32) -> Config {
+    let default_config = Config {
+        cases: default_cases,
         rng_seed: RngSeed::Fixed(0x0a_5e_ed),
         ..Config::default()
     };
-    let base = match environment().contains_key("PROPTEST_CASES") {
+    let base = match process_environment().contains_key("PROPTEST_CASES") {
         true => Config::default(),
-        false => usual,
+        false => default_config,
     };
     Config {
         // A case that failed becomes a test with a name.

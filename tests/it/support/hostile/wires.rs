@@ -6,11 +6,11 @@ use std::fmt;
 
 use axed::config::{OpenAiApi, Provider, ProviderKind};
 use axed::providers::anthropic::Anthropic;
-use axed::providers::calls::MAX_CALLS;
+use axed::providers::http_client::HttpResponse;
 use axed::providers::ollama::Ollama;
-use axed::providers::openai::{self, OpenAi};
-use axed::providers::responses::Responses;
-use axed::providers::wire::Answered;
+use axed::providers::openai_chat::{self, OpenAiChat};
+use axed::providers::openai_responses::OpenAiResponses;
+use axed::providers::tool_call_codec::MAX_CALLS;
 use axed::providers::{Delta, ProviderError, Reply};
 use bytes::Bytes;
 use tokio::runtime::{Builder, Runtime};
@@ -23,11 +23,11 @@ pub const MAX_REPLY: usize = 16 << 10;
 const MAX_ERROR: usize = 4 << 10;
 
 /// One client of each wire.
-pub struct Services {
+pub struct WireClients {
     runtime: Runtime,
     anthropic: Anthropic,
-    openai: OpenAi,
-    responses: Responses,
+    openai: OpenAiChat,
+    responses: OpenAiResponses,
     ollama: Ollama,
 }
 
@@ -46,7 +46,7 @@ pub enum Wire {
 
 /// An answer as it comes from outside.
 #[derive(Clone)]
-pub struct Sent {
+pub struct RawResponse {
     /// HTTP's status.
     pub status: u16,
     /// The content type.
@@ -57,7 +57,7 @@ pub struct Sent {
     pub body: Vec<u8>,
 }
 
-impl fmt::Debug for Sent {
+impl fmt::Debug for RawResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let body = self.body[..self.body.len().min(600)].escape_ascii();
         write!(
@@ -73,12 +73,12 @@ impl fmt::Debug for Sent {
 
 /// What an answer came to: the reply's every field as text, and the deltas told on the way.
 #[derive(Debug, PartialEq)]
-struct Heard {
+struct ParsedReply {
     reply: Result<String, ProviderError>,
     deltas: String,
 }
 
-impl Services {
+impl WireClients {
     /// Clients that never connect.
     pub fn new() -> Self {
         let config = |kind| Provider {
@@ -93,7 +93,7 @@ impl Services {
             max_tokens_field: None,
             api: None,
             max_reply: MAX_REPLY,
-            batch_poll: axed::config::BATCH_POLL,
+            batch_poll: axed::config::DEFAULT_BATCH_POLL,
             services: Vec::new(),
             scripts: Vec::new(),
             is_preset: false,
@@ -102,85 +102,88 @@ impl Services {
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let mark = || "mark".to_owned();
-        let openai = || OpenAi::new(mark(), &config(ProviderKind::Openai)).expect("a client");
-        let (base, api) = openai::address(&config(ProviderKind::Openai)).expect("an address");
+        let openai = || OpenAiChat::new(mark(), &config(ProviderKind::Openai)).expect("a client");
+        let (base, api) =
+            openai_chat::base_url_and_api(&config(ProviderKind::Openai)).expect("an address");
         assert_eq!(api, OpenAiApi::Chat, "by the address");
         Self {
             runtime: runtime.expect("a runtime"),
             anthropic: Anthropic::new(mark(), &config(ProviderKind::Anthropic)).expect("a client"),
             openai: openai(),
-            responses: Responses::new(mark(), &base, openai()),
+            responses: OpenAiResponses::new(mark(), &base, openai()),
             ollama: Ollama::new(mark(), &config(ProviderKind::Ollama)).expect("a client"),
         }
     }
 
     /// Checks everything that must hold of this answer; `cuts` are any numbers.
-    pub fn check(&self, wire: Wire, sent: &Sent, cuts: &[usize]) {
-        let (reply, deltas) = self.hear(wire, sent, [Bytes::from(sent.body.clone())].into());
+    pub fn check(&self, wire: Wire, response: &RawResponse, cuts: &[usize]) {
+        let (reply, deltas) =
+            self.read_reply(wire, response, [Bytes::from(response.body.clone())].into());
         match &reply {
-            Ok(reply) => is_sound(wire, sent, reply, &deltas),
+            Ok(reply) => assert_valid(wire, response, reply, &deltas),
             Err(error) => {
                 assert!(error.message.len() <= MAX_ERROR, "{error}");
                 assert!(!error.message.contains(KEY), "{error}");
             }
         }
-        let whole = Heard::of(reply, deltas);
-        let every: Vec<_> = (0..sent.body.len().min(200)).collect();
+        let whole = ParsedReply::new(reply, deltas);
+        let every: Vec<_> = (0..response.body.len().min(200)).collect();
         for cuts in [cuts, &every] {
-            let (reply, deltas) = self.hear(wire, sent, cut(&sent.body, cuts));
-            let in_pieces = Heard::of(reply, deltas);
-            assert_eq!(in_pieces, whole, "cut at {cuts:?}: {sent:?}");
+            let (reply, deltas) = self.read_reply(wire, response, split_at(&response.body, cuts));
+            let in_pieces = ParsedReply::new(reply, deltas);
+            assert_eq!(in_pieces, whole, "cut at {cuts:?}: {response:?}");
         }
     }
 
-    fn hear(
+    fn read_reply(
         &self,
         wire: Wire,
-        sent: &Sent,
+        response: &RawResponse,
         chunks: Vec<Bytes>,
     ) -> (Result<Reply, ProviderError>, String) {
-        let mut told = String::new();
+        let mut text = String::new();
         let deltas = &mut |delta: Delta<'_>| {
-            if let Delta::Text(text) = delta {
-                told.push_str(text);
+            if let Delta::Text(delta) = delta {
+                text.push_str(delta);
             }
         };
         let reply = self.runtime.block_on(async {
-            let answered = Answered::whole(sent.status, sent.kind, chunks).expect("a head");
-            let (model, stream) = ("model", sent.stream);
+            let http_response =
+                HttpResponse::from_chunks(response.status, response.kind, chunks).expect("a head");
+            let (model, stream) = ("model", response.stream);
             match wire {
                 Wire::Anthropic => {
                     self.anthropic
                         .endpoint()
-                        .read(answered, model, stream, deltas)
+                        .read_response(http_response, model, stream, deltas)
                         .await
                 }
                 Wire::OpenAi => {
                     self.openai
                         .endpoint()
-                        .read(answered, model, stream, deltas)
+                        .read_response(http_response, model, stream, deltas)
                         .await
                 }
                 Wire::Responses => {
                     self.responses
                         .endpoint()
-                        .read(answered, model, stream, deltas)
+                        .read_response(http_response, model, stream, deltas)
                         .await
                 }
                 Wire::Ollama => {
                     self.ollama
                         .endpoint()
-                        .read(answered, model, stream, deltas)
+                        .read_response(http_response, model, stream, deltas)
                         .await
                 }
             }
         });
-        (reply, told)
+        (reply, text)
     }
 }
 
-impl Heard {
-    fn of(reply: Result<Reply, ProviderError>, deltas: String) -> Self {
+impl ParsedReply {
+    fn new(reply: Result<Reply, ProviderError>, deltas: String) -> Self {
         Self {
             reply: reply.map(|reply| format!("{reply:?}")),
             deltas,
@@ -188,11 +191,11 @@ impl Heard {
     }
 }
 
-fn is_sound(wire: Wire, sent: &Sent, reply: &Reply, deltas: &str) {
-    let said = &reply.message;
-    assert!((200..300).contains(&sent.status), "{reply:?}");
-    assert!(said.tool_calls.len() <= MAX_CALLS);
-    for call in &said.tool_calls {
+fn assert_valid(wire: Wire, response: &RawResponse, reply: &Reply, deltas: &str) {
+    let message = &reply.message;
+    assert!((200..300).contains(&response.status), "{reply:?}");
+    assert!(message.tool_calls.len() <= MAX_CALLS);
+    for call in &message.tool_calls {
         let arguments: Result<serde_json::Map<_, _>, _> =
             serde_json::from_str(call.arguments.get());
         // Deeper than serde reads is still JSON.
@@ -204,24 +207,27 @@ fn is_sound(wire: Wire, sent: &Sent, reply: &Reply, deltas: &str) {
         assert!(!call.id.is_empty(), "{call:?}");
     }
     // A byte that is not UTF-8 becomes three.
-    let most = 3 * sent.body.len();
-    assert!(said.content.len() <= most, "{reply:?}");
-    let echo = said.echo.as_ref().map_or(0, |echo| echo.body.get().len());
+    let most = 3 * response.body.len();
+    assert!(message.content.len() <= most, "{reply:?}");
+    let echo = message
+        .echo
+        .as_ref()
+        .map_or(0, |echo| echo.body.get().len());
     assert!(
         echo <= 8 * most + 1000,
         "{echo} bytes from {}",
-        sent.body.len()
+        response.body.len()
     );
-    match (sent.stream, wire) {
+    match (response.stream, wire) {
         (false, _) => assert_eq!(deltas, ""),
         // Its blocks may come in pieces that are mixed.
-        (true, Wire::Anthropic) => assert_eq!(deltas.len(), said.content.len(), "{reply:?}"),
-        (true, _) => assert_eq!(deltas, said.content),
+        (true, Wire::Anthropic) => assert_eq!(deltas.len(), message.content.len(), "{reply:?}"),
+        (true, _) => assert_eq!(deltas, message.content),
     }
 }
 
 /// The body in chunks that begin at these places.
-fn cut(body: &[u8], cuts: &[usize]) -> Vec<Bytes> {
+fn split_at(body: &[u8], cuts: &[usize]) -> Vec<Bytes> {
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut % (body.len() + 1)).collect();
     cuts.extend([0, body.len()]);
     cuts.sort_unstable();

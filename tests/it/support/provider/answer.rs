@@ -20,14 +20,14 @@ pub struct Tokens {
 
 impl Tokens {
     /// Input as axed counts it: the cached ones included.
-    pub fn whole_input(&self) -> u64 {
+    pub fn total_input(&self) -> u64 {
         self.input + self.cache_read + self.cache_write
     }
 }
 
 /// One answer of a script.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ScriptedAnswer {
     /// What is sent.
     pub content: Content,
     /// None: the answer reports no usage.
@@ -43,11 +43,11 @@ pub struct Answer {
     /// Sent beside the usual headers.
     pub headers: Vec<(&'static str, String)>,
     /// Nothing is sent before this opens.
-    pub before: Option<Gate>,
+    pub start_gate: Option<Gate>,
     /// The head and the first piece are sent, the rest only when this opens.
-    pub middle: Option<Gate>,
+    pub resume_gate: Option<Gate>,
     /// Its text is a refusal, in the wire's own form.
-    pub refuses: bool,
+    pub is_refusal: bool,
     /// What the model thinks before it answers.
     pub thought: Option<Thought>,
     /// How the answer breaks.
@@ -103,37 +103,37 @@ pub enum Ending {
 }
 
 /// A final text.
-pub fn says(text: impl Into<String>) -> Answer {
-    Answer::of(Content::Reply {
+pub fn says(text: impl Into<String>) -> ScriptedAnswer {
+    ScriptedAnswer::new(Content::Reply {
         text: text.into(),
         calls: Vec::new(),
     })
 }
 
 /// Tool calls, without text.
-pub fn calls<N: Into<String>>(calls: impl IntoIterator<Item = (N, Value)>) -> Answer {
-    Answer::of(Content::Reply {
+pub fn calls<N: Into<String>>(calls: impl IntoIterator<Item = (N, Value)>) -> ScriptedAnswer {
+    ScriptedAnswer::new(Content::Reply {
         text: String::new(),
         calls: calls.into_iter().map(|(n, a)| (n.into(), a)).collect(),
     })
 }
 
 /// Delegates each of these tasks to its agent, all in one reply.
-pub fn asks<const N: usize>(tasks: [(&str, &str); N]) -> Answer {
+pub fn delegates<const N: usize>(tasks: [(&str, &str); N]) -> ScriptedAnswer {
     calls(tasks.map(|(agent, task)| ("call_agent", json!({"agent": agent, "task": task}))))
 }
 
 /// An error in the wire's own shape.
-pub fn fails(status: u16, message: impl Into<String>) -> Answer {
-    Answer::of(Content::Error {
+pub fn fails(status: u16, message: impl Into<String>) -> ScriptedAnswer {
+    ScriptedAnswer::new(Content::Error {
         status,
         message: message.into(),
     })
 }
 
 /// Any bytes.
-pub fn raw(status: u16, kind: &'static str, body: impl Into<Bytes>) -> Answer {
-    Answer::of(Content::Raw {
+pub fn raw(status: u16, kind: &'static str, body: impl Into<Bytes>) -> ScriptedAnswer {
+    ScriptedAnswer::new(Content::Raw {
         status,
         kind,
         body: body.into(),
@@ -141,12 +141,12 @@ pub fn raw(status: u16, kind: &'static str, body: impl Into<Bytes>) -> Answer {
 }
 
 /// Nothing, ever: the connection stays open until the other side closes it.
-pub fn hangs() -> Answer {
-    says("never said").after(&Gate::shut())
+pub fn hangs() -> ScriptedAnswer {
+    says("never said").after_gate(&Gate::closed())
 }
 
-impl Answer {
-    fn of(content: Content) -> Self {
+impl ScriptedAnswer {
+    fn new(content: Content) -> Self {
         Self {
             content,
             usage: Some(Tokens {
@@ -159,36 +159,36 @@ impl Answer {
             tier: None,
             expires: false,
             headers: Vec::new(),
-            before: None,
-            middle: None,
-            refuses: false,
+            start_gate: None,
+            resume_gate: None,
+            is_refusal: false,
             thought: None,
             ending: Ending::Whole,
         }
     }
 
     /// A text beside tool calls.
-    pub fn saying(mut self, words: &str) -> Self {
+    pub fn with_text(mut self, added: &str) -> Self {
         if let Content::Reply { text, .. } = &mut self.content {
-            words.clone_into(text);
+            added.clone_into(text);
         }
         self
     }
 
     /// Thinks this first.
-    pub fn thinking(mut self, text: &str) -> Self {
+    pub fn with_thought(mut self, text: &str) -> Self {
         self.thought = Some(Thought::Readable(text.to_owned()));
         self
     }
 
     /// Thinks first, and nobody can read what.
-    pub fn thinking_in_secret(mut self) -> Self {
+    pub fn with_hidden_thought(mut self) -> Self {
         self.thought = Some(Thought::Hidden);
         self
     }
 
     /// Reports these tokens.
-    pub fn using(mut self, input: u64, output: u64) -> Self {
+    pub fn with_usage(mut self, input: u64, output: u64) -> Self {
         self.usage = Some(Tokens {
             input,
             output,
@@ -198,7 +198,7 @@ impl Answer {
     }
 
     /// Reports these cached tokens too.
-    pub fn cached(mut self, read: u64, write: u64) -> Self {
+    pub fn with_cached_tokens(mut self, read: u64, write: u64) -> Self {
         let usage = self.usage.get_or_insert_default();
         usage.cache_read = read;
         usage.cache_write = write;
@@ -206,31 +206,31 @@ impl Answer {
     }
 
     /// Reports no usage.
-    pub fn unmetered(mut self) -> Self {
+    pub fn without_usage(mut self) -> Self {
         self.usage = None;
         self
     }
 
     /// Ends for this reason, in the provider's own word.
-    pub fn stopped_by(mut self, reason: &str) -> Self {
+    pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = Some(reason.to_owned());
         self
     }
 
     /// Refuses with its text.
-    pub fn refusing(mut self) -> Self {
-        self.refuses = true;
+    pub fn into_refusal(mut self) -> Self {
+        self.is_refusal = true;
         self
     }
 
     /// Says that this model answered.
-    pub fn calling_itself(mut self, model: &str) -> Self {
+    pub fn with_model(mut self, model: &str) -> Self {
         self.model = Some(model.to_owned());
         self
     }
 
     /// Says that it was answered on this tier.
-    pub fn on_tier(mut self, tier: &'static str) -> Self {
+    pub fn with_tier(mut self, tier: &'static str) -> Self {
         self.tier = Some(tier);
         self
     }
@@ -248,14 +248,14 @@ impl Answer {
     }
 
     /// Sends nothing before the gate opens.
-    pub fn after(mut self, gate: &Gate) -> Self {
-        self.before = Some(gate.clone());
+    pub fn after_gate(mut self, gate: &Gate) -> Self {
+        self.start_gate = Some(gate.clone());
         self
     }
 
     /// Sends its head and first piece, and the rest when the gate opens.
-    pub fn pausing(mut self, gate: &Gate) -> Self {
-        self.middle = Some(gate.clone());
+    pub fn pausing_at(mut self, gate: &Gate) -> Self {
+        self.resume_gate = Some(gate.clone());
         self
     }
 

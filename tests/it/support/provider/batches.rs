@@ -12,13 +12,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
-use crate::support::provider::answer::Answer;
-use crate::support::provider::seen::{Seen, Wire};
-use crate::support::provider::{Book, wires};
+use crate::support::provider::answer::ScriptedAnswer;
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
+use crate::support::provider::{SharedState, wires};
 
 /// All batches and files.
 #[derive(Clone, Default)]
-pub struct Shelf(Arc<Mutex<Contents>>);
+pub struct BatchStore(Arc<Mutex<Contents>>);
 
 #[derive(Default)]
 struct Contents {
@@ -31,8 +31,8 @@ struct Batch {
     is_openai: bool,
     item: String,
     metadata: Value,
-    seen: Arc<Seen>,
-    answer: Answer,
+    seen: Arc<RecordedRequest>,
+    answer: ScriptedAnswer,
     is_cancelled: bool,
 }
 
@@ -41,7 +41,7 @@ impl Batch {
         self.is_cancelled
             || self
                 .answer
-                .before
+                .start_gate
                 .as_ref()
                 .is_none_or(|gate| gate.is_open())
     }
@@ -70,8 +70,8 @@ impl Batch {
     }
 
     /// The line of its results.
-    fn line(&self) -> String {
-        let written = wires::write(&self.seen, &self.answer);
+    fn result_line(&self) -> String {
+        let written = wires::encode(&self.seen, &self.answer);
         let body = written.pieces.concat();
         let body: Value = serde_json::from_slice(&body).expect("a reply in JSON");
         let line = match self.is_openai {
@@ -102,13 +102,13 @@ impl Batch {
     }
 }
 
-impl Shelf {
+impl BatchStore {
     fn with<T>(&self, change: impl FnOnce(&mut Contents) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The ids of the batches that were made, and of those that were cancelled.
-    pub fn made(&self) -> (Vec<String>, Vec<String>) {
+    pub fn created_and_cancelled(&self) -> (Vec<String>, Vec<String>) {
         self.with(|it| {
             let ids = |of: &dyn Fn(&&Batch) -> bool| {
                 it.batches
@@ -122,24 +122,24 @@ impl Shelf {
     }
 
     /// The routes.
-    pub(super) fn routes(&self, book: Book) -> Router {
+    pub(super) fn routes(&self, book: SharedState) -> Router {
         Router::new()
             .route("/v1/files", post(upload))
             .route("/v1/files/{id}/content", get(content))
             .route("/v1/batches", post(create_openai).get(list))
-            .route("/v1/batches/{id}", get(look))
+            .route("/v1/batches/{id}", get(get_batch))
             .route("/v1/batches/{id}/cancel", post(cancel))
             .route("/v1/messages/batches", post(create_anthropic))
-            .route("/v1/messages/batches/{id}", get(look))
+            .route("/v1/messages/batches/{id}", get(get_batch))
             .route("/v1/messages/batches/{id}/results", get(results))
             .route("/v1/messages/batches/{id}/cancel", post(cancel))
             .with_state((self.clone(), book))
     }
 }
 
-type Both = State<(Shelf, Book)>;
+type BatchState = State<(BatchStore, SharedState)>;
 
-async fn upload(State((shelf, _)): Both, headers: HeaderMap, body: Bytes) -> Response {
+async fn upload(State((shelf, _)): BatchState, headers: HeaderMap, body: Bytes) -> Response {
     let kind = headers["content-type"].to_str().expect("a type");
     let boundary = kind
         .strip_prefix("multipart/form-data; boundary=")
@@ -171,7 +171,11 @@ async fn upload(State((shelf, _)): Both, headers: HeaderMap, body: Bytes) -> Res
     axum::Json(json!({"id": id, "object": "file", "purpose": "batch"})).into_response()
 }
 
-async fn create_openai(State((shelf, book)): Both, headers: HeaderMap, body: Bytes) -> Response {
+async fn create_openai(
+    State((shelf, book)): BatchState,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let body: Value = serde_json::from_slice(&body).expect("JSON");
     assert_eq!(body["completion_window"], "24h");
     let file = body["input_file_id"].as_str().expect("a file");
@@ -187,7 +191,7 @@ async fn create_openai(State((shelf, book)): Both, headers: HeaderMap, body: Byt
         other => panic!("no endpoint of batches: {other:?}"),
     };
     let name = line["custom_id"].as_str().expect("a name").to_owned();
-    made(
+    create_batch(
         &shelf,
         &book,
         wire,
@@ -199,7 +203,11 @@ async fn create_openai(State((shelf, book)): Both, headers: HeaderMap, body: Byt
     .await
 }
 
-async fn create_anthropic(State((shelf, book)): Both, headers: HeaderMap, body: Bytes) -> Response {
+async fn create_anthropic(
+    State((shelf, book)): BatchState,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let body: Value = serde_json::from_slice(&body).expect("JSON");
     let request = &body["requests"][0];
     let name = request["custom_id"].as_str().expect("a name").to_owned();
@@ -210,7 +218,7 @@ async fn create_anthropic(State((shelf, book)): Both, headers: HeaderMap, body: 
                 .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)),
         "{name}"
     );
-    made(
+    create_batch(
         &shelf,
         &book,
         Wire::Anthropic,
@@ -222,17 +230,17 @@ async fn create_anthropic(State((shelf, book)): Both, headers: HeaderMap, body: 
     .await
 }
 
-async fn made(
-    shelf: &Shelf,
-    book: &Book,
+async fn create_batch(
+    shelf: &BatchStore,
+    book: &SharedState,
     wire: Wire,
     headers: HeaderMap,
     item: String,
     request: &Value,
     metadata: Value,
 ) -> Response {
-    let (seen, answer) = book.enter_batch(wire, headers, request.to_string().as_bytes());
-    let middle = answer.middle.clone();
+    let (seen, answer) = book.record_batch_request(wire, headers, request.to_string().as_bytes());
+    let middle = answer.resume_gate.clone();
     let view = shelf.with(|it| {
         let batch = Batch {
             id: format!("batch_{}", it.batches.len()),
@@ -249,12 +257,12 @@ async fn made(
     });
     book.write(|pages| pages.batches += 1);
     if let Some(gate) = middle {
-        gate.passed().await;
+        gate.wait_until_open().await;
     }
     axum::Json(view).into_response()
 }
 
-async fn list(State((shelf, _)): Both) -> Response {
+async fn list(State((shelf, _)): BatchState) -> Response {
     let data: Vec<Value> = shelf.with(|it| {
         it.batches
             .iter()
@@ -266,31 +274,35 @@ async fn list(State((shelf, _)): Both) -> Response {
     axum::Json(json!({"object": "list", "data": data, "has_more": false})).into_response()
 }
 
-fn find<T>(shelf: &Shelf, id: &str, found: impl FnOnce(&mut Batch) -> T) -> Result<T, StatusCode> {
+fn find<T>(
+    shelf: &BatchStore,
+    id: &str,
+    found: impl FnOnce(&mut Batch) -> T,
+) -> Result<T, StatusCode> {
     shelf.with(|it| {
         let batch = it.batches.iter_mut().find(|batch| batch.id == id);
         batch.map(found).ok_or(StatusCode::NOT_FOUND)
     })
 }
 
-async fn look(State((shelf, book)): Both, Path(id): Path<String>) -> Response {
+async fn get_batch(State((shelf, book)): BatchState, Path(id): Path<String>) -> Response {
     let view = find(&shelf, &id, |batch| axum::Json(batch.view()));
-    book.write(|pages| pages.looks += 1);
+    book.write(|pages| pages.batch_polls += 1);
     view.into_response()
 }
 
-async fn results(State((shelf, _)): Both, Path(id): Path<String>) -> Response {
-    find(&shelf, &id, |batch| batch.line()).into_response()
+async fn results(State((shelf, _)): BatchState, Path(id): Path<String>) -> Response {
+    find(&shelf, &id, |batch| batch.result_line()).into_response()
 }
 
-async fn content(State((shelf, _)): Both, Path(id): Path<String>) -> Response {
+async fn content(State((shelf, _)): BatchState, Path(id): Path<String>) -> Response {
     let id = id
         .trim_start_matches("file-out-")
         .trim_start_matches("file-err-");
-    find(&shelf, id, |batch| batch.line()).into_response()
+    find(&shelf, id, |batch| batch.result_line()).into_response()
 }
 
-async fn cancel(State((shelf, _)): Both, Path(id): Path<String>) -> Response {
+async fn cancel(State((shelf, _)): BatchState, Path(id): Path<String>) -> Response {
     let view = find(&shelf, &id, |batch| {
         batch.is_cancelled = true;
         axum::Json(batch.view())

@@ -3,7 +3,7 @@
 
 pub mod answer;
 pub mod batches;
-pub mod seen;
+pub mod recorded_request;
 pub mod wires;
 
 use std::collections::{HashMap, VecDeque};
@@ -26,19 +26,19 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{Answer, Content, Ending, Tokens, fails};
-use crate::support::provider::batches::Shelf;
-use crate::support::provider::seen::{Seen, Wire};
-use crate::support::provider::wires::Written;
-use crate::support::soon;
+use crate::support::provider::answer::{Content, Ending, ScriptedAnswer, Tokens, fails};
+use crate::support::provider::batches::BatchStore;
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
+use crate::support::provider::wires::EncodedAnswer;
+use crate::support::within_timeout;
 
 /// A provider of one's own. Goes away with the story.
 pub struct FakeProvider {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its batches.
-    pub batches: Shelf,
-    book: Book,
+    pub batches: BatchStore,
+    book: SharedState,
     _server: JoinSet<()>,
 }
 
@@ -47,7 +47,7 @@ impl FakeProvider {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let (book, batches) = (Book::default(), Shelf::default());
+        let (book, batches) = (SharedState::default(), BatchStore::default());
         let routes = Router::new()
             .route("/v1/messages", post(anthropic))
             .route("/v1/chat/completions", post(openai))
@@ -71,7 +71,7 @@ impl FakeProvider {
     }
 
     /// The next answers to requests for `model`, each given once, in this order.
-    pub fn will(&self, model: &str, answers: impl IntoIterator<Item = Answer>) {
+    pub fn will(&self, model: &str, answers: impl IntoIterator<Item = ScriptedAnswer>) {
         self.book.write(|pages| {
             pages
                 .scripts
@@ -83,79 +83,83 @@ impl FakeProvider {
     }
 
     /// The answer to every request for `model` that has no answer of its own waiting.
-    pub fn always(&self, model: &str, rule: impl Fn(&Seen) -> Answer + Send + Sync + 'static) {
+    pub fn always(
+        &self,
+        model: &str,
+        rule: impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static,
+    ) {
         self.book.write(|pages| {
             pages.scripts.entry(model.to_owned()).or_default().rule = Some(Arc::new(rule));
         });
     }
 
     /// All requests so far.
-    pub fn seen(&self) -> Vec<Arc<Seen>> {
-        self.book.read(|pages| pages.seen.clone())
+    pub fn requests(&self) -> Vec<Arc<RecordedRequest>> {
+        self.book.read(|pages| pages.requests.clone())
     }
 
     /// The requests for `model` so far.
-    pub fn seen_by(&self, model: &str) -> Vec<Arc<Seen>> {
-        let mut seen = self.seen();
+    pub fn requests_for(&self, model: &str) -> Vec<Arc<RecordedRequest>> {
+        let mut seen = self.requests();
         seen.retain(|request| request.model() == model);
         seen
     }
 
     /// Waits for the `count`th request for `model`, counted from 1.
-    pub async fn asked(&self, model: &str, count: usize) -> Arc<Seen> {
-        let nth = |pages: &Pages| {
+    pub async fn wait_for_request(&self, model: &str, count: usize) -> Arc<RecordedRequest> {
+        let nth = |pages: &ProviderState| {
             pages
-                .seen
+                .requests
                 .iter()
                 .filter(|request| request.model() == model)
                 .nth(count - 1)
                 .cloned()
         };
-        self.until(&format!("request {count} for {model}"), nth)
+        self.wait_until(&format!("request {count} for {model}"), nth)
             .await
     }
 
     /// How often a batch was looked at.
-    pub fn looks(&self) -> usize {
-        self.book.read(|pages| pages.looks)
+    pub fn batch_polls(&self) -> usize {
+        self.book.read(|pages| pages.batch_polls)
     }
 
     /// Waits until batches were looked at so often.
-    pub async fn looked(&self, count: usize) {
-        let enough = |pages: &Pages| (pages.looks >= count).then_some(());
-        self.until(&format!("{count} looks at batches"), enough)
+    pub async fn wait_for_batch_polls(&self, count: usize) {
+        let enough = |pages: &ProviderState| (pages.batch_polls >= count).then_some(());
+        self.wait_until(&format!("{count} looks at batches"), enough)
             .await;
     }
 
     /// Waits until so many batches were made.
-    pub async fn made(&self, count: usize) {
-        let enough = |pages: &Pages| (pages.batches >= count).then_some(());
-        self.until(&format!("{count} batches"), enough).await;
+    pub async fn wait_for_batches(&self, count: usize) {
+        let enough = |pages: &ProviderState| (pages.batches >= count).then_some(());
+        self.wait_until(&format!("{count} batches"), enough).await;
     }
 
     /// Waits until there have been `count` requests, whatever the model.
-    pub async fn asked_in_all(&self, count: usize) {
-        let enough = |pages: &Pages| (pages.seen.len() >= count).then_some(());
-        self.until(&format!("request {count}"), enough).await;
+    pub async fn wait_for_requests(&self, count: usize) {
+        let enough = |pages: &ProviderState| (pages.requests.len() >= count).then_some(());
+        self.wait_until(&format!("request {count}"), enough).await;
     }
 
     /// Waits until `count` requests for `model` are being answered at once.
-    pub async fn busy(&self, model: &str, count: usize) {
-        let enough = |pages: &Pages| (pages.busy(model).now >= count).then_some(());
-        self.until(&format!("{count} requests for {model} at once"), enough)
+    pub async fn wait_for_concurrency(&self, model: &str, count: usize) {
+        let enough = |pages: &ProviderState| (pages.busy(model).now >= count).then_some(());
+        self.wait_until(&format!("{count} requests for {model} at once"), enough)
             .await;
     }
 
     /// Waits until the other side has hung up on `count` answers.
-    pub async fn hung_up(&self, count: usize) {
-        let enough = |pages: &Pages| (pages.hung_up >= count).then_some(());
-        self.until(&format!("{count} connections closed early"), enough)
+    pub async fn wait_for_disconnects(&self, count: usize) {
+        let enough = |pages: &ProviderState| (pages.disconnects >= count).then_some(());
+        self.wait_until(&format!("{count} connections closed early"), enough)
             .await;
     }
 
     /// Most requests for `model` that were being answered at once.
-    pub fn most_busy(&self, model: &str) -> usize {
-        self.book.read(|pages| pages.busy(model).most)
+    pub fn max_concurrency(&self, model: &str) -> usize {
+        self.book.read(|pages| pages.busy(model).max)
     }
 
     /// What it has charged for so far: usage counts when the end of its answer is sent.
@@ -163,9 +167,9 @@ impl FakeProvider {
         self.book.read(|pages| pages.ledger)
     }
 
-    async fn until<T>(&self, what: &str, look: impl Fn(&Pages) -> Option<T>) -> T {
+    async fn wait_until<T>(&self, what: &str, look: impl Fn(&ProviderState) -> Option<T>) -> T {
         let mut changes = self.book.changed.subscribe();
-        soon(what, async {
+        within_timeout(what, async {
             loop {
                 if let Some(found) = self.book.read(&look) {
                     return found;
@@ -190,57 +194,57 @@ pub struct Ledger {
 
 /// What the provider is to say and what has happened.
 #[derive(Default)]
-struct Pages {
+struct ProviderState {
     scripts: HashMap<String, Script>,
-    seen: Vec<Arc<Seen>>,
+    requests: Vec<Arc<RecordedRequest>>,
     ledger: Ledger,
-    busy: HashMap<String, Busy>,
-    hung_up: usize,
+    busy: HashMap<String, Concurrency>,
+    disconnects: usize,
     batches: usize,
-    looks: usize,
+    batch_polls: usize,
 }
 
-impl Pages {
-    fn busy(&self, model: &str) -> Busy {
+impl ProviderState {
+    fn busy(&self, model: &str) -> Concurrency {
         self.busy.get(model).copied().unwrap_or_default()
     }
 }
 
-type Rule = Arc<dyn Fn(&Seen) -> Answer + Send + Sync>;
+type Rule = Arc<dyn Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync>;
 
 #[derive(Default)]
 struct Script {
-    next: VecDeque<Answer>,
+    next: VecDeque<ScriptedAnswer>,
     rule: Option<Rule>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Busy {
+struct Concurrency {
     now: usize,
-    most: usize,
+    max: usize,
 }
 
 /// The pages behind a lock, with a bell that rings at every change.
 #[derive(Clone, Default)]
-struct Book {
-    pages: Arc<Mutex<Pages>>,
+struct SharedState {
+    state: Arc<Mutex<ProviderState>>,
     changed: Arc<watch::Sender<u64>>,
 }
 
-impl Book {
-    fn read<T>(&self, look: impl FnOnce(&Pages) -> T) -> T {
+impl SharedState {
+    fn read<T>(&self, look: impl FnOnce(&ProviderState) -> T) -> T {
         look(
             &self
-                .pages
+                .state
                 .lock()
                 .expect("no story fails with the book open"),
         )
     }
 
-    fn write<T>(&self, change: impl FnOnce(&mut Pages) -> T) -> T {
+    fn write<T>(&self, change: impl FnOnce(&mut ProviderState) -> T) -> T {
         let result = change(
             &mut self
-                .pages
+                .state
                 .lock()
                 .expect("no story fails with the book open"),
         );
@@ -249,8 +253,13 @@ impl Book {
     }
 
     /// Enters a request of a batch, which is not being answered at once.
-    fn enter_batch(&self, wire: Wire, headers: HeaderMap, body: &[u8]) -> (Arc<Seen>, Answer) {
-        let (seen, answer) = self.enter(wire, headers, body);
+    fn record_batch_request(
+        &self,
+        wire: Wire,
+        headers: HeaderMap,
+        body: &[u8],
+    ) -> (Arc<RecordedRequest>, ScriptedAnswer) {
+        let (seen, answer) = self.record_request(wire, headers, body);
         self.write(|pages| {
             pages.busy.entry(seen.model().to_owned()).or_default().now -= 1;
         });
@@ -258,18 +267,23 @@ impl Book {
     }
 
     /// Enters a request and finds its answer.
-    fn enter(&self, wire: Wire, headers: HeaderMap, body: &[u8]) -> (Arc<Seen>, Answer) {
+    fn record_request(
+        &self,
+        wire: Wire,
+        headers: HeaderMap,
+        body: &[u8],
+    ) -> (Arc<RecordedRequest>, ScriptedAnswer) {
         let (seen, answer, rule) = self.write(|pages| {
-            let seen = Arc::new(Seen {
-                number: pages.seen.len(),
+            let seen = Arc::new(RecordedRequest {
+                number: pages.requests.len(),
                 wire,
                 headers,
                 body: serde_json::from_slice(body).unwrap_or_default(),
             });
-            pages.seen.push(seen.clone());
+            pages.requests.push(seen.clone());
             let busy = pages.busy.entry(seen.model().to_owned()).or_default();
             busy.now += 1;
-            busy.most = busy.most.max(busy.now);
+            busy.max = busy.max.max(busy.now);
             let script = pages.scripts.entry(seen.model().to_owned()).or_default();
             let answer = script.next.pop_front();
             (seen, answer, script.rule.clone())
@@ -283,89 +297,90 @@ impl Book {
 }
 
 /// One answer under way. Dropped before its end, the other side has hung up.
-struct UnderWay {
-    book: Book,
+struct ActiveAnswer {
+    book: SharedState,
     model: String,
     usage: Option<Tokens>,
-    over: bool,
+    is_over: bool,
 }
 
-impl UnderWay {
+impl ActiveAnswer {
     /// The last piece goes out now. Counted before it is sent, so that nobody who has the answer finds it missing.
     fn end(&mut self, complete: bool) {
-        self.over = true;
+        self.is_over = true;
         let usage = self.usage.filter(|_| complete);
         self.book.write(|pages| {
             pages.busy.entry(self.model.clone()).or_default().now -= 1;
             if let Some(tokens) = usage {
                 pages.ledger.replies += 1;
-                pages.ledger.input += tokens.whole_input();
+                pages.ledger.input += tokens.total_input();
                 pages.ledger.output += tokens.output;
             }
         });
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for ActiveAnswer {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.is_over {
             self.end(false);
-            self.book.write(|pages| pages.hung_up += 1);
+            self.book.write(|pages| pages.disconnects += 1);
         }
     }
 }
 
-async fn anthropic(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Response {
+async fn anthropic(State(book): State<SharedState>, headers: HeaderMap, body: Bytes) -> Response {
     answer(book, Wire::Anthropic, headers, &body).await
 }
 
-async fn openai(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Response {
+async fn openai(State(book): State<SharedState>, headers: HeaderMap, body: Bytes) -> Response {
     answer(book, Wire::Openai, headers, &body).await
 }
 
-async fn responses(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Response {
+async fn responses(State(book): State<SharedState>, headers: HeaderMap, body: Bytes) -> Response {
     answer(book, Wire::Responses, headers, &body).await
 }
 
-async fn ollama(State(book): State<Book>, headers: HeaderMap, body: Bytes) -> Response {
+async fn ollama(State(book): State<SharedState>, headers: HeaderMap, body: Bytes) -> Response {
     answer(book, Wire::Ollama, headers, &body).await
 }
 
-async fn answer(book: Book, wire: Wire, headers: HeaderMap, body: &[u8]) -> Response {
-    let (seen, answer) = book.enter(wire, headers, body);
+async fn answer(book: SharedState, wire: Wire, headers: HeaderMap, body: &[u8]) -> Response {
+    let (seen, answer) = book.record_request(wire, headers, body);
     let is_reply = matches!(answer.content, Content::Reply { .. });
-    let mut under_way = UnderWay {
+    let mut under_way = ActiveAnswer {
         book,
         model: seen.model().to_owned(),
         usage: answer.usage.filter(|_| is_reply),
-        over: false,
+        is_over: false,
     };
-    if let Some(gate) = &answer.before {
-        gate.passed().await;
+    if let Some(gate) = &answer.start_gate {
+        gate.wait_until_open().await;
     }
-    let written = wires::write(&seen, &answer);
+    let written = wires::encode(&seen, &answer);
     if wire == Wire::Responses && is_reply {
-        keep(&seen, &written);
+        save_reply(&seen, &written);
     }
-    let Written {
+    let EncodedAnswer {
         status,
         kind,
         pieces,
-        first,
+        first_pieces: first,
         filler,
     } = written;
-    let body = if answer.ending == Ending::Whole && answer.middle.is_none() && !seen.streams() {
-        under_way.end(true);
-        Body::from(pieces.concat())
-    } else {
-        Body::from_stream(stream::unfold(
-            Playing {
-                steps: steps(pieces, first, filler, &answer),
-                under_way,
-            },
-            Playing::next,
-        ))
-    };
+    let body =
+        if answer.ending == Ending::Whole && answer.resume_gate.is_none() && !seen.wants_stream() {
+            under_way.end(true);
+            Body::from(pieces.concat())
+        } else {
+            Body::from_stream(stream::unfold(
+                AnswerStream {
+                    steps: steps(pieces, first, filler, &answer),
+                    active: under_way,
+                },
+                AnswerStream::next,
+            ))
+        };
     let mut response = Response::builder()
         .status(status)
         .header(CONTENT_TYPE, kind);
@@ -383,10 +398,15 @@ enum Step {
     Break,
 }
 
-fn steps(pieces: Vec<Bytes>, first: usize, filler: Bytes, answer: &Answer) -> VecDeque<Step> {
+fn steps(
+    pieces: Vec<Bytes>,
+    first: usize,
+    filler: Bytes,
+    answer: &ScriptedAnswer,
+) -> VecDeque<Step> {
     let mut pieces = pieces.into_iter();
     let mut steps: VecDeque<_> = pieces.by_ref().take(first).map(Step::Send).collect();
-    steps.extend(answer.middle.clone().map(Step::Wait));
+    steps.extend(answer.resume_gate.clone().map(Step::Wait));
     match answer.ending {
         Ending::Whole => steps.extend(pieces.map(Step::Send)),
         Ending::Cut => {
@@ -400,12 +420,12 @@ fn steps(pieces: Vec<Bytes>, first: usize, filler: Bytes, answer: &Answer) -> Ve
 }
 
 /// An answer that is sent in pieces.
-struct Playing {
+struct AnswerStream {
     steps: VecDeque<Step>,
-    under_way: UnderWay,
+    active: ActiveAnswer,
 }
 
-impl Playing {
+impl AnswerStream {
     async fn next(mut self) -> Option<(io::Result<Bytes>, Self)> {
         loop {
             // The server writes out what it has when a body makes it wait: each piece goes its own way, before a break too.
@@ -413,7 +433,7 @@ impl Playing {
             match self.steps.pop_front()? {
                 Step::Send(piece) => {
                     if self.steps.is_empty() {
-                        self.under_way.end(true);
+                        self.active.end(true);
                     }
                     return Some((Ok(piece), self));
                 }
@@ -421,9 +441,9 @@ impl Playing {
                     self.steps.push_front(Step::SendForEver(piece.clone()));
                     return Some((Ok(piece), self));
                 }
-                Step::Wait(gate) => gate.passed().await,
+                Step::Wait(gate) => gate.wait_until_open().await,
                 Step::Break => {
-                    self.under_way.end(false);
+                    self.active.end(false);
                     return Some((Err(io::ErrorKind::ConnectionReset.into()), self));
                 }
             }
@@ -432,12 +452,12 @@ impl Playing {
 }
 
 /// Writes a reply of this provider's own down for `tests/validate_wire.sh`, which sets `AXED_KEEP_REPLIES`.
-fn keep(seen: &Seen, written: &Written) {
+fn save_reply(seen: &RecordedRequest, written: &EncodedAnswer) {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let Some(folder) = axed::config::load::environment().remove("AXED_KEEP_REPLIES") else {
+    let Some(folder) = axed::config::load::process_environment().remove("AXED_KEEP_REPLIES") else {
         return;
     };
-    let ending = match seen.streams() {
+    let ending = match seen.wants_stream() {
         true => "sse",
         false => "json",
     };

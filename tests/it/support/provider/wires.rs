@@ -3,11 +3,11 @@
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
-use crate::support::provider::answer::{Answer, Content, Thought, Tokens};
-use crate::support::provider::seen::{Seen, Wire};
+use crate::support::provider::answer::{Content, ScriptedAnswer, Thought, Tokens};
+use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 
 /// An answer in a wire's words.
-pub struct Written {
+pub struct EncodedAnswer {
     /// HTTP's status.
     pub status: u16,
     /// The content type.
@@ -15,13 +15,13 @@ pub struct Written {
     /// What is sent, in pieces: the events of a stream, or the two halves of a body.
     pub pieces: Vec<Bytes>,
     /// How many of them make up the first part, before a pause or a cut.
-    pub first: usize,
+    pub first_pieces: usize,
     /// What an endless answer repeats.
     pub filler: Bytes,
 }
 
 /// Writes `answer` to `seen`.
-pub fn write(seen: &Seen, answer: &Answer) -> Written {
+pub fn encode(seen: &RecordedRequest, answer: &ScriptedAnswer) -> EncodedAnswer {
     match &answer.content {
         Content::Raw { status, kind, body } => halves(*status, kind, body),
         Content::Error { status, message } => {
@@ -33,20 +33,20 @@ pub fn write(seen: &Seen, answer: &Answer) -> Written {
                 text,
                 calls,
                 usage: answer.usage,
-                refuses: answer.refuses,
+                refuses: answer.is_refusal,
                 thought: answer.thought.as_ref(),
                 stop: answer
                     .stop_reason
                     .as_deref()
-                    .unwrap_or(match answer.refuses {
+                    .unwrap_or(match answer.is_refusal {
                         true if seen.wire == Wire::Anthropic => "refusal",
-                        _ => usual_stop(seen.wire, !calls.is_empty()),
+                        _ => default_stop_reason(seen.wire, !calls.is_empty()),
                     }),
                 model: answer.model.as_deref().unwrap_or(seen.model()),
                 number: seen.number,
                 tier: answer.tier.or(seen.body["service_tier"].as_str()),
             };
-            match (seen.wire, seen.streams()) {
+            match (seen.wire, seen.wants_stream()) {
                 (Wire::Anthropic, true) => reply.anthropic_stream(),
                 (Wire::Openai, true) => reply.openai_stream(seen),
                 (Wire::Responses, true) => reply.responses_stream(),
@@ -120,7 +120,7 @@ impl Reply<'_> {
         body
     }
 
-    fn anthropic_stream(&self) -> Written {
+    fn anthropic_stream(&self) -> EncodedAnswer {
         let event = |data: Value| {
             let name = data["type"].as_str().unwrap_or_default();
             Bytes::from(format!("event: {name}\ndata: {data}\n\n"))
@@ -141,7 +141,7 @@ impl Reply<'_> {
         ];
         let mut blocks = Vec::new();
         if self.thought.is_some() {
-            let text = words(self.thought())
+            let text = split_words(self.thought())
                 .map(|text| json!({"type": "thinking_delta", "thinking": text}));
             let signature = json!({"type": "signature_delta", "signature": self.secret()});
             blocks.push((
@@ -150,7 +150,8 @@ impl Reply<'_> {
             ));
         }
         if !self.text.is_empty() {
-            let deltas = words(self.text).map(|text| json!({"type": "text_delta", "text": text}));
+            let deltas =
+                split_words(self.text).map(|text| json!({"type": "text_delta", "text": text}));
             blocks.push((
                 json!({"type": "text", "text": ""}),
                 deltas.collect::<Vec<_>>(),
@@ -228,7 +229,7 @@ impl Reply<'_> {
         body
     }
 
-    fn openai_stream(&self, seen: &Seen) -> Written {
+    fn openai_stream(&self, seen: &RecordedRequest) -> EncodedAnswer {
         let chunk = |choices: Value, usage: Value| {
             let mut data = json!({
                 "id": format!("chatcmpl-{}", self.number), "object": "chat.completion.chunk",
@@ -251,12 +252,14 @@ impl Reply<'_> {
         let mut pieces = vec![delta(json!({"role": "assistant", "content": ""}))];
         if let Some((field, value)) = self.openai_thoughts() {
             match value.as_str() {
-                Some(text) => pieces.extend(words(text).map(|text| delta(json!({field: text})))),
+                Some(text) => {
+                    pieces.extend(split_words(text).map(|text| delta(json!({field: text}))))
+                }
                 None => pieces.push(delta(json!({field: value}))),
             }
         }
         let field = if self.refuses { "refusal" } else { "content" };
-        pieces.extend(words(self.text).map(|text| delta(json!({field: text}))));
+        pieces.extend(split_words(self.text).map(|text| delta(json!({field: text}))));
         for (index, (name, arguments)) in self.calls.iter().enumerate() {
             pieces.push(delta(json!({"tool_calls": [{
                 "index": index, "id": self.id(index), "type": "function",
@@ -333,8 +336,8 @@ impl Reply<'_> {
         body["incomplete_details"] = details;
         if let Some(tokens) = self.usage {
             body["usage"] = json!({
-                "input_tokens": tokens.whole_input(), "output_tokens": tokens.output,
-                "total_tokens": tokens.whole_input() + tokens.output,
+                "input_tokens": tokens.total_input(), "output_tokens": tokens.output,
+                "total_tokens": tokens.total_input() + tokens.output,
                 "input_tokens_details": {
                     "cached_tokens": tokens.cache_read, "cache_write_tokens": tokens.cache_write,
                 },
@@ -353,7 +356,7 @@ impl Reply<'_> {
         })
     }
 
-    fn responses_stream(&self) -> Written {
+    fn responses_stream(&self) -> EncodedAnswer {
         let mut pieces = Vec::new();
         let mut send = |mut data: Value| {
             data["sequence_number"] = pieces.len().into();
@@ -379,7 +382,7 @@ impl Reply<'_> {
                 json!({"type": "response.output_item.added", "output_index": index, "item": begun}),
             );
             if is_thought {
-                for part in words(self.thought()) {
+                for part in split_words(self.thought()) {
                     send(json!({
                         "type": "response.reasoning_summary_text.delta", "item_id": id,
                         "output_index": index, "summary_index": 0, "delta": part,
@@ -411,7 +414,7 @@ impl Reply<'_> {
                     }
                     event
                 };
-                for part in words(self.text) {
+                for part in split_words(self.text) {
                     let mut event = at(format!("response.{kind}.delta"));
                     event["delta"] = part.into();
                     send(event);
@@ -443,15 +446,15 @@ impl Reply<'_> {
         body
     }
 
-    fn ollama_stream(&self) -> Written {
+    fn ollama_stream(&self) -> EncodedAnswer {
         let line = |value: Value| Bytes::from(format!("{value}\n"));
-        let thoughts = words(self.thought()).map(|text| {
+        let thoughts = split_words(self.thought()).map(|text| {
             let mut thinks = self.ollama_line("", &[], false);
             thinks["message"]["thinking"] = text.into();
             line(thinks)
         });
         let mut pieces: Vec<_> = thoughts.collect();
-        pieces.extend(words(self.text).map(|text| line(self.ollama_line(text, &[], false))));
+        pieces.extend(split_words(self.text).map(|text| line(self.ollama_line(text, &[], false))));
         if !self.calls.is_empty() {
             pieces.push(line(self.ollama_line("", self.calls, false)));
         }
@@ -478,7 +481,7 @@ impl Reply<'_> {
     fn ollama_end(&self, body: &mut Value) {
         body["done_reason"] = self.stop.into();
         if let Some(tokens) = self.usage {
-            body["prompt_eval_count"] = tokens.whole_input().into();
+            body["prompt_eval_count"] = tokens.total_input().into();
             body["eval_count"] = tokens.output.into();
         }
     }
@@ -493,13 +496,13 @@ fn anthropic_usage(tokens: Tokens) -> Value {
 
 fn openai_usage(tokens: Tokens) -> Value {
     json!({
-        "prompt_tokens": tokens.whole_input(), "completion_tokens": tokens.output,
-        "total_tokens": tokens.whole_input() + tokens.output,
+        "prompt_tokens": tokens.total_input(), "completion_tokens": tokens.output,
+        "total_tokens": tokens.total_input() + tokens.output,
         "prompt_tokens_details": {"cached_tokens": tokens.cache_read},
     })
 }
 
-fn usual_stop(wire: Wire, calls: bool) -> &'static str {
+fn default_stop_reason(wire: Wire, calls: bool) -> &'static str {
     match (wire, calls) {
         (Wire::Anthropic, false) => "end_turn",
         (Wire::Anthropic, true) => "tool_use",
@@ -529,7 +532,7 @@ fn error(wire: Wire, status: u16, message: &str) -> Value {
     }
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
+fn split_words(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive(' ')
 }
 
@@ -540,23 +543,23 @@ fn in_two(text: &str) -> [&str; 2] {
     [left, right]
 }
 
-fn stream(kind: &'static str, pieces: Vec<Bytes>, first: usize, filler: Bytes) -> Written {
-    Written {
+fn stream(kind: &'static str, pieces: Vec<Bytes>, first: usize, filler: Bytes) -> EncodedAnswer {
+    EncodedAnswer {
         status: 200,
         kind,
-        first: first.min(pieces.len() - 1),
+        first_pieces: first.min(pieces.len() - 1),
         pieces,
         filler,
     }
 }
 
-fn halves(status: u16, kind: &'static str, body: &Bytes) -> Written {
+fn halves(status: u16, kind: &'static str, body: &Bytes) -> EncodedAnswer {
     let middle = body.len() / 2;
-    Written {
+    EncodedAnswer {
         status,
         kind,
         pieces: vec![body.slice(..middle), body.slice(middle..)],
-        first: 1,
+        first_pieces: 1,
         filler: Bytes::from(vec![b'a'; 4000]),
     }
 }

@@ -1,0 +1,704 @@
+//! Reads a document's tables strictly: a key that is asked for is known, what is left at the end is an error, and every
+//! error names its key. Does not know what the keys mean.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json};
+
+use crate::config::document::{Node, Origin, Problem, Table, Value};
+
+/// The most seconds or things that a key may count: a hundred years, and more than any semaphore or table holds.
+pub const MAX_COUNT: u64 = u32::MAX as u64;
+
+/// Reads a table with `read`, and returns what it made and everything that is wrong, in the file's order.
+pub fn read_table<T>(
+    table: Table,
+    read: impl FnOnce(&mut TableReader<'_>) -> T,
+) -> (T, Vec<Problem>) {
+    let mut problems = Vec::new();
+    let top = Origin::File { line: 1, column: 1 };
+    let value = read_nested(String::new(), top, table, &mut problems, read);
+    // Stable: rules broken at one place keep the order in which they were checked.
+    problems.sort_by(|a, b| a.origin.cmp(&b.origin));
+    (value, problems)
+}
+
+fn read_nested<T>(
+    path: String,
+    origin: Origin,
+    table: Table,
+    problems: &mut Vec<Problem>,
+    read: impl FnOnce(&mut TableReader<'_>) -> T,
+) -> T {
+    let mut reader = TableReader {
+        path,
+        origin,
+        table,
+        known_keys: Vec::new(),
+        problems,
+    };
+    let value = read(&mut reader);
+    reader.finish();
+    value
+}
+
+/// The value as JSON, tables in the file's order: a model reads a schema from the top. A number too large is null.
+pub fn to_json(node: &Node) -> Json {
+    match &node.value {
+        Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => text.clone().into(),
+        Value::Integer(number) => (*number).into(),
+        Value::HugeInteger => Json::Null,
+        Value::Float(number) => (*number).into(),
+        Value::Boolean(flag) => (*flag).into(),
+        Value::Array(items) => items.iter().map(to_json).collect(),
+        Value::Table(table) => {
+            let mut entries: Vec<_> = table.iter().collect();
+            entries.sort_by(|a, b| a.1.origin.cmp(&b.1.origin));
+            let entry = |(key, node): (&String, &Node)| (key.clone(), to_json(node));
+            entries.into_iter().map(entry).collect()
+        }
+    }
+}
+
+/// A table while it is read. A reading function answers none where the key is absent or wrong; what is wrong is kept
+/// as a problem, so that a reader need not stop at the first.
+pub struct TableReader<'a> {
+    path: String,
+    origin: Origin,
+    table: Table,
+    known_keys: Vec<&'static str>,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl TableReader<'_> {
+    /// A text.
+    pub fn text(&mut self, key: &'static str) -> Option<String> {
+        self.parsed_text(key, |text| Ok(text.to_owned()))
+    }
+
+    /// A text that `check` makes into a value; its error follows the key, such as `must be a path`.
+    pub fn parsed_text<T>(
+        &mut self,
+        key: &'static str,
+        check: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::String(text) | Value::Untyped(text) => match check(text) {
+                Ok(value) => return Some(value),
+                Err(message) => self.push_invalid(&node, key, &message),
+            },
+            other => self.push_wrong_type(&node, key, "a string", other),
+        }
+        None
+    }
+
+    /// One of these words.
+    pub fn one_of<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+        self.parsed_text(key, |text| {
+            let found = choices.iter().find(|(word, _)| *word == text);
+            found.map(|(_, value)| *value).ok_or_else(|| {
+                let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+                format!("must be one of: {}", words.join(", "))
+            })
+        })
+    }
+
+    /// true or false.
+    pub fn flag(&mut self, key: &'static str) -> Option<bool> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::Boolean(flag) => return Some(*flag),
+            Value::Untyped(text) if text.trim() == "true" => return Some(true),
+            Value::Untyped(text) if text.trim() == "false" => return Some(false),
+            other => self.push_wrong_type(&node, key, "true or false", other),
+        }
+        None
+    }
+
+    /// A whole number in a range.
+    pub fn integer(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+        let node = self.take(key)?;
+        match parse_integer(&node.value, range) {
+            Some(Ok(number)) => return Some(number),
+            Some(Err(message)) => self.push_invalid(&node, key, &message),
+            None => self.push_wrong_type(&node, key, "a whole number", &node.value),
+        }
+        None
+    }
+
+    /// Whole seconds, `min` of them at least.
+    pub fn seconds(&mut self, key: &'static str, min: u64) -> Option<Duration> {
+        self.integer(key, min..=MAX_COUNT).map(Duration::from_secs)
+    }
+
+    /// An age, 0 for none: whole seconds, or a text such as `30d`.
+    pub fn age(&mut self, key: &'static str) -> Option<Duration> {
+        let node = self.take(key)?;
+        let seconds = match &node.value {
+            Value::Integer(number) => u64::try_from(*number).ok(),
+            Value::String(text) | Value::Untyped(text) => parse_seconds(text),
+            _ => None,
+        };
+        let seconds = seconds.filter(|seconds| *seconds <= MAX_COUNT);
+        if seconds.is_none() {
+            let message = format!(
+                "must be an age of at most {MAX_COUNT} seconds: a whole number of seconds, or text such as \"30d\" \
+                 (s, m, h, d or w)"
+            );
+            self.push_invalid(&node, key, &message);
+        }
+        seconds.map(Duration::from_secs)
+    }
+
+    /// How many, `min` at least.
+    pub fn count(&mut self, key: &'static str, min: u64) -> Option<usize> {
+        let count = self.integer(key, min..=MAX_COUNT)?;
+        usize::try_from(count).ok()
+    }
+
+    /// A size in bytes, 1 at least: a whole number, or a text such as `4 MiB`.
+    pub fn size(&mut self, key: &'static str) -> Option<usize> {
+        let node = self.take(key)?;
+        let size = match &node.value {
+            Value::Integer(number) => usize::try_from(*number).ok(),
+            Value::String(text) | Value::Untyped(text) => parse_bytes(text),
+            _ => None,
+        };
+        if size.is_none_or(|size| size == 0) {
+            let message = "must be a size of at least 1 byte: a whole number of bytes, or text such as \"4 MiB\"";
+            self.push_invalid(&node, key, message);
+            return None;
+        }
+        size
+    }
+
+    /// A number in a range.
+    pub fn number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
+        let node = self.take(key)?;
+        let number = match &node.value {
+            Value::Float(number) => *number,
+            Value::Integer(number) => *number as f64,
+            Value::Untyped(text) if text.trim().parse::<f64>().is_ok() => {
+                text.trim().parse().unwrap_or(f64::NAN)
+            }
+            other => {
+                self.push_wrong_type(&node, key, "a number", other);
+                return None;
+            }
+        };
+        let message = if !number.is_finite() {
+            "must be a finite number".to_owned()
+        } else if range.contains(&number) {
+            return Some(number);
+        } else if number < 0.0 {
+            "must be non-negative".to_owned()
+        } else if number < *range.start() {
+            format!("must be at least {}", range.start())
+        } else {
+            format!("cannot exceed {}", range.end())
+        };
+        self.push_invalid(&node, key, &message);
+        None
+    }
+
+    /// A list of texts; of a variable, parted by commas.
+    pub fn text_list(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::Untyped(text) => {
+                let parts = text.split(',').map(|part| part.trim().to_owned());
+                Some(parts.filter(|part| !part.is_empty()).collect())
+            }
+            Value::Array(items) => {
+                let mut texts = Vec::with_capacity(items.len());
+                for item in items {
+                    match &item.value {
+                        Value::String(text) => texts.push(text.clone()),
+                        other => {
+                            self.push_wrong_type(item, key, "a list of strings", other);
+                            return None;
+                        }
+                    }
+                }
+                Some(texts)
+            }
+            other => {
+                self.push_wrong_type(&node, key, "a list of strings", other);
+                None
+            }
+        }
+    }
+
+    /// A table of its own, read as an empty one where it is absent.
+    pub fn nested<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut TableReader<'_>) -> T,
+    ) -> T {
+        let path = self.full(key);
+        let origin = self.origin_of(key);
+        let table = self.table(key);
+        read_nested(path, origin, table, self.problems, read)
+    }
+
+    /// A table whose keys are names that the writer chose, each a table that is read with its name.
+    pub fn tables_by_name<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(&str, &mut TableReader<'_>) -> T,
+    ) -> BTreeMap<String, T> {
+        let mut values = BTreeMap::new();
+        for (name, node) in self.table(key) {
+            // A name may hold dots and slashes: quoted, as it would be written.
+            let path = format!("{}.{}", self.full(key), quote_key(&name));
+            match node.value {
+                Value::Table(table) => {
+                    let value = read_nested(path, node.origin, table, self.problems, |reader| {
+                        read(&name, reader)
+                    });
+                    values.insert(name, value);
+                }
+                other => self.push_error(
+                    node.origin,
+                    format!("{path} must be a table, not {}", type_name(&other)),
+                ),
+            }
+        }
+        values
+    }
+
+    /// A list of tables, each read with its place in the list.
+    pub fn table_list<T>(
+        &mut self,
+        key: &'static str,
+        mut read: impl FnMut(&mut TableReader<'_>) -> T,
+    ) -> Vec<T> {
+        let Some(node) = self.take(key) else {
+            return Vec::new();
+        };
+        let Value::Array(items) = node.value else {
+            self.push_wrong_type(&node, key, "a list of tables", &node.value);
+            return Vec::new();
+        };
+        let mut values = Vec::with_capacity(items.len());
+        for (index, item) in items.into_iter().enumerate() {
+            let path = format!("{}[{index}]", self.full(key));
+            match item.value {
+                Value::Table(table) => {
+                    values.push(read_nested(
+                        path,
+                        item.origin,
+                        table,
+                        self.problems,
+                        &mut read,
+                    ));
+                }
+                other => self.push_error(
+                    item.origin,
+                    format!("{path} must be a table, not {}", type_name(&other)),
+                ),
+            }
+        }
+        values
+    }
+
+    /// A table of texts under names that the writer chose.
+    pub fn texts_by_name<T>(
+        &mut self,
+        key: &'static str,
+        check: impl Fn(&str, &str) -> Result<T, String>,
+    ) -> BTreeMap<String, T> {
+        let mut values = BTreeMap::new();
+        for (name, node) in self.table(key) {
+            let path = format!("{}.{}", self.full(key), quote_key(&name));
+            match &node.value {
+                Value::String(text) | Value::Untyped(text) => match check(&name, text) {
+                    Ok(value) => drop(values.insert(name, value)),
+                    Err(message) => self.push_error(node.origin, format!("{path} {message}")),
+                },
+                other => {
+                    let text = format!("{path} must be a string, not {}", type_name(other));
+                    self.push_error(node.origin, text);
+                }
+            }
+        }
+        values
+    }
+
+    /// A table of how many, `min` at least, under names that the writer chose; what `check` says follows the name.
+    pub fn counts_by_name(
+        &mut self,
+        key: &'static str,
+        min: u64,
+        check: impl Fn(&str) -> Result<(), String>,
+    ) -> BTreeMap<String, usize> {
+        let mut values = BTreeMap::new();
+        for (name, node) in self.table(key) {
+            let count = parse_integer(&node.value, min..=MAX_COUNT).unwrap_or_else(|| {
+                let found = type_name(&node.value);
+                Err(format!("must be a whole number, not {found}"))
+            });
+            match check(&name).and(count) {
+                Ok(count) => {
+                    values.insert(name, usize::try_from(count).unwrap_or(usize::MAX));
+                }
+                Err(message) => {
+                    let text = format!("{}.{} {message}", self.full(key), quote_key(&name));
+                    self.push_error(node.origin, text);
+                }
+            }
+        }
+        values
+    }
+
+    /// A table as JSON, its keys in the file's order; what `check` says follows the key.
+    pub fn json_table(
+        &mut self,
+        key: &'static str,
+        check: impl FnOnce(&Map<String, Json>) -> Result<(), String>,
+    ) -> Option<Map<String, Json>> {
+        let node = self.take(key)?;
+        match to_json(&node) {
+            Json::Object(object) => match check(&object) {
+                Ok(()) => return Some(object),
+                Err(message) => self.push_invalid(&node, key, &message),
+            },
+            _ => self.push_wrong_type(&node, key, "a table", &node.value),
+        }
+        None
+    }
+
+    /// The value as it stands.
+    pub fn take_node(&mut self, key: &'static str) -> Option<Node> {
+        self.take(key)
+    }
+
+    /// The value as it stands, still to be read.
+    pub fn peek(&mut self, key: &'static str) -> Option<Node> {
+        self.known_keys.push(key);
+        self.table.get(key).cloned()
+    }
+
+    /// A key that is known and says nothing here.
+    pub fn ignore(&mut self, key: &'static str) {
+        self.take(key);
+    }
+
+    /// A key that belongs elsewhere: an error that says where.
+    pub fn misplaced(&mut self, key: &'static str, place: &str) {
+        if let Some(node) = self.table.remove(key) {
+            let text = format!("{} belongs {place}", self.full(key));
+            self.push_error(node.origin, text);
+        }
+    }
+
+    /// A key of the contract that this version cannot honour: an error, unless its value asks for nothing.
+    pub fn reject_if_set(&mut self, key: &'static str) {
+        let Some(node) = self.take(key) else { return };
+        let is_disabled = match &node.value {
+            Value::Boolean(flag) => !flag,
+            Value::Array(items) => items.is_empty(),
+            Value::Table(table) => table.is_empty(),
+            Value::Untyped(text) => text.trim() == "false",
+            _ => false,
+        };
+        if !is_disabled {
+            let text = format!(
+                "{} is not supported by this version of axed; remove it",
+                self.full(key)
+            );
+            self.push_error(node.origin, text);
+        }
+    }
+
+    /// Whether the key's value comes from a variable or a flag.
+    pub fn is_from_env_or_flag(&self, key: &str) -> bool {
+        let node = self.table.get(key);
+        node.is_some_and(|node| matches!(node.origin, Origin::External(_)))
+    }
+
+    /// Keeps that a key is absent which must be there; `why` follows the key.
+    pub fn push_missing(&mut self, key: &'static str, message: &str) {
+        let text = format!("{} {message}", self.full(key));
+        let origin = self.origin.clone();
+        self.problems.push(Problem {
+            origin,
+            text,
+            is_rule_violation: true,
+        });
+    }
+
+    /// Keeps a rule that this key's value breaks; `why` follows the key.
+    pub fn push_invalid(&mut self, node: &Node, key: &'static str, why: &str) {
+        let text = format!("{} {why}", self.full(key));
+        self.problems.push(Problem {
+            origin: node.origin.clone(),
+            text,
+            is_rule_violation: true,
+        });
+    }
+
+    /// Keeps that the name of this table, which its writer chose, is wrong; `why` follows it.
+    pub fn push_invalid_name(&mut self, why: &str) {
+        let text = format!("{} {why}", self.path);
+        self.push_error(self.origin.clone(), text);
+    }
+
+    /// Keeps a fault of the document.
+    pub fn push_error(&mut self, origin: Origin, text: String) {
+        self.problems.push(Problem {
+            origin,
+            text,
+            is_rule_violation: false,
+        });
+    }
+
+    /// Where the key stands, or where its table does.
+    fn origin_of(&self, key: &str) -> Origin {
+        let node = self.table.get(key);
+        node.map_or(&self.origin, |node| &node.origin).clone()
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Node> {
+        self.known_keys.push(key);
+        self.table.remove(key)
+    }
+
+    fn table(&mut self, key: &'static str) -> Table {
+        let Some(node) = self.take(key) else {
+            return Table::new();
+        };
+        match node.value {
+            Value::Table(table) => table,
+            ref other => {
+                self.push_wrong_type(&node, key, "a table", other);
+                Table::new()
+            }
+        }
+    }
+
+    fn push_wrong_type(&mut self, node: &Node, key: &'static str, expected: &str, found: &Value) {
+        let text = format!(
+            "{} must be {expected}, not {}",
+            self.full(key),
+            type_name(found)
+        );
+        self.push_error(node.origin.clone(), text);
+    }
+
+    fn full(&self, key: &str) -> String {
+        match self.path.as_str() {
+            "" => key.to_owned(),
+            path => format!("{path}.{key}"),
+        }
+    }
+
+    fn finish(mut self) {
+        for (key, node) in std::mem::take(&mut self.table) {
+            let mut text = format!("unknown key \"{}\"", self.full(&printable(&key)));
+            match closest_key(&key, &self.known_keys) {
+                Some(suggestion) => {
+                    text.push_str(&format!("; did you mean \"{}\"?", self.full(suggestion)));
+                }
+                None => {
+                    self.known_keys.sort_unstable();
+                    self.known_keys.dedup();
+                    let known = self.known_keys.join(", ");
+                    text.push_str(&format!("; the keys known here are: {known}"));
+                }
+            }
+            self.push_error(node.origin, text);
+        }
+    }
+}
+
+/// The known key that somebody who wrote `key` most likely meant.
+pub fn closest_key<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let key: String = key.chars().take(64).flat_map(char::to_lowercase).collect();
+    known
+        .iter()
+        .map(|candidate| (strsim::jaro_winkler(&key, candidate), *candidate))
+        .filter(|(likeness, _)| *likeness >= 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// A whole number within the range, or the rule that it breaks; none where the value is none.
+fn parse_integer(value: &Value, range: RangeInclusive<u64>) -> Option<Result<u64, String>> {
+    let number = match value {
+        Value::Integer(number) => i128::from(*number),
+        Value::HugeInteger => i128::MAX,
+        Value::Untyped(text) => text.trim().parse().ok()?,
+        _ => return None,
+    };
+    let (min, max) = (*range.start(), *range.end());
+    let message = match u64::try_from(number) {
+        Ok(number) if range.contains(&number) => return Some(Ok(number)),
+        Ok(number) if number > max => format!("cannot exceed {max}"),
+        Err(_) if number > 0 => format!("cannot exceed {max}"),
+        _ if min == 0 => "must be non-negative".to_owned(),
+        _ => format!("must be at least {min}"),
+    };
+    Some(Err(message))
+}
+
+/// The bytes that a text such as `4 MiB`, `10MB` or `512` names.
+fn parse_bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let number: usize = text[..end].parse().ok()?;
+    let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "kib" => 1 << 10,
+        "mb" => 1_000_000,
+        "mib" => 1 << 20,
+        "gb" => 1_000_000_000,
+        "gib" => 1 << 30,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+/// The seconds that a text such as `30d`, `12 h` or `90` names.
+fn parse_seconds(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let number: u64 = text[..end].parse().ok()?;
+    let unit = match text[end..].trim() {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        "w" => 7 * 86_400,
+        _ => return None,
+    };
+    number.checked_mul(unit)
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a string",
+        Value::Integer(_) | Value::HugeInteger => "a whole number",
+        Value::Float(_) => "a fraction",
+        Value::Boolean(_) => "true or false",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+        Value::Untyped(_) => "this text",
+    }
+}
+
+fn quote_key(name: &str) -> String {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    match !name.is_empty() && name.chars().all(is_bare) {
+        true => name.to_owned(),
+        false => format!("\"{}\"", printable(name)),
+    }
+}
+
+/// A key as an error may show it: bounded, on one line.
+fn printable(key: &str) -> String {
+    let printable = key.chars().take(64).map(|c| match c.is_control() {
+        true => '\u{fffd}',
+        false => c,
+    });
+    printable.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{closest_key, parse_bytes, parse_seconds, read_table};
+    use crate::config::document::{format_problems, parse};
+
+    fn problems(text: &str) -> String {
+        let table = match parse(text.as_bytes()) {
+            Ok(table) => table,
+            Err(problems) => return format_problems(&problems, "f.toml", "\n"),
+        };
+        let ((), problems) = read_table(table, |top| {
+            top.text("name");
+            top.nested("limits", |limits| {
+                limits.integer("max_turns", 1..=50);
+                limits.size("files");
+                limits.number("share", 0.0..=1.0);
+            });
+            top.reject_if_set("later");
+        });
+        format_problems(&problems, "f.toml", "\n")
+    }
+
+    #[test]
+    fn every_problem_names_position_and_key() {
+        let text = "nmae = 1\n[limits]\nmax_turns = 51\n  max_turn = 2\nfiles = \"4 cows\"\nshare = -0.1\n";
+        assert_eq!(
+            problems(text),
+            "f.toml:1:1: unknown key \"nmae\"; did you mean \"name\"?\n\
+             f.toml:3:1: limits.max_turns cannot exceed 50\n\
+             f.toml:4:3: unknown key \"limits.max_turn\"; did you mean \"limits.max_turns\"?\n\
+             f.toml:5:1: limits.files must be a size of at least 1 byte: a whole number of bytes, or text such as \"4 MiB\"\n\
+             f.toml:6:1: limits.share must be non-negative"
+        );
+        assert_eq!(
+            problems("name = 3"),
+            "f.toml:1:1: name must be a string, not a whole number"
+        );
+        assert_eq!(
+            problems("limits.max_turns = 99999999999999999999"),
+            "f.toml:1:8: limits.max_turns cannot exceed 50"
+        );
+        assert_eq!(
+            problems("limits = 1"),
+            "f.toml:1:1: limits must be a table, not a whole number"
+        );
+        assert_eq!(
+            problems("zzz = 1"),
+            "f.toml:1:1: unknown key \"zzz\"; the keys known here are: later, limits, name"
+        );
+    }
+
+    #[test]
+    fn a_key_that_is_only_looked_for_is_known() {
+        let table = parse(b"fils = 1").expect("a table");
+        let (_, problems) = read_table(table, |top| top.peek("files"));
+        assert_eq!(
+            format_problems(&problems, "f.toml", "\n"),
+            "f.toml:1:1: unknown key \"fils\"; did you mean \"files\"?"
+        );
+    }
+
+    #[test]
+    fn disabled_unsupported_keys_are_accepted() {
+        assert_eq!(problems("later = []"), "");
+        assert_eq!(problems("later = false"), "");
+        assert_eq!(
+            problems("later = 1"),
+            "f.toml:1:1: later is not supported by this version of axed; remove it"
+        );
+    }
+
+    #[test]
+    fn sizes_and_likenesses() {
+        assert_eq!(parse_bytes("4 MiB"), Some(4 << 20));
+        assert_eq!(parse_bytes("10kb"), Some(10_000));
+        assert_eq!(parse_bytes("512"), Some(512));
+        assert_eq!(parse_bytes("MiB"), None);
+        assert_eq!(parse_bytes("99999999999999999999"), None);
+        assert_eq!(parse_bytes("18446744073709551615 GiB"), None);
+        assert_eq!(parse_seconds("90"), Some(90));
+        assert_eq!(parse_seconds(" 12 h "), Some(43_200));
+        assert_eq!(parse_seconds("30d"), Some(2_592_000));
+        assert_eq!(parse_seconds("99999999999999999w"), None);
+        assert_eq!(parse_seconds("1 month"), None);
+        assert_eq!(parse_seconds("d"), None);
+        assert_eq!(closest_key("modle", &["name", "model"]), Some("model"));
+        assert_eq!(closest_key("NAME", &["name", "model"]), Some("name"));
+    }
+}

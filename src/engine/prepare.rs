@@ -1,0 +1,460 @@
+//! From a wish to a definition that can run: the agent, the request's overrides, the provider, the prompt. Knows no loop.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::catalog::prompt::{self, PromptError, PromptParts};
+use crate::domain::agent::{Agent, Budget, ModelRef, Params};
+use crate::domain::content::Content;
+use crate::domain::context::Compaction;
+use crate::domain::message::Message;
+use crate::domain::run::{RunId, Scope};
+use crate::engine::context::{Engine, Settings};
+use crate::engine::provider_keys::Keys;
+use crate::engine::request::{
+    DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunRequest, StartError,
+};
+use crate::engine::{webhook_events, workdir};
+use crate::providers::registry::ProviderHandle;
+use crate::tools::mcp::McpToolset;
+use crate::tools::toolbox::Toolbox;
+use crate::workdirs::Workdir;
+
+/// A prompt as it is recorded and sent.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// The system prompt; may be empty.
+    pub system: String,
+    /// What the model is asked.
+    pub input: RunInput,
+    /// Why the memory is not in it, where it should be.
+    pub memory_warning: Option<String>,
+}
+
+/// What a run's model is asked.
+#[derive(Clone, Debug, Default)]
+pub struct RunInput {
+    /// What was said before, oldest first.
+    pub earlier: Vec<Message>,
+    /// The user message.
+    pub message: Content,
+    /// What requests leave out of what was said before.
+    pub compaction: Option<Compaction>,
+}
+
+impl RunInput {
+    /// Drops the bytes of its pictures and files, which are in the store.
+    pub fn drop_data(&mut self) {
+        self.message.drop_data();
+        self.earlier.iter_mut().for_each(Message::drop_data);
+    }
+}
+
+impl<T: Into<Content>> From<T> for RunInput {
+    /// A message that begins a conversation.
+    fn from(message: T) -> Self {
+        Self {
+            message: message.into(),
+            ..Self::default()
+        }
+    }
+}
+
+/// The definition that a root run will use: the catalogue's with the request's overrides.
+pub async fn resolve_agent(
+    engine: &Arc<Engine>,
+    request: &RunRequest,
+) -> Result<Arc<Agent>, StartError> {
+    let agents = engine.catalog.current();
+    let agent = agents.get(&request.agent)?;
+    let overrides = &request.overrides;
+    check_provider_keys(engine, &request.provider_keys, agent)?;
+    if is_empty(overrides) && request.provider_keys.is_empty() {
+        return Ok(Arc::clone(agent));
+    }
+    let mut overridden = Agent::clone(agent);
+    overridden.given_keys = request.provider_keys.keys().cloned().collect();
+    if let Some(model) = &overrides.model {
+        overridden.model = model.parse().map_err(StartError::Model)?;
+    }
+    if let Some(skill) = &overrides.skill {
+        let path = prompt::skill_path(skill, &engine.settings.config_dir);
+        let path = resolve_in_roots("skill", path, engine).await?;
+        overridden.skill = Some(path.to_string_lossy().into_owned());
+        overridden.has_requested_skill = true;
+    }
+    if let Some(workdir) = &overrides.workdir {
+        overridden.workdir = Some(resolve_in_roots("workdir", workdir.clone(), engine).await?);
+    }
+    check_params(engine, &overridden, &overrides.params)?;
+    apply_params(&mut overridden.params, &overrides.params);
+    tighten_budget(&mut overridden.budget, &overrides.budget);
+    Ok(Arc::new(overridden))
+}
+
+/// Whether requests to the agent's provider can be sent: with the key that the request came with, or the operator's.
+pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
+    let provider = &agent.model.provider;
+    let has_key = agent.given_keys.contains(provider);
+    engine.providers.get_with_key(provider, has_key)?;
+    Ok(())
+}
+
+/// Whether the agent takes keys from requests, and these are for providers that there are. The error does not repeat what
+/// was given as a provider's name: it may be a key.
+fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<(), StartError> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    if !agent.allow_provider_keys {
+        let message = format!(
+            "agent {} takes no keys from requests: leave the header out, or set allow_provider_keys = true in its file",
+            agent.name
+        );
+        return Err(StartError::ProviderKey(message));
+    }
+    if !keys.keys().all(|name| engine.providers.contains(name)) {
+        let message = format!(
+            "it is for a provider that is not configured: supported providers are {}",
+            engine.providers.supported_names()
+        );
+        return Err(StartError::ProviderKey(message));
+    }
+    Ok(())
+}
+
+/// Checks that a budget in money holds the models that it is for: one without a price costs nothing. The request's own
+/// model must have one; what the agents' files say is the operator's, who is warned.
+pub fn check_prices(
+    engine: &Engine,
+    request: &RunRequest,
+    agent: &Agent,
+) -> Result<(), StartError> {
+    if agent.budget.max_cost.is_none() {
+        return Ok(());
+    }
+    let is_unpriced = |model: &ModelRef| {
+        let is_free = |provider: &Arc<ProviderHandle>| provider.is_free;
+        engine.settings.models.price(model).is_none()
+            && !engine.providers.get(&model.provider).is_ok_and(is_free)
+    };
+    if request.overrides.model.is_some() && is_unpriced(&agent.model) {
+        return Err(StartError::Unpriced(agent.model.clone()));
+    }
+    let agents = engine.catalog.current();
+    let sub_agents = agent
+        .sub_agents
+        .iter()
+        .filter_map(|name| agents.get(name).ok());
+    let sub_agent_models =
+        sub_agents.flat_map(|agent| std::iter::once(&agent.model).chain(&agent.fallback_models));
+    let ad_hoc_model = agent.subagent.iter().flat_map(|settings| &settings.model);
+    let own_models = std::iter::once(&agent.model).chain(&agent.fallback_models);
+    let unpriced: BTreeSet<String> = own_models
+        .chain(ad_hoc_model)
+        .chain(sub_agent_models)
+        .filter(|model| is_unpriced(model))
+        .map(ModelRef::to_string)
+        .collect();
+    for model in unpriced {
+        tracing::warn!(
+            agent = %agent.name,
+            "Agent {} has a budget in money, but the price of {model} is not known, so that nothing is counted for it: add [prices.\"{model}\"] to the configuration", agent.name
+        );
+    }
+    Ok(())
+}
+
+/// How long a root run may take.
+pub fn root_timeout(settings: &Settings, request: &RunRequest, agent: &Agent) -> Duration {
+    request
+        .overrides
+        .timeout
+        .or(agent.timeout)
+        .unwrap_or(settings.default_timeout)
+        .min(settings.max_timeout)
+}
+
+/// The tools of a run of that agent in that place and directory, with those that its MCP servers offer.
+pub fn build_toolbox(
+    engine: &Engine,
+    agent: &Agent,
+    scope: &Scope,
+    workdir: Option<&Arc<Workdir>>,
+    offer: McpToolset,
+) -> Toolbox {
+    let agents = engine.catalog.current();
+    let workdir = workdir.map(Arc::clone);
+    Toolbox::new(
+        agent,
+        scope,
+        workdir,
+        &engine.tool_registry,
+        offer,
+        |name| {
+            agents
+                .get(name)
+                .ok()
+                .and_then(|agent| agent.description.clone())
+        },
+    )
+}
+
+/// Puts the prompt together, with context files from this directory, of a run that was accepted with the key of this name.
+/// Files are read off the runtime's threads; an agent without any costs nothing.
+pub async fn assemble_prompt(
+    engine: &Arc<Engine>,
+    agent: &Arc<Agent>,
+    workdir: Option<&Arc<Workdir>>,
+    owner: Option<&str>,
+    input: RunInput,
+) -> Result<Prompt, PromptError> {
+    let reads_files = agent.skill.is_some()
+        || !agent.files.is_empty()
+        || agent.workdir.is_some()
+        || agent.memory.enabled;
+    if !reads_files {
+        return assemble_prompt_blocking(engine, agent, None, owner, input);
+    }
+    let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
+    let workdir = workdir.map(Arc::clone);
+    let owner = owner.map(str::to_owned);
+    run_blocking(move || {
+        assemble_prompt_blocking(&engine, &agent, workdir, owner.as_deref(), input)
+    })
+    .await
+}
+
+/// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
+pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+fn assemble_prompt_blocking(
+    engine: &Engine,
+    agent: &Agent,
+    workdir: Option<Arc<Workdir>>,
+    owner: Option<&str>,
+    input: RunInput,
+) -> Result<Prompt, PromptError> {
+    if workdir.is_none() && agent.workdir.is_some() {
+        // Nothing of it is used, but what is wrong with it is not passed over.
+        prompt::workdir(&agent.name, agent.workdir.as_deref())?;
+    }
+    let (memory, memory_warning) = match agent
+        .memory
+        .enabled
+        .then(|| engine.memories.for_prompt(agent, owner))
+    {
+        Some(Ok(memory)) => (memory, None),
+        Some(Err(error)) => (String::new(), Some(error.to_string())),
+        None => (String::new(), None),
+    };
+    let system = prompt::system_prompt(&PromptParts {
+        agent: &agent.name,
+        system_prompt: &agent.system_prompt,
+        skill: agent.skill.as_deref(),
+        files: &agent.files,
+        skill_workdirs: agent.has_requested_skill.then_some(&engine.workdirs),
+        workdir,
+        config_dir: &engine.settings.config_dir,
+        max_file_bytes: engine.settings.max_context_file_bytes,
+        memory: &memory,
+    })?;
+    Ok(Prompt {
+        system,
+        input,
+        memory_warning,
+    })
+}
+
+/// What a run of this wish would be.
+pub async fn dry_run(engine: &Arc<Engine>, request: RunRequest) -> Result<DryRun, StartError> {
+    let agent = resolve_agent(engine, &request).await?;
+    check_prices(engine, &request, &agent)?;
+    webhook_events::for_run(&engine.settings, &request, &agent)?;
+    let scope = Scope::root(RunId::new(), agent.delegation.max_depth);
+    let message = prompt::root_message(request.input.as_ref(), request.context.as_deref());
+    let mut open_workdir = None;
+    if workdir::is_used(engine, &agent) {
+        open_workdir = Some(workdir::open_dir(engine, &agent, None).await?);
+    }
+    let (owner, input) = (request.owner.as_deref(), RunInput::from(message));
+    let prompt = assemble_prompt(engine, &agent, open_workdir.as_ref(), owner, input).await?;
+    if let Some(warning) = prompt.memory_warning {
+        return Err(StartError::Memory(warning));
+    }
+    let task_agent = Arc::clone(&agent);
+    let workdir =
+        run_blocking(move || prompt::workdir(&task_agent.name, task_agent.workdir.as_deref()))
+            .await?;
+    let mut offer = McpToolset::default();
+    if !agent.mcp_servers.is_empty() {
+        offer = engine.mcp.list_tools(&agent.mcp_servers).await;
+        for warning in offer.warnings.iter().chain(&offer.required_failure) {
+            tracing::warn!(agent = %agent.name, "{warning}");
+        }
+    }
+    let toolbox = build_toolbox(engine, &agent, &scope, open_workdir.as_ref(), offer);
+    Ok(DryRun {
+        agent: agent.name.clone(),
+        agent_version: agent.version.clone(),
+        model: agent.model.clone(),
+        fallback_models: agent.fallback_models.clone(),
+        system_prompt: prompt.system,
+        message: prompt.input.message.into_redacted(),
+        workdir,
+        params: agent.params.clone(),
+        tools: toolbox.offered_specs().to_vec(),
+        deferred_tools: toolbox.deferred().to_vec(),
+        sub_agents: DrySubAgents {
+            names: agent.sub_agents.clone(),
+            max_depth: scope.max_depth,
+            parallel: agent.delegation.parallel,
+            timeout: agent
+                .delegation
+                .timeout
+                .map_or(0, |timeout| timeout.as_secs()),
+        },
+        limits: DryLimits {
+            max_turns: agent.max_turns,
+            timeout: root_timeout(&engine.settings, &request, &agent).as_secs(),
+            max_tokens: agent.budget.max_tokens,
+            max_cost_usd: agent.budget.max_cost.map(|cost| cost.to_usd()),
+            max_tool_calls: agent.budget.max_tool_calls,
+            max_runs: agent.budget.max_runs,
+        },
+        context: agent.context,
+    })
+}
+
+fn is_empty(overrides: &Overrides) -> bool {
+    let Overrides {
+        model,
+        skill,
+        workdir,
+        params,
+        timeout: _,
+        budget,
+    } = overrides;
+    let ParamsPatch {
+        temperature,
+        max_tokens,
+        top_p,
+        stop,
+        response_format,
+        effort,
+        service,
+        extra,
+    } = params;
+    model.is_none()
+        && skill.is_none()
+        && workdir.is_none()
+        && temperature.is_none()
+        && max_tokens.is_none()
+        && top_p.is_none()
+        && stop.is_none()
+        && response_format.is_none()
+        && effort.is_none()
+        && service.is_none()
+        && extra.is_empty()
+        && *budget == Budget::default()
+}
+
+/// Whether a request may set what it sets: extra keys that the agent allows, and nothing that the model is known to refuse.
+fn check_params(engine: &Engine, agent: &Agent, patch: &ParamsPatch) -> Result<(), StartError> {
+    let allows = |key: &&String| agent.allow_extra.contains(key);
+    if let Some(key) = patch.extra.keys().find(|key| !allows(key)) {
+        let reason = format!("\"{key}\" is not in the agent's allow_extra");
+        return Err(StartError::Param {
+            field: "extra",
+            reason,
+        });
+    }
+    let model = &agent.model;
+    let facts = engine.settings.models.get(&model.provider, &model.model);
+    let effort = patch.effort.or(agent.params.effort);
+    if facts.is_none_or(|facts| facts.sampling.allows(effort)) {
+        return Ok(());
+    }
+    for (field, value) in [("temperature", patch.temperature), ("top_p", patch.top_p)] {
+        if value.is_some() {
+            let reason = format!("{model} does not take it; leave it out");
+            return Err(StartError::Param { field, reason });
+        }
+    }
+    Ok(())
+}
+
+fn apply_params(params: &mut Params, patch: &ParamsPatch) {
+    params.temperature = patch.temperature.or(params.temperature);
+    params.max_tokens = patch.max_tokens.or(params.max_tokens);
+    params.top_p = patch.top_p.or(params.top_p);
+    if let Some(stop) = &patch.stop {
+        params.stop.clone_from(stop);
+    }
+    if let Some(format) = &patch.response_format {
+        params.response_format = format.clone();
+    }
+    params.effort = patch.effort.or(params.effort);
+    params.service = patch.service.or(params.service);
+    let extra = patch.extra.iter();
+    params
+        .extra
+        .extend(extra.map(|(key, value)| (key.clone(), value.clone())));
+}
+
+/// A request may narrow what the file allows; where the file says nothing it may set a limit of its own.
+fn tighten_budget(budget: &mut Budget, requested: &Budget) {
+    fn tighten_limit<T: Ord + Copy>(own: &mut Option<T>, requested: Option<T>) {
+        *own = match (*own, requested) {
+            (Some(own), Some(requested)) => Some(own.min(requested)),
+            (own, requested) => own.or(requested),
+        };
+    }
+    tighten_limit(&mut budget.max_tokens, requested.max_tokens);
+    tighten_limit(&mut budget.max_cost, requested.max_cost);
+    tighten_limit(&mut budget.max_tool_calls, requested.max_tool_calls);
+    tighten_limit(&mut budget.max_runs, requested.max_runs);
+}
+
+/// The path of an override, where it lies within a configured root and can be reached without a link below it.
+async fn resolve_in_roots(
+    field: &'static str,
+    path: PathBuf,
+    engine: &Arc<Engine>,
+) -> Result<PathBuf, StartError> {
+    if !engine.workdirs.has_roots() {
+        let reason =
+            format!("{field} cannot be overridden: the server has no [tools] roots configured");
+        return Err(StartError::Override { field, reason });
+    }
+    let engine = Arc::clone(engine);
+    run_blocking(move || resolve_in_roots_blocking(field, &path, &engine)).await
+}
+
+fn resolve_in_roots_blocking(
+    field: &'static str,
+    path: &Path,
+    engine: &Engine,
+) -> Result<PathBuf, StartError> {
+    let rejection = |reason: String| {
+        let reason = format!("{field} {} {reason}", path.display());
+        StartError::Override { field, reason }
+    };
+    workdir::update_agent_workdirs(engine);
+    let workdirs = &engine.workdirs;
+    let resolved_path = workdirs.resolve_below_roots(path);
+    let resolved_path = resolved_path
+        .ok_or_else(|| rejection("is outside the server's [tools] roots".to_owned()))?;
+    let opening_result = match field {
+        "skill" => workdirs.open_file(&resolved_path).map(drop),
+        _ => workdirs.open(Some(&resolved_path), None).map(drop),
+    };
+    opening_result.map_err(|error| rejection(error.to_string()))?;
+    Ok(resolved_path)
+}

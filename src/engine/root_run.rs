@@ -1,0 +1,349 @@
+//! One root run in a task of its own: waits in line for its slot, is driven, and is let go of where it stands when the
+//! house is halted. Does not know how it was accepted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Run, RunId, Status};
+use crate::engine::active_run::{ActiveRun, Deadline};
+use crate::engine::cancel::{self, PendingCancels};
+use crate::engine::context::Engine;
+use crate::engine::finish::{Ending, LoopOutcome};
+use crate::engine::prepare::RunInput;
+use crate::engine::recovery::RecoveredRun;
+use crate::engine::sessions::{RunPermits, SessionGuard, SessionKey};
+use crate::engine::start::{AcceptedSender, RunStart};
+use crate::engine::{
+    drive, finish, pause, recovery, run_log, run_record, suspension, turn, workdir,
+};
+use crate::fair::admission::{Admission, RunPermit};
+use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step};
+
+/// A root run that has been checked.
+pub struct NewRoot {
+    /// The run at work.
+    pub live: Arc<ActiveRun>,
+    /// One record for the store, the caller and the run itself: thousands wait at once.
+    pub run: Arc<Run>,
+    /// What its model is asked, but for what its session holds.
+    pub input: RunInput,
+    /// How long it may take from its start.
+    pub timeout: Duration,
+    /// The idempotency key that accepts it.
+    pub claim: Option<IdempotencyClaim>,
+    /// Where it begins.
+    pub admission: Admission,
+    /// Its place in its session.
+    pub session_guard: Option<SessionGuard>,
+    /// Whether those before it in its session are cancelled.
+    pub cancels_previous: bool,
+}
+
+impl NewRoot {
+    /// Commits the run, tells `accepted`, and works until it has ended or the house is halted.
+    pub async fn run_task(mut self, engine: Arc<Engine>, accepted: AcceptedSender) {
+        let shutdown = engine.shutdown.clone();
+        let live = Arc::clone(&self.live);
+        let mut session_guard = self.session_guard.take();
+        let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
+        tokio::select! {
+            () = self.run_to_end(&engine, accepted, &mut session_guard) => {}
+            () = shutdown.cancelled() => return suspend(&engine, &live),
+            () = pause::suspended(&engine, &live, session_suspended) => return suspend(&engine, &live),
+        }
+        if live.is_suspended() {
+            suspension::suspend(&engine, &live, session_guard);
+        }
+    }
+
+    async fn run_to_end(
+        self,
+        engine: &Arc<Engine>,
+        accepted: AcceptedSender,
+        session_guard: &mut Option<SessionGuard>,
+    ) {
+        let Self {
+            live,
+            run,
+            input,
+            timeout,
+            claim,
+            admission: place,
+            cancels_previous: cancels,
+            ..
+        } = self;
+        let mut input = input;
+        let id = run.id;
+        let (permit, start) = match place {
+            Admission::Permit(permit) => (
+                permit,
+                RunStart::New {
+                    accepted: Some(accepted),
+                    claim,
+                },
+            ),
+            admission => {
+                workdir::record_id(engine, &live).await;
+                let predecessors = session_guard
+                    .as_ref()
+                    .filter(|_| cancels)
+                    .map(SessionGuard::preceding_runs);
+                let cancels =
+                    cancel::begin_cancels(engine, predecessors.unwrap_or_default(), id).await;
+                let opening = opening_entry(&live, &run, &input, timeout, claim);
+                if !commit_queued(engine, &live, &run, opening, cancels, accepted).await {
+                    if !live.is_suspended() {
+                        unregister(engine, live.scope.run);
+                    }
+                    return;
+                }
+                input.drop_data();
+                let acquired = turn::within_deadline(
+                    &live,
+                    acquire_permit(engine, session_guard.as_mut(), admission),
+                )
+                .await;
+                match acquired {
+                    Ok(permit) => (permit, RunStart::Queued),
+                    Err(_) => {
+                        let permits = RunPermits {
+                            run_permit: None,
+                            session_guard: Some(session_guard),
+                        };
+                        let ending = Ending::new(LoopOutcome::Cancelled);
+                        finish::finish_without_loop(engine, &live, run, ending, permits).await;
+                        return;
+                    }
+                }
+            }
+        };
+        // Its time starts when it starts, not while it is queued.
+        live.set_deadline(Deadline::within(timeout));
+        let permits = RunPermits {
+            run_permit: Some(permit),
+            session_guard: Some(session_guard),
+        };
+        drive::drive(engine, &live, run, input, start, permits).await;
+    }
+}
+
+/// A root run that is taken up from its record.
+pub struct ResumedRoot {
+    /// The run at work.
+    pub live: Arc<ActiveRun>,
+    /// Its record.
+    pub run: Arc<Run>,
+    /// How long it may take from its start, where it has not started.
+    pub timeout: Duration,
+    /// Where it goes on; none where it waits for a person, and needs no slot before it goes on.
+    pub admission: Option<Admission>,
+    /// Its place in its session.
+    pub session_guard: Option<SessionGuard>,
+}
+
+impl ResumedRoot {
+    /// Goes on until it has ended or the house is halted; settles what is left of its tree.
+    pub async fn run_task(mut self, engine: Arc<Engine>) {
+        let shutdown = engine.shutdown.clone();
+        let live = Arc::clone(&self.live);
+        let mut session_guard = self.session_guard.take();
+        let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
+        tokio::select! {
+            () = self.run_to_end(&engine, &mut session_guard) => {}
+            () = shutdown.cancelled() => return suspend(&engine, &live),
+            () = pause::suspended(&engine, &live, session_suspended) => return suspend(&engine, &live),
+        }
+        if !live.is_suspended()
+            && let Err(error) = recovery::fail_orphans(&engine, live.scope.run).await
+        {
+            live.suspend(&error);
+        }
+        if live.is_suspended() {
+            suspension::suspend(&engine, &live, session_guard);
+        }
+    }
+
+    async fn run_to_end(self, engine: &Arc<Engine>, session_guard: &mut Option<SessionGuard>) {
+        let Self {
+            live,
+            run,
+            timeout,
+            admission,
+            ..
+        } = self;
+        let is_queued = run.started_at.is_none();
+        // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
+        let permit = match admission {
+            Some(admission) => {
+                let permit = acquire_permit(engine, session_guard.as_mut(), admission);
+                turn::within_deadline(&live, permit).await.ok()
+            }
+            None => None,
+        };
+        let permits = RunPermits {
+            run_permit: permit,
+            session_guard: Some(session_guard),
+        };
+        if is_queued && permits.run_permit.is_none() {
+            let ending = Ending::new(LoopOutcome::Cancelled);
+            finish::finish_without_loop(engine, &live, run, ending, permits).await;
+            return;
+        }
+        let recorded_run = match run_log::load(engine, &run).await {
+            Ok(recorded_run) => recorded_run,
+            Err(error) => {
+                finish::finish_without_loop(engine, &live, run, error.into(), permits).await;
+                return;
+            }
+        };
+        // What a queued run was asked stands in its record; its prompt is assembled when it starts.
+        let input = match &recorded_run.prompt {
+            Some(prompt) => prompt.input.clone(),
+            None => RunInput::from(run.input.clone()),
+        };
+        tracing::info!(
+            run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+            "Going on with {} from its record, after {} replies", run.id, recorded_run.turns.len()
+        );
+        let start = match is_queued {
+            true => {
+                live.set_deadline(Deadline::within(timeout));
+                RunStart::Queued
+            }
+            false => RunStart::Resumed(Box::new(recorded_run)),
+        };
+        drive::drive(engine, &live, run, input, start, permits).await;
+    }
+}
+
+/// Sets recovered root runs to work. What a suspended one kept of its order is in `kept`.
+pub fn resume_all(
+    engine: &Arc<Engine>,
+    mut recovered: Vec<RecoveredRun>,
+    mut kept_permits: HashMap<RunId, (Option<RunPermit>, Option<SessionGuard>)>,
+) {
+    // Those that had a slot come first: their time runs. The others keep their order, all before anybody new.
+    recovered.sort_by_key(|root| root.run.started_at.is_none());
+    for RecoveredRun { live, run, timeout } in recovered {
+        engine.active_runs.add(&live);
+        let owner = run.owner.as_deref();
+        let (permit, session_guard) = kept_permits.remove(&run.id).unwrap_or_default();
+        let session_guard = session_guard.or_else(|| {
+            let key = SessionKey {
+                owner: run.owner.clone(),
+                name: run.session.clone()?,
+            };
+            Some(engine.sessions.enter_accepted(key, run.id))
+        });
+        // One that waits for a person needs no slot before it goes on.
+        let is_ready = run.status != Status::Waiting;
+        let admission = match permit {
+            Some(permit) => Some(Admission::Permit(permit)),
+            None => is_ready.then(|| {
+                match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
+                    true => engine
+                        .queue
+                        .enter_accepted_deferred(owner, &live.agent.name),
+                    false => engine.queue.enter_accepted(owner, &live.agent.name),
+                }
+            }),
+        };
+        let root = ResumedRoot {
+            live,
+            run,
+            timeout: Duration::from_secs(timeout),
+            admission,
+            session_guard,
+        };
+        engine.tasks.spawn(root.run_task(Arc::clone(engine)));
+    }
+}
+
+/// The run's slot: first its turn in its session comes, where it has one.
+async fn acquire_permit(
+    engine: &Engine,
+    session_guard: Option<&mut SessionGuard>,
+    admission: Admission,
+) -> RunPermit {
+    if let Some(session_guard) = session_guard {
+        session_guard.acquire().await;
+        if engine.shutdown.is_cancelled() || session_guard.suspended().is_cancelled() {
+            // The one before it was let go of where it stands, and goes on before it at the next start.
+            std::future::pending::<()>().await;
+        }
+    }
+    admission.permit().await
+}
+
+/// Lets go of a root run where it stands.
+pub fn suspend(engine: &Engine, live: &ActiveRun) {
+    let id = live.scope.run;
+    tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
+    unregister(engine, id);
+    // Who waits for its end waits in vain, and reads how it stands.
+    live.publish_end(None);
+}
+
+/// Takes a root run off the list of those at work, and its bell down.
+fn unregister(engine: &Engine, id: RunId) {
+    engine.active_runs.remove(id);
+    engine.journal.broadcaster().close(id);
+}
+
+/// The first entry of a run that waits for a slot.
+fn opening_entry(
+    live: &ActiveRun,
+    run: &Arc<Run>,
+    input: &RunInput,
+    timeout: Duration,
+    claim: Option<IdempotencyClaim>,
+) -> (Change, Step) {
+    // Its context is in no other place; the whole prompt takes this one's place when it starts.
+    let prompt = Step::Prompt {
+        system: String::new(),
+        message: input.message.clone(),
+        earlier: input.earlier.clone(),
+    };
+    let continuation = ResumeState {
+        timeout: timeout.as_secs(),
+        ..run_record::continuation(live)
+    };
+    let change = Change::Create(Box::new(NewRun {
+        run: Arc::clone(run),
+        resume_state: continuation,
+        claim,
+    }));
+    (change, prompt)
+}
+
+/// Commits a run that waits for a slot together with the cancels of those that it replaces; false where that failed.
+async fn commit_queued(
+    engine: &Engine,
+    live: &ActiveRun,
+    run: &Arc<Run>,
+    (change, prompt): (Change, Step),
+    cancels: PendingCancels<'_>,
+    accepted: AcceptedSender,
+) -> bool {
+    let queued = vec![EventKind::RunQueued {
+        parent_id: None,
+        tool_call_id: None,
+    }];
+    let journal = &engine.journal;
+    let committed = match cancels.is_empty() {
+        true => journal.append(live, change, vec![prompt], queued).await,
+        false => {
+            let appended = journal.append_with(live, change, prompt, queued, cancels.writes());
+            appended.await
+        }
+    };
+    let is_committed = committed.is_ok();
+    if is_committed {
+        cancels.apply();
+    }
+    // A caller that went away does not stop the run.
+    let _ = accepted.send(committed.map(|_| Arc::clone(run)));
+    is_committed
+}

@@ -1,0 +1,420 @@
+//! What a tree, a run, a request to a model and a tool call are in a trace. Knows no exporter.
+//!
+//! A trace is named after its root run, and a span after its run or call, so that a trace goes on where another process
+//! goes on with the runs: nothing of it has to be kept. Only what a caller's `traceparent` said is forgotten then.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value as Json, json};
+use sha2::{Digest, Sha256};
+
+use crate::domain::agent::ModelRef;
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, truncate_to_bytes};
+use crate::domain::run::{Run, RunId, Status};
+use crate::domain::trace::{SpanId, TraceContext, TraceId};
+use crate::domain::usage::TokenUsage;
+use crate::engine::active_run::ActiveRun;
+use crate::engine::turn::TurnRequest;
+use crate::engine::turn_error::TurnError;
+use crate::providers::{ProviderError, Reply};
+use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanSender, key};
+
+/// Most bytes of texts in one attribute that holds content.
+const MAX_CONTENT_BYTES: usize = 16 << 10;
+
+/// What the runs of one tree share of their trace.
+pub enum TreeTrace {
+    /// They leave spans in it.
+    Exported {
+        /// Where those go.
+        exporter: SpanSender,
+        /// The trace.
+        id: TraceId,
+        /// The caller's span, which the root's is below.
+        caller_span: Option<SpanId>,
+    },
+    /// They leave nothing in it; the services that they ask are told where the caller stands.
+    Propagated(TraceContext),
+}
+
+impl TreeTrace {
+    /// The trace of a tree: the caller's, as it wishes, or one of its own, if it is among those that are kept.
+    pub fn for_tree(
+        traces: Option<&SpanSender>,
+        caller: Option<&TraceContext>,
+        root: RunId,
+    ) -> Option<Box<Self>> {
+        let exported = |exporter: &SpanSender, id, caller_span| Self::Exported {
+            exporter: exporter.clone(),
+            id,
+            caller_span,
+        };
+        let trace = match (traces, caller) {
+            (Some(exporter), Some(caller)) if caller.sampled => {
+                exported(exporter, caller.trace, Some(caller.span))
+            }
+            (_, Some(caller)) => Self::Propagated(*caller),
+            (Some(exporter), None) if is_sampled(root, exporter.sampling_ratio()) => {
+                exported(exporter, TraceId(*root.0.as_bytes()), None)
+            }
+            (_, None) => return None,
+        };
+        Some(Box::new(trace))
+    }
+}
+
+/// Whether a root's own trace is kept: always the same for the same run.
+fn is_sampled(root: RunId, sampling_ratio: f64) -> bool {
+    let [.., a, b, c, d] = *root.0.as_bytes();
+    // These bytes of an id are random; those before them may count up.
+    let fraction = f64::from(u32::from_be_bytes([a, b, c, d])) / (f64::from(u32::MAX) + 1.0);
+    fraction < sampling_ratio
+}
+
+/// A request to a model that is under way.
+pub struct ChatSpan {
+    /// Where it stands: what its service is told.
+    pub context: TraceContext,
+    started_at: Timestamp,
+}
+
+impl ChatSpan {
+    /// One that begins now; none where nobody traces.
+    pub fn start(live: &ActiveRun) -> Option<Box<Self>> {
+        let context = match live.tree.trace.as_deref()? {
+            TreeTrace::Exported { id, .. } => {
+                // The hasher's keys are random; no span is all zeros.
+                let random = RandomState::new().hash_one(Instant::now()) | 1;
+                sampled_context(*id, SpanId(random.to_be_bytes()))
+            }
+            TreeTrace::Propagated(caller) => *caller,
+        };
+        let started_at = Timestamp::now();
+        Some(Box::new(Self {
+            context,
+            started_at,
+        }))
+    }
+
+    /// Its span, `chat {model}`.
+    pub fn end(
+        &self,
+        live: &ActiveRun,
+        turn_request: &TurnRequest<'_>,
+        model: &ModelRef,
+        result: &Result<Result<Reply, ProviderError>, TurnError>,
+    ) {
+        let Some(TreeTrace::Exported { exporter: to, .. }) = live.tree.trace.as_deref() else {
+            return;
+        };
+        let run = live.scope.run;
+        let parent = Some(run_span_id(run));
+        let span = Span::new(
+            "chat",
+            &model.model,
+            SpanKind::Client,
+            self.context,
+            parent,
+            self.started_at,
+        );
+        let mut span = with_request_model(with_run(span, live), model)
+            .with_int(key::TURN, turn_request.turn.into());
+        if to.records_content() {
+            let system =
+                json!([{"type": "text", "content": truncate_content(turn_request.system)}]);
+            span = span.with_attribute(key::SYSTEM, AttributeValue::Text(system.to_string()));
+            span = span.with_attribute(
+                key::INPUT,
+                AttributeValue::Text(messages_json(turn_request.messages)),
+            );
+        }
+        to.send(match result {
+            Ok(Ok(reply)) => {
+                let output = to.records_content().then(|| reply_json(&reply.message));
+                let span = with_response(span, reply.model.as_deref(), reply.usage.as_ref());
+                let span = match &reply.stop_reason {
+                    Some(reason) => span.with_attribute(
+                        key::FINISH_REASONS,
+                        AttributeValue::TextList(vec![truncate(reason, 64)]),
+                    ),
+                    None => span,
+                };
+                match output {
+                    Some(output) => span.with_attribute(
+                        key::OUTPUT,
+                        AttributeValue::Text(json!([output]).to_string()),
+                    ),
+                    None => span,
+                }
+            }
+            Ok(Err(error)) => span.with_error(error.category.as_str()),
+            Err(TurnError::DeadlineExceeded) => span.with_error("timeout"),
+            Err(_) => span.with_error("cancelled"),
+        });
+    }
+}
+
+/// The span of a tool call that ended now, `execute_tool {tool}`.
+pub fn end_tool_call(
+    live: &ActiveRun,
+    turn: u32,
+    call: &ToolCall,
+    result: &ToolResult,
+    duration: Duration,
+) {
+    let Some(TreeTrace::Exported {
+        exporter: to, id, ..
+    }) = live.tree.trace.as_deref()
+    else {
+        return;
+    };
+    let run = live.scope.run;
+    let context = sampled_context(*id, call_span_id(run, &call.id));
+    let duration = SignedDuration::try_from(duration).unwrap_or_default();
+    let started_at = Timestamp::now()
+        .saturating_sub(duration)
+        .unwrap_or_default();
+    let parent = Some(run_span_id(run));
+    let span = Span::new(
+        "execute_tool",
+        &call.name,
+        SpanKind::Internal,
+        context,
+        parent,
+        started_at,
+    );
+    let mut span = with_run(span, live)
+        .with_text(key::TOOL, &call.name)
+        .with_text(key::TOOL_TYPE, "function")
+        .with_text(key::TOOL_CALL, &call.id)
+        .with_int(key::TURN, turn.into());
+    if to.records_content() {
+        span = span
+            .with_attribute(
+                key::TOOL_ARGUMENTS,
+                AttributeValue::Text(truncate_content(call.arguments.get())),
+            )
+            .with_attribute(
+                key::TOOL_RESULT,
+                AttributeValue::Text(truncate_content(&result.content)),
+            );
+    }
+    to.send(match result.is_error {
+        true => span.with_error("tool_error"),
+        false => span,
+    });
+}
+
+/// The span of a run whose end was recorded, `invoke_agent {agent}`: from its start, which may have been in another
+/// process.
+pub fn end_run(live: &ActiveRun, run: &Run) {
+    let (
+        Some(TreeTrace::Exported {
+            exporter: to,
+            id,
+            caller_span: caller,
+        }),
+        Some(started_at),
+    ) = (live.tree.trace.as_deref(), run.started_at)
+    else {
+        return;
+    };
+    let parent = match (&live.parent, &run.tool_call_id) {
+        (Some(parent), Some(call)) => Some(call_span_id(parent.scope.run, call)),
+        (Some(parent), None) => Some(run_span_id(parent.scope.run)),
+        (None, _) => *caller,
+    };
+    let context = sampled_context(*id, run_span_id(run.id));
+    let span = Span::new(
+        "invoke_agent",
+        &run.agent,
+        SpanKind::Internal,
+        context,
+        parent,
+        started_at,
+    );
+    let mut span = with_response(
+        with_request_model(with_run(span, live), &live.agent.model),
+        Some(&run.model),
+        Some(&run.usage.tokens),
+    )
+    .with_int(key::ATTEMPT, run.attempt.into());
+    if to.records_content() {
+        let message_json = |role: &str, text: &str| json!([{"role": role, "parts": [{"type": "text", "content": truncate_content(text)}]}]);
+        span = span.with_attribute(
+            key::INPUT,
+            AttributeValue::Text(message_json("user", &run.input.to_plain_text()).to_string()),
+        );
+        if let Some(text) = &run.content {
+            let output = message_json("assistant", text).to_string();
+            span = span.with_attribute(key::OUTPUT, AttributeValue::Text(output));
+        }
+    }
+    to.send(match (&run.status, &run.error) {
+        (Status::Cancelled, _) => span.with_error("cancelled"),
+        (_, Some(failure)) => {
+            let code = serde_json::to_value(failure.code).unwrap_or_default();
+            span.with_error(code.as_str().unwrap_or(&failure.category))
+        }
+        (_, None) => span,
+    });
+}
+
+fn with_run(span: Span, live: &ActiveRun) -> Span {
+    let scope = &live.scope;
+    let run = scope.run.to_string();
+    span.with_text(key::AGENT, &live.agent.name)
+        // What a run and its model say to each other is a conversation of its own.
+        .with_text(key::CONVERSATION, &run)
+        .with_text(key::RUN, &run)
+        .with_text(key::ROOT, &scope.root.to_string())
+        .with_int(key::DEPTH, scope.depth.0.into())
+}
+
+fn with_request_model(span: Span, model: &ModelRef) -> Span {
+    span.with_text(key::PROVIDER, &model.provider)
+        .with_text(key::REQUEST_MODEL, &model.model)
+}
+
+fn with_response(span: Span, model: Option<&str>, tokens: Option<&TokenUsage>) -> Span {
+    let mut span = match model {
+        Some(model) => span.with_text(key::RESPONSE_MODEL, model),
+        None => span,
+    };
+    if let Some(tokens) = tokens {
+        span = span
+            .with_int(key::INPUT_TOKENS, tokens.input)
+            .with_int(key::OUTPUT_TOKENS, tokens.output);
+        for (key, count) in [
+            (key::CACHE_READ_TOKENS, tokens.cache_read),
+            (key::CACHE_WRITE_TOKENS, tokens.cache_write),
+        ] {
+            if count > 0 {
+                span = span.with_int(key, count);
+            }
+        }
+    }
+    span
+}
+
+fn sampled_context(trace: TraceId, span: SpanId) -> TraceContext {
+    TraceContext {
+        trace,
+        span,
+        sampled: true,
+    }
+}
+
+/// A run's span: the half of its id that tells it from others.
+fn run_span_id(run: RunId) -> SpanId {
+    let [_, _, _, _, _, _, _, _, id @ ..] = *run.0.as_bytes();
+    SpanId(id)
+}
+
+/// The span of one of a run's calls.
+fn call_span_id(run: RunId, call: &str) -> SpanId {
+    let hash = Sha256::new()
+        .chain_update(run.0.as_bytes())
+        .chain_update(call);
+    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(hash.finalize());
+    SpanId([a, b, c, d, e, f, g, h | 1])
+}
+
+/// The newest messages that fit, in the conventions' JSON.
+fn messages_json(messages: &[Message]) -> String {
+    let mut remaining = MAX_CONTENT_BYTES;
+    let mut recent = VecDeque::new();
+    for message in messages.iter().rev() {
+        let message = match message {
+            Message::User { content } => {
+                json!({"role": "user", "parts": [{"type": "text", "content": truncate_within(&content.to_plain_text(), &mut remaining)}]})
+            }
+            Message::Assistant(reply) => assistant_json(reply, &mut remaining),
+            Message::Tool { tool_results } => {
+                let part = |result: &ToolResult| json!({"type": "tool_call_response", "id": result.call_id, "response": truncate_within(&result.content, &mut remaining)});
+                let parts: Vec<Json> = tool_results.iter().map(part).collect();
+                json!({"role": "tool", "parts": parts})
+            }
+        };
+        recent.push_front(message);
+        if remaining == 0 {
+            break;
+        }
+    }
+    Json::Array(recent.into()).to_string()
+}
+
+fn reply_json(reply: &AssistantMessage) -> Json {
+    assistant_json(reply, &mut { MAX_CONTENT_BYTES })
+}
+
+fn assistant_json(reply: &AssistantMessage, remaining: &mut usize) -> Json {
+    let mut parts = Vec::new();
+    if !reply.content.is_empty() {
+        parts.push(json!({"type": "text", "content": truncate_within(&reply.content, remaining)}));
+    }
+    for call in &reply.tool_calls {
+        let arguments = truncate_within(call.arguments.get(), remaining);
+        // Whole ones as what they are, cut ones as text.
+        let arguments: Json =
+            serde_json::from_str(&arguments).unwrap_or_else(|_| Json::String(arguments));
+        parts.push(
+            json!({"type": "tool_call", "id": call.id, "name": call.name, "arguments": arguments}),
+        );
+    }
+    json!({"role": "assistant", "parts": parts})
+}
+
+fn truncate_content(text: &str) -> String {
+    truncate(text, MAX_CONTENT_BYTES)
+}
+
+fn truncate_within(text: &str, remaining: &mut usize) -> String {
+    let truncated = truncate(text, *remaining);
+    *remaining = remaining.saturating_sub(text.len());
+    truncated
+}
+
+/// At most so many bytes of the text, and dots where it is longer.
+fn truncate(text: &str, max_bytes: usize) -> String {
+    if text.len() <= max_bytes {
+        return text.to_owned();
+    }
+    format!("{}...", truncate_to_bytes(text, max_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_CONTENT_BYTES, call_span_id, is_sampled, messages_json, run_span_id};
+    use crate::domain::message::Message;
+    use crate::domain::run::RunId;
+
+    #[test]
+    fn span_ids_differ_and_sampling_keeps_its_ratio() {
+        let (one, other) = (RunId::new(), RunId::new());
+        assert_ne!(run_span_id(one), run_span_id(other));
+        assert_ne!(call_span_id(one, "a"), call_span_id(one, "b"));
+        assert_ne!(call_span_id(one, "a"), call_span_id(other, "a"));
+        assert_eq!(call_span_id(one, "a"), call_span_id(one, "a"));
+        assert!(is_sampled(one, 1.0) && !is_sampled(one, 0.0));
+        let sampled_count = (0..4000).filter(|_| is_sampled(RunId::new(), 0.25)).count();
+        assert!((700..1300).contains(&sampled_count), "{sampled_count}");
+    }
+
+    #[test]
+    fn content_is_bounded_and_the_newest_stays() {
+        let user = |content: String| Message::user(content);
+        let long = [user("old".to_owned()), user("é".repeat(MAX_CONTENT_BYTES))];
+        let json = messages_json(&long);
+        assert!(json.len() < MAX_CONTENT_BYTES + 200);
+        assert!(!json.contains("old") && json.contains("é..."));
+        let short = messages_json(&[user("a".to_owned()), user("b".to_owned())]);
+        assert_eq!(
+            short,
+            r#"[{"role":"user","parts":[{"type":"text","content":"a"}]},{"role":"user","parts":[{"type":"text","content":"b"}]}]"#
+        );
+    }
+}

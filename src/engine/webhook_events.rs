@@ -1,0 +1,222 @@
+//! Which webhooks a root run tells its events to, and what it says: a thin message that holds no text of a model's or a
+//! caller's. Knows neither how messages are delivered nor how they are kept.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::config::load::secret_from_env;
+use crate::domain::agent::Agent;
+use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
+use crate::domain::run::{Failure, FailureCode, RunId, Status};
+use crate::domain::usage::{TreeUsage, Usage};
+use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::engine::context::Settings;
+use crate::engine::request::{RunRequest, StartError, WebhookRequest};
+use crate::ssrf;
+use crate::store::outbox::NewDelivery;
+
+/// The root run's webhooks: its agent's, and the request's own. The request's is refused where it could never be
+/// delivered; what is wrong with the file's shows in its deliveries, and does not keep the run from its work.
+pub fn for_run(
+    settings: &Settings,
+    request: &RunRequest,
+    agent: &Agent,
+) -> Result<Vec<Arc<Webhook>>, StartError> {
+    let mut webhooks = Vec::new();
+    webhooks.extend(agent.webhook.clone().map(Arc::new));
+    if let Some(requested) = &request.webhook {
+        let owner = request.owner.as_deref();
+        let webhook = check_requested(settings, requested, owner, agent)?;
+        webhooks.push(Arc::new(webhook));
+    }
+    Ok(webhooks)
+}
+
+/// A request's webhook, checked.
+fn check_requested(
+    settings: &Settings,
+    requested: &WebhookRequest,
+    owner: Option<&str>,
+    agent: &Agent,
+) -> Result<Webhook, StartError> {
+    let invalid = |field, why: String| StartError::Override { field, reason: why };
+    let Some(url) = &requested.url else {
+        return Err(invalid("webhook/url", "is required".to_owned()));
+    };
+    let url = ssrf::parse_url(url).map_err(|why| invalid("webhook/url", why))?;
+    let result = settings.webhook_guard.check(&url);
+    result.map_err(|error| invalid("webhook/url", error.to_string()))?;
+    let events = &requested.events;
+    if let Some(unknown) = events
+        .iter()
+        .find(|name| !STORED_EVENT_NAMES.contains(&name.as_str()))
+    {
+        let unknown: String = unknown.chars().take(64).collect();
+        let valid = STORED_EVENT_NAMES.join(", ");
+        let why = format!("has {unknown:?}, which is none of: {valid}");
+        return Err(invalid("webhook/events", why));
+    }
+    let events = STORED_EVENT_NAMES
+        .iter()
+        .filter(|name| events.iter().any(|event| event == *name));
+    let secret_env = secret_env(settings, owner, agent).map_err(|why| invalid("webhook", why))?;
+    Ok(Webhook {
+        url: url.into(),
+        secret_env,
+        events: events.map(|name| (*name).to_owned()).collect(),
+    })
+}
+
+/// What signs a request's webhook: the own secret of the key that it came with, so that no client learns what another's
+/// receivers trust. Without keys all is the operator's.
+fn secret_env(
+    settings: &Settings,
+    owner: Option<&str>,
+    agent: &Agent,
+) -> Result<Option<String>, String> {
+    let is_set = |name: &String| secret_from_env(name).is_some();
+    let Some(key) = owner else {
+        let agent_secret = agent.webhook.as_ref().and_then(|it| it.secret_env.clone());
+        let effective = agent_secret
+            .as_ref()
+            .or(settings.webhook_secret_env.as_ref());
+        return match effective.is_some_and(is_set) {
+            true => Ok(agent_secret),
+            false => Err(
+                "there is no secret to sign it with: set [webhook] secret_env in the agent's file or [webhooks] \
+                 secret_env in the server's configuration, and the variable that it names"
+                    .to_owned(),
+            ),
+        };
+    };
+    let key_secret = settings.keys.get(key).and_then(Option::as_ref);
+    let key_secret = key_secret.filter(|name| is_set(name));
+    let why = || {
+        format!(
+            "there is no secret to sign it with: set webhook_secret_env in [auth.keys.{key}] of the server's \
+             configuration, and the variable that it names"
+        )
+    };
+    key_secret.cloned().map(Some).ok_or_else(why)
+}
+
+/// What is told of these events of a root run, whose usage and whose tree's stand so.
+pub fn deliveries(
+    webhooks: &[Arc<Webhook>],
+    events: &[Event],
+    (own, tree): (&Usage, &TreeUsage),
+) -> Vec<NewDelivery> {
+    let mut deliveries = Vec::new();
+    for event in events {
+        let subscribed = webhooks
+            .iter()
+            .filter(|webhook| webhook.is_subscribed_to(event.kind.name()));
+        deliveries.extend(subscribed.map(|webhook| NewDelivery {
+            id: DeliveryId::new(),
+            webhook: Arc::clone(webhook),
+            event: event.kind.name(),
+            body: serde_json::to_string(&WebhookBody::new(event, own, tree)).unwrap_or_default(),
+            created_at: event.time,
+        }));
+    }
+    deliveries
+}
+
+/// The body, in the form that standardwebhooks.com recommends: `type`, `timestamp`, `data`.
+#[derive(Serialize)]
+struct WebhookBody<'a> {
+    r#type: &'static str,
+    timestamp: Timestamp,
+    data: RunData<'a>,
+}
+
+#[derive(Serialize)]
+struct RunData<'a> {
+    id: RunId,
+    agent: &'a str,
+    status: Status,
+    input_tokens: u64,
+    output_tokens: u64,
+    tool_calls: u64,
+    tree: TreeData,
+    /// Without its message, which may repeat what a model or a provider said.
+    error: Option<ErrorData<'a>>,
+}
+
+#[derive(Serialize)]
+struct TreeData {
+    runs: u64,
+    input_tokens: u64,
+    output_tokens: u64,
+    cache_read_tokens: u64,
+    cache_write_tokens: u64,
+    model_calls: u64,
+    tool_calls: u64,
+    cost_usd: Option<f64>,
+    complete: bool,
+}
+
+#[derive(Serialize)]
+struct ErrorData<'a> {
+    code: FailureCode,
+    category: &'a str,
+    retryable: bool,
+}
+
+impl<'a> WebhookBody<'a> {
+    fn new(event: &'a Event, own: &Usage, tree: &TreeUsage) -> Self {
+        let TreeUsage { runs, usage } = tree;
+        let error = match &event.kind {
+            EventKind::RunFailed { error } => Some(ErrorData::new(error)),
+            _ => None,
+        };
+        Self {
+            r#type: event.kind.name(),
+            timestamp: event.time,
+            data: RunData {
+                id: event.run_id,
+                agent: &event.agent,
+                status: status_after(&event.kind),
+                input_tokens: own.tokens.input,
+                output_tokens: own.tokens.output,
+                tool_calls: own.tool_calls,
+                tree: TreeData {
+                    runs: *runs,
+                    input_tokens: usage.tokens.input,
+                    output_tokens: usage.tokens.output,
+                    cache_read_tokens: usage.tokens.cache_read,
+                    cache_write_tokens: usage.tokens.cache_write,
+                    model_calls: usage.model_calls,
+                    tool_calls: usage.tool_calls,
+                    cost_usd: usage.cost.map(|cost| cost.to_usd()),
+                    complete: usage.is_complete(),
+                },
+                error,
+            },
+        }
+    }
+}
+
+impl<'a> ErrorData<'a> {
+    fn new(failure: &'a Failure) -> Self {
+        Self {
+            code: failure.code,
+            category: &failure.category,
+            retryable: failure.retryable,
+        }
+    }
+}
+
+/// Where a run stands once it has come to this event.
+fn status_after(kind: &EventKind) -> Status {
+    match kind {
+        EventKind::RunQueued { .. } => Status::Queued,
+        EventKind::RunCancelling { .. } => Status::Cancelling,
+        EventKind::RunCompleted { .. } => Status::Completed,
+        EventKind::RunFailed { .. } => Status::Failed,
+        EventKind::RunCancelled { .. } => Status::Cancelled,
+        _ => Status::Running,
+    }
+}

@@ -1,0 +1,733 @@
+//! Who runs and who waits: root runs in line for a slot, within the limits of the house, their agent and their key, and
+//! fair between keys. Only counts and order; knows nothing of tasks, locks or the record.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::fair::Limits;
+use crate::fair::shares::Shares;
+
+/// Without a key, and of an agent without a limit: both stand first in their lists, and nothing bounds them.
+const UNLIMITED: u32 = 0;
+
+/// Whose limits a run counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaKey {
+    key: u32,
+    agent: u32,
+}
+
+/// A place in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Whose limits it counts for.
+    pub quota_key: QuotaKey,
+    /// Of two with one key and one agent the lower is the earlier.
+    number: u64,
+}
+
+/// The line. `W` is what its owner keeps of each run that waits.
+///
+/// After [`Line::release`] its owner asks for [`Line::admit`] until there is none: whoever comes later finds a free slot
+/// only where nobody who waits could take it.
+#[derive(Debug)]
+pub struct FairQueue<W> {
+    limits: Limits,
+    /// The room for those that wait.
+    queue_shares: Shares,
+    /// The slots, where the keys share them.
+    permit_shares: Option<Shares>,
+    /// What is at work, children included.
+    live_shares: Shares,
+    running: usize,
+    waiting: usize,
+    /// Those that wait for something else before they come in line.
+    deferred: usize,
+    keys: Vec<KeyQueue<W>>,
+    key_indices: HashMap<Box<str>, u32>,
+    agents: Vec<ConcurrencyLimit>,
+    agent_indices: HashMap<Box<str>, u32>,
+    /// The keys of which a run waits; who was served longest ago stands first.
+    service_order: BTreeSet<(u64, u32)>,
+    /// Counts the slots that were ever given.
+    granted: u64,
+    /// Counts those that ever waited.
+    last_number: u64,
+}
+
+/// Who may hold so many slots at once.
+#[derive(Debug)]
+struct ConcurrencyLimit {
+    limit: usize,
+    running: usize,
+}
+
+impl ConcurrencyLimit {
+    fn new(limit: Option<usize>) -> Self {
+        Self {
+            limit: limit.unwrap_or(usize::MAX),
+            running: 0,
+        }
+    }
+
+    fn has_capacity(&self) -> bool {
+        self.running < self.limit
+    }
+}
+
+#[derive(Debug)]
+struct KeyQueue<W> {
+    concurrency: ConcurrencyLimit,
+    /// Its part of the room for those that wait.
+    queue_share: usize,
+    /// Its part of the slots.
+    permit_share: usize,
+    /// Its part of what may be at work, children included.
+    live_share: usize,
+    /// Child runs at work: nobody waits for them, but they count for `max_live`.
+    live_children: usize,
+    /// When it was last given a slot, by [`Line::served`].
+    last_served: u64,
+    waiting: usize,
+    deferred: usize,
+    /// Its runs that wait, by agent: one whose agent is at its limit holds up nobody behind it. Agents without a limit
+    /// share the first lane, so there are no more lanes than the configuration has limits.
+    lanes: Vec<BTreeMap<u64, W>>,
+}
+
+impl<W> KeyQueue<W> {
+    fn new(
+        limit: Option<usize>,
+        queue_share: usize,
+        permit_share: usize,
+        live_share: usize,
+    ) -> Self {
+        Self {
+            concurrency: ConcurrencyLimit::new(limit),
+            queue_share,
+            permit_share,
+            live_share,
+            live_children: 0,
+            last_served: 0,
+            waiting: 0,
+            deferred: 0,
+            lanes: Vec::new(),
+        }
+    }
+
+    fn has_capacity(&self, permit_shares: Option<&Shares>, live_shares: &Shares) -> bool {
+        let running = self.concurrency.running;
+        self.concurrency.has_capacity()
+            && live_shares.has_capacity(self.live_share, self.live_runs())
+            && permit_shares.is_none_or(|slots| slots.has_capacity(self.permit_share, running))
+    }
+
+    /// Its runs at work, children included.
+    fn live_runs(&self) -> usize {
+        self.concurrency.running + self.live_children
+    }
+
+    /// Those that wait, also for something else.
+    fn queued(&self) -> usize {
+        self.waiting + self.deferred
+    }
+
+    /// The agent of its earliest run that could start now.
+    fn first_startable_agent(
+        &self,
+        agents: &[ConcurrencyLimit],
+        permit_shares: Option<&Shares>,
+        live_shares: &Shares,
+    ) -> Option<u32> {
+        if !self.has_capacity(permit_shares, live_shares) {
+            return None;
+        }
+        let lanes = (0..).zip(&self.lanes).zip(agents);
+        lanes
+            .filter(|(_, agent)| agent.has_capacity())
+            .filter_map(|((index, lane), _)| Some((*lane.first_key_value()?.0, index)))
+            .min()
+            .map(|(_, index)| index)
+    }
+}
+
+impl<W> FairQueue<W> {
+    /// An empty house with these limits.
+    pub fn new(limits: Limits) -> Self {
+        let mut agents = vec![ConcurrencyLimit::new(None)];
+        let mut agent_indices = HashMap::new();
+        for ((name, limit), index) in limits.per_agent.iter().zip(1..) {
+            agents.push(ConcurrencyLimit::new(Some(*limit)));
+            agent_indices.insert(name.as_str().into(), index);
+        }
+        let keys = limits.keys.len();
+        Self {
+            queue_shares: Shares::new(limits.max_queued, keys, 1),
+            permit_shares: (limits.shares_permits)
+                .then(|| Shares::new(limits.max_running, keys, 0)),
+            live_shares: Shares::new(limits.max_live, keys, 0),
+            limits,
+            running: 0,
+            waiting: 0,
+            deferred: 0,
+            keys: vec![KeyQueue::new(None, 0, 0, 0)],
+            key_indices: HashMap::new(),
+            agents,
+            agent_indices,
+            service_order: BTreeSet::new(),
+            granted: 0,
+            last_number: 0,
+        }
+    }
+
+    /// Whose limits a run of this agent counts for that was accepted with the key of this name. A name is remembered for
+    /// good: there are as many as the configuration has keys, or had when a run was accepted that is still unfinished.
+    pub fn quota_key(&mut self, key: Option<&str>, agent: &str) -> QuotaKey {
+        let agent = match self.agent_indices.is_empty() {
+            true => UNLIMITED,
+            false => self.agent_indices.get(agent).copied().unwrap_or(UNLIMITED),
+        };
+        let key = match key {
+            None => UNLIMITED,
+            Some(name) => match self.key_indices.get(name) {
+                Some(index) => *index,
+                None => self.add_key(name),
+            },
+        };
+        QuotaKey { key, agent }
+    }
+
+    fn add_key(&mut self, name: &str) -> u32 {
+        let Ok(index) = u32::try_from(self.keys.len()) else {
+            return UNLIMITED;
+        };
+        let Limits {
+            keys,
+            per_key,
+            default_per_key: other_keys,
+            ..
+        } = &self.limits;
+        let is_configured = keys.iter().any(|key| key == name);
+        let permit_shares = self.permit_shares.as_ref();
+        self.keys.push(KeyQueue::new(
+            per_key.get(name).copied().or(*other_keys),
+            self.queue_shares.share(is_configured),
+            permit_shares.map_or(0, |slots| slots.share(is_configured)),
+            self.live_shares.share(is_configured),
+        ));
+        self.key_indices.insert(name.into(), index);
+        index
+    }
+
+    /// Takes a slot at once; false where none is free, or a limit is reached.
+    pub fn try_acquire(&mut self, quota_key: QuotaKey) -> bool {
+        let has_capacity = self.keys[quota_key.key as usize]
+            .has_capacity(self.permit_shares.as_ref(), &self.live_shares);
+        let is_available =
+            self.has_free_permit() && has_capacity && self.agent_mut(quota_key).has_capacity();
+        if is_available {
+            self.grant(quota_key);
+        }
+        is_available
+    }
+
+    /// Whether one more root run may be at work, as far as the daemon's own limits decide that.
+    fn has_free_permit(&self) -> bool {
+        self.running < self.limits.max_running
+    }
+
+    /// Counts a child run of this key; false where as many runs are at work as may, in all or of the key.
+    pub fn try_add_child(&mut self, quota_key: QuotaKey) -> bool {
+        let key = &self.keys[quota_key.key as usize];
+        let is_available = self
+            .live_shares
+            .has_capacity(key.live_share, key.live_runs());
+        if is_available {
+            self.add_children(quota_key, 1);
+        }
+        is_available
+    }
+
+    /// Counts child runs, however many are at work.
+    pub fn add_children(&mut self, quota_key: QuotaKey, count: usize) {
+        let key = &mut self.keys[quota_key.key as usize];
+        for _ in 0..count {
+            self.live_shares.add(key.live_share, key.live_runs());
+            key.live_children += 1;
+        }
+    }
+
+    /// These child runs are not at work any more. As after [`Line::release`], its owner calls [`Line::admit`].
+    pub fn release_children(&mut self, quota_key: QuotaKey, count: usize) {
+        let key = &mut self.keys[quota_key.key as usize];
+        for _ in 0..count {
+            self.live_shares.remove(key.live_share, key.live_runs());
+            key.live_children -= 1;
+        }
+    }
+
+    /// Whether one more of this key may wait: while its part of the room is not full, or that for whoever comes first.
+    pub fn has_queue_capacity(&self, quota_key: QuotaKey) -> bool {
+        let key = &self.keys[quota_key.key as usize];
+        self.queue_shares
+            .has_capacity(key.queue_share, key.queued())
+    }
+
+    /// Counts one that waits for something else.
+    pub fn add_deferred(&mut self, quota_key: QuotaKey) {
+        self.count_queued(quota_key);
+        self.key_mut(quota_key).deferred += 1;
+        self.deferred += 1;
+    }
+
+    /// It waits no longer, or comes in line now.
+    pub fn remove_deferred(&mut self, quota_key: QuotaKey) {
+        self.uncount_queued(quota_key);
+        self.key_mut(quota_key).deferred -= 1;
+        self.deferred -= 1;
+    }
+
+    /// One more of this key is about to wait.
+    fn count_queued(&mut self, quota_key: QuotaKey) {
+        let key = &self.keys[quota_key.key as usize];
+        self.queue_shares.add(key.queue_share, key.queued());
+    }
+
+    /// One of this key that waits is about to go.
+    fn uncount_queued(&mut self, quota_key: QuotaKey) {
+        let key = &self.keys[quota_key.key as usize];
+        self.queue_shares.remove(key.queue_share, key.queued());
+    }
+
+    /// Stands at the end of the line, however long it is.
+    pub fn enqueue(&mut self, quota_key: QuotaKey, waiter: W) -> Ticket {
+        self.last_number += 1;
+        let number = self.last_number;
+        self.count_queued(quota_key);
+        self.waiting += 1;
+        let key = self.key_mut(quota_key);
+        let lane = lane_index(quota_key);
+        if key.lanes.len() <= lane {
+            key.lanes.resize_with(lane + 1, BTreeMap::new);
+        }
+        key.lanes[lane].insert(number, waiter);
+        key.waiting += 1;
+        let last_served = key.last_served;
+        self.service_order.insert((last_served, quota_key.key));
+        Ticket { quota_key, number }
+    }
+
+    /// Who stands there; none where it has been given a slot.
+    pub fn waiter_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
+        let lane = self
+            .key_mut(ticket.quota_key)
+            .lanes
+            .get_mut(lane_index(ticket.quota_key))?;
+        lane.get_mut(&ticket.number)
+    }
+
+    /// Steps out of line; none where it has been given a slot, which is then to be released.
+    pub fn remove(&mut self, ticket: Ticket) -> Option<W> {
+        let quota_key = ticket.quota_key;
+        let key = self.key_mut(quota_key);
+        let waiter = key
+            .lanes
+            .get_mut(lane_index(quota_key))?
+            .remove(&ticket.number)?;
+        self.uncount_queued(quota_key);
+        let key = self.key_mut(quota_key);
+        key.waiting -= 1;
+        if key.waiting == 0 {
+            let last_served = key.last_served;
+            self.service_order.remove(&(last_served, quota_key.key));
+        }
+        self.waiting -= 1;
+        Some(waiter)
+    }
+
+    /// Gives a slot back.
+    pub fn release(&mut self, quota_key: QuotaKey) {
+        self.running -= 1;
+        let key = &mut self.keys[quota_key.key as usize];
+        if let Some(permit_shares) = &mut self.permit_shares {
+            permit_shares.remove(key.permit_share, key.concurrency.running);
+        }
+        self.live_shares.remove(key.live_share, key.live_runs());
+        key.concurrency.running -= 1;
+        self.agent_mut(quota_key).running -= 1;
+    }
+
+    /// Gives a free slot to who is next: of the keys of which a run could start, the one that was served longest ago;
+    /// of its runs the earliest that could. None where no slot is free, or nobody who waits could take it.
+    pub fn admit(&mut self) -> Option<W> {
+        if self.waiting == 0 || !self.has_free_permit() {
+            return None;
+        }
+        let quota_key = self.service_order.iter().find_map(|(_, key)| {
+            let key_queue = &self.keys[*key as usize];
+            let agent = key_queue.first_startable_agent(
+                &self.agents,
+                self.permit_shares.as_ref(),
+                &self.live_shares,
+            )?;
+            Some(QuotaKey { key: *key, agent })
+        })?;
+        let number = *self.key_mut(quota_key).lanes[lane_index(quota_key)]
+            .first_key_value()?
+            .0;
+        let waiter = self.remove(Ticket { quota_key, number });
+        self.grant(quota_key);
+        waiter
+    }
+
+    /// How many hold a slot, and how many wait, also for something else.
+    pub fn load(&self) -> (usize, usize) {
+        (self.running, self.waiting + self.deferred)
+    }
+
+    /// Counts a slot for them, and puts the key behind all others.
+    fn grant(&mut self, quota_key: QuotaKey) {
+        self.running += 1;
+        self.granted += 1;
+        self.agent_mut(quota_key).running += 1;
+        let now = self.granted;
+        let key = &mut self.keys[quota_key.key as usize];
+        if let Some(permit_shares) = &mut self.permit_shares {
+            permit_shares.add(key.permit_share, key.concurrency.running);
+        }
+        self.live_shares.add(key.live_share, key.live_runs());
+        key.concurrency.running += 1;
+        let before = std::mem::replace(&mut key.last_served, now);
+        if key.waiting > 0 {
+            self.service_order.remove(&(before, quota_key.key));
+            self.service_order.insert((now, quota_key.key));
+        }
+    }
+
+    // Seats are made by `seat` alone, from what stands in both lists, and nothing is ever taken out of them.
+
+    fn key_mut(&mut self, quota_key: QuotaKey) -> &mut KeyQueue<W> {
+        &mut self.keys[quota_key.key as usize]
+    }
+
+    fn agent_mut(&mut self, quota_key: QuotaKey) -> &mut ConcurrencyLimit {
+        &mut self.agents[quota_key.agent as usize]
+    }
+}
+
+fn lane_index(quota_key: QuotaKey) -> usize {
+    quota_key.agent as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{FairQueue, Ticket};
+    use crate::fair::Limits;
+
+    const KEYS: [Option<&str>; 4] = [None, Some("ada"), Some("bob"), Some("ci")];
+    const AGENTS: [&str; 4] = ["free", "loose", "planner", "reader"];
+
+    fn limits(max_running: usize) -> Limits {
+        Limits {
+            max_running,
+            max_queued: 1000,
+            ..Limits::default()
+        }
+    }
+
+    /// Three may run, one of them a planner, two of them a reader, two of them a key's, one of them ci's.
+    fn tight() -> Limits {
+        let counts = |counts: &[(&str, usize)]| {
+            let named = counts.iter().map(|(name, count)| ((*name).into(), *count));
+            named.collect::<BTreeMap<String, usize>>()
+        };
+        Limits {
+            per_agent: counts(&[("planner", 1), ("reader", 2)]),
+            per_key: counts(&[("ci", 1)]),
+            default_per_key: Some(2),
+            ..limits(3)
+        }
+    }
+
+    /// Who comes next, once everybody may.
+    fn drain(queue: &mut FairQueue<&'static str>) -> Vec<&'static str> {
+        queue.limits.max_running = usize::MAX;
+        std::iter::from_fn(|| queue.admit()).collect()
+    }
+
+    #[test]
+    fn within_a_key_order_is_fifo() {
+        let mut queue = FairQueue::new(limits(0));
+        for (agent, waiter) in [("free", "1"), ("loose", "2"), ("free", "3")] {
+            let quota_key = queue.quota_key(Some("ada"), agent);
+            assert!(!queue.try_acquire(quota_key));
+            queue.enqueue(quota_key, waiter);
+        }
+        assert_eq!(queue.load(), (0, 3));
+        assert_eq!(drain(&mut queue), ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn keys_are_served_round_robin() {
+        let mut queue = FairQueue::new(limits(1));
+        let (ada, bob) = (
+            queue.quota_key(Some("ada"), "a"),
+            queue.quota_key(Some("bob"), "a"),
+        );
+        assert!(queue.try_acquire(ada));
+        for waiter in ["ada 2", "ada 3", "ada 4"] {
+            queue.enqueue(ada, waiter);
+        }
+        queue.enqueue(bob, "bob 1");
+        queue.enqueue(bob, "bob 2");
+        // Ada has had a slot, Bob none.
+        assert_eq!(
+            drain(&mut queue),
+            ["bob 1", "ada 2", "bob 2", "ada 3", "ada 4"]
+        );
+    }
+
+    #[test]
+    fn an_immediate_permit_counts_as_served() {
+        let mut queue = FairQueue::new(limits(2));
+        let (ada, bob) = (
+            queue.quota_key(Some("ada"), "a"),
+            queue.quota_key(Some("bob"), "a"),
+        );
+        assert!(queue.try_acquire(bob) && queue.try_acquire(ada));
+        queue.enqueue(ada, "ada");
+        queue.enqueue(bob, "bob");
+        queue.release(bob);
+        assert_eq!((queue.admit(), queue.admit()), (Some("bob"), None));
+    }
+
+    #[test]
+    fn a_limited_agent_holds_up_nobody_behind_it() {
+        let mut queue = FairQueue::new(tight());
+        let planner = queue.quota_key(None, "planner");
+        let free = queue.quota_key(None, "free");
+        assert!(queue.try_acquire(planner) && queue.try_acquire(free) && queue.try_acquire(free));
+        queue.enqueue(planner, "planner");
+        queue.enqueue(free, "free");
+        queue.release(free);
+        assert_eq!((queue.admit(), queue.admit()), (Some("free"), None));
+        // A slot is free and the planner still waits for its own.
+        queue.release(free);
+        assert_eq!(queue.admit(), None);
+        assert!(queue.try_acquire(free));
+        queue.release(free);
+        queue.release(planner);
+        assert_eq!(queue.admit(), Some("planner"));
+    }
+
+    #[test]
+    fn a_key_has_its_own_limit_or_that_of_all_others() {
+        let mut queue = FairQueue::new(tight());
+        let (ci, ada) = (
+            queue.quota_key(Some("ci"), "free"),
+            queue.quota_key(Some("ada"), "free"),
+        );
+        assert!(queue.try_acquire(ci) && !queue.try_acquire(ci));
+        assert!(queue.try_acquire(ada) && queue.try_acquire(ada));
+        queue.enqueue(ci, "ci");
+        queue.release(ada);
+        assert_eq!(queue.admit(), None);
+        queue.release(ci);
+        assert_eq!(queue.admit(), Some("ci"));
+    }
+
+    #[test]
+    fn one_released_permit_may_admit_two() {
+        let mut queue = FairQueue::new(Limits {
+            max_running: 10,
+            ..tight()
+        });
+        let [ada, bob, ci] = ["ada", "bob", "ci"].map(Some);
+        let planner_of_ci = queue.quota_key(ci, "planner");
+        assert!(queue.try_acquire(planner_of_ci));
+        let (of_ci, of_ada) = (queue.quota_key(ci, "free"), queue.quota_key(ada, "planner"));
+        queue.enqueue(of_ci, "ci's");
+        queue.enqueue(of_ada, "ada's planner");
+        let of_bob = queue.quota_key(bob, "planner");
+        queue.enqueue(of_bob, "bob's planner");
+        queue.release(planner_of_ci);
+        let next = [queue.admit(), queue.admit(), queue.admit()];
+        assert_eq!(next, [Some("ada's planner"), Some("ci's"), None]);
+    }
+
+    #[test]
+    fn children_of_a_key_leave_the_others_their_share() {
+        let mut queue = FairQueue::new(Limits {
+            max_live: 8,
+            keys: ["ada", "bob"].map(str::to_owned).into(),
+            ..limits(8)
+        });
+        let (ada, bob) = (
+            queue.quota_key(Some("ada"), "a"),
+            queue.quota_key(Some("bob"), "a"),
+        );
+        assert!(queue.try_acquire(ada));
+        let taken = (0..9).filter(|_| queue.try_add_child(ada)).count();
+        assert_eq!(
+            taken, 5,
+            "the half for whoever comes first, and her part of the other"
+        );
+        assert!(!queue.try_acquire(ada));
+        assert!(queue.try_acquire(bob) && queue.try_add_child(bob) && !queue.try_add_child(bob));
+        queue.enqueue(bob, "bob");
+        queue.enqueue(ada, "ada");
+        queue.release_children(ada, 5);
+        // She was served before him.
+        assert_eq!((queue.admit(), queue.admit()), (Some("ada"), Some("bob")));
+        // What an earlier process let in counts, however much it is.
+        queue.add_children(bob, 20);
+        assert!(!queue.try_add_child(bob));
+        queue.release_children(bob, 21);
+        assert!(queue.try_add_child(bob));
+    }
+
+    #[test]
+    fn removing_a_waiter_leaves_no_gap() {
+        let mut queue = FairQueue::new(limits(0));
+        let quota_key = queue.quota_key(Some("ada"), "free");
+        let first = queue.enqueue(quota_key, "1");
+        let second = queue.enqueue(quota_key, "2");
+        queue.enqueue(quota_key, "3");
+        assert_eq!(queue.remove(second), Some("2"));
+        assert_eq!(queue.remove(second), None);
+        assert_eq!(queue.remove(first), Some("1"));
+        assert_eq!(queue.load(), (0, 1));
+        assert_eq!(drain(&mut queue), ["3"]);
+        assert!(queue.service_order.is_empty());
+    }
+
+    /// What may happen to a line. Numbers choose among what there is.
+    #[derive(Clone, Debug)]
+    enum Operation {
+        Enter { key: usize, agent: usize },
+        Cancel(usize),
+        Release(usize),
+    }
+
+    fn operation() -> impl Strategy<Value = Operation> {
+        prop_oneof![
+            3 => (0..KEYS.len(), 0..AGENTS.len()).prop_map(|(key, agent)| Operation::Enter { key, agent }),
+            1 => any::<usize>().prop_map(Operation::Cancel),
+            2 => any::<usize>().prop_map(Operation::Release),
+        ]
+    }
+
+    /// One who waits: a number of its own, where it stands, whose it is.
+    #[derive(Clone, Copy, Debug)]
+    struct Waiter {
+        number: usize,
+        ticket: Ticket,
+        key: usize,
+        agent: usize,
+    }
+
+    /// The same in the plainest words: who runs, who waits in the order of arrival, and when each key was served.
+    #[derive(Default)]
+    struct ReferenceQueue {
+        running: Vec<(usize, usize)>,
+        waiting: Vec<Waiter>,
+        last_served: [usize; KEYS.len()],
+        granted: usize,
+    }
+
+    impl ReferenceQueue {
+        fn could_start(&self, key: usize, agent: usize) -> bool {
+            let limits = tight();
+            let key_running = self.running.iter().filter(|run| run.0 == key).count();
+            let agent_running = self.running.iter().filter(|run| run.1 == agent).count();
+            let key_limit = KEYS[key]
+                .and_then(|name| limits.per_key.get(name).copied().or(limits.default_per_key));
+            self.running.len() < limits.max_running
+                && key_limit.is_none_or(|limit| key_running < limit)
+                && (limits.per_agent.get(AGENTS[agent])).is_none_or(|limit| agent_running < *limit)
+        }
+
+        fn start(&mut self, key: usize, agent: usize) {
+            self.running.push((key, agent));
+            self.granted += 1;
+            self.last_served[key] = self.granted;
+        }
+
+        /// Who must come next: of those that could start the earliest of the key that was served longest ago.
+        fn next(&mut self) -> Option<Waiter> {
+            let is_startable = |index: &usize| {
+                self.could_start(self.waiting[*index].key, self.waiting[*index].agent)
+            };
+            let service_order = |index: &usize| {
+                let key = self.waiting[*index].key;
+                (self.last_served[key], key)
+            };
+            let index = (0..self.waiting.len())
+                .filter(is_startable)
+                .min_by_key(service_order)?;
+            let next = self.waiting.remove(index);
+            self.start(next.key, next.agent);
+            Some(next)
+        }
+    }
+
+    proptest! {
+        /// Never above a limit, never out of turn, nobody forgotten, no slot lost: whatever happens, the line says what
+        /// the plain words say.
+        #[test]
+        fn it_agrees_with_the_reference_queue(operations in proptest::collection::vec(operation(), 0..200)) {
+            let mut queue: FairQueue<usize> = FairQueue::new(tight());
+            // Keys that were never served stand in the order in which they came to be known.
+            for key in KEYS {
+                queue.quota_key(key, "free");
+            }
+            let mut reference = ReferenceQueue::default();
+            for (number, operation) in operations.into_iter().enumerate() {
+                match operation {
+                    Operation::Enter { key, agent } => {
+                        let quota_key = queue.quota_key(KEYS[key], AGENTS[agent]);
+                        let starts = reference.could_start(key, agent);
+                        prop_assert_eq!(queue.try_acquire(quota_key), starts);
+                        if starts {
+                            reference.start(key, agent);
+                        } else {
+                            let ticket = queue.enqueue(quota_key, number);
+                            reference.waiting.push(Waiter { number, ticket, key, agent });
+                        }
+                    }
+                    Operation::Cancel(which) if !reference.waiting.is_empty() => {
+                        let cancelled = reference.waiting.remove(which % reference.waiting.len());
+                        prop_assert_eq!(queue.remove(cancelled.ticket), Some(cancelled.number));
+                    }
+                    Operation::Release(which) if !reference.running.is_empty() => {
+                        let (key, agent) = reference.running.remove(which % reference.running.len());
+                        let quota_key = queue.quota_key(KEYS[key], AGENTS[agent]);
+                        queue.release(quota_key);
+                        while let Some(next) = queue.admit() {
+                            prop_assert_eq!(Some(next), reference.next().map(|next| next.number));
+                        }
+                        prop_assert!(reference.next().is_none());
+                    }
+                    Operation::Cancel(_) | Operation::Release(_) => {}
+                }
+                prop_assert_eq!(queue.load(), (reference.running.len(), reference.waiting.len()));
+                for waiter in &reference.waiting {
+                    prop_assert_eq!(queue.waiter_mut(waiter.ticket).copied(), Some(waiter.number));
+                }
+            }
+            // Everybody who still waits is served in the end.
+            while let Some((key, agent)) = reference.running.pop() {
+                let quota_key = queue.quota_key(KEYS[key], AGENTS[agent]);
+                queue.release(quota_key);
+                while let Some(next) = queue.admit() {
+                    prop_assert_eq!(Some(next), reference.next().map(|next| next.number));
+                }
+            }
+            prop_assert_eq!(queue.load(), (0, 0));
+            prop_assert!(queue.service_order.is_empty());
+        }
+    }
+}

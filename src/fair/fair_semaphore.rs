@@ -1,0 +1,56 @@
+//! A pool of slots that calls of tools share: each waits for its turn, however many wait.
+
+use crate::fair::Limits;
+use crate::fair::admission::{AdmissionQueue, RunPermit};
+
+/// The pool.
+#[derive(Debug)]
+pub struct FairSemaphore(AdmissionQueue);
+
+/// The right to be at work. Gives itself back when it is dropped.
+pub type Permit = RunPermit;
+
+impl FairSemaphore {
+    /// So many slots, of which each of these keys has a part that no other may take.
+    pub fn new(permits: usize, keys: &[String]) -> Self {
+        Self(AdmissionQueue::new(Limits::with_shared_permits(
+            permits, keys,
+        )))
+    }
+
+    /// Waits for a slot for the key of this name.
+    pub async fn acquire(&self, key: Option<&str>) -> Permit {
+        self.0.enter_accepted(key, "").permit().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::FairSemaphore;
+
+    #[test]
+    fn a_keys_backlog_leaves_the_others_their_share() {
+        let keys = ["ada", "bob"].map(str::to_owned);
+        let semaphore = FairSemaphore::new(4, &keys);
+        let mut of_ada: Vec<_> = (0..9)
+            .map(|_| Box::pin(semaphore.acquire(Some("ada"))))
+            .collect();
+        let acquired = of_ada.iter_mut().map(|permit| permit.now_or_never());
+        let mut acquired: Vec<_> = acquired.flatten().collect();
+        assert_eq!(acquired.len(), 3);
+        let bob = semaphore
+            .acquire(Some("bob"))
+            .now_or_never()
+            .expect("his part");
+        let mut next = Box::pin(semaphore.acquire(Some("bob")));
+        assert!(next.as_mut().now_or_never().is_none());
+        // Bob was served last, so the next slot is Ada's and the one after it his, though more of hers came first.
+        drop(acquired.pop());
+        assert!(next.as_mut().now_or_never().is_none());
+        drop(acquired.pop());
+        assert!(next.now_or_never().is_some());
+        drop(bob);
+    }
+}

@@ -1,0 +1,391 @@
+//! What a service means when it refuses: a status, headers and a body, or an error in the middle of a stream, become a
+//! [`ProviderError`]. Pure. Knows the error bodies of all wires, because servers answer on one wire with another's.
+
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
+use jiff::fmt::{rfc2822, strtime};
+use jiff::tz::TimeZone;
+use serde_json::Value;
+
+use crate::providers::{ErrorCategory, ProviderError};
+
+/// The most characters of a service's message that we pass on.
+const MAX_MESSAGE_CHARS: usize = 1000;
+/// The longest body that is taken for a message though it is no JSON.
+const MAX_PLAIN_BODY: usize = 300;
+/// No wish to wait longer than this is believed.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The error of a reply whose status is not a success. `body` is the reply's body as far as it is known.
+pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>) -> ProviderError {
+    let parsed = ErrorBody::parse(body);
+    let category = match category_of_status(status.as_u16()) {
+        ErrorCategory::Server
+            if status == StatusCode::SERVICE_UNAVAILABLE && parsed.mentions_overload() =>
+        {
+            ErrorCategory::Overloaded
+        }
+        category => category,
+    };
+    let message = parsed
+        .message
+        .or_else(|| status.canonical_reason().map(str::to_owned))
+        .unwrap_or_else(|| format!("HTTP {}", status.as_u16()));
+    ProviderError {
+        category,
+        message,
+        retry_after,
+        may_be_billed: false,
+        has_final_usage: false,
+    }
+}
+
+/// The error that stands in a reply whose status was a success: an event of a stream, or a whole body.
+pub fn from_error_body(body: &str) -> ProviderError {
+    let parsed = ErrorBody::parse(body);
+    let category = parsed
+        .code
+        .map(category_of_status)
+        .or_else(|| category_of_kind(&parsed.kind))
+        .unwrap_or(match parsed.mentions_overload() {
+            true => ErrorCategory::Overloaded,
+            false => ErrorCategory::Server,
+        });
+    let message = parsed
+        .message
+        .unwrap_or_else(|| "the service reported an error without words".to_owned());
+    ProviderError::new(category, message)
+}
+
+/// How long a service wants us to wait, from `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
+pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let seconds = match (text("retry-after-ms"), text("retry-after")) {
+        (Some(ms), _) if ms.trim().parse::<f64>().is_ok() => ms.trim().parse::<f64>().ok()? / 1e3,
+        (_, Some(value)) => match value.trim().parse::<f64>() {
+            Ok(seconds) => seconds,
+            Err(_) => {
+                let date = http_date(value.trim())?;
+                (date.as_second() - now.as_second()).max(0) as f64
+            }
+        },
+        _ => return None,
+    };
+    (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(MAX_RETRY_AFTER.as_secs_f64())))
+}
+
+/// A date in one of the three forms that a recipient has to read (RFC 9110, 5.6.7): today's, RFC 850's and asctime's.
+fn http_date(text: &str) -> Option<Timestamp> {
+    let parse_as = |format: &str| {
+        let date = strtime::parse(format, text).ok()?.to_datetime().ok()?;
+        Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp())
+    };
+    let imf_date = rfc2822::parse(text).map(|date| date.timestamp());
+    imf_date
+        .ok()
+        .or_else(|| parse_as("%A, %d-%b-%y %H:%M:%S GMT"))
+        .or_else(|| parse_as("%a %b %e %H:%M:%S %Y"))
+}
+
+fn category_of_status(status: u16) -> ErrorCategory {
+    match status {
+        401 | 403 => ErrorCategory::Auth,
+        408 => ErrorCategory::Timeout,
+        429 => ErrorCategory::RateLimit,
+        529 => ErrorCategory::Overloaded,
+        // A conflict with another request, and one that came too early, are over when it is sent again.
+        409 | 425 => ErrorCategory::Server,
+        400..=499 => ErrorCategory::BadRequest,
+        _ => ErrorCategory::Server,
+    }
+}
+
+/// The category of an error's `type` and `code` in words, as Anthropic, OpenAI and llama.cpp use them.
+fn category_of_kind(kind: &str) -> Option<ErrorCategory> {
+    let has = |words: &[&str]| words.iter().any(|word| kind.contains(word));
+    // The sharper words come first: OpenAI's invalid key is also an `invalid_request_error`.
+    Some(if has(&["overloaded"]) {
+        ErrorCategory::Overloaded
+    } else if has(&[
+        "rate_limit",
+        "too_many_requests",
+        "insufficient_quota",
+        "resource_unavailable",
+    ]) {
+        ErrorCategory::RateLimit
+    } else if has(&[
+        "authentication",
+        "permission",
+        "invalid_api_key",
+        "unauthorized",
+    ]) {
+        ErrorCategory::Auth
+    } else if has(&["timeout"]) {
+        ErrorCategory::Timeout
+    } else if has(&[
+        "invalid_request",
+        "bad_request",
+        "invalid_prompt",
+        "invalid_image",
+        "policy_violation",
+        "not_found",
+        "too_large",
+        "billing",
+        "context_size",
+        "context_length",
+    ]) {
+        ErrorCategory::BadRequest
+    } else {
+        return None;
+    })
+}
+
+/// What an error body says.
+#[derive(Default)]
+struct ErrorBody {
+    message: Option<String>,
+    /// `type` and `code` where they are words, in lower case.
+    kind: String,
+    /// `code` where it is an HTTP status.
+    code: Option<u16>,
+}
+
+impl ErrorBody {
+    fn parse(body: &str) -> Self {
+        let body = body.trim();
+        match serde_json::from_str::<Value>(body) {
+            Ok(json) => {
+                let mut parsed = Self::default();
+                parsed.collect(&json, 4);
+                parsed
+            }
+            Err(_) => Self {
+                message: sanitize_message(body).filter(|_| {
+                    body.len() <= MAX_PLAIN_BODY
+                        && !body.contains('\n')
+                        && !body.starts_with(['<', '{'])
+                }),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// Collects from `{"error": {…}}`, `{"error": "…"}`, `{"message": …}`, `{"detail": …}`, a text, or a list of those.
+    fn collect(&mut self, json: &Value, depth: u8) {
+        match json {
+            Value::String(text) if self.message.is_none() => self.message = sanitize_message(text),
+            Value::Array(list) => {
+                if let (Some(first), 1..) = (list.first(), depth) {
+                    self.collect(first, depth - 1);
+                }
+            }
+            Value::Object(fields) if depth > 0 => {
+                for key in ["error", "message", "msg", "detail"] {
+                    if let Some(inner) = fields.get(key) {
+                        self.collect(inner, depth - 1);
+                    }
+                }
+                for key in ["type", "code", "status"] {
+                    match fields.get(key) {
+                        Some(Value::String(text)) => match text.parse::<u16>() {
+                            Ok(code) => self.set_code(code.into()),
+                            Err(_) => {
+                                self.kind.push(' ');
+                                self.kind.push_str(&text.to_lowercase());
+                            }
+                        },
+                        Some(Value::Number(code)) => self.set_code(code.as_u64().unwrap_or(0)),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn set_code(&mut self, code: u64) {
+        if (400..600).contains(&code) && self.code.is_none() {
+            self.code = u16::try_from(code).ok();
+        }
+    }
+
+    fn mentions_overload(&self) -> bool {
+        let message = self.message.as_deref().unwrap_or_default().to_lowercase();
+        self.kind.contains("overload") || message.contains("overload")
+    }
+}
+
+/// A message on one line, without control characters and not too long; none where nothing is left.
+fn sanitize_message(text: &str) -> Option<String> {
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(MAX_MESSAGE_CHARS)
+        .collect();
+    let clean = clean.trim();
+    (!clean.is_empty()).then(|| clean.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::{HeaderMap, HeaderValue, StatusCode};
+    use jiff::Timestamp;
+
+    use super::{from_error_body, from_status, retry_after};
+
+    fn error_text(status: u16, body: &str) -> String {
+        let status = StatusCode::from_u16(status).expect("a status");
+        from_status(status, body, None).to_string()
+    }
+
+    #[test]
+    fn the_message_is_the_services_own_then_the_phrase_then_the_number() {
+        let own = [
+            r#"{"error":{"message":"no","type":"x","code":null}}"#,
+            r#"{"type":"error","error":{"type":"x","message":" no\n"}}"#,
+            r#"{"error":{"code":400,"message":"no"}}"#,
+            r#"{"error":"no"}"#,
+            r#"{"object":"error","message":"no","code":40001}"#,
+            r#"{"detail":"no"}"#,
+            r#"{"detail":[{"loc":["body"],"msg":"no"}]}"#,
+            r#"[{"error":{"message":"no","status":"INVALID_ARGUMENT"}}]"#,
+            "\"no\"",
+            "no\n",
+        ];
+        for body in own {
+            assert_eq!(error_text(400, body), "bad_request: no", "{body}");
+        }
+        let without = [
+            "",
+            "{}",
+            "[]",
+            "17",
+            "null",
+            r#"{"error":{"message":""}}"#,
+            r#"{"error":"#,
+            "<html><body>no</body></html>",
+            "two\nlines",
+        ];
+        for body in without {
+            assert_eq!(error_text(400, body), "bad_request: Bad Request", "{body}");
+            assert_eq!(error_text(529, body), "overloaded: HTTP 529", "{body}");
+        }
+        let long = error_text(500, &format!("{{\"error\":\"{}\"}}", "ä".repeat(5000)));
+        assert_eq!(long.chars().count(), "server: ".len() + 1000);
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        assert_eq!(error_text(500, &deep), "server: Internal Server Error");
+    }
+
+    #[test]
+    fn a_status_has_a_category() {
+        let table = [
+            ("auth", &[401, 403][..]),
+            ("bad_request", &[400, 402, 404, 405, 413, 415, 422]),
+            ("rate_limit", &[429]),
+            ("overloaded", &[529]),
+            (
+                "server",
+                &[301, 302, 307, 409, 425, 500, 502, 503, 504, 599],
+            ),
+            ("timeout", &[408]),
+        ];
+        for (category, statuses) in table {
+            for status in statuses {
+                assert_eq!(
+                    error_text(*status, "x"),
+                    format!("{category}: x"),
+                    "{status}"
+                );
+            }
+        }
+        for body in [
+            r#"{"error":{"type":"overloaded_error","message":"busy"}}"#,
+            r#"{"error":{"message":"The model is Overloaded"}}"#,
+        ] {
+            assert!(error_text(503, body).starts_with("overloaded: "), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_a_stream_has_the_category_of_its_type() {
+        let table = [
+            (r#"{"type":"overloaded_error","message":"m"}"#, "overloaded"),
+            (r#"{"type":"rate_limit_error","message":"m"}"#, "rate_limit"),
+            (r#"{"type":"authentication_error","message":"m"}"#, "auth"),
+            (r#"{"type":"permission_error","message":"m"}"#, "auth"),
+            (
+                r#"{"type":"invalid_request_error","message":"m"}"#,
+                "bad_request",
+            ),
+            (r#"{"type":"not_found_error","message":"m"}"#, "bad_request"),
+            (
+                r#"{"type":"request_too_large","message":"m"}"#,
+                "bad_request",
+            ),
+            (r#"{"type":"timeout_error","message":"m"}"#, "timeout"),
+            (r#"{"type":"api_error","message":"m"}"#, "server"),
+            (
+                r#"{"type":"server_error","message":"m","code":500}"#,
+                "server",
+            ),
+            (r#"{"code":429,"message":"m"}"#, "rate_limit"),
+            (r#"{"code":"502","message":"m"}"#, "server"),
+            (
+                r#"{"type":"invalid_request_error","code":"invalid_api_key","message":"m"}"#,
+                "auth",
+            ),
+            (r#""m""#, "server"),
+        ];
+        for (error, category) in table {
+            let mapped = from_error_body(&format!("{{\"type\":\"error\",\"error\":{error}}}"));
+            assert_eq!(mapped.to_string(), format!("{category}: m"), "{error}");
+        }
+        assert_eq!(
+            from_error_body(r#"{"error":{}}"#).to_string(),
+            "server: the service reported an error without words"
+        );
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let now: Timestamp = "2015-10-21T07:28:00Z".parse().expect("a time");
+        let wait = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_str(value).expect("a value"));
+            retry_after(&headers, now)
+        };
+        let seconds = |s: f64| Some(Duration::from_secs_f64(s));
+        assert_eq!(wait("retry-after", "17"), seconds(17.0));
+        assert_eq!(wait("retry-after", " 0.5 "), seconds(0.5));
+        assert_eq!(
+            wait("retry-after", "Wed, 21 Oct 2015 07:28:30 GMT"),
+            seconds(30.0)
+        );
+        assert_eq!(
+            wait("retry-after", "Wed, 21 Oct 2015 07:00:00 GMT"),
+            seconds(0.0)
+        );
+        for old in [
+            "Wednesday, 21-Oct-15 07:28:30 GMT",
+            "Wed Oct 21 07:28:30 2015",
+        ] {
+            assert_eq!(wait("retry-after", old), seconds(30.0), "{old}");
+        }
+        let early: Timestamp = "2015-10-06T07:28:00Z".parse().expect("a time");
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            "retry-after",
+            HeaderValue::from_static("Tue Oct  6 07:28:05 2015"),
+        );
+        assert_eq!(retry_after(&headers, early), seconds(5.0));
+        assert_eq!(wait("retry-after-ms", "250"), seconds(0.25));
+        assert_eq!(wait("retry-after", "1e300"), seconds(86_400.0));
+        for nonsense in ["", "-1", "soon", "NaN"] {
+            assert_eq!(wait("retry-after", nonsense), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,682 @@
+//! The one HTTP client of the providers: sends a body, reads the reply whole or in messages, within bounds, and turns
+//! every way this can fail into a [`ProviderError`]. Knows no service's JSON, no retry policy and no run.
+
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use jiff::Timestamp;
+use reqwest::{Body, Client, Request, Response, Url};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::config;
+use crate::domain::trace::TraceContext;
+use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat};
+use crate::providers::{ErrorCategory, ProviderError, error_mapping};
+use crate::ssrf::{is_loopback, root_cause};
+
+/// How long a connection may take to come about.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a service may say nothing. A model on a slow machine reads a long prompt for minutes before its first word.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long the end of a body may take after its last message, so that the connection can be used again.
+const BODY_END_TIMEOUT: Duration = Duration::from_millis(20);
+/// How long we wait for the words of a refusal whose status we already know.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Tells a service where a request stands in a trace (<https://www.w3.org/TR/trace-context/>).
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Secrets shorter than this are not looked for in messages: they would be found in any text.
+const MIN_SECRET_LEN: usize = 6;
+
+/// Anthropic's header for its key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The headers that carry a key to one service or another: with a person's own key none of them is the operator's.
+const KEY_HEADERS: [HeaderName; 4] = [
+    AUTHORIZATION,
+    X_API_KEY,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+
+/// The header in which a service takes its key.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyHeader {
+    /// `x-api-key`
+    ApiKey,
+    /// `authorization: Bearer …`
+    Bearer,
+}
+
+impl KeyHeader {
+    fn name(self) -> HeaderName {
+        match self {
+            Self::ApiKey => X_API_KEY,
+            Self::Bearer => AUTHORIZATION,
+        }
+    }
+
+    /// The header's value; `None` if a header cannot hold the key.
+    fn value(self, key: &SecretString) -> Option<HeaderValue> {
+        let key = key.expose_secret().trim();
+        match self {
+            Self::ApiKey => sensitive_value(key),
+            Self::Bearer => sensitive_value(&format!("Bearer {key}")),
+        }
+    }
+}
+
+/// Where a service is.
+#[derive(Clone, Debug)]
+pub struct BaseUrl {
+    url: Url,
+}
+
+impl BaseUrl {
+    /// Reads `http(s)://host[:port][/path]`, with or without a slash at its end. An address without a scheme is `http`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let error_message = |problem: &str| {
+            format!("base_url {problem}; it should look like http://localhost:8000/v1")
+        };
+        let full = match text.contains("://") {
+            true => Cow::Borrowed(text),
+            false => Cow::Owned(format!("http://{text}")),
+        };
+        // The text itself is not repeated: it may hold a password.
+        let mut url =
+            Url::parse(&full).map_err(|error| error_message(&format!("is not a URL ({error})")))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(error_message("must start with http:// or https://"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(error_message(
+                "must not hold a user or password (use api_key or headers)",
+            ));
+        }
+        let path = url.path().trim_end_matches('/').to_owned();
+        url.set_path(&path);
+        url.set_fragment(None);
+        Ok(Self { url })
+    }
+
+    /// Whether it is more than a scheme and an authority.
+    pub fn has_path(&self) -> bool {
+        self.url.path() != "/"
+    }
+
+    /// The host's name.
+    pub fn host(&self) -> &str {
+        self.url.host_str().unwrap_or_default()
+    }
+
+    /// This address with `path` (which starts with a slash) at its end; a query stays.
+    pub fn join(&self, path: &str) -> Self {
+        let mut url = self.url.clone();
+        let full_path = format!("{}{path}", self.url.path().trim_end_matches('/'));
+        url.set_path(&full_path);
+        Self { url }
+    }
+
+    fn is_loopback(&self) -> bool {
+        is_loopback(self.host())
+    }
+}
+
+impl std::fmt::Display for BaseUrl {
+    /// Without slash at its end and without query, which may hold a key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut url = self.url.clone();
+        url.set_query(None);
+        f.write_str(url.as_str().trim_end_matches('/'))
+    }
+}
+
+/// A service's client: its address, its headers, its bounds and its pooled connections, which copies share.
+#[derive(Clone)]
+pub struct HttpClient {
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    key_header: KeyHeader,
+    /// Looked for in every error message.
+    secrets: Vec<SecretString>,
+    max_reply: usize,
+    timeout: Option<Duration>,
+    /// What is said when nobody listens at the address.
+    refused_message: Option<String>,
+}
+
+/// What a service answered, as far as it has come: its head is here, its body may be on its way.
+pub struct HttpResponse(Response);
+
+impl HttpResponse {
+    /// An answer that has come already, in these chunks. It is read as one from the network is.
+    ///
+    /// # Errors
+    /// A status or a content type that HTTP does not have.
+    pub fn from_chunks(
+        status: u16,
+        content_type: &str,
+        chunks: impl IntoIterator<Item = Bytes, IntoIter: Send + 'static>,
+    ) -> Result<Self, http::Error> {
+        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, io::Error>));
+        let builder = http::Response::builder()
+            .status(status)
+            .header(CONTENT_TYPE, content_type);
+        Ok(Self(builder.body(Body::wrap_stream(chunks))?.into()))
+    }
+}
+
+/// A request beside those for replies: to make or to look at something at the service.
+pub struct ApiRequest<'a> {
+    /// GET or POST.
+    pub method: Method,
+    /// Below the base, with a slash at its beginning.
+    pub path: &'a str,
+    /// What follows the path.
+    pub query: Option<&'a str>,
+    /// The type of the body, where it is not JSON.
+    pub content_type: Option<String>,
+    /// Empty for none.
+    pub body: Vec<u8>,
+}
+
+impl<'a> ApiRequest<'a> {
+    /// Reads what is at `path`.
+    pub fn get(path: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            ..Self::post(path, Vec::new())
+        }
+    }
+
+    /// Posts JSON, or nothing.
+    pub fn post(path: &'a str, body: Vec<u8>) -> Self {
+        Self {
+            method: Method::POST,
+            path,
+            query: None,
+            content_type: None,
+            body,
+        }
+    }
+}
+
+/// What the body of a reply is made of.
+#[derive(Clone, Copy, Debug)]
+pub enum BodyPart<'a> {
+    /// All of it, as one document.
+    Document(&'a str),
+    /// One message of a stream.
+    Message(&'a str),
+}
+
+impl HttpClient {
+    /// A client that posts to `base` and `path` with the configured key. The headers of the config win over its own.
+    pub fn new(
+        config: &config::Provider,
+        base: &BaseUrl,
+        path: &str,
+        key_header: KeyHeader,
+    ) -> Result<Self, String> {
+        let BaseUrl { url } = base.join(path);
+        let mut builder = Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(IDLE_TIMEOUT)
+            .tcp_nodelay(true)
+            // A run of thousands of agents ends one turn and starts the next: its connections are worth keeping.
+            .pool_max_idle_per_host(usize::MAX)
+            .pool_idle_timeout(Duration::from_secs(60))
+            // One connection a request: in HTTP/2 all would share one, and wait there for a free stream.
+            .http1_only()
+            // A compressor holds deltas back.
+            .no_gzip();
+        if let Some(timeout) = config.timeout {
+            builder = builder.timeout(timeout);
+        }
+        if base.is_loopback() {
+            builder = builder.no_proxy();
+        }
+        if url.scheme() == "http" {
+            // Without redirects a plain address never needs the system's certificates; reading them takes a while.
+            builder = builder.tls_certs_only([]);
+        }
+        let client = builder
+            .build()
+            .map_err(|error| format!("cannot start its HTTP client: {}", error_cause(&error)))?;
+        let mut secrets = Vec::new();
+        secrets.extend(config.api_key.clone());
+        secrets.extend(config.headers.values().cloned());
+        secrets.retain(|secret| secret.expose_secret().trim().len() >= MIN_SECRET_LEN);
+        Ok(Self {
+            client,
+            url,
+            headers: default_headers(config, key_header)?,
+            key_header,
+            secrets,
+            max_reply: config.max_reply,
+            timeout: config.timeout,
+            refused_message: None,
+        })
+    }
+
+    /// The same client that sends this header too, unless one of its name is configured.
+    pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, String> {
+        let value = sensitive_value(value)
+            .ok_or_else(|| format!("its {name} header has characters that no header may have"))?;
+        self.headers
+            .entry(HeaderName::from_static(name))
+            .or_insert(value);
+        Ok(self)
+    }
+
+    /// The same client that says this if nobody listens at the address.
+    pub fn with_refused_message(mut self, message: String) -> Self {
+        self.refused_message = Some(message);
+        self
+    }
+
+    /// The same client for another path of its service.
+    pub fn with_path(&self, base: &BaseUrl, path: &str) -> Self {
+        Self {
+            url: base.join(path).url,
+            ..self.clone()
+        }
+    }
+
+    /// Posts `body`, with its place in a trace, and with a person's own `key` in place of the configured one.
+    pub async fn send(
+        &self,
+        body: Vec<u8>,
+        trace: Option<&TraceContext>,
+        key: Option<&SecretString>,
+    ) -> Result<HttpResponse, ProviderError> {
+        let mut request = Request::new(Method::POST, self.url.clone());
+        *request.headers_mut() = self.headers_for_key(key)?;
+        if let Some(value) = trace.and_then(|trace| HeaderValue::try_from(trace.to_string()).ok()) {
+            request.headers_mut().insert(TRACEPARENT, value);
+        }
+        *request.body_mut() = Some(body.into());
+        match self.client.execute(request).await {
+            Ok(response) => Ok(HttpResponse(response)),
+            Err(error) => Err(self.redact_secrets(self.connection_error(&error))),
+        }
+    }
+
+    /// Calls the service below `base`, and reads its answer whole.
+    ///
+    /// # Errors
+    /// The service refused, the connection broke, or the answer is too long.
+    pub async fn call_api(
+        &self,
+        base: &BaseUrl,
+        api_request: ApiRequest<'_>,
+        key: Option<&SecretString>,
+    ) -> Result<Bytes, ProviderError> {
+        let BaseUrl { mut url } = base.join(api_request.path);
+        if let Some(query) = api_request.query {
+            url.set_query(Some(query));
+        }
+        let mut request = Request::new(api_request.method, url);
+        *request.headers_mut() = self.headers_for_key(key)?;
+        let content_type = api_request.content_type.map(HeaderValue::try_from);
+        match (content_type, api_request.body.is_empty()) {
+            (Some(Ok(content_type)), _) => {
+                drop(request.headers_mut().insert(CONTENT_TYPE, content_type))
+            }
+            (_, true) => drop(request.headers_mut().remove(CONTENT_TYPE)),
+            (Some(Err(_)) | None, false) => {}
+        }
+        if !api_request.body.is_empty() {
+            *request.body_mut() = Some(api_request.body.into());
+        }
+        let result = match self.client.execute(request).await {
+            Ok(mut response) if response.status().is_success() => {
+                self.read_full_body(&mut response).await
+            }
+            Ok(response) => Err(Box::pin(self.read_error_response(response)).await),
+            Err(error) => Err(self.connection_error(&error)),
+        };
+        result.map_err(|error| self.redact_secrets(error))
+    }
+
+    fn headers_for_key(&self, key: Option<&SecretString>) -> Result<HeaderMap, ProviderError> {
+        let mut headers = self.headers.clone();
+        let Some(key) = key else {
+            return Ok(headers);
+        };
+        for name in KEY_HEADERS {
+            headers.remove(name);
+        }
+        let value = self.key_header.value(key).ok_or_else(|| {
+            let message = "the request's own key has characters that no header may have";
+            ProviderError::new(ErrorCategory::Auth, message)
+        })?;
+        headers.insert(self.key_header.name(), value);
+        Ok(headers)
+    }
+
+    /// Hands an answer over to `hear`, as one document or message by message, whichever the service sends; a stream is
+    /// cut as `format` says. `hear` says whether the reply is complete; a stream that ends before that has broken off.
+    /// `stream` is whether a stream was asked for.
+    pub async fn read_body(
+        &self,
+        HttpResponse(mut response): HttpResponse,
+        format: StreamFormat,
+        stream: bool,
+        mut on_part: impl FnMut(BodyPart<'_>) -> Result<bool, ProviderError> + Send,
+    ) -> Result<(), ProviderError> {
+        if !response.status().is_success() {
+            // Boxed because it is rare and would make every waiting request larger.
+            return Err(self.redact_secrets(Box::pin(self.read_error_response(response)).await));
+        }
+        let result = match is_stream(&response, format, stream) {
+            true => self.read_stream(&mut response, format, &mut on_part).await,
+            false => match self.read_full_body(&mut response).await {
+                Ok(body) => {
+                    on_part(BodyPart::Document(&String::from_utf8_lossy(&body))).map(|_| ())
+                }
+                Err(error) => Err(error),
+            },
+        };
+        result.map_err(|error| self.reply_error(error))
+    }
+
+    /// An error from a reply that had begun: it may have to be paid for, and it may quote the service.
+    pub fn reply_error(&self, mut error: ProviderError) -> ProviderError {
+        error.may_be_billed = true;
+        self.redact_secrets(error)
+    }
+
+    async fn read_stream(
+        &self,
+        response: &mut Response,
+        format: StreamFormat,
+        on_part: &mut (impl FnMut(BodyPart<'_>) -> Result<bool, ProviderError> + Send),
+    ) -> Result<(), ProviderError> {
+        let mut decoder = StreamDecoder::new(format, self.max_reply);
+        let mut remaining = self.max_reply;
+        while let Some(mut chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| self.body_error(&error))?
+        {
+            // What comes before the bound is heard in any case: how the network cuts must make no difference.
+            let exceeds_limit = chunk.len() > remaining;
+            chunk.truncate(remaining);
+            remaining -= chunk.len();
+            decoder.feed(chunk);
+            while let Some(message) = decoder.next_message()? {
+                if on_part(BodyPart::Message(&message))? {
+                    let _ = tokio::time::timeout(BODY_END_TIMEOUT, response.chunk()).await;
+                    return Ok(());
+                }
+            }
+            if exceeds_limit {
+                return Err(ReplyTooLarge.into());
+            }
+        }
+        let is_complete = match decoder.finish() {
+            // Half a message is no surprise here, but an error that the service reported must not be lost.
+            Some(rest) => match on_part(BodyPart::Message(&rest)) {
+                Err(error) if !error.message.starts_with(PARSE_ERROR_PREFIX) => return Err(error),
+                result => result.unwrap_or(false),
+            },
+            None => false,
+        };
+        match is_complete {
+            true => Ok(()),
+            false => Err(ProviderError::new(
+                ErrorCategory::Server,
+                "the stream ended before the reply was complete",
+            )),
+        }
+    }
+
+    async fn read_full_body(&self, response: &mut Response) -> Result<Bytes, ProviderError> {
+        let mut total = 0;
+        let mut body: Option<Vec<u8>> = None;
+        let mut first = Bytes::new();
+        // Most replies are one chunk, which need not be copied.
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| self.body_error(&error))?
+        {
+            self.check_size(&mut total, &chunk)?;
+            match &mut body {
+                Some(body) => body.extend_from_slice(&chunk),
+                None if first.is_empty() => first = chunk,
+                None => body = Some([&first[..], &chunk[..]].concat()),
+            }
+        }
+        Ok(body.map_or(first, Bytes::from))
+    }
+
+    fn check_size(&self, total: &mut usize, chunk: &Bytes) -> Result<(), ProviderError> {
+        *total += chunk.len();
+        match *total > self.max_reply {
+            true => Err(ReplyTooLarge.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Reads why the service said no.
+    async fn read_error_response(&self, mut response: Response) -> ProviderError {
+        let status = response.status();
+        let retry_after = error_mapping::retry_after(response.headers(), Timestamp::now());
+        match tokio::time::timeout(ERROR_BODY_TIMEOUT, self.read_full_body(&mut response)).await {
+            Ok(Err(too_long)) if too_long.message == TOO_LARGE_MESSAGE => ProviderError {
+                message: TOO_LARGE_MESSAGE.to_owned(),
+                ..error_mapping::from_status(status, "", retry_after)
+            },
+            // The status has come, so what it means is known, whatever became of the words.
+            Ok(Err(_)) | Err(_) => error_mapping::from_status(status, "", retry_after),
+            Ok(Ok(body)) => {
+                error_mapping::from_status(status, &String::from_utf8_lossy(&body), retry_after)
+            }
+        }
+    }
+
+    /// A request that got no reply.
+    fn connection_error(&self, error: &reqwest::Error) -> ProviderError {
+        if let Some(message) = self
+            .refused_message
+            .as_ref()
+            .filter(|_| is_connection_refused(error))
+        {
+            return ProviderError::new(ErrorCategory::Server, message.clone());
+        }
+        let host = self.url.host_str().unwrap_or_default();
+        let authority = match self.url.port() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        };
+        let cause = error_cause(error);
+        if error.is_connect() {
+            let message = format!("could not connect to {authority}: {cause}");
+            return ProviderError::new(ErrorCategory::Server, message);
+        }
+        if error.is_timeout() {
+            return self.timeout_error();
+        }
+        let message = format!("the connection to {authority} broke: {cause}");
+        ProviderError::new(ErrorCategory::Server, message)
+    }
+
+    /// A reply whose body broke off.
+    fn body_error(&self, error: &reqwest::Error) -> ProviderError {
+        match error.is_timeout() {
+            true => self.timeout_error(),
+            false => ProviderError::new(
+                ErrorCategory::Server,
+                format!("the reply broke off: {}", error_cause(error)),
+            ),
+        }
+    }
+
+    fn timeout_error(&self) -> ProviderError {
+        let message = match self.timeout {
+            Some(timeout) => format!("no whole reply within {}s", timeout.as_secs_f64()),
+            None => format!("nothing came for {}s", IDLE_TIMEOUT.as_secs()),
+        };
+        ProviderError::new(ErrorCategory::Timeout, message)
+    }
+
+    /// The error without our secrets, which some services repeat.
+    fn redact_secrets(&self, mut error: ProviderError) -> ProviderError {
+        for secret in &self.secrets {
+            let secret = secret.expose_secret().trim();
+            if error.message.contains(secret) {
+                error.message = error.message.replace(secret, "[redacted]");
+            }
+        }
+        error
+    }
+}
+
+/// The error of a reply that exceeds its bound.
+const TOO_LARGE_MESSAGE: &str = "response too large";
+/// How the error of a reply that cannot be read begins.
+const PARSE_ERROR_PREFIX: &str = "failed to parse response";
+
+impl From<ReplyTooLarge> for ProviderError {
+    fn from(_: ReplyTooLarge) -> Self {
+        Self::new(ErrorCategory::Server, TOO_LARGE_MESSAGE)
+    }
+}
+
+/// Reads a service's JSON.
+pub fn parse_json<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ProviderError> {
+    serde_json::from_str(text).map_err(|error| {
+        ProviderError::new(
+            ErrorCategory::Server,
+            format!("{PARSE_ERROR_PREFIX}: {error}"),
+        )
+    })
+}
+
+/// Writes a request's JSON.
+pub fn serialize_json(body: &impl Serialize) -> Result<Vec<u8>, ProviderError> {
+    serde_json::to_vec(body).map_err(|error| {
+        let message = format!("the request cannot be written as JSON: {error}");
+        ProviderError::new(ErrorCategory::BadRequest, message)
+    })
+}
+
+/// Adds `more` to `text`; the first piece, often the only one, is not copied.
+pub fn append(text: &mut String, more: String) {
+    match text.is_empty() {
+        true => *text = more,
+        false => text.push_str(&more),
+    }
+}
+
+/// Whether the body is a stream. A service may send a document though it was asked for a stream, and the reverse; and an
+/// error page must not be read as a stream without messages.
+fn is_stream(response: &Response, format: StreamFormat, stream: bool) -> bool {
+    let content_type = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    let is_type = |kind: &str| content_type.starts_with(kind);
+    let (stream_type, is_document) = match format {
+        StreamFormat::Sse => (
+            "text/event-stream",
+            is_type("application/json") || is_type("text/html"),
+        ),
+        // A stream of JSON lines may well call itself JSON.
+        StreamFormat::Ndjson => ("application/x-ndjson", is_type("text/html")),
+    };
+    is_type(stream_type) || (stream && !is_document)
+}
+
+fn default_headers(config: &config::Provider, key_header: KeyHeader) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        USER_AGENT,
+        HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION"))),
+    );
+    if let Some(key) = &config.api_key {
+        let value = key_header
+            .value(key)
+            .ok_or_else(|| "its api_key has characters that no header may have".to_owned())?;
+        headers.insert(key_header.name(), value);
+    }
+    for (name, value) in &config.headers {
+        let header = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("headers.{name} is not a header's name"))?;
+        if [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING].contains(&header) {
+            return Err(format!(
+                "headers.{name} is set by the HTTP client: remove it"
+            ));
+        }
+        let value = sensitive_value(value.expose_secret())
+            .ok_or_else(|| format!("headers.{name} has characters that no header may have"))?;
+        headers.insert(header, value);
+    }
+    Ok(headers)
+}
+
+fn sensitive_value(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text.trim()).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn is_connection_refused(error: &reqwest::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>()
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn error_cause(error: &reqwest::Error) -> String {
+    root_cause(error).unwrap_or_else(|| "the HTTP client gave no reason".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BaseUrl;
+
+    #[test]
+    fn an_address_is_read_with_or_without_its_trimmings() {
+        let normalized = |text: &str| BaseUrl::parse(text).expect("an address").to_string();
+        assert_eq!(
+            normalized("http://localhost:8000/"),
+            "http://localhost:8000"
+        );
+        assert_eq!(normalized(" https://a.b/v1// "), "https://a.b/v1");
+        assert_eq!(normalized("127.0.0.1:11434"), "http://127.0.0.1:11434");
+        assert_eq!(normalized("https://a.b/v1?key=secret"), "https://a.b/v1");
+        let joined = BaseUrl::parse("https://a.b/v1/?q=1")
+            .expect("an address")
+            .join("/chat");
+        assert_eq!(joined.url.as_str(), "https://a.b/v1/chat?q=1");
+        for bad in ["", "ftp://a", "http://", "http://me:secret@a", "http://a b"] {
+            let message = BaseUrl::parse(bad).expect_err("no address");
+            assert!(
+                message.starts_with("base_url ") && !message.contains("secret"),
+                "{message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Fits parameters to a model: leaves out what it is known to refuse, and takes the nearest level of effort. Pure.
+
+use std::borrow::Cow;
+
+use crate::config::models::ModelFacts;
+use crate::domain::agent::{Effort, Params};
+use crate::domain::service::Service;
+
+/// The parameters as the model takes them, with a warning for each that was changed.
+pub fn fit_to_model<'a>(
+    model: &str,
+    params: &'a Params,
+    facts: Option<&ModelFacts>,
+) -> (Cow<'a, Params>, Vec<String>) {
+    let (mut params, mut warnings) = (Cow::Borrowed(params), Vec::new());
+    let Some(facts) = facts else {
+        return (params, warnings);
+    };
+    if let (Some(wanted), Some(levels)) = (params.effort, &facts.effort) {
+        let fitted = fit_effort(wanted, levels);
+        if fitted != Some(wanted) {
+            params.to_mut().effort = fitted;
+            warnings.extend(effort_warning(model, wanted, fitted));
+        }
+    }
+    let has_sampling = params.temperature.is_some() || params.top_p.is_some();
+    if has_sampling && !facts.sampling.allows(params.effort) {
+        let params = params.to_mut();
+        let dropped = [
+            params.temperature.take().map(|_| "temperature"),
+            params.top_p.take().map(|_| "top_p"),
+        ];
+        let dropped: Vec<_> = dropped.into_iter().flatten().collect();
+        warnings.push(format!(
+            "{model} does not take {}: left out of the request",
+            dropped.join(" and ")
+        ));
+    }
+    (params, warnings)
+}
+
+/// The parameters with a tier that the service sells for this model, and a warning if that is not the one asked for. `sold`
+/// are the service's tiers.
+pub fn fit_service_tier(
+    model: &str,
+    params: &mut Cow<'_, Params>,
+    facts: Option<&ModelFacts>,
+    available: &[Service],
+) -> Option<String> {
+    let wanted = params.service.filter(|it| *it != Service::Default)?;
+    if available.contains(&wanted) && facts.is_none_or(|facts| facts.is_sold_on(wanted)) {
+        return None;
+    }
+    params.to_mut().service = None;
+    let wanted = wanted.as_str();
+    Some(format!(
+        "{model} is not sold with service \"{wanted}\": sent with the usual one"
+    ))
+}
+
+fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {
+    match (wanted, levels) {
+        (_, []) => None,
+        (Effort::None, levels) if !levels.contains(&Effort::None) => {
+            let lowest = levels.first().copied();
+            Some(Effort::Low)
+                .filter(|low| levels.contains(low))
+                .or(lowest)
+        }
+        _ => wanted.nearest(levels),
+    }
+}
+
+/// `None` where nothing was lost: no effort asked of a model that takes none.
+fn effort_warning(model: &str, wanted: Effort, fitted: Option<Effort>) -> Option<String> {
+    let wanted = wanted.as_str();
+    match fitted {
+        Some(level) => {
+            let level = level.as_str();
+            Some(format!(
+                "{model} does not take effort \"{wanted}\": sent \"{level}\", the nearest"
+            ))
+        }
+        None if wanted == "none" => None,
+        None => Some(format!(
+            "{model} takes no effort: \"{wanted}\" was left out"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit_to_model;
+    use crate::config::models::{ModelFacts, Sampling};
+    use crate::domain::agent::{Effort, Params};
+
+    fn params(effort: Option<Effort>, temperature: Option<f64>) -> Params {
+        Params {
+            effort,
+            temperature,
+            ..Params::default()
+        }
+    }
+
+    #[test]
+    fn what_a_model_refuses_is_left_out_with_a_warning() {
+        let facts = ModelFacts {
+            sampling: Sampling::WithoutEffort,
+            effort: Some(vec![Effort::Low, Effort::High]),
+            reasoning: Some(true),
+            ..ModelFacts::default()
+        };
+        for (requested, sent, warnings) in [
+            ((None, Some(0.5)), (None, Some(0.5)), 0),
+            (
+                (Some(Effort::High), Some(0.5)),
+                (Some(Effort::High), None),
+                1,
+            ),
+            ((Some(Effort::Max), None), (Some(Effort::High), None), 1),
+            ((Some(Effort::None), None), (Some(Effort::Low), None), 1),
+            ((Some(Effort::Low), None), (Some(Effort::Low), None), 0),
+        ] {
+            let requested = params(requested.0, requested.1);
+            let (fitted, messages) = fit_to_model("p/m", &requested, Some(&facts));
+            assert_eq!((fitted.effort, fitted.temperature), sent);
+            assert_eq!(messages.len(), warnings, "{messages:?}");
+        }
+        let plain = ModelFacts {
+            effort: Some(Vec::new()),
+            ..ModelFacts::default()
+        };
+        let requested = params(Some(Effort::High), Some(0.0));
+        let (fitted, messages) = fit_to_model("p/m", &requested, Some(&plain));
+        assert_eq!((fitted.effort, fitted.temperature), (None, Some(0.0)));
+        assert_eq!(messages, ["p/m takes no effort: \"high\" was left out"]);
+        let (fitted, messages) = fit_to_model("p/m", &requested, None);
+        assert_eq!((fitted.effort, messages.len()), (Some(Effort::High), 0));
+    }
+}

@@ -1,0 +1,236 @@
+//! Cuts a streamed body into its messages: server-sent events (the WHATWG format that OpenAI and Anthropic stream in) or
+//! one JSON document a line (Ollama). Takes chunks as the network cut them. Knows no wire and no network.
+
+use std::borrow::Cow;
+
+use bytes::{Buf, Bytes};
+
+/// How a body is cut into messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamFormat {
+    /// Server-sent events: a message is the data of one event. Its name is not told: the services repeat it in the data.
+    Sse,
+    /// A message is a line that is not blank.
+    Ndjson,
+}
+
+/// A message is longer than allowed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ReplyTooLarge;
+
+/// A body's messages, as far as they have come.
+pub struct StreamDecoder {
+    format: StreamFormat,
+    /// Most bytes of one message.
+    max_bytes: usize,
+    /// What has come and is not read yet.
+    chunk: Bytes,
+    /// The beginning of a line whose end has not come.
+    line: Vec<u8>,
+    /// The data of the event whose end has not come.
+    data: Vec<u8>,
+    has_data: bool,
+    is_at_start: bool,
+    is_after_cr: bool,
+    /// `data` was handed out and is to be emptied.
+    is_data_consumed: bool,
+}
+
+impl StreamDecoder {
+    /// Of a body that nothing has come of yet; a message above `cap` bytes is refused.
+    pub fn new(format: StreamFormat, max_bytes: usize) -> Self {
+        Self {
+            format,
+            max_bytes,
+            chunk: Bytes::new(),
+            line: Vec::new(),
+            data: Vec::new(),
+            has_data: false,
+            is_at_start: true,
+            is_after_cr: false,
+            is_data_consumed: false,
+        }
+    }
+
+    /// Takes the next chunk. The messages of the one before must have been read.
+    pub fn feed(&mut self, chunk: Bytes) {
+        debug_assert!(self.chunk.is_empty());
+        self.chunk = chunk;
+    }
+
+    /// The next whole message; none when more must come first. Bytes that are not UTF-8 become replacement characters.
+    pub fn next_message(&mut self) -> Result<Option<Cow<'_, str>>, ReplyTooLarge> {
+        self.clear_consumed_data();
+        while !self.chunk.is_empty() {
+            if std::mem::take(&mut self.is_after_cr) && self.chunk[0] == b'\n' {
+                self.chunk.advance(1);
+                continue;
+            }
+            let is_sse = self.format == StreamFormat::Sse;
+            let end = self
+                .chunk
+                .iter()
+                .position(|b| *b == b'\n' || (is_sse && *b == b'\r'));
+            let Some(end) = end else {
+                self.check_size(self.chunk.len())?;
+                self.line.extend_from_slice(&self.chunk);
+                self.chunk.clear();
+                break;
+            };
+            self.check_size(end)?;
+            self.is_after_cr = self.chunk[end] == b'\r';
+            let rest = self.chunk.split_to(end);
+            self.chunk.advance(1);
+            let is_complete = if self.line.is_empty() {
+                self.push_line(&rest)
+            } else {
+                let mut line = std::mem::take(&mut self.line);
+                line.extend_from_slice(&rest);
+                let is_complete = self.push_line(&line);
+                line.clear();
+                self.line = line;
+                is_complete
+            };
+            if is_complete {
+                self.is_data_consumed = true;
+                return Ok(Some(String::from_utf8_lossy(&self.data)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is left at the body's end: a message whose last line break or blank line is missing, or half a message.
+    pub fn finish(&mut self) -> Option<Cow<'_, str>> {
+        self.clear_consumed_data();
+        let line = std::mem::take(&mut self.line);
+        let is_complete = self.push_line(&line) || self.has_data;
+        is_complete.then(|| String::from_utf8_lossy(&self.data))
+    }
+
+    /// Takes one line without its end into `data`; says whether `data` now holds a whole message.
+    fn push_line(&mut self, line: &[u8]) -> bool {
+        let line = match std::mem::take(&mut self.is_at_start) {
+            true => line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line),
+            false => line,
+        };
+        if self.format == StreamFormat::Ndjson {
+            let line = line.trim_ascii();
+            self.data.extend_from_slice(line);
+            return !line.is_empty();
+        }
+        if line.is_empty() {
+            return self.has_data;
+        }
+        let (field, value) = match line.iter().position(|b| *b == b':') {
+            Some(colon) => (&line[..colon], &line[colon + 1..]),
+            None => (line, &b""[..]),
+        };
+        if field == b"data" {
+            if self.has_data {
+                self.data.push(b'\n');
+            }
+            self.has_data = true;
+            self.data
+                .extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
+        }
+        false
+    }
+
+    fn clear_consumed_data(&mut self) {
+        if std::mem::take(&mut self.is_data_consumed) {
+            self.data.clear();
+            self.has_data = false;
+        }
+    }
+
+    fn check_size(&self, added: usize) -> Result<(), ReplyTooLarge> {
+        match self.line.len() + self.data.len() + added > self.max_bytes {
+            true => Err(ReplyTooLarge),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::{ReplyTooLarge, StreamDecoder, StreamFormat};
+
+    /// All messages of `body`, cut into chunks at `cuts` (any numbers), and what is left at its end.
+    fn decode(format: StreamFormat, body: &[u8], cuts: &[usize]) -> (Vec<String>, Option<String>) {
+        let mut cuts: Vec<_> = cuts.iter().map(|c| c % (body.len() + 1)).collect();
+        cuts.extend([0, body.len()]);
+        cuts.sort_unstable();
+        let mut decoder = StreamDecoder::new(format, 10_000);
+        let mut found = Vec::new();
+        for pair in cuts.windows(2) {
+            decoder.feed(Bytes::copy_from_slice(&body[pair[0]..pair[1]]));
+            while let Some(message) = decoder.next_message().expect("short enough") {
+                found.push(message.into_owned());
+            }
+        }
+        let rest = decoder.finish().map(|rest| rest.into_owned());
+        (found, rest)
+    }
+
+    #[test]
+    fn events_are_their_data() {
+        let body = "\u{feff}data: one\n\n: a comment\r\nevent: x\r\nid: 7\r\ndata:two\r\ndata:  lines\r\n\r\n\
+                    data: three\r\rretry: 5\n\ndata\n\ndata: [DONE]\n";
+        let (found, rest) = decode(StreamFormat::Sse, body.as_bytes(), &[]);
+        assert_eq!(found, ["one", "two\n lines", "three", ""]);
+        assert_eq!(rest.as_deref(), Some("[DONE]"));
+    }
+
+    #[test]
+    fn lines_are_messages() {
+        let body = b"{\"a\":1}\r\n\n  \n{\"b\":\"\xff\"}\n{\"c\"";
+        let (found, rest) = decode(StreamFormat::Ndjson, body, &[]);
+        assert_eq!(found, ["{\"a\":1}", "{\"b\":\"\u{fffd}\"}"]);
+        assert_eq!(rest.as_deref(), Some("{\"c\""));
+    }
+
+    #[test]
+    fn a_message_that_never_ends_is_refused() {
+        for format in [StreamFormat::Sse, StreamFormat::Ndjson] {
+            let mut decoder = StreamDecoder::new(format, 100);
+            let mut fed = 0;
+            let refused = loop {
+                decoder.feed(Bytes::from_static(b"data: never ending "));
+                fed += 1;
+                match decoder.next_message() {
+                    Ok(None) => {}
+                    other => break other.map(|m| m.map(|m| m.into_owned())),
+                }
+            };
+            assert_eq!((refused, fed), (Err(ReplyTooLarge), 6));
+        }
+        let mut decoder = StreamDecoder::new(StreamFormat::Sse, 100);
+        decoder.feed(Bytes::from("data: line\n".repeat(30)));
+        assert_eq!(decoder.next_message(), Err(ReplyTooLarge));
+    }
+
+    proptest! {
+        #[test]
+        fn how_the_network_cuts_makes_no_difference(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    &b"data: "[..], b"data:", b"event: ping", b": hi", b"{\"a\":\"\xc3\xa4\xf0\x9f\xa6\x80\"}", b"\n", b"\r",
+                    b"\r\n", b"\n\n", b"\r\n\r\n", b"\xef\xbb\xbf", b"\xff\xc3", b" ", b"x",
+                ]),
+                0..40,
+            ),
+            cuts in prop::collection::vec(any::<usize>(), 0..20),
+        ) {
+            let body = pieces.concat();
+            for format in [StreamFormat::Sse, StreamFormat::Ndjson] {
+                let whole = decode(format, &body, &[]);
+                prop_assert_eq!(&decode(format, &body, &cuts), &whole);
+                let every: Vec<_> = (0..body.len()).collect();
+                prop_assert_eq!(&decode(format, &body, &every), &whole);
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Tool calls as they cross a wire: arguments that may be text, an object or neither, ids that may be missing, names that
+//! a service would not take back. Shared by the wires; knows none of them.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
+use crate::providers::{ErrorCategory, ProviderError};
+
+/// The most calls (or other blocks) that one reply may have; a service that sends more is not in its senses.
+pub const MAX_CALLS: usize = 1000;
+
+/// Arguments that came as a JSON text: kept as they are if they are an object, else `{}`.
+pub fn arguments_from_text(text: &str) -> Arc<RawValue> {
+    match RawValue::from_string(text.trim().to_owned()) {
+        Ok(json) if json.get().starts_with('{') => Arc::from(json),
+        _ => empty_arguments(),
+    }
+}
+
+/// Arguments that came as JSON: an object, or a text that holds one; anything else becomes `{}`.
+pub fn arguments_from_json(json: Option<&RawValue>) -> Arc<RawValue> {
+    match json {
+        Some(json) if json.get().starts_with('{') => Arc::from(json.to_owned()),
+        Some(json) => match serde_json::from_str::<Cow<'_, str>>(json.get()) {
+            Ok(text) => arguments_from_text(&text),
+            Err(_) => empty_arguments(),
+        },
+        None => empty_arguments(),
+    }
+}
+
+/// Gives an id to calls that came without one. Says whether it had to. Equal ids stay as they came: the conversation
+/// makes its own unique, and the provider's go back to it.
+pub fn fill_missing_ids(calls: &mut [ToolCall]) -> bool {
+    let existing: HashSet<String> = calls.iter().map(|call| call.id.clone()).collect();
+    let mut has_filled = false;
+    for (index, call) in calls
+        .iter_mut()
+        .enumerate()
+        .filter(|(_, call)| call.id.is_empty())
+    {
+        call.id = format!("call_{index}");
+        while existing.contains(&call.id) {
+            call.id.push('_');
+        }
+        has_filled = true;
+    }
+    has_filled
+}
+
+/// A call's name in letters that OpenAI and Anthropic take back (`[A-Za-z0-9_-]{1,64}`). A model that made up another
+/// one has been told that there is no such tool; its conversation must not end because of it.
+pub fn sanitize_name(name: &str) -> Cow<'_, str> {
+    match sanitize(name) {
+        Cow::Borrowed(name) if name.len() <= 64 => Cow::Borrowed(name),
+        name => Cow::Owned(name[..name.len().min(64)].to_owned()),
+    }
+}
+
+/// A call's id in letters that every service takes: another one may have given it before a fallback.
+pub fn sanitize_id(id: &str) -> Cow<'_, str> {
+    sanitize(id)
+}
+
+/// Most letters of an id that OpenAI takes back, also of one that it gave itself.
+const MAX_ID_LEN: usize = 64;
+
+/// A call's id as OpenAI's Responses API takes it: plain, and short. Different ids stay different.
+pub fn short_id(id: &str) -> Cow<'_, str> {
+    let sanitized = sanitize(id);
+    if sanitized.len() <= MAX_ID_LEN {
+        return sanitized;
+    }
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    Cow::Owned(format!(
+        "{}_{:016x}",
+        &sanitized[..MAX_ID_LEN - 17],
+        hasher.finish()
+    ))
+}
+
+fn sanitize(text: &str) -> Cow<'_, str> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if text.is_empty() {
+        Cow::Borrowed("_")
+    } else if text.chars().all(is_allowed) {
+        Cow::Borrowed(text)
+    } else {
+        let replaced = text.chars().map(|c| if is_allowed(c) { c } else { '_' });
+        Cow::Owned(replaced.collect())
+    }
+}
+
+/// The call that the result at `place` of its turn answers. Results stand in the order of their calls.
+pub fn find_call<'a>(
+    calls: &'a [ToolCall],
+    index: usize,
+    result: &ToolResult,
+) -> Option<&'a ToolCall> {
+    let is_match = |call: &&ToolCall| call.id == result.call_id;
+    calls
+        .get(index)
+        .filter(is_match)
+        .or_else(|| calls.iter().find(is_match))
+}
+
+/// Refuses a reply with too many calls or blocks.
+pub fn check_call_count(count: usize) -> Result<(), ProviderError> {
+    match count > MAX_CALLS {
+        true => Err(ProviderError::new(
+            ErrorCategory::Server,
+            format!("response has more than {MAX_CALLS} tool calls"),
+        )),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::{
+        arguments_from_json, arguments_from_text, fill_missing_ids, sanitize_name, short_id,
+    };
+    use crate::domain::message::{ToolCall, empty_arguments};
+
+    #[test]
+    fn arguments_must_be_an_object() {
+        for object in ["{}", "{\"a\": 1.0,  \"a\":2}", "{\"ä\":[]}"] {
+            assert_eq!(arguments_from_text(object).get(), object);
+        }
+        for dropped in [
+            "",
+            " ",
+            "null",
+            "[1]",
+            "7",
+            "\"{}\"",
+            "{\"a\": 1",
+            "{\"a\": 1} x",
+            "{'a':1}",
+        ] {
+            assert_eq!(arguments_from_text(dropped).get(), "{}", "{dropped}");
+        }
+        let deep = format!("{{\"a\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+        assert_eq!(arguments_from_text(&deep).get(), deep);
+    }
+
+    #[test]
+    fn arguments_may_be_text_or_an_object() {
+        let from = |json: &str| {
+            let json: &RawValue = serde_json::from_str(json).expect("JSON");
+            arguments_from_json(Some(json)).get().to_owned()
+        };
+        assert_eq!(from("{\"a\": 1}"), "{\"a\": 1}");
+        assert_eq!(from("\"{\\\"a\\\": 1}\""), "{\"a\": 1}");
+        for other in ["null", "[]", "1", "\"\"", "\"x\""] {
+            assert_eq!(from(other), "{}", "{other}");
+        }
+        assert_eq!(arguments_from_json(None).get(), "{}");
+    }
+
+    #[test]
+    fn a_call_without_an_id_gets_one_and_the_others_keep_theirs() {
+        let mut calls = ["a", "", "a", "call_1", ""].map(|id| ToolCall {
+            id: id.to_owned(),
+            provider_id: String::new(),
+            name: "t".to_owned(),
+            arguments: empty_arguments(),
+        });
+        assert!(fill_missing_ids(&mut calls));
+        let ids: Vec<_> = calls.iter().map(|call| call.id.as_str()).collect();
+        assert_eq!(ids, ["a", "call_1_", "a", "call_1", "call_4"]);
+        assert!(!fill_missing_ids(&mut calls));
+    }
+
+    #[test]
+    fn long_ids_are_cut_and_stay_apart() {
+        assert_eq!(short_id("functions.add:0"), "functions_add_0");
+        let [one, other] = ["1", "2"].map(|end| format!("{}{end}", "a".repeat(100)));
+        assert_eq!(short_id(&one).len(), 64);
+        assert_ne!(short_id(&one), short_id(&other));
+        assert_eq!(short_id(&short_id(&one)), short_id(&one));
+    }
+
+    #[test]
+    fn names_that_no_service_takes_back_are_made_plain() {
+        assert_eq!(sanitize_name("call_agent"), "call_agent");
+        assert_eq!(
+            sanitize_name("functions.call agent"),
+            "functions_call_agent"
+        );
+        assert_eq!(sanitize_name(""), "_");
+        assert_eq!(sanitize_name(&"ä".repeat(10_000)).len(), 64);
+    }
+}

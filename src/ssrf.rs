@@ -1,0 +1,485 @@
+//! Which places on the network may be reached for the sake of somebody who is not the operator: the one guard against
+//! requests that a stranger aims at what only this machine can see; and what is said of any that failed. Knows no webhook.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use url::{Host, Url};
+
+pub mod ssrf_client;
+
+/// Most characters of an address that a client names.
+const MAX_URL: usize = 2048;
+
+/// Why a place is not reached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SsrfError {
+    /// The address is plain HTTP.
+    #[error("{0} is to be reached by https, or listed in {1}")]
+    NotHttps(String, &'static str),
+    /// The address, or all that the name stands for, is not public.
+    #[error("{host} is at {address}, which is not a public address; {list} can allow the host")]
+    NotPublic {
+        /// The host as named.
+        host: String,
+        /// One of its addresses.
+        address: IpAddr,
+        /// The configuration's key that would allow it.
+        list: &'static str,
+    },
+    /// The name stands for nothing.
+    #[error("{0} could not be resolved: {1}")]
+    Unresolved(String, String),
+}
+
+/// Reads `http(s)://host[:port]/…`. A user or password in it is refused: it would stand in records and answers.
+pub fn parse_url(text: &str) -> Result<Url, String> {
+    if text.len() > MAX_URL {
+        return Err(format!("is longer than {MAX_URL} characters"));
+    }
+    // The text itself is not repeated: it may hold a secret.
+    let mut url = Url::parse(text).map_err(|error| format!("is no URL ({error})"))?;
+    if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+        return Err("must begin with https://".to_owned());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must not hold a user or password".to_owned());
+    }
+    url.set_fragment(None);
+    Ok(url)
+}
+
+/// The address without its query, which may hold a secret.
+pub fn redact_query(url: &str) -> String {
+    match Url::parse(url) {
+        Ok(mut url) => {
+            url.set_query(None);
+            url.into()
+        }
+        Err(_) => String::new(),
+    }
+}
+
+/// Whether a URL's host is this machine itself, by its name or by its address.
+pub fn is_loopback(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost"
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
+}
+
+/// The innermost cause of a failed request; none where nothing caused it. The outer ones only say that a request failed,
+/// and name the address with its query, which may hold a secret.
+pub fn root_cause(error: &dyn Error) -> Option<String> {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.last().map(ToString::to_string)
+}
+
+/// A host as an agent allows it: a name, an address, or `*.` and a name for every host below that name.
+pub fn parse_host_pattern(text: &str) -> Result<String, String> {
+    let invalid = || {
+        format!(
+            "has {text:?}, which is no host; write names such as example.com or *.example.com, or addresses, without \
+             scheme, port and path"
+        )
+    };
+    let (wildcard, name) = match text.strip_prefix("*.") {
+        Some(name) => ("*.", name),
+        None => ("", text),
+    };
+    if name.parse::<Ipv6Addr>().is_ok() {
+        return match wildcard {
+            "" => Ok(normalize_host(name)),
+            _ => Err(invalid()),
+        };
+    }
+    // As URLs have it: names of other scripts in their ASCII form, addresses in their usual spelling.
+    let host = Host::parse(name).map_err(|_| invalid())?;
+    let is_name = matches!(host, Host::Domain(_));
+    let host = normalize_host(&host.to_string());
+    match host.is_empty() || host.contains('*') || (!is_name && !wildcard.is_empty()) {
+        true => Err(invalid()),
+        false => Ok(format!("{wildcard}{host}")),
+    }
+}
+
+/// Whether such a pattern means this host.
+pub fn matches_pattern(pattern: &str, host: &str) -> bool {
+    let host = normalize_host(host);
+    match pattern.strip_prefix('*') {
+        // With its dot: evil-example.com is not below example.com.
+        Some(suffix) => host.len() > suffix.len() && host.ends_with(suffix),
+        None => host == pattern,
+    }
+}
+
+/// Lets requests through to public addresses by https, and to the hosts that the operator has named however they like.
+#[derive(Clone, Debug)]
+pub struct SsrfGuard {
+    allowed_hosts: BTreeSet<String>,
+    list: &'static str,
+    allows_http: bool,
+}
+
+impl SsrfGuard {
+    /// With these hosts exempt; `list` is the configuration's key that names them.
+    pub fn new(allowed_hosts: impl IntoIterator<Item = String>, list: &'static str) -> Self {
+        Self {
+            allowed_hosts: allowed_hosts.into_iter().collect(),
+            list,
+            allows_http: false,
+        }
+    }
+
+    /// Lets plain HTTP through as well: for what holds no secret.
+    pub fn allow_http(mut self) -> Self {
+        self.allows_http = true;
+        self
+    }
+
+    /// Whether the address may be asked as far as can be told without resolving its name.
+    pub fn check(&self, url: &Url) -> Result<(), SsrfError> {
+        let Some(host) = url.host() else {
+            return Err(SsrfError::Unresolved(String::new(), "no host".to_owned()));
+        };
+        let name = normalize_host(&host.to_string());
+        if self.is_allowed(&name) {
+            return Ok(());
+        }
+        if url.scheme() != "https" && !self.allows_http {
+            return Err(SsrfError::NotHttps(name, self.list));
+        }
+        let address = match host {
+            Host::Ipv4(address) => IpAddr::V4(address),
+            Host::Ipv6(address) => IpAddr::V6(address),
+            Host::Domain(_) => return Ok(()),
+        };
+        match is_public(address) {
+            true => Ok(()),
+            false => Err(self.not_public_error(name, address)),
+        }
+    }
+
+    /// The addresses of a name that may be connected to; the connection must go to one of these, and not to what the
+    /// name stands for a moment later. Their port is 0.
+    pub async fn resolve(&self, host: &str) -> Result<Vec<SocketAddr>, SsrfError> {
+        let unresolved = |reason: String| SsrfError::Unresolved(host.to_owned(), reason);
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, 0))
+            .await
+            .map_err(|error| unresolved(error.to_string()))?
+            .collect();
+        self.filter_public(host, addresses)
+    }
+
+    fn filter_public(
+        &self,
+        host: &str,
+        addresses: Vec<SocketAddr>,
+    ) -> Result<Vec<SocketAddr>, SsrfError> {
+        let Some(first) = addresses.first().map(SocketAddr::ip) else {
+            let reason = "the name has no address".to_owned();
+            return Err(SsrfError::Unresolved(host.to_owned(), reason));
+        };
+        if self.is_allowed(host) {
+            return Ok(addresses);
+        }
+        let public: Vec<SocketAddr> = addresses
+            .into_iter()
+            .filter(|it| is_public(it.ip()))
+            .collect();
+        match public.is_empty() {
+            true => Err(self.not_public_error(host.to_owned(), first)),
+            false => Ok(public),
+        }
+    }
+
+    /// Whether the operator has named this host.
+    pub fn is_allowed(&self, host: &str) -> bool {
+        self.allowed_hosts.contains(&normalize_host(host))
+    }
+
+    fn not_public_error(&self, host: String, address: IpAddr) -> SsrfError {
+        SsrfError::NotPublic {
+            host,
+            address,
+            list: self.list,
+        }
+    }
+}
+
+/// A host as lists of hosts have it: a name in lower case without a dot at its end, an address in its usual spelling
+/// without brackets.
+pub fn normalize_host(host: &str) -> String {
+    let host = host.trim_matches(['[', ']']);
+    match host.parse::<IpAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) => host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase(),
+    }
+}
+
+/// Whether an address belongs to the public internet: everything that IANA's special-purpose registries
+/// (iana.org/assignments/iana-ipv4-special-registry, and -ipv6-) keep for something else is not.
+pub fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    let special = match a {
+        // This network, private, loopback.
+        0 | 10 | 127 => true,
+        // Shared by carriers (CGNAT), 100.64.0.0/10.
+        100 => b & 0xc0 == 64,
+        // Link-local, the metadata services of clouds among them.
+        169 => b == 254,
+        172 => b & 0xf0 == 16,
+        // Protocol assignments, documentation, AS112, 6to4 relays, AMT, private, AS112.
+        192 => matches!(
+            (b, c),
+            (0, 0 | 2) | (31, 196) | (52, 193) | (88, 99) | (168, _) | (175, 48)
+        ),
+        // Benchmarks, documentation.
+        198 => b & 0xfe == 18 || (b, c) == (51, 100),
+        203 => (b, c) == (0, 113),
+        // Multicast, reserved, broadcast.
+        224.. => true,
+        _ => false,
+    };
+    !special
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let [a, b, c, d, e, f, g, h] = address.segments();
+    let embedded_v4 = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        Ipv4Addr::new(a, b, c, d)
+    };
+    match (a, b) {
+        // IPv4 in other clothes is what it is below them: mapped, and by NAT64's well-known prefix (RFC 6052).
+        (0, 0) if (c, d, e, f) == (0, 0, 0, 0xffff) => is_public_v4(embedded_v4(g, h)),
+        (0x64, 0xff9b) if (c, d, e, f) == (0, 0, 0, 0) => is_public_v4(embedded_v4(g, h)),
+        // 6to4 (RFC 3056) carries its IPv4 address behind the prefix.
+        (0x2002, _) => is_public_v4(embedded_v4(b, c)),
+        // Teredo, benchmarks, ORCHID and others of 2001::/23; documentation.
+        (0x2001, 0..=0x1ff | 0xdb8) => false,
+        (0x3fff, 0..=0xfff) => false,
+        // Global unicast is 2000::/3: loopback, unspecified, unique local, link-local and multicast are all outside.
+        (0x2000..=0x3fff, _) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use super::{
+        SsrfGuard, is_public, matches_pattern, normalize_host, parse_host_pattern, parse_url,
+        redact_query,
+    };
+
+    const LIST: &str = "[webhooks] allow_hosts";
+
+    #[test]
+    fn only_the_public_internet_is_public() {
+        let public = |text: &str| is_public(text.parse().expect("an address"));
+        for private in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "100.64.0.1",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.9.9.9",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.1",
+            "192.0.2.1",
+            "192.88.99.1",
+            "192.168.1.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::127.0.0.1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "::ffff:169.254.169.254",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "100::1",
+            "2001::1",
+            "2001:db8::1",
+            "2002:7f00:1::",
+            "2002:a00:1::1",
+            "3fff::1",
+            "5f00::1",
+            "fc00::1",
+            "fd12:3456::1",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+        ] {
+            assert!(!public(private), "{private}");
+        }
+        for open in [
+            "1.1.1.1",
+            "9.255.255.255",
+            "11.0.0.1",
+            "100.63.255.255",
+            "100.128.0.1",
+            "126.0.0.1",
+            "172.15.0.1",
+            "172.32.0.1",
+            "192.0.1.1",
+            "192.169.0.1",
+            "198.17.0.1",
+            "198.20.0.1",
+            "223.255.255.255",
+            "::ffff:1.1.1.1",
+            "64:ff9b::101:101",
+            "2002:101:101::1",
+            "2606:4700::1111",
+            "2a00:1450::1",
+        ] {
+            assert!(public(open), "{open}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_https_and_without_a_password() {
+        for bad in [
+            "",
+            "example.com",
+            "ftp://example.com",
+            "https://",
+            "https://me:hush@example.com",
+            "https://me@example.com",
+            "file:///etc/passwd",
+        ] {
+            let message = parse_url(bad).expect_err(bad);
+            assert!(!message.contains("hush"), "{message}");
+        }
+        assert!(parse_url(&format!("https://a/{}", "x".repeat(2048))).is_err());
+        assert_eq!(
+            redact_query("https://a.b:8443/c?token=hush"),
+            "https://a.b:8443/c"
+        );
+    }
+
+    #[test]
+    fn literals_are_held_to_the_rules_in_every_spelling() {
+        let guard = SsrfGuard::new(["internal".to_owned(), "::1".to_owned()], LIST);
+        let check = |text: &str| guard.check(&parse_url(text).expect("a URL"));
+        for bad in [
+            "http://example.com/",
+            "https://127.0.0.1/",
+            "https://2130706433/",
+            "https://0x7f.1/",
+            "https://0177.0.0.1/",
+            "https://[::ffff:127.0.0.1]/",
+            "https://169.254.169.254/latest/",
+        ] {
+            let error = check(bad).expect_err(bad).to_string();
+            assert!(error.contains(LIST), "{error}");
+        }
+        for good in [
+            "https://example.com/",
+            "https://1.1.1.1/",
+            "http://internal:8080/",
+            "http://INTERNAL./",
+            "http://[::1]:9/",
+        ] {
+            assert_eq!(check(good), Ok(()), "{good}");
+        }
+        assert_eq!(normalize_host("[FE80:0:0::1]"), "fe80::1");
+    }
+
+    #[test]
+    fn private_addresses_of_a_name_are_dropped() {
+        let guard = SsrfGuard::new(["ours".to_owned()], LIST);
+        let found = |texts: &[&str]| -> Vec<SocketAddr> {
+            let address = |text: &&str| text.parse::<IpAddr>().expect("an address");
+            texts.iter().map(address).map(|it| (it, 0).into()).collect()
+        };
+        let both = found(&["10.0.0.1", "1.1.1.1"]);
+        assert_eq!(
+            guard.filter_public("a", both.clone()),
+            Ok(found(&["1.1.1.1"]))
+        );
+        assert_eq!(guard.filter_public("ours", both.clone()), Ok(both));
+        let error = guard
+            .filter_public("a", found(&["10.0.0.1"]))
+            .expect_err("private");
+        assert!(error.to_string().contains("10.0.0.1"), "{error}");
+        assert!(guard.filter_public("a", Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_pattern_means_a_host_or_all_below_a_name() {
+        let means = |pattern: &str, host: &str| {
+            let pattern = parse_host_pattern(pattern).expect(pattern);
+            matches_pattern(&pattern, host)
+        };
+        for (pattern, host) in [
+            ("example.com", "EXAMPLE.com."),
+            ("*.Example.com", "a.b.example.com"),
+            ("bücher.example", "xn--bcher-kva.example"),
+            ("0x7f.1", "127.0.0.1"),
+            ("::1", "[0:0::1]"),
+        ] {
+            assert!(means(pattern, host), "{pattern} {host}");
+        }
+        for (pattern, host) in [
+            ("example.com", "a.example.com"),
+            ("*.example.com", "example.com"),
+            ("*.example.com", "evil-example.com"),
+            ("*.example.com", ".example.com"),
+            ("example.com", "example.com.evil.org"),
+        ] {
+            assert!(!means(pattern, host), "{pattern} {host}");
+        }
+        for bad in [
+            "",
+            "*",
+            "*.",
+            "*.*.a",
+            "a*b",
+            "https://a",
+            "a:80",
+            "a/b",
+            "*.1.2.3.4",
+            "a b",
+        ] {
+            assert!(parse_host_pattern(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn plain_http_is_let_through_where_it_is_taken() {
+        let guard = SsrfGuard::new([], LIST).allow_http();
+        let check = |text: &str| guard.check(&parse_url(text).expect("a URL"));
+        assert_eq!(check("http://example.com/"), Ok(()));
+        assert!(check("http://10.1/").is_err());
+    }
+
+    #[tokio::test]
+    async fn this_machine_is_not_public() {
+        let open = SsrfGuard::new(["localhost".to_owned()], LIST);
+        assert!(!open.resolve("localhost").await.expect("allowed").is_empty());
+        let shut = SsrfGuard::new([], LIST);
+        assert!(shut.resolve("localhost").await.is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Removes and copies whole directories, step by step by handle, so that it can be stopped and no link is followed.
+
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use cap_fs_ext::DirExt;
+use cap_std::fs::{Dir, File, Metadata, MetadataExt, Permissions, PermissionsExt};
+use cap_tempfile::TempFile;
+
+use crate::tools::files::workdir_fs::{OpenedEntry, WorkdirFs};
+
+/// Most directories within each other: each is an open handle.
+const MAX_DEPTH: usize = 100;
+/// Most files and directories of one copy.
+const MAX_COPIED_ENTRIES: usize = 100_000;
+/// Most bytes of one copy: a sparse file's holes become real.
+const MAX_COPIED_BYTES: u64 = 1 << 30;
+
+/// Removes a file, a link, or a directory with all in it.
+///
+/// # Errors
+/// What the system says, or that nobody waits any more.
+pub fn remove(fs: &WorkdirFs, dir: &Dir, name: &Path) -> io::Result<()> {
+    let meta = dir.symlink_metadata(name)?;
+    fs.access.check_recursive(&meta)?;
+    match meta.is_dir() {
+        true => remove_directory(fs, dir, name, 0),
+        false => dir.remove_file(name),
+    }
+}
+
+fn remove_directory(fs: &WorkdirFs, parent: &Dir, name: &Path, depth: usize) -> io::Result<()> {
+    check_depth(depth)?;
+    let dir = fs.access.enter_in(parent, name)?;
+    for entry in dir.entries()? {
+        fs.stop.check()?;
+        let entry = entry?;
+        let name = entry.file_name();
+        match entry.file_type()?.is_dir() {
+            true => remove_directory(fs, &dir, Path::new(&name), depth + 1)?,
+            false => dir.remove_file(&name)?,
+        }
+    }
+    parent.remove_dir(name)
+}
+
+/// What a copy has come to.
+#[derive(Debug, Default)]
+pub struct CopyProgress {
+    /// Files that were copied.
+    pub files: usize,
+    /// Links and special files that were not.
+    pub skipped: usize,
+    directories: usize,
+    bytes: u64,
+}
+
+/// Copies a directory with all in it to a new one of that name.
+///
+/// # Errors
+/// What the system says, that it is too much, or that nobody waits any more.
+pub fn copy_directory(
+    fs: &WorkdirFs,
+    from: &Dir,
+    parent: &Dir,
+    name: &Path,
+    progress: &mut CopyProgress,
+) -> io::Result<()> {
+    copy_recursive(fs, from, parent, name, progress, 0)
+}
+
+fn copy_recursive(
+    fs: &WorkdirFs,
+    from: &Dir,
+    parent: &Dir,
+    name: &Path,
+    progress: &mut CopyProgress,
+    depth: usize,
+) -> io::Result<()> {
+    check_depth(depth)?;
+    parent.create_dir(name)?;
+    let to = parent.open_dir_nofollow(name)?;
+    progress.directories += 1;
+    for entry in from.entries()? {
+        fs.stop.check()?;
+        if progress.files + progress.directories > MAX_COPIED_ENTRIES {
+            let why = format!("a copy has at most {MAX_COPIED_ENTRIES} files; copy its parts");
+            return Err(io::Error::other(why));
+        }
+        let entry = entry?;
+        let (name, kind) = (entry.file_name(), entry.file_type()?);
+        let path = Path::new(&name);
+        if kind.is_dir() {
+            let from = fs.access.enter_in(from, path)?;
+            copy_recursive(fs, &from, &to, path, progress, depth + 1)?;
+            continue;
+        }
+        let opened = match kind.is_file() {
+            true => Some(fs.open_listed(from, path)?),
+            false => None,
+        };
+        match opened {
+            Some(OpenedEntry::File(file, meta)) => {
+                copy_file(fs, file, &meta, &to, &name, progress)?;
+            }
+            _ => progress.skipped += 1,
+        }
+    }
+    Ok(())
+}
+
+/// Copies an open file to a new one of that name, with its permissions.
+///
+/// # Errors
+/// What the system says, that it is too much, or that nobody waits any more.
+pub fn copy_file(
+    fs: &WorkdirFs,
+    from: File,
+    meta: &Metadata,
+    dir: &Dir,
+    name: &OsStr,
+    progress: &mut CopyProgress,
+) -> io::Result<()> {
+    let remaining = MAX_COPIED_BYTES - progress.bytes;
+    let too_large = || io::Error::other(format!("a copy has at most {MAX_COPIED_BYTES} bytes"));
+    if meta.len() > remaining {
+        return Err(too_large());
+    }
+    let mut to = TempFile::new(dir)?;
+    let mut from = fs.stop.stoppable_reader(from).take(remaining + 1);
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let read = from.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        to.write_all(&buffer[..read])?;
+        progress.bytes += read as u64;
+    }
+    if progress.bytes > MAX_COPIED_BYTES {
+        return Err(too_large());
+    }
+    let mode = Permissions::from_mode(meta.mode() & 0o777);
+    to.as_file().set_permissions(mode)?;
+    fs.stop.check()?;
+    progress.files += 1;
+    to.replace(name)
+}
+
+fn check_depth(depth: usize) -> io::Result<()> {
+    match depth < MAX_DEPTH {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "directories are nested more than {MAX_DEPTH} deep"
+        ))),
+    }
+}

@@ -1,0 +1,149 @@
+//! `delete_path`, `move_path`, `copy_path`, `create_directory`.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use cap_std::fs::Dir;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::tools::files::dir_ops;
+use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, parse_path};
+
+/// What models are told of `delete_path`.
+pub const DELETE_DESCRIPTION: &str = "Delete a file of the working directory, a link (never what it stands for), or a \
+                                directory with all that is in it. It cannot be brought back.";
+/// What models are told of `move_path`.
+pub const MOVE_DESCRIPTION: &str = "Move or rename a file or directory of the working directory. Directories above the new \
+                              place are created; what exists already is never replaced.";
+/// What models are told of `copy_path`.
+pub const COPY_DESCRIPTION: &str = "Copy a file of the working directory, or a directory with all that is in it. Directories \
+                              above the new place are created; what exists already is never replaced. Links in a \
+                              directory are left out.";
+/// What models are told of `create_directory`.
+pub const CREATE_DESCRIPTION: &str = "Create a directory of the working directory, with the directories above it. One that \
+                                exists already is left as it is. write_file needs no such call.";
+
+/// The arguments of `delete_path`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeletePath {
+    /// What to delete, relative to the working directory, such as "notes/old.md".
+    path: String,
+}
+
+/// The arguments of `move_path`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MovePath {
+    /// What to move, relative to the working directory.
+    from: String,
+    /// Its whole new path, relative to the working directory, with its name; nothing may exist there.
+    to: String,
+}
+
+/// The arguments of `copy_path`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CopyPath {
+    /// What to copy, relative to the working directory.
+    from: String,
+    /// The copy's whole path, relative to the working directory, with its name; nothing may exist there.
+    to: String,
+}
+
+/// The arguments of `create_directory`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateDirectory {
+    /// The directory, relative to the working directory, such as "notes/2025".
+    path: String,
+}
+
+/// Deletes it.
+pub fn delete_path(fs: &WorkdirFs, arguments: DeletePath) -> Result<String, String> {
+    let path = parse_path(&arguments.path)?;
+    let (dir, name) = fs.parent(&path)?;
+    dir_ops::remove(fs, &dir, Path::new(&name)).map_err(|error| describe_error(&path, &error))?;
+    Ok(format!("deleted {}", path.display()))
+}
+
+/// Moves it.
+pub fn move_path(fs: &WorkdirFs, arguments: MovePath) -> Result<String, String> {
+    let (from, to) = (parse_path(&arguments.from)?, parse_path(&arguments.to)?);
+    let (from_dir, from_name) = fs.parent(&from)?;
+    let meta = from_dir.symlink_metadata(&from_name);
+    let checked = meta.and_then(|meta| fs.access.check_recursive(&meta));
+    checked.map_err(|error| describe_error(&from, &error))?;
+    let (to_dir, to_name) = prepare_destination(fs, &from, &to)?;
+    let renamed = from_dir.rename(&from_name, &to_dir, &to_name);
+    renamed.map_err(|error| describe_error(&from, &error))?;
+    Ok(format!("moved {} to {}", from.display(), to.display()))
+}
+
+/// Copies it.
+pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> {
+    let (from, to) = (parse_path(&arguments.from)?, parse_path(&arguments.to)?);
+    let meta = fs.access.metadata(&from);
+    let checked = meta.and_then(|meta| fs.access.check_recursive(&meta).map(|()| meta));
+    let meta = checked.map_err(|error| describe_error(&from, &error))?;
+    let (to_dir, to_name) = prepare_destination(fs, &from, &to)?;
+    let mut progress = dir_ops::CopyProgress::default();
+    let result = match meta.is_dir() {
+        true => fs.access.open_dir(&from).and_then(|dir| {
+            dir_ops::copy_directory(fs, &dir, &to_dir, Path::new(&to_name), &mut progress)
+        }),
+        false => {
+            let (file, meta) = fs.open(&from)?;
+            dir_ops::copy_file(fs, file, &meta, &to_dir, &to_name, &mut progress)
+        }
+    };
+    result.map_err(|error| describe_error(&from, &error))?;
+    let skipped_note = match progress.skipped {
+        0 => String::new(),
+        count => format!("; left out {count} link(s) and special file(s)"),
+    };
+    Ok(format!(
+        "copied {} to {} ({} file(s)){skipped_note}",
+        from.display(),
+        to.display(),
+        progress.files
+    ))
+}
+
+/// Creates it.
+pub fn create_directory(fs: &WorkdirFs, arguments: CreateDirectory) -> Result<String, String> {
+    let path = parse_path(&arguments.path)?;
+    let created = fs.access.create_dir_all(&path);
+    created.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+            format!("{} exists and is not a directory", path.display())
+        }
+        _ => describe_error(&path, &error),
+    })?;
+    Ok(format!("created directory {}", path.display()))
+}
+
+/// Makes the directories above `to`, where nothing is there yet and it is not within `from`. Returns the one that it
+/// goes into, with its name there.
+fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, OsString), String> {
+    if to.starts_with(from) || from == Path::new(".") {
+        return Err(format!(
+            "{} cannot go into itself, {}",
+            from.display(),
+            to.display()
+        ));
+    }
+    match fs.access.symlink_metadata(to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(describe_error(to, &error)),
+        Ok(_) => {
+            return Err(format!(
+                "{} exists already; delete it first, or give another path",
+                to.display()
+            ));
+        }
+    }
+    fs.new_entry(to)
+}

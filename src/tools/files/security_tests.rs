@@ -1,0 +1,664 @@
+//! Attacks on the file tools: what is outside the workdir is neither read nor written, and nothing blocks.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::config::AttachmentLimits;
+use crate::tools::files::workdir_fs::{SharedState, StopToken, WorkdirFs};
+use crate::tools::files::{edit, file_ops, find, grep, list, read, write};
+use crate::workdirs::handle::WorkdirHandle;
+use crate::workdirs::registry::Workdirs;
+use crate::workdirs::reserved::ReservedPaths;
+
+/// A workdir `in` beside a directory `out` with a secret in it.
+struct TestWorkdir {
+    root: TempDir,
+    workdir_fs: WorkdirFs,
+}
+
+type CallResult = Result<String, String>;
+
+impl TestWorkdir {
+    fn new() -> Self {
+        let root = tempfile::tempdir().expect("a directory");
+        for dir in ["in", "out"] {
+            fs::create_dir(root.path().join(dir)).expect("a directory");
+        }
+        fs::write(root.path().join("out/f"), "secret\n").expect("a file");
+        let workdirs = Workdirs::new(root.path().join("in"), &[], ReservedPaths::default());
+        let workdir = workdirs.open(None, None).expect("a workdir");
+        let workdir_fs = WorkdirFs {
+            access: WorkdirHandle::new(workdir),
+            stop: StopToken::default(),
+            shared: Arc::new(SharedState::new(
+                256 << 10,
+                AttachmentLimits::default(),
+                &[],
+            )),
+        };
+        Self { root, workdir_fs }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join("in").join(path)
+    }
+
+    fn write_file(&self, path: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+        fs::write(path, content).expect("a file");
+    }
+
+    fn read_file(&self, path: &str) -> String {
+        fs::read_to_string(self.path(path)).expect("a text")
+    }
+
+    fn call(&self, tool: &str, arguments: Value) -> CallResult {
+        let workdir_fs = &self.workdir_fs;
+        match tool {
+            "list" => list::list_directory(workdir_fs, parse(arguments)),
+            "read" => read::read_file(workdir_fs, parse(arguments)).map(|output| output.text),
+            "write" => write::write_file(workdir_fs, parse(arguments)),
+            "edit" => edit::edit_file(workdir_fs, parse(arguments)),
+            "find" => find::find_path(workdir_fs, parse(arguments)),
+            "grep" => grep::grep(workdir_fs, parse(arguments)),
+            "delete" => file_ops::delete_path(workdir_fs, parse(arguments)),
+            "move" => file_ops::move_path(workdir_fs, parse(arguments)),
+            "copy" => file_ops::copy_path(workdir_fs, parse(arguments)),
+            "create" => file_ops::create_directory(workdir_fs, parse(arguments)),
+            _ => panic!("no tool {tool}"),
+        }
+    }
+
+    /// Every tool on this path, each with its answer.
+    fn call_all(&self, path: &str) -> Vec<(&'static str, CallResult)> {
+        let calls = [
+            ("list", json!({"path": path})),
+            ("read", json!({"path": path})),
+            ("write", json!({"path": path, "content": "broken"})),
+            (
+                "edit",
+                json!({"path": path, "old_string": "secret", "new_string": "broken"}),
+            ),
+            ("grep", json!({"path": path, "pattern": "secret"})),
+            ("copy", json!({"from": path, "to": "stolen"})),
+            ("copy", json!({"from": "mine", "to": path})),
+            ("move", json!({"from": path, "to": "stolen"})),
+            ("move", json!({"from": "mine", "to": path})),
+            ("create", json!({"path": path})),
+            ("delete", json!({"path": path})),
+        ];
+        calls
+            .map(|(tool, arguments)| (tool, self.call(tool, arguments)))
+            .into()
+    }
+
+    fn assert_outside_untouched(&self) {
+        let out = self.root.path().join("out");
+        let names: Vec<_> = fs::read_dir(&out)
+            .expect("a directory")
+            .flatten()
+            .map(|it| it.file_name())
+            .collect();
+        assert_eq!(names, ["f"]);
+        assert_eq!(
+            fs::read_to_string(out.join("f")).expect("a file"),
+            "secret\n"
+        );
+    }
+}
+
+fn parse<A: serde::de::DeserializeOwned>(arguments: Value) -> A {
+    serde_json::from_value(arguments).expect("arguments")
+}
+
+fn expect_ok(result: CallResult) -> String {
+    result.unwrap_or_else(|why| panic!("{why}"))
+}
+
+#[test]
+fn no_path_and_no_link_leads_out() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("mine", "mine\n");
+    let out = workdir.root.path().join("out");
+    symlink(&out, workdir.path("absolute")).expect("a link");
+    symlink("../out", workdir.path("relative")).expect("a link");
+    symlink("../out/f", workdir.path("file")).expect("a link");
+    symlink("relative/f", workdir.path("chain")).expect("a link");
+    let absolute = out.join("f").display().to_string();
+    for path in [
+        &absolute,
+        "../out/f",
+        "x/../../out/f",
+        "absolute/f",
+        "relative/f",
+        "relative/new/g",
+    ] {
+        for (tool, result) in workdir.call_all(path) {
+            assert!(result.is_err(), "{tool} of {path}: {result:?}");
+        }
+    }
+    // The link itself may be moved, copied to, deleted: only what it stands for may not be touched.
+    for path in ["file", "chain", "absolute", "relative"] {
+        for (tool, arguments) in [
+            ("list", json!({"path": path})),
+            ("read", json!({"path": path})),
+            ("write", json!({"path": path, "content": "broken"})),
+            (
+                "edit",
+                json!({"path": path, "old_string": "secret", "new_string": "broken"}),
+            ),
+            ("grep", json!({"path": path, "pattern": "secret"})),
+            ("copy", json!({"from": path, "to": "stolen"})),
+            ("create", json!({"path": format!("{path}/x")})),
+        ] {
+            let result = workdir.call(tool, arguments);
+            assert!(result.is_err(), "{tool} of {path}: {result:?}");
+        }
+    }
+    let output = expect_ok(workdir.call("find", json!({"pattern": "**"})));
+    assert_eq!(output, "absolute\nchain\nfile\nmine\nrelative");
+    assert_eq!(
+        expect_ok(workdir.call("grep", json!({"pattern": "secret"}))),
+        "no line matches secret"
+    );
+    for link in ["absolute", "relative", "file", "chain"] {
+        assert_eq!(
+            expect_ok(workdir.call("delete", json!({"path": link}))),
+            format!("deleted {link}")
+        );
+    }
+    workdir.assert_outside_untouched();
+    assert_eq!(expect_ok(workdir.call("list", json!({}))), "mine");
+}
+
+#[test]
+fn the_workdir_itself_stays() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("a/f", "x");
+    for (tool, arguments) in [
+        ("delete", json!({"path": "."})),
+        ("delete", json!({"path": "a/.."})),
+        ("move", json!({"from": ".", "to": "b"})),
+        ("copy", json!({"from": ".", "to": "b"})),
+        ("write", json!({"path": ".", "content": ""})),
+    ] {
+        assert!(workdir.call(tool, arguments).is_err(), "{tool}");
+    }
+    assert_eq!(workdir.read_file("a/f"), "x");
+}
+
+/// Swaps `in/d` between a directory and a link to `out` while the work is done. Where the work changes things, what it
+/// has put in the way is cleared.
+fn with_swaps(workdir: &TestWorkdir, is_mutating: bool, work: impl Fn()) {
+    workdir.write_file("d/f", "inside\n");
+    let done = AtomicBool::new(false);
+    let d = workdir.path("d");
+    let (parked, link) = (
+        workdir.root.path().join("aside"),
+        workdir.root.path().join("link"),
+    );
+    symlink("../out", &link).expect("a link");
+    let swap = || {
+        let _ = fs::rename(&d, &parked);
+        let _ = fs::rename(&link, &d);
+        let _ = fs::rename(&d, &link);
+        let _ = fs::rename(&parked, &d);
+    };
+    let restore = || {
+        let _ = fs::remove_dir_all(&d);
+        let _ = fs::remove_dir_all(&parked);
+        let _ = fs::remove_dir_all(&link);
+        let _ = symlink("../out", &link);
+        let _ = fs::create_dir(&d);
+        let _ = fs::write(d.join("f"), "inside\n");
+    };
+    std::thread::scope(|scope| {
+        let swapper = scope.spawn(|| {
+            let mut swaps = 0;
+            while !done.load(Ordering::Relaxed) {
+                swap();
+                if is_mutating {
+                    restore();
+                }
+                swaps += 1;
+            }
+            swaps
+        });
+        // The swapper ends also where the work fails.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&work));
+        done.store(true, Ordering::Relaxed);
+        outcome.unwrap_or_else(|why| std::panic::resume_unwind(why));
+        let swaps = swapper.join().expect("swaps");
+        assert!(swaps > 10, "it swapped too seldom to mean anything");
+    });
+    workdir.assert_outside_untouched();
+}
+
+#[test]
+fn a_race_of_links_reads_nothing_outside() {
+    let workdir = TestWorkdir::new();
+    with_swaps(&workdir, false, || {
+        let mut seen = 0;
+        for _ in 0..5000 {
+            for (tool, arguments) in [
+                ("read", json!({"path": "d/f"})),
+                ("grep", json!({"path": "d", "pattern": "secret|inside"})),
+                ("grep", json!({"pattern": "secret|inside"})),
+            ] {
+                if let Ok(text) = workdir.call(tool, arguments) {
+                    assert!(!text.contains(": secret"), "{tool}: {text}");
+                    seen += usize::from(text.contains("inside"));
+                }
+            }
+        }
+        assert!(seen > 10, "it read too seldom to mean anything");
+    });
+}
+
+#[test]
+fn a_race_of_links_changes_nothing_outside() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("tree/sub/g", "mine");
+    with_swaps(&workdir, true, || {
+        for round in 0..700 {
+            let new = format!("d/new{round}");
+            let calls = [
+                ("write", json!({"path": "d/f", "content": "broken"})),
+                ("write", json!({"path": new, "content": "broken"})),
+                (
+                    "edit",
+                    json!({"path": "d/f", "old_string": "s", "new_string": "broken", "replace_all": true}),
+                ),
+                ("create", json!({"path": format!("d/x{round}/y")})),
+                ("copy", json!({"from": "tree", "to": format!("d/t{round}")})),
+                ("move", json!({"from": new, "to": "moved"})),
+                ("delete", json!({"path": "moved"})),
+                ("delete", json!({"path": "d/f"})),
+                ("delete", json!({"path": "d"})),
+            ];
+            for (tool, arguments) in calls {
+                if let Ok(text) = workdir.call(tool, arguments) {
+                    assert!(!text.contains("secret"), "{tool}: {text}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn special_files_are_neither_read_nor_awaited() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("mine", "mine");
+    let run_program = |program: &str, arguments: &[&str]| {
+        let status = Command::new(program)
+            .args(arguments)
+            .current_dir(workdir.path("."))
+            .status();
+        status.is_ok_and(|status| status.success())
+    };
+    assert!(run_program("mkfifo", &["special-pipe"]));
+    let _socket =
+        std::os::unix::net::UnixListener::bind(workdir.path("special-socket")).expect("a socket");
+    // Only root can make one, and not everywhere.
+    run_program("mknod", &["special-zero", "c", "1", "5"]);
+    for entry in fs::read_dir(workdir.path("."))
+        .expect("a directory")
+        .flatten()
+    {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("special") {
+            continue;
+        }
+        for tool in ["read", "write", "edit", "copy"] {
+            let arguments = match tool {
+                "write" => json!({"path": name, "content": "x"}),
+                "edit" => json!({"path": name, "old_string": "x", "new_string": "y"}),
+                "copy" => json!({"from": name, "to": "there"}),
+                _ => json!({"path": name}),
+            };
+            let error = workdir.call(tool, arguments).expect_err(tool);
+            assert!(error.contains("not a regular file"), "{tool}: {error}");
+        }
+    }
+    assert_eq!(
+        expect_ok(workdir.call("grep", json!({"pattern": "m"}))),
+        "mine:1: mine"
+    );
+    expect_ok(workdir.call("copy", json!({"from": "mine", "to": "dir/mine"})));
+    assert!(run_program("mkfifo", &["dir/pipe"]));
+    let output = expect_ok(workdir.call("copy", json!({"from": "dir", "to": "dir2"})));
+    assert_eq!(
+        output,
+        "copied dir to dir2 (1 file(s)); left out 1 link(s) and special file(s)"
+    );
+    expect_ok(workdir.call("delete", json!({"path": "dir"})));
+    assert!(!workdir.path("dir").exists());
+}
+
+#[test]
+fn a_huge_file_is_not_read_whole() {
+    let workdir = TestWorkdir::new();
+    for (name, start) in [("sparse", ""), ("log", "first\nsecond\n")] {
+        // Text as far as a first look goes, where there is a start.
+        let mut text = start.to_owned();
+        if !start.is_empty() {
+            text.push_str(&"more text\n".repeat(10_000));
+        }
+        workdir.write_file(name, text);
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(workdir.path(name))
+            .expect("open");
+        file.set_len(10 << 30).expect("a long file");
+    }
+    let error = workdir
+        .call("read", json!({"path": "sparse"}))
+        .expect_err("binary");
+    assert_eq!(
+        error,
+        "sparse is a binary file of 10737418240 bytes; only text can be read"
+    );
+    let output = expect_ok(workdir.call("read", json!({"path": "log", "limit": 2})));
+    assert_eq!(
+        output,
+        "1: first\n2: second\n... (more follows; go on with offset 3)"
+    );
+    let error = workdir
+        .call("read", json!({"path": "log", "offset": 10_003}))
+        .expect_err("too long");
+    assert!(
+        error.contains("line 10003 of log is longer than 16777216 bytes"),
+        "{error}"
+    );
+    assert!(
+        workdir
+            .call(
+                "edit",
+                json!({"path": "log", "old_string": "first", "new_string": "x"})
+            )
+            .is_err()
+    );
+    assert!(
+        workdir
+            .call("copy", json!({"from": "log", "to": "copy"}))
+            .is_err()
+    );
+    assert_eq!(
+        expect_ok(workdir.call("grep", json!({"pattern": "first"}))),
+        "no line matches first"
+    );
+}
+
+#[test]
+fn long_lines_and_bytes_that_are_no_text_are_shown_as_well_as_they_can_be() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("long", format!("{}é\nnext\r\n", "a".repeat(8191)));
+    let output = expect_ok(workdir.call("read", json!({"path": "long"})));
+    assert!(
+        output.contains("a ... (line cut, it has 8194 bytes)\n2: next"),
+        "{}",
+        &output[8000..]
+    );
+    assert!(output.ends_with("2: next"), "{}", &output[8000..]);
+    workdir.write_file("latin", b"caf\xe9 au lait\n");
+    assert_eq!(
+        expect_ok(workdir.call("read", json!({"path": "latin"}))),
+        "1: caf\u{fffd} au lait"
+    );
+    let result = workdir.call(
+        "edit",
+        json!({"path": "latin", "old_string": "au", "new_string": "x"}),
+    );
+    assert_eq!(
+        result,
+        Err("latin is not UTF-8 (at byte 3); editing it would lose what is there".into())
+    );
+    assert_eq!(
+        fs::read(workdir.path("latin")).expect("a file"),
+        b"caf\xe9 au lait\n"
+    );
+    workdir.write_file("empty", "");
+    assert_eq!(
+        expect_ok(workdir.call("read", json!({"path": "empty"}))),
+        "(the file is empty)"
+    );
+    let result = workdir.call("read", json!({"path": "long", "offset": 3}));
+    assert_eq!(
+        result,
+        Err("long has only 2 lines; offset 3 is behind its end".into())
+    );
+    workdir.write_file("many", "some line of a long file\n".repeat(50_000));
+    let output = expect_ok(workdir.call("read", json!({"path": "many", "limit": 100_000})));
+    assert!(output.len() <= 256 << 10);
+    let shown_lines = output.lines().count() as u64 - 1;
+    assert!(output.ends_with(&format!(
+        "... (more follows; go on with offset {})",
+        shown_lines + 1
+    )));
+}
+
+#[test]
+fn no_pattern_takes_for_ever() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("a", format!("{}!\n", "a".repeat(1 << 20)));
+    assert_eq!(
+        expect_ok(workdir.call("grep", json!({"pattern": "^(a+)+$"}))),
+        "no line matches ^(a+)+$"
+    );
+    let error = workdir
+        .call("grep", json!({"pattern": r"((\w{1000}){1000}){1000}"}))
+        .expect_err("too big");
+    assert!(error.starts_with("the pattern cannot be used: "), "{error}");
+    let error = workdir
+        .call("grep", json!({"pattern": "a(b"}))
+        .expect_err("no pattern");
+    assert!(error.contains("unclosed group"), "{error}");
+    assert!(workdir.call("find", json!({"pattern": "{a,b"})).is_err());
+    expect_ok(workdir.call("find", json!({"pattern": "*a".repeat(400)})));
+}
+
+#[test]
+fn a_timed_out_call_returns_partial_results() {
+    let mut workdir = TestWorkdir::new();
+    workdir.write_file("a", "needle\n");
+    workdir.workdir_fs.stop = StopToken::default().with_timeout(Duration::ZERO);
+    let grep = |path| expect_ok(workdir.call("grep", json!({"pattern": "needle", "path": path})));
+    for path in ["a", "."] {
+        let output = grep(path);
+        let notice = "... (stopped after 0 seconds, and not everything was searched";
+        assert!(output.contains(notice), "{output}");
+    }
+    let output = expect_ok(workdir.call("find", json!({"pattern": "**"})));
+    assert!(output.contains("... (stopped after 0 seconds"), "{output}");
+    let error = workdir
+        .call("read", json!({"path": "a"}))
+        .expect_err("late");
+    assert_eq!(error, "a: stopped, as it takes longer than 0 seconds");
+}
+
+#[test]
+fn a_line_that_is_too_long_for_a_pattern_is_not_matched_against_it() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("long", "x".repeat(100 << 10));
+    workdir.write_file("short", "xxxx\n");
+    let output = expect_ok(workdir.call("grep", json!({"pattern": r"x\w{3,20}"})));
+    assert_eq!(
+        output,
+        "short:1: xxxx\n... (1 file(s) could not be searched: they cannot be read, or have a line of more than 32768 \
+         bytes, the most for this pattern)"
+    );
+    let output = expect_ok(workdir.call("grep", json!({"pattern": "xxxx"})));
+    assert!(output.starts_with("long:1: xxxx"), "{output}");
+}
+
+#[test]
+fn what_is_replaced_keeps_its_mode_and_a_link_stays_one() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("bin/run", "#!/bin/sh\n");
+    fs::set_permissions(workdir.path("bin/run"), fs::Permissions::from_mode(0o4755))
+        .expect("a mode");
+    symlink("bin/run", workdir.path("link")).expect("a link");
+    expect_ok(workdir.call(
+        "write",
+        json!({"path": "link", "content": "#!/bin/sh\nls\n"}),
+    ));
+    assert!(workdir.path("link").is_symlink());
+    assert_eq!(workdir.read_file("bin/run"), "#!/bin/sh\nls\n");
+    let mode = |path: &str| {
+        fs::metadata(workdir.path(path))
+            .expect("it")
+            .permissions()
+            .mode()
+            & 0o7777
+    };
+    assert_eq!(mode("bin/run"), 0o755, "it runs, but not as its owner");
+    expect_ok(workdir.call(
+        "edit",
+        json!({"path": "link", "old_string": "ls", "new_string": "id"}),
+    ));
+    assert_eq!(workdir.read_file("bin/run"), "#!/bin/sh\nid\n");
+    expect_ok(workdir.call("copy", json!({"from": "bin", "to": "bin2"})));
+    assert_eq!(mode("bin2/run"), 0o755);
+    symlink("nowhere", workdir.path("dangling")).expect("a link");
+    let error = workdir
+        .call("write", json!({"path": "dangling", "content": ""}))
+        .expect_err("dangling");
+    assert!(error.contains("it is a link"), "{error}");
+    fs::set_permissions(workdir.path("bin/run"), fs::Permissions::from_mode(0o444))
+        .expect("a mode");
+    let result = workdir.call("write", json!({"path": "bin/run", "content": ""}));
+    assert_eq!(result, Err("bin/run is read-only".into()));
+    let names: Vec<_> = fs::read_dir(workdir.path("bin"))
+        .expect("it")
+        .flatten()
+        .map(|it| it.file_name())
+        .collect();
+    assert_eq!(names, ["run"], "nothing temporary is left");
+}
+
+#[test]
+fn two_edits_of_one_file_at_once_are_both_made() {
+    let workdir = TestWorkdir::new();
+    let tokens: Vec<String> = (0..64).map(|number| format!("<{number}>")).collect();
+    workdir.write_file("f", tokens.join("\n"));
+    std::thread::scope(|scope| {
+        for half in tokens.chunks(32) {
+            let workdir = &workdir;
+            scope.spawn(move || {
+                for token in half {
+                    expect_ok(workdir.call(
+                        "edit",
+                        json!({"path": "f", "old_string": token, "new_string": "done"}),
+                    ));
+                }
+            });
+        }
+    });
+    assert_eq!(workdir.read_file("f").matches("done").count(), 64);
+}
+
+#[test]
+fn grep_respects_ignore_files() {
+    let workdir = TestWorkdir::new();
+    for path in [
+        "a.rs",
+        "b.txt",
+        "build/a.rs",
+        "deep/build/a.rs",
+        "deep/kept.log",
+        "deep/x.log",
+        ".git/config",
+        ".hidden",
+    ] {
+        workdir.write_file(path, "needle\n");
+    }
+    workdir.write_file("nul", "needle\n\0");
+    workdir.write_file(".gitignore", "/build\n*.log\n[\n");
+    workdir.write_file("deep/.ignore", "!kept.log\n");
+    let grep = |arguments| expect_ok(workdir.call("grep", arguments));
+    assert_eq!(
+        grep(json!({"pattern": "needle"})),
+        ".hidden:1: needle\na.rs:1: needle\nb.txt:1: needle\ndeep/build/a.rs:1: needle\ndeep/kept.log:1: needle"
+    );
+    assert_eq!(
+        grep(json!({"pattern": "needle", "include": "*.rs"})),
+        "a.rs:1: needle\ndeep/build/a.rs:1: needle"
+    );
+    assert_eq!(
+        grep(json!({"pattern": "needle", "include": "deep/**"})),
+        "deep/build/a.rs:1: needle\ndeep/kept.log:1: needle"
+    );
+    assert_eq!(
+        grep(json!({"pattern": "needle", "path": "deep"})),
+        "deep/build/a.rs:1: needle\ndeep/kept.log:1: needle"
+    );
+    assert_eq!(
+        grep(json!({"pattern": "needle", "path": "build"})),
+        "build/a.rs:1: needle",
+        "named, so it is meant"
+    );
+    symlink("deep", workdir.path("link")).expect("a link");
+    assert_eq!(
+        grep(json!({"pattern": "needle", "path": "link", "include": "*.log"})),
+        "deep/kept.log:1: needle"
+    );
+    assert_eq!(
+        expect_ok(workdir.call("find", json!({"pattern": "link/*"}))),
+        "nothing matches link/*"
+    );
+    assert_eq!(
+        grep(json!({"pattern": "needle", "path": "deep/x.log"})),
+        "deep/x.log:1: needle"
+    );
+    assert_eq!(
+        expect_ok(workdir.call("find", json!({"pattern": "**/*.log"}))),
+        "deep/kept.log\ndeep/x.log"
+    );
+    assert_eq!(
+        expect_ok(workdir.call("find", json!({"pattern": "d*"}))),
+        "deep/"
+    );
+}
+
+#[test]
+fn a_large_tree_is_searched_whole_and_shown_in_part() {
+    let workdir = TestWorkdir::new();
+    for number in 0..3000 {
+        workdir.write_file(
+            &format!("d{}/e{}/f{number}", number % 7, number % 50),
+            "one\nneedle\n",
+        );
+    }
+    let output = expect_ok(workdir.call("grep", json!({"pattern": "needle"})));
+    assert_eq!(output.lines().count(), 1001);
+    assert!(
+        output.ends_with("... (stopped at 1000 lines; narrow the pattern, the path or include)")
+    );
+    let output = expect_ok(workdir.call("grep", json!({"pattern": "needle", "include": "f*7"})));
+    assert_eq!(output.lines().count(), 300);
+    let output = expect_ok(workdir.call("find", json!({"pattern": "**/f*"})));
+    assert_eq!(output.lines().count(), 3000);
+}
+
+#[test]
+fn a_cancelled_call_stops() {
+    let workdir = TestWorkdir::new();
+    workdir.write_file("f", "old\n");
+    drop(workdir.workdir_fs.stop.cancel_on_drop());
+    for (tool, result) in workdir.call_all("f") {
+        // What is one step is made or not; the rest ends before its next one.
+        if ["read", "write", "edit", "grep", "copy"].contains(&tool) {
+            assert!(result.is_err(), "{tool}: {result:?}");
+        }
+    }
+    assert!(!Path::new(&workdir.path("stolen")).is_file() || !workdir.path("f").exists());
+}

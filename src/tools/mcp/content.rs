@@ -1,0 +1,174 @@
+//! What a tool of a server answered, as the text that a model reads, with pictures and PDF files beside it. Pure.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
+
+use crate::domain::attachment::{Attachment, MediaType};
+use crate::domain::message::shorten;
+use crate::tools::ToolOutput;
+
+/// Stands for what a later protocol may bring.
+const UNKNOWN_CONTENT: &str = "[content of a kind that axed does not know]";
+
+/// The text of a result, with its pictures and files; an error, which is text alone, where the server marks it as one.
+pub fn tool_output(result: CallToolResult) -> Result<ToolOutput, String> {
+    let has_text = |block: &ContentBlock| {
+        matches!(block, ContentBlock::Text(_))
+            || matches!(block, ContentBlock::Resource(it) if matches!(it.resource, ResourceContents::TextResourceContents { .. }))
+    };
+    let structured = match result.content.iter().any(has_text) {
+        // The protocol wants the same in words, too.
+        true => None,
+        false => result.structured_content.map(|value| value.to_string()),
+    };
+    let mut attachments = Vec::new();
+    let blocks = result.content.into_iter();
+    let blocks = blocks.map(|it| block_text(it, &mut attachments));
+    let parts: Vec<String> = blocks.chain(structured).collect();
+    let text = parts.join("\n");
+    match result.is_error {
+        Some(true) if text.is_empty() => Err("the tool failed and did not say why".to_owned()),
+        Some(true) => Err(text),
+        _ => Ok(ToolOutput { text, attachments }),
+    }
+}
+
+/// The words of a block. What models can be shown goes with `attachments`, and is named in its place.
+fn block_text(block: ContentBlock, attachments: &mut Vec<Attachment>) -> String {
+    match block {
+        ContentBlock::Text(text) => text.text,
+        ContentBlock::Image(image) => match read_attachment(&image.mime_type, &image.data, None) {
+            AttachmentResult::Attached(attachment) => push_attachment(attachment, attachments),
+            AttachmentResult::Invalid(why) => {
+                format!("[image: {}, left out: {why}]", image.mime_type)
+            }
+            AttachmentResult::Unsupported => placeholder("image", &image.mime_type, &image.data),
+        },
+        ContentBlock::Audio(audio) => placeholder("audio", &audio.mime_type, &audio.data),
+        ContentBlock::ResourceLink(link) => format!("[resource: {}]", link.uri),
+        ContentBlock::Resource(embedded) => match embedded.resource {
+            ResourceContents::TextResourceContents { text, .. } => text,
+            ResourceContents::BlobResourceContents {
+                uri,
+                mime_type,
+                blob,
+                ..
+            } => {
+                let kind = mime_type.as_deref().unwrap_or("unknown type");
+                let name = uri.rsplit('/').next().filter(|name| !name.is_empty());
+                match read_attachment(kind, &blob, name) {
+                    AttachmentResult::Attached(attachment) => {
+                        push_attachment(attachment, attachments)
+                    }
+                    AttachmentResult::Invalid(why) => {
+                        format!("[resource: {uri}, {kind}, left out: {why}]")
+                    }
+                    AttachmentResult::Unsupported => {
+                        format!("[resource: {uri}, {kind}, {} bytes]", decoded_len(&blob))
+                    }
+                }
+            }
+            _ => UNKNOWN_CONTENT.to_owned(),
+        },
+        _ => UNKNOWN_CONTENT.to_owned(),
+    }
+}
+
+/// Whether models can be shown something.
+enum AttachmentResult {
+    Attached(Attachment),
+    /// It is of a kind that is taken, but the bytes are not.
+    Invalid(String),
+    Unsupported,
+}
+
+/// Reads data whose type the server states.
+fn read_attachment(mime_type: &str, base64: &str, name: Option<&str>) -> AttachmentResult {
+    let Ok(stated_type) = mime_type.parse::<MediaType>() else {
+        return AttachmentResult::Unsupported;
+    };
+    let name = name.filter(|_| !stated_type.is_image());
+    let name = name.map(|name| shorten(name, 200).replace(char::is_control, "_"));
+    let Ok(data) = STANDARD.decode(base64) else {
+        return AttachmentResult::Invalid("its data is not Base64".to_owned());
+    };
+    match Attachment::from_bytes(data.into(), name) {
+        Some(attachment) if attachment.media_type == stated_type => {
+            AttachmentResult::Attached(attachment)
+        }
+        _ => AttachmentResult::Invalid("its bytes are of another kind".to_owned()),
+    }
+}
+
+fn push_attachment(attachment: Attachment, attachments: &mut Vec<Attachment>) -> String {
+    let text = format!("{}]", attachment.placeholder());
+    attachments.push(attachment);
+    text
+}
+
+fn placeholder(kind: &str, mime_type: &str, base64: &str) -> String {
+    format!("[{kind}: {mime_type}, {} bytes]", decoded_len(base64))
+}
+
+/// How many bytes a Base64 text stands for.
+fn decoded_len(base64: &str) -> usize {
+    base64.trim_end_matches('=').len() * 3 / 4
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::tools::ToolOutput;
+
+    fn output(result: Value) -> Result<ToolOutput, String> {
+        super::tool_output(serde_json::from_value(result).expect("a result"))
+    }
+
+    fn text(result: Value) -> Result<String, String> {
+        output(result).map(|output| output.text)
+    }
+
+    #[test]
+    fn what_is_no_text_is_named() {
+        let result = text(json!({"content": [
+            {"type": "text", "text": "hello"},
+            {"type": "image", "mimeType": "image/tiff", "data": "aGVsbG8="},
+            {"type": "audio", "mimeType": "audio/wav", "data": "aGVsbG8h"},
+            {"type": "resource_link", "uri": "file:///a", "name": "a"},
+            {"type": "resource", "resource": {"uri": "file:///b", "text": "in b"}},
+            {"type": "resource", "resource": {"uri": "file:///c", "blob": "aGk=", "mimeType": "a/b"}},
+        ]}));
+        let expected = "hello\n[image: image/tiff, 5 bytes]\n[audio: audio/wav, 6 bytes]\n[resource: file:///a]\n\
+                        in b\n[resource: file:///c, a/b, 2 bytes]";
+        assert_eq!(result.as_deref(), Ok(expected));
+    }
+
+    #[test]
+    fn attachments_must_match_their_stated_type() {
+        let output = output(json!({"content": [
+            {"type": "image", "mimeType": "image/gif", "data": "R0lGODlhIQ=="},
+            {"type": "image", "mimeType": "image/png", "data": "R0lGODlhIQ=="},
+            {"type": "resource", "resource": {"uri": "file:///a/b.pdf", "blob": "JVBERi0xLjc=", "mimeType": "application/pdf"}},
+        ]}))
+        .expect("an output");
+        let expected = "[image: image/gif, 7 bytes]\n[image: image/png, left out: its bytes are of another kind]\n\
+                        [file: b.pdf, application/pdf, 8 bytes]";
+        assert_eq!(output.text, expected);
+        assert_eq!(output.attachments.len(), 2);
+        assert_eq!(output.attachments[1].name.as_deref(), Some("b.pdf"));
+    }
+
+    #[test]
+    fn structured_content_replaces_missing_text() {
+        let structured = json!({"content": [], "structuredContent": {"b": 1, "a": 2}});
+        assert_eq!(text(structured).as_deref(), Ok(r#"{"b":1,"a":2}"#));
+        let both =
+            json!({"content": [{"type": "text", "text": "one"}], "structuredContent": {"a": 1}});
+        assert_eq!(text(both).as_deref(), Ok("one"));
+        let failed = json!({"content": [{"type": "text", "text": "no"}], "isError": true});
+        assert_eq!(text(failed), Err("no".to_owned()));
+        assert!(text(json!({"content": [], "isError": true})).is_err());
+    }
+}

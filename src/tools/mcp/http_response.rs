@@ -1,0 +1,334 @@
+//! What a server over HTTP answers to one request: its result, or what came instead. Knows no session.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, unfold};
+use futures_util::{Stream, StreamExt};
+use reqwest::Response;
+use reqwest::header::CONTENT_TYPE;
+use rmcp::model::{JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::transport::streamable_http_client::{SseError, StreamableHttpPostResponse};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use sse_stream::{Sse, SseStream};
+
+use crate::domain::message::shorten;
+use crate::ssrf::root_cause;
+use crate::tools::mcp::failure::{RetrySafety, connection_error};
+
+/// Most bytes of one answer.
+const MAX_BODY_BYTES: usize = 16 << 20;
+/// Most bytes that are read of the body of an error.
+const MAX_ERROR_BODY_BYTES: usize = 16 << 10;
+/// The longest that reading them may take.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most characters of a body that are shown.
+const MAX_LINE_CHARS: usize = 200;
+
+/// Why a POST has no usable answer.
+#[derive(Debug)]
+pub enum HttpError {
+    /// 400 or 404 within a session: the server does not know it (any more), and did nothing.
+    SessionLost { status: u16, line: String },
+    /// Another status than success.
+    Status { status: u16, line: String },
+    /// Success, but not with the answer to the request.
+    InvalidResponse(String),
+    /// The request or its answer broke off.
+    Request(reqwest::Error),
+}
+
+impl HttpError {
+    /// Whether the request may be sent once more.
+    pub fn retry_safety(&self) -> RetrySafety {
+        match self {
+            Self::SessionLost { .. } => RetrySafety::Always,
+            Self::Status { status, .. } if *status >= 500 => RetrySafety::IfReadOnly,
+            Self::Status { .. } => RetrySafety::Never,
+            Self::Request(error) if error.is_connect() => RetrySafety::Always,
+            Self::InvalidResponse(_) | Self::Request(_) => RetrySafety::IfReadOnly,
+        }
+    }
+}
+
+impl fmt::Display for HttpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SessionLost { status, line } | Self::Status { status, line } => {
+                write!(f, "HTTP {status}")?;
+                match line.as_str() {
+                    "" => Ok(()),
+                    line => write!(f, ": {line}"),
+                }
+            }
+            Self::InvalidResponse(why) => f.write_str(why),
+            // The outer causes name the address, which may hold a secret.
+            Self::Request(error) => match root_cause(error) {
+                Some(cause) => f.write_str(&cause),
+                None => f.write_str("the request failed"),
+            },
+        }
+    }
+}
+
+impl Error for HttpError {}
+
+/// The error of a response whose status is none of success, with the first line of its body.
+pub async fn error_response(
+    mut response: Response,
+    has_session: bool,
+) -> (HttpError, Option<JsonRpcError>) {
+    let status = response.status().as_u16();
+    let mut body = Vec::new();
+    let read = async {
+        while body.len() < MAX_ERROR_BODY_BYTES
+            && let Ok(Some(chunk)) = response.chunk().await
+        {
+            body.extend_from_slice(&chunk);
+        }
+    };
+    // What came by then suffices.
+    let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read).await;
+    let error = serde_json::from_slice::<JsonRpcError>(&body).ok();
+    let line = match &error {
+        Some(error) => shorten(error.error.message.trim(), MAX_LINE_CHARS),
+        None => first_line(&body),
+    };
+    let http_error = match has_session && matches!(status, 400 | 404) {
+        true => HttpError::SessionLost { status, line },
+        false => HttpError::Status { status, line },
+    };
+    (http_error, error)
+}
+
+/// The body of a refusal, as far as it is JSON-RPC.
+#[derive(Deserialize)]
+pub struct JsonRpcError {
+    /// What went wrong.
+    pub error: rmcp::model::ErrorData,
+}
+
+/// The answer to the request `id` in a response with a status of success.
+///
+/// # Errors
+/// There is none in it.
+pub async fn parse_response(
+    response: Response,
+    id: RequestId,
+    session_id: Option<String>,
+    max_event_bytes: usize,
+) -> Result<StreamableHttpPostResponse, HttpError> {
+    let status = response.status().as_u16();
+    let content_type = response.headers().get(CONTENT_TYPE);
+    let content_type = content_type.map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned());
+    let kind = content_type
+        .as_deref()
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    if kind.starts_with("text/event-stream") && status == 200 {
+        let events = SseStream::from_bytes_stream(limit_event_size(
+            response.bytes_stream(),
+            max_event_bytes,
+        ));
+        let events = require_answer(events.boxed(), id);
+        return Ok(StreamableHttpPostResponse::Sse(events, session_id));
+    }
+    let body = read_body(response, MAX_BODY_BYTES).await?;
+    if body.is_empty() {
+        let why = format!("it gave no answer (HTTP {status} without a body)");
+        return Err(HttpError::InvalidResponse(why));
+    }
+    if !kind.starts_with("application/json") {
+        let content_type_text = match content_type {
+            Some(it) => format!("content type {}", shorten(&it, 100)),
+            None => "no content type".to_owned(),
+        };
+        let line = first_line(&body);
+        let why = format!(
+            "it answered with {content_type_text} instead of JSON or an event stream (HTTP {status}: {line})"
+        );
+        return Err(HttpError::InvalidResponse(why));
+    }
+    let message = serde_json::from_slice::<ServerJsonRpcMessage>(&body).map_err(|_| {
+        let line = first_line(&body);
+        HttpError::InvalidResponse(format!("its answer is no message of JSON-RPC: {line}"))
+    })?;
+    let answer_id = match &message {
+        JsonRpcMessage::Response(response) => Some(&response.id),
+        JsonRpcMessage::Error(error) => error.id.as_ref(),
+        _ => {
+            let why = "it answered with a message of its own instead of a result".to_owned();
+            return Err(HttpError::InvalidResponse(why));
+        }
+    };
+    if answer_id.is_some_and(|of| is_same_id(of, &id)) {
+        return Ok(StreamableHttpPostResponse::Json(message, session_id));
+    }
+    let error = match &message {
+        JsonRpcMessage::Error(error) => Some(error.error.message.as_ref()),
+        _ => None,
+    };
+    let answer_id = answer_id.map_or_else(|| "null".to_owned(), ToString::to_string);
+    Err(HttpError::InvalidResponse(wrong_id_message(
+        &answer_id, &id, error,
+    )))
+}
+
+/// The events, with an error as their last one where they end without an answer to the request `id`. What can be
+/// resumed (it has an id of its own) is left to be resumed.
+fn require_answer(events: EventStream, id: RequestId) -> EventStream {
+    let state = AnswerStream {
+        events,
+        id,
+        is_answered: false,
+        is_resumable: false,
+    };
+    let next = |state: Option<AnswerStream>| async move {
+        let mut state = state?;
+        let event = state.events.next().await;
+        let reason = match event {
+            Some(Ok(event)) => {
+                state.is_resumable |= event.id.is_some();
+                match state.check_event(&event) {
+                    None => return Some((Ok(event), Some(state))),
+                    Some(reason) => reason,
+                }
+            }
+            None if state.is_answered || state.is_resumable => return None,
+            None => "it closed the stream before its answer".to_owned(),
+            Some(Err(error)) if state.is_resumable => return Some((Err(error), None)),
+            Some(Err(SseError::Body(cause))) => {
+                format!("the stream broke before its answer: {cause}")
+            }
+            Some(Err(error)) => format!("the stream broke before its answer: {error}"),
+        };
+        let error = ServerJsonRpcMessage::error(connection_error(reason), Some(state.id));
+        let event = Sse {
+            data: serde_json::to_string(&error).ok(),
+            ..Sse::default()
+        };
+        Some((Ok(event), None))
+    };
+    unfold(Some(state), next).boxed()
+}
+
+type EventStream = BoxStream<'static, Result<Sse, SseError>>;
+
+struct AnswerStream {
+    events: EventStream,
+    id: RequestId,
+    is_answered: bool,
+    is_resumable: bool,
+}
+
+impl AnswerStream {
+    /// What is wrong with an event, if anything is.
+    fn check_event(&mut self, event: &Sse) -> Option<String> {
+        #[derive(Deserialize)]
+        struct MessageHead {
+            #[serde(default)]
+            id: Value,
+            method: Option<IgnoredAny>,
+            error: Option<MessageError>,
+        }
+        #[derive(Deserialize)]
+        struct MessageError {
+            #[serde(default)]
+            message: String,
+        }
+        let data = event
+            .data
+            .as_deref()
+            .filter(|data| !data.trim().is_empty())?;
+        if !matches!(event.event.as_deref(), None | Some("" | "message")) || self.is_answered {
+            return None;
+        }
+        let Ok(head) = serde_json::from_str::<MessageHead>(data) else {
+            let line = first_line(data.as_bytes());
+            return Some(format!(
+                "it sent an event that is no message of JSON-RPC: {line}"
+            ));
+        };
+        if head.method.is_some() {
+            return None;
+        }
+        let answer_id = match &head.id {
+            Value::Number(number) => number.as_i64().map(RequestId::Number),
+            Value::String(text) => Some(RequestId::String(text.as_str().into())),
+            _ => None,
+        };
+        self.is_answered = answer_id.is_some_and(|of| is_same_id(&of, &self.id));
+        match self.is_answered {
+            true => None,
+            false => {
+                let error = head.error.as_ref().map(|error| error.message.as_str());
+                Some(wrong_id_message(&head.id.to_string(), &self.id, error))
+            }
+        }
+    }
+}
+
+fn wrong_id_message(answer_id: &str, id: &RequestId, error: Option<&str>) -> String {
+    let answer_id = shorten(answer_id, 50);
+    let why = format!("it answered with the id {answer_id} instead of {id}");
+    match error {
+        Some(error) => format!("{why}: {error}"),
+        None => why,
+    }
+}
+
+/// Some servers send a number back as a text.
+fn is_same_id(answer_id: &RequestId, id: &RequestId) -> bool {
+    answer_id == id || answer_id.to_string() == id.to_string()
+}
+
+/// A body, if it has no more bytes than that.
+async fn read_body(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, HttpError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(HttpError::Request)? {
+        if body.len() + chunk.len() > max_bytes {
+            let why = format!("its answer has more than {max_bytes} bytes");
+            return Err(HttpError::InvalidResponse(why));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+/// The first line of a body that has any text.
+fn first_line(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(MAX_ERROR_BODY_BYTES)]);
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty());
+    shorten(line.unwrap_or_default(), MAX_LINE_CHARS).replace(char::is_control, "\u{fffd}")
+}
+
+/// The bytes of a stream of events, which fails at an event that is too long.
+fn limit_event_size(
+    bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
+    max_event_bytes: usize,
+) -> impl Stream<Item = Result<Bytes, HttpError>> + Send + 'static {
+    let (mut event_bytes, mut line_bytes) = (0_usize, 0_usize);
+    bytes.map(move |chunk| {
+        let chunk = chunk.map_err(HttpError::Request)?;
+        for byte in &chunk {
+            match byte {
+                b'\n' if line_bytes == 0 => event_bytes = 0,
+                b'\n' => line_bytes = 0,
+                b'\r' => {}
+                _ => {
+                    line_bytes += 1;
+                    event_bytes += 1;
+                }
+            }
+            if event_bytes > max_event_bytes {
+                let why = format!("an event has more than {max_event_bytes} bytes");
+                return Err(HttpError::InvalidResponse(why));
+            }
+        }
+        Ok(chunk)
+    })
+}

@@ -1,0 +1,143 @@
+//! Every built-in tool that this daemon has, made once. Knows no agent.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::config::{self, AttachmentLimits};
+use crate::fair::fair_semaphore::FairSemaphore;
+use crate::tools::deferred::ToolDeferral;
+use crate::tools::run_command::RunCommand;
+use crate::tools::url_fetch::AttachmentDownloader;
+use crate::tools::{Tool, files, run_command, url_fetch, web_search};
+use crate::workdirs::reserved::ReservedPaths;
+
+/// Pages and searches of the web that are fetched and read at once; more calls wait for their turn, by key, so that what
+/// is in memory has a bound.
+const MAX_CONCURRENT_WEB_CALLS: usize = 64;
+
+/// The built-in tools by name, with what bounds them all.
+#[derive(Default)]
+pub struct ToolRegistry {
+    tools: BTreeMap<&'static str, Arc<dyn Tool>>,
+    max_result: usize,
+    attachments: AttachmentLimits,
+    deferral: Option<Arc<ToolDeferral>>,
+    downloader: Option<AttachmentDownloader>,
+    /// Whether commands are kept out of what is the daemon's own.
+    is_sandboxed: bool,
+    /// Why there are no commands although the configuration allows them.
+    commands_disabled_reason: Option<String>,
+}
+
+impl ToolRegistry {
+    /// As the configuration allows. No command reaches what is reserved; what several calls share is shared out between
+    /// these keys.
+    pub fn new(config: &config::Tools, reserved: &ReservedPaths, keys: &[String]) -> Self {
+        let mut tools: BTreeMap<_, _> =
+            files::all_tools(config.max_result, config.attachments, keys)
+                .into_iter()
+                .collect();
+        let web_permits = Arc::new(FairSemaphore::new(MAX_CONCURRENT_WEB_CALLS, keys));
+        let downloader = AttachmentDownloader::new(
+            &config.url_fetch,
+            config.attachments.bytes,
+            Arc::clone(&web_permits),
+        );
+        tools.extend(url_fetch::tool(
+            &config.url_fetch,
+            config.max_result,
+            Arc::clone(&web_permits),
+        ));
+        tools.extend(web_search::tool(config.web_search.as_ref(), web_permits));
+        let (command, commands_disabled_reason) =
+            match run_command::from_config(config, reserved, keys) {
+                Ok(command) => (command, None),
+                Err(reason) => {
+                    tracing::warn!("{reason}");
+                    (None, Some(reason))
+                }
+            };
+        let is_sandboxed = command.as_ref().is_some_and(RunCommand::is_sandboxed);
+        tools.extend(command.map(|tool| (run_command::NAME, Arc::new(tool) as Arc<dyn Tool>)));
+        Self {
+            tools,
+            max_result: config.max_result,
+            attachments: config.attachments,
+            deferral: ToolDeferral::new(config.deferred_above),
+            downloader: Some(downloader),
+            is_sandboxed,
+            commands_disabled_reason,
+        }
+    }
+
+    /// Whether this tool is there and works in the run's workdir.
+    pub fn uses_workdir(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|tool| tool.uses_workdir())
+    }
+
+    /// Why nobody is offered `run_command` although the configuration allows it.
+    pub fn commands_disabled_reason(&self) -> Option<&str> {
+        self.commands_disabled_reason.as_deref()
+    }
+
+    /// Whether `run_command` is there and is confined.
+    pub fn is_sandboxed(&self) -> bool {
+        self.is_sandboxed
+    }
+
+    /// A tool; none where the configuration does not offer it.
+    pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
+        self.tools.get(name)
+    }
+
+    /// What fetches the pictures and files that requests name by URL.
+    ///
+    /// # Errors
+    /// An empty shelf fetches nothing.
+    pub fn downloader(&self) -> Result<&AttachmentDownloader, String> {
+        let downloader = self.downloader.as_ref();
+        downloader.ok_or_else(|| "nothing can be fetched here".to_owned())
+    }
+
+    /// What bounds the pictures and files of a tool's result.
+    pub fn attachments(&self) -> AttachmentLimits {
+        self.attachments
+    }
+
+    /// What becomes of tools that are too many to offer; `None` offers all.
+    pub fn deferral(&self) -> Option<&Arc<ToolDeferral>> {
+        self.deferral.as_ref()
+    }
+
+    /// Most bytes of a tool's result.
+    pub fn max_result(&self) -> usize {
+        self.max_result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ToolRegistry;
+    use crate::config;
+    use crate::domain::agent::BUILT_IN_TOOLS;
+    use crate::tools::run_command;
+    use crate::workdirs::reserved::ReservedPaths;
+
+    /// Those that a server must allow first.
+    const DISABLED_BY_DEFAULT: &[&str] = &["web_search", run_command::NAME];
+
+    #[test]
+    fn registry_matches_built_in_tools() {
+        let registry = ToolRegistry::new(&config::Tools::default(), &ReservedPaths::default(), &[]);
+        for name in registry.tools.keys() {
+            assert!(
+                BUILT_IN_TOOLS.contains(name),
+                "{name} is not in BUILT_IN_TOOLS"
+            );
+        }
+        for name in BUILT_IN_TOOLS {
+            let is_offered = !DISABLED_BY_DEFAULT.contains(name);
+            assert_eq!(registry.get(name).is_some(), is_offered, "{name}");
+        }
+    }
+}

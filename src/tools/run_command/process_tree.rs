@@ -1,0 +1,105 @@
+//! Kills every process that descends from this one, wherever it stands in the tree. Knows no command.
+
+#[cfg(target_os = "linux")]
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustix::process::{Pid, Signal};
+#[cfg(target_os = "linux")]
+use rustix::process::{PidfdFlags, getpid, kill_process, pidfd_open, pidfd_send_signal};
+
+/// Sends SIGKILL to all that there are now. One that was sent it starts no other; those that were started while we
+/// looked are found by the next look.
+#[cfg(target_os = "linux")]
+pub fn kill(_command: Pid) {
+    let own_pid = getpid().as_raw_pid();
+    for (pid, parent) in descendants(own_pid, &parents()) {
+        let Some(process) = Pid::from_raw(pid) else {
+            continue;
+        };
+        // The number may be another process's by now; the handle stays with the one that it was opened for.
+        match pidfd_open(process, PidfdFlags::empty()) {
+            Ok(handle) => {
+                if parent_of(pid).is_some_and(|now| now == parent || now == own_pid) {
+                    let _ = pidfd_send_signal(&handle, Signal::KILL);
+                }
+            }
+            Err(rustix::io::Errno::NOSYS) => {
+                let _ = kill_process(process, Signal::KILL);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Sends SIGKILL to the command's group: this system does not tell who descends from whom.
+#[cfg(not(target_os = "linux"))]
+pub fn kill(command: Pid) {
+    let _ = rustix::process::kill_process_group(command, Signal::KILL);
+}
+
+/// Every process with its parent.
+#[cfg(target_os = "linux")]
+fn parents() -> Vec<(i32, i32)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| Some((pid, parent_of(pid)?)))
+        .collect()
+}
+
+#[cfg(target_os = "linux")]
+fn parent_of(pid: i32) -> Option<i32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parent_in(&stat)
+}
+
+/// The fourth field of `/proc/<pid>/stat` (proc_pid_stat(5)). The second is a name in parentheses, which may have
+/// anything in it, parentheses too.
+#[cfg(target_os = "linux")]
+fn parent_in(stat: &[u8]) -> Option<i32> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Those below `root`, parents before their children.
+#[cfg(target_os = "linux")]
+fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<(i32, i32)> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for (pid, parent) in parents {
+        children.entry(*parent).or_default().push(*pid);
+    }
+    let (mut descendants, mut seen) = (Vec::new(), BTreeSet::from([root]));
+    let mut pending = vec![root];
+    while let Some(parent) = pending.pop() {
+        for pid in children.remove(&parent).unwrap_or_default() {
+            // What was read while it changed may even have circles.
+            if seen.insert(pid) {
+                descendants.push((pid, parent));
+                pending.push(pid);
+            }
+        }
+    }
+    descendants
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::{descendants, parent_in};
+
+    #[test]
+    fn a_name_cannot_lie_about_the_parent() {
+        assert_eq!(parent_in(b"7 (sh) S 3 7 7 0"), Some(3));
+        assert_eq!(parent_in(b"7 (a) S 1 (b) R 4 7 7"), Some(4));
+        assert_eq!(parent_in(b"7 (sh"), None);
+        assert_eq!(parent_in(b""), None);
+    }
+
+    #[test]
+    fn only_descendants_are_found() {
+        let parents = [(2, 1), (3, 2), (4, 3), (5, 1), (6, 2), (8, 9), (9, 8)];
+        let mut pairs = descendants(2, &parents);
+        pairs.sort_unstable();
+        assert_eq!(pairs, [(3, 2), (4, 3), (6, 2)]);
+        assert_eq!(descendants(8, &parents), [(9, 8)]);
+    }
+}

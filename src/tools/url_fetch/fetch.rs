@@ -1,0 +1,358 @@
+//! A GET at an address that nobody vouches for: each hop is held to the agent's hosts and to the guard, names are
+//! resolved here and the connection goes to what was vetted, and time and bytes are bounded.
+
+use std::error::Error;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
+use reqwest::{Client, Response};
+use url::Url;
+
+use crate::config;
+use crate::ssrf::{self, SsrfError, SsrfGuard, ssrf_client};
+use crate::tools::url_fetch::content::{self, ContentKind, FetchedContent, MAX_BYTES};
+
+/// The configuration's key that names the hosts which are exempt from the guard.
+const ALLOW_LIST_KEY: &str = "[tools.url_fetch] allow_hosts";
+/// Most redirects of one call.
+const MAX_REDIRECTS: usize = 5;
+/// Most headers of an answer; the client itself holds their bytes to about 400 KiB.
+const MAX_HEADERS: usize = 100;
+/// Most bytes of an answer that is no success.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+const ACCEPTED_TYPES: &str = "text/html, text/markdown, application/json, text/*;q=0.9, */*;q=0.1";
+
+/// What came back.
+pub struct FetchResponse {
+    /// Whose answer it is.
+    pub url: Url,
+    /// HTTP's status; no redirect.
+    pub status: StatusCode,
+    /// Whether it was another address that was asked for.
+    pub is_redirected: bool,
+    /// The body.
+    pub content: FetchedContent,
+}
+
+/// The web as far as models may see it.
+pub struct WebFetcher {
+    guard: Arc<SsrfGuard>,
+    timeout: Duration,
+    /// Made when it is first needed: it reads the system's certificates.
+    client: OnceLock<Result<Client, String>>,
+}
+
+impl WebFetcher {
+    /// As the configuration allows.
+    pub fn new(config: &config::UrlFetch) -> Self {
+        Self::with_guard(config, SsrfGuard::allow_http)
+    }
+
+    /// As the configuration allows, but by https only where it names no host.
+    pub fn https_only(config: &config::UrlFetch) -> Self {
+        Self::with_guard(config, |guard| guard)
+    }
+
+    fn with_guard(
+        config: &config::UrlFetch,
+        configure: impl FnOnce(SsrfGuard) -> SsrfGuard,
+    ) -> Self {
+        let hosts = config.allow_hosts.iter().cloned();
+        Self {
+            guard: Arc::new(configure(SsrfGuard::new(hosts, ALLOW_LIST_KEY))),
+            timeout: config.timeout,
+            client: OnceLock::new(),
+        }
+    }
+
+    /// Asks for `address` and follows where it is sent. `hosts` are those of the agent; none means every public one.
+    pub async fn fetch(&self, address: &str, hosts: &[String]) -> Result<FetchResponse, String> {
+        let url = ssrf::parse_url(address).map_err(|why| format!("The url {why}"))?;
+        let request = async {
+            let (url, is_redirected, response) = self.follow_redirects(url, hosts).await?;
+            read_response(url, is_redirected, response).await
+        };
+        self.with_timeout(request).await
+    }
+
+    /// The bytes at `address`, at most so many.
+    pub async fn download(&self, address: &str, max_bytes: usize) -> Result<Vec<u8>, String> {
+        let url = ssrf::parse_url(address).map_err(|why| format!("the url {why}"))?;
+        let request = async {
+            let (url, _, mut response) = self.follow_redirects(url, &[]).await?;
+            let status = response.status();
+            if !status.is_success() {
+                return Err(format!("the answer is {status}"));
+            }
+            let mut bytes = Vec::new();
+            while let Some(chunk) = response
+                .chunk()
+                .await
+                .map_err(|error| connection_error_message(&url, &error))?
+            {
+                if bytes.len() + chunk.len() > max_bytes {
+                    return Err(format!(
+                        "it is larger than {max_bytes} bytes (limits.attachment_bytes)"
+                    ));
+                }
+                bytes.extend_from_slice(&chunk);
+            }
+            Ok(bytes)
+        };
+        self.with_timeout(request).await
+    }
+
+    async fn with_timeout<T>(
+        &self,
+        request: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        match tokio::time::timeout(self.timeout, request).await {
+            Ok(result) => result,
+            Err(_) => Err(format!(
+                "No whole answer came within {} seconds",
+                self.timeout.as_secs()
+            )),
+        }
+    }
+
+    /// The first answer that is no redirect, with its address and whether that is another one.
+    async fn follow_redirects(
+        &self,
+        mut url: Url,
+        hosts: &[String],
+    ) -> Result<(Url, bool, Response), String> {
+        let client = self.client.get_or_init(|| self.build_client());
+        let client = client.as_ref().map_err(Clone::clone)?;
+        for hop in 0..=MAX_REDIRECTS {
+            self.check_allowed(&url, hosts).map_err(|why| match hop {
+                0 => why,
+                _ => {
+                    let shown = ssrf::redact_query(url.as_str());
+                    format!("It redirects to {shown}, which is not followed: {why}")
+                }
+            })?;
+            let request = client
+                .get(url.clone())
+                .header(USER_AGENT, concat!("axed/", env!("CARGO_PKG_VERSION")))
+                .header(ACCEPT, ACCEPTED_TYPES)
+                .header(ACCEPT_ENCODING, "gzip")
+                .send();
+            let response = request
+                .await
+                .map_err(|error| connection_error_message(&url, &error))?;
+            match redirect_target(&url, &response)? {
+                Some(next_url) => url = next_url,
+                None => return Ok((url, hop > 0, response)),
+            }
+        }
+        Err(format!("It redirects more than {MAX_REDIRECTS} times"))
+    }
+
+    /// Whether an address may be asked, before its name is resolved.
+    fn check_allowed(&self, url: &Url, hosts: &[String]) -> Result<(), String> {
+        let host = url.host_str().unwrap_or_default();
+        if !hosts.is_empty()
+            && !hosts
+                .iter()
+                .any(|pattern| ssrf::matches_pattern(pattern, host))
+        {
+            let hosts = hosts.join(", ");
+            return Err(format!(
+                "{host} is not one of the hosts that this agent may ask: {hosts}"
+            ));
+        }
+        // The client asks the resolver for names only: an address that stands in the URL is vetted here.
+        self.guard
+            .check(url)
+            .map_err(|refused| refusal_message(&refused))?;
+        // Below 1024 live services that are not HTTP and would take a request for something else.
+        let is_web = matches!(url.port(), None | Some(80 | 443 | 1024..));
+        match is_web || self.guard.is_allowed(host) {
+            true => Ok(()),
+            false => Err("no port below 1024 is asked but 80 and 443".to_owned()),
+        }
+    }
+
+    fn build_client(&self) -> Result<Client, String> {
+        ssrf_client::client_builder(&self.guard)
+            .http1_only()
+            .http1_max_headers(MAX_HEADERS)
+            .pool_max_idle_per_host(1)
+            .pool_idle_timeout(Duration::from_secs(10))
+            .build()
+            .map_err(|error| format!("url_fetch has no HTTP client: {error}"))
+    }
+}
+
+/// Where the answer sends us, if anywhere.
+fn redirect_target(url: &Url, response: &Response) -> Result<Option<Url>, String> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return Ok(None);
+    }
+    let Some(location) = response.headers().get(LOCATION) else {
+        return Ok(None);
+    };
+    let bad_target = |why: &str| format!("It redirects to an address that {why}");
+    // Outside ASCII it is UTF-8 as a rule.
+    let named = String::from_utf8_lossy(location.as_bytes());
+    let next_url = url
+        .join(named.trim())
+        .map_err(|why| bad_target(&format!("is no URL ({why})")))?;
+    let next = ssrf::parse_url(next_url.as_str()).map_err(|why| bad_target(&why))?;
+    match (url.scheme(), next.scheme()) {
+        // Whoever is in between could answer anything. The model can still ask for it by itself.
+        ("https", "http") => Err(format!(
+            "It redirects from https to {}, which is not followed",
+            ssrf::redact_query(next.as_str())
+        )),
+        _ => Ok(Some(next)),
+    }
+}
+
+/// Reads an answer as far as it may be.
+async fn read_response(
+    url: Url,
+    is_redirected: bool,
+    mut response: Response,
+) -> Result<FetchResponse, String> {
+    let status = response.status();
+    let header = |name| {
+        let value = response.headers().get(name)?;
+        Some(String::from_utf8_lossy(http::HeaderValue::as_bytes(value)).into_owned())
+    };
+    let content_type = header(CONTENT_TYPE);
+    let content_encoding = header(CONTENT_ENCODING).map(|it| it.trim().to_ascii_lowercase());
+    let charset = content_type
+        .as_deref()
+        .and_then(|text| text.parse::<mime::Mime>().ok())
+        .and_then(|mime| Some(mime.get_param(mime::CHARSET)?.as_str().to_owned()));
+    let (is_gzip, has_unknown_encoding) = match content_encoding.as_deref() {
+        None | Some("" | "identity") => (false, false),
+        Some("gzip" | "x-gzip") => (true, false),
+        Some(_) => (false, true),
+    };
+    let kind = match (
+        content::content_kind(content_type.as_deref()),
+        status.is_success(),
+    ) {
+        (Ok(_), true) if has_unknown_encoding => {
+            Err("packed in a way that was not asked for".to_owned())
+        }
+        (kind, _) => kind,
+    };
+    let kind = match (kind, status.is_success()) {
+        (Ok(kind), true) => kind,
+        (Err(type_name), true) => {
+            let size = match response.content_length() {
+                Some(bytes) => format!("{bytes} bytes"),
+                None => "of unknown size".to_owned(),
+            };
+            return Err(format!(
+                "{url} is {type_name} ({size}), and url_fetch reads text only"
+            ));
+        }
+        (Ok(kind), false) if !has_unknown_encoding => kind,
+        // Its status says enough.
+        (_, false) => {
+            return Ok(FetchResponse {
+                url,
+                status,
+                is_redirected,
+                content: FetchedContent {
+                    kind: ContentKind::Text,
+                    charset: None,
+                    is_gzip: false,
+                    bytes: Vec::new(),
+                    is_truncated: false,
+                },
+            });
+        }
+    };
+    let max_bytes = match status.is_success() {
+        true => MAX_BYTES,
+        false => MAX_ERROR_BYTES,
+    };
+    let mut bytes = Vec::new();
+    let mut is_truncated = false;
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|error| connection_error_message(&url, &error))?
+    {
+        let remaining = max_bytes - bytes.len();
+        bytes.extend_from_slice(&chunk[..chunk.len().min(remaining)]);
+        if chunk.len() > remaining {
+            is_truncated = true;
+            break;
+        }
+    }
+    Ok(FetchResponse {
+        url,
+        status,
+        is_redirected,
+        content: FetchedContent {
+            kind,
+            charset,
+            is_gzip,
+            bytes,
+            is_truncated,
+        },
+    })
+}
+
+/// Why an address is not asked. What a name of an inner network stands for is not the model's to know.
+fn refusal_message(refused: &SsrfError) -> String {
+    match refused {
+        SsrfError::NotPublic { host, list, .. } => format!(
+            "{host} is not on the public internet, and url_fetch reaches nothing else (the operator can allow the host: {list})"
+        ),
+        other => other.to_string(),
+    }
+}
+
+/// Why nothing came: the guard's word, or the innermost cause.
+fn connection_error_message(url: &Url, error: &reqwest::Error) -> String {
+    let mut cause: &(dyn Error + 'static) = error;
+    loop {
+        if let Some(refused) = cause.downcast_ref::<SsrfError>() {
+            return refusal_message(refused);
+        }
+        match cause.source() {
+            Some(inner) => cause = inner,
+            None => break,
+        }
+    }
+    let host = url.host_str().unwrap_or_default();
+    format!("No answer from {host}: {cause}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WebFetcher;
+    use crate::config;
+    use crate::ssrf;
+
+    fn check(address: &str, hosts: &[&str]) -> Result<(), String> {
+        let fetcher = WebFetcher::new(&config::UrlFetch {
+            allow_hosts: vec!["wiki.internal".to_owned()],
+            ..config::UrlFetch::default()
+        });
+        let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+        fetcher.check_allowed(&ssrf::parse_url(address).expect("a URL"), &hosts)
+    }
+
+    #[test]
+    fn an_address_is_held_to_the_agents_hosts_and_to_the_guard() {
+        assert_eq!(check("http://example.com/", &[]), Ok(()));
+        assert_eq!(check("https://example.com:8443/", &[]), Ok(()));
+        assert_eq!(check("http://wiki.internal:81/", &[]), Ok(()));
+        let error = check("https://example.org/", &["example.com"]).expect_err("another host");
+        assert!(error.contains("example.com"), "{error}");
+        assert!(check("https://127.0.0.1/", &["127.0.0.1"]).is_err());
+        assert!(check("http://example.com:25/", &[]).is_err());
+        let told = check("http://10.1.2.3/", &[]).expect_err("private");
+        assert!(told.contains("allow_hosts"), "{told}");
+    }
+}

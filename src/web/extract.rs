@@ -1,0 +1,265 @@
+//! What stands in a request's path and query: names, ids, parameters, each checked and named where it is wrong. What the
+//! caller's key may not see does not exist.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, Uri};
+use serde::de::DeserializeOwned;
+
+use crate::catalog::LoadError;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::RunId;
+use crate::web::auth::Principal;
+use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::state::AppState;
+
+/// `{id}` of a path. Anything that is no run's id is a run that does not exist, and so is one of another key.
+pub struct RunPath(pub RunId);
+
+impl FromRequestParts<AppState> for RunPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let text: String = path_params(parts).await?;
+        visible_run(parts, state, &text).await.map(Self)
+    }
+}
+
+/// `{id}` and `{delivery}` of a path; the run as in [`RunPath`], the delivery's name unchecked.
+pub struct DeliveryPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for DeliveryPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, delivery): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, delivery))
+    }
+}
+
+/// `{id}` and `{call}` of a path; the run as in [`RunPath`], the call's id unchecked.
+pub struct CallPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for CallPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, call): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, call))
+    }
+}
+
+/// The run that a text names, where the caller may see it.
+async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
+    let principal = Principal::from_parts(parts, state)?;
+    let id: RunId = text.parse().map_err(|_| Problem::run_not_found(text))?;
+    if !principal.can_see_all_runs() {
+        let store = state.runner.store().as_ref();
+        let run = store.run(id).await?;
+        let run = run.ok_or_else(|| Problem::run_not_found(id))?;
+        if !principal.can_see_run(&run, store).await? {
+            return Err(Problem::run_not_found(id));
+        }
+    }
+    Ok(id)
+}
+
+/// `{name}` of a path. Anything that is no agent's name is an agent that does not exist, and so is one that the caller's
+/// key may not touch.
+pub struct AgentPath(pub String);
+
+impl FromRequestParts<AppState> for AgentPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let principal = Principal::from_parts(parts, state)?;
+        let name: String = path_params(parts).await?;
+        if is_agent_name(&name) && principal.can_use_agent(&name) {
+            Ok(Self(name))
+        } else {
+            Err(LoadError::NotFound(name).into())
+        }
+    }
+}
+
+/// `{name}` of a session's path. Anything that is no session's name is a session that does not exist.
+pub struct SessionPath(pub String);
+
+impl FromRequestParts<AppState> for SessionPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let name: String = path_params(parts).await?;
+        match is_agent_name(&name) {
+            true => Ok(Self(name)),
+            false => Err(Problem::session_not_found(&name)),
+        }
+    }
+}
+
+/// The path's variable parts, as many as the type has.
+async fn path_params<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Problem> {
+    Path::<T>::from_request_parts(parts, &())
+        .await
+        .map(|Path(text)| text)
+        .map_err(|rejection: PathRejection| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                "malformed_path",
+                rejection.body_text(),
+            )
+        })
+}
+
+/// Most parameters of a query: each is compared with all before it.
+const MAX_PARAMETERS: usize = 200;
+
+/// A request's query parameters.
+#[derive(Debug, Default)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads them. A name that is not in `known` is refused, so that a mistyped filter does not show everything;
+    /// a known name that ends in a dot stands for all that begin so.
+    pub fn read(uri: &Uri, allowed: &[&str]) -> Result<Self, Problem> {
+        if uri.query().is_none_or(str::is_empty) {
+            return Ok(Self::default());
+        }
+        let malformed =
+            |why: &str| Problem::new(StatusCode::BAD_REQUEST, "malformed_query", why.to_owned());
+        let axum::extract::Query(pairs) =
+            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri)
+                .map_err(|rejection| malformed(&rejection.body_text()))?;
+        if pairs.len() > MAX_PARAMETERS {
+            let why = format!("the query has more than {MAX_PARAMETERS} parameters");
+            return Err(malformed(&why));
+        }
+        for (at, (name, value)) in pairs.iter().enumerate() {
+            if name.contains('\u{fffd}') || value.contains('\u{fffd}') {
+                return Err(malformed("the query is not percent-encoded UTF-8"));
+            }
+            let is_allowed = |known: &&str| match known.strip_suffix('.') {
+                Some(_) => name.len() > known.len() && name.starts_with(*known),
+                None => *known == name,
+            };
+            if !allowed.iter().any(is_allowed) {
+                return Err(Problem::new(
+                    StatusCode::BAD_REQUEST,
+                    "unknown_parameter",
+                    format!(
+                        "unknown query parameter {}{}",
+                        quote(name),
+                        did_you_mean(name, allowed.iter().copied())
+                    ),
+                ));
+            }
+            if pairs[..at].iter().any(|(earlier, _)| earlier == name) {
+                return Err(Problem::parameter(name, "is given twice"));
+            }
+        }
+        Ok(Self(pairs))
+    }
+
+    /// The value of one parameter.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// The value of one parameter, read by `parse`; `wanted` says what it should have been.
+    pub fn parse<T>(
+        &self,
+        name: &str,
+        expected: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(text) = self.get(name) else {
+            return Ok(None);
+        };
+        match parse(text) {
+            Some(value) => Ok(Some(value)),
+            None => Err(Problem::parameter(
+                name,
+                format_args!("{} is not {expected}", quote(text)),
+            )),
+        }
+    }
+
+    /// The parameters whose names begin so, without that beginning.
+    pub fn with_prefix(&self, prefix: &str) -> Vec<(String, String)> {
+        self.0
+            .iter()
+            .filter_map(|(name, value)| {
+                Some((name.strip_prefix(prefix)?.to_owned(), value.clone()))
+            })
+            .collect()
+    }
+}
+
+/// `true`, `false`, `1`, `0`, or the bare name.
+pub fn parse_flag(text: &str) -> Option<bool> {
+    match text {
+        "true" | "1" | "" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+/// A number between 1 and `most`.
+pub fn count_up_to(max: usize) -> impl FnOnce(&str) -> Option<usize> {
+    move |text| text.parse().ok().filter(|count| (1..=max).contains(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Query, count_up_to};
+
+    fn read(query: &str) -> Result<Query, String> {
+        let uri = format!("/runs?{query}").parse().expect("a URI");
+        Query::read(&uri, &["status", "limit", "label."])
+            .map_err(|problem| String::from_utf8_lossy(&problem.render("", "")).into_owned())
+    }
+
+    #[test]
+    fn parameters_are_read() {
+        let query = read("status=a%20b&label.team=x&label.a.b=").expect("a query");
+        assert_eq!(query.get("status"), Some("a b"));
+        let labels = query.with_prefix("label.");
+        assert_eq!(labels.len(), 2);
+        assert_eq!(labels[1], ("a.b".to_owned(), String::new()));
+        assert!(read("").expect("a query").get("status").is_none());
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_named() {
+        let labels: Vec<String> = (0..201).map(|n| format!("label.{n}=x")).collect();
+        let many = labels.join("&");
+        for (query, expected) in [
+            (
+                "statsu=a",
+                r#"unknown query parameter \"statsu\"; did you mean \"status\"?"#,
+            ),
+            ("label.=a", r#"unknown query parameter \"label.\"","#),
+            ("limit=1&limit=2", r#"\"limit\": is given twice"#),
+            ("status=%ff", "not percent-encoded UTF-8"),
+            (&many, "more than 200 parameters"),
+        ] {
+            let error = read(query).expect_err(query);
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = read("limit=0")
+            .expect("a query")
+            .parse("limit", "a number from 1 to 200", count_up_to(200))
+            .expect_err("no limit");
+        let body = String::from_utf8_lossy(&error.render("", "")).into_owned();
+        assert!(
+            body.contains(r#"\"limit\": \"0\" is not a number from 1 to 200"#),
+            "{body}"
+        );
+    }
+}

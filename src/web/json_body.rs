@@ -1,0 +1,551 @@
+//! Request bodies: read within bounds of size and time, told apart by their content type, and parsed so that an error
+//! names its place. Knows no route.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use schemars::JsonSchema;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_path_to_error::{Path, Segment};
+
+use crate::config::AttachmentLimits;
+use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::form::{self, Form};
+use crate::web::large_body::LargeBodyLimiter;
+
+/// Levels of nesting that a body may have: what serde_json follows, and what schemas within it are held to.
+pub const MAX_DEPTH: usize = 128;
+
+/// The content type of forms.
+pub const FORM_CONTENT_TYPE: &str = "multipart/form-data";
+
+/// What a client sent.
+#[derive(Debug)]
+pub enum RequestBody {
+    /// No body at all.
+    Empty,
+    /// A body that should be JSON.
+    Json(Bytes),
+    /// A `text/plain` body.
+    Text(String),
+    /// A `multipart/form-data` body.
+    Form(Box<Form>),
+}
+
+impl RequestBody {
+    /// What tells the body from another: its bytes, or of a form the digest of what it says.
+    pub fn identity_bytes(&self) -> &[u8] {
+        match self {
+            Self::Form(form) => &form.digest,
+            Self::Empty => &[],
+            Self::Json(bytes) => bytes,
+            Self::Text(text) => text.as_bytes(),
+        }
+    }
+
+    /// The JSON body as a `T`; no body is the default one. `text/plain` is refused.
+    pub fn json<T: DeserializeOwned + Default>(&self) -> Result<T, Problem> {
+        match self {
+            Self::Empty => Ok(T::default()),
+            Self::Json(bytes) => parse_json(bytes),
+            Self::Text(_) => Err(unsupported_media_type("text/plain")),
+            Self::Form(_) => Err(unsupported_media_type(FORM_CONTENT_TYPE)),
+        }
+    }
+}
+
+/// What bounds a body.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyLimits {
+    /// Most bytes.
+    pub max_bytes: usize,
+    /// What JSON may have beside them in pictures and files; `None` if it has none.
+    pub attachments: Option<AttachmentLimits>,
+    /// How long it may take to come.
+    pub timeout: Duration,
+}
+
+/// Reads the whole body within its bounds.
+pub async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    body_limits: BodyLimits,
+) -> Result<RequestBody, Problem> {
+    let BodyLimits {
+        max_bytes, timeout, ..
+    } = body_limits;
+    let content_length = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let content_type = ContentType::from_headers(headers);
+    if let (Ok(ContentType::Form), Some(limits)) = (&content_type, body_limits.attachments) {
+        let form = form::read(headers, body, max_bytes, limits);
+        let form = tokio::time::timeout(timeout, form).await;
+        let form = form.map_err(|_| body_timeout(timeout))??;
+        return Ok(RequestBody::Form(Box::new(form)));
+    }
+    let attachments = match content_type {
+        Ok(ContentType::Form) => return Err(unsupported_media_type(FORM_CONTENT_TYPE)),
+        Ok(ContentType::Json) => body_limits.attachments,
+        Ok(ContentType::Text) | Err(_) => None,
+    };
+    let max_total_bytes = attachments.map_or(max_bytes, |limits| {
+        LargeBodyLimiter::max_total_bytes(max_bytes, limits)
+    });
+    if content_length.is_some_and(|length| length > max_total_bytes as u64) {
+        return Err(match attachments {
+            None => body_too_large(max_bytes),
+            Some(_) => total_too_large(max_total_bytes),
+        });
+    }
+    let large = attachments.map(|limits| LargeBodyLimiter::new(max_bytes, limits));
+    let content_length = content_length.and_then(|length| usize::try_from(length).ok());
+    let bytes = tokio::time::timeout(timeout, collect(body, max_bytes, large, content_length))
+        .await
+        .map_err(|_| body_timeout(timeout))??;
+    if bytes.is_empty() {
+        return Ok(RequestBody::Empty);
+    }
+    match content_type? {
+        ContentType::Json if bytes.trim_ascii().is_empty() => Ok(RequestBody::Empty),
+        ContentType::Json => Ok(RequestBody::Json(bytes)),
+        ContentType::Form => Err(unsupported_media_type(FORM_CONTENT_TYPE)),
+        ContentType::Text => decode_utf8(&bytes).map(|text| RequestBody::Text(text.to_owned())),
+    }
+}
+
+fn body_timeout(timeout: Duration) -> Problem {
+    Problem::new(
+        StatusCode::REQUEST_TIMEOUT,
+        "request_timeout",
+        format!("the body did not arrive within {} s", timeout.as_secs_f64()),
+    )
+}
+
+/// Reads a body of at most `most` bytes, or one that `large` takes.
+async fn collect(
+    mut body: Body,
+    max_bytes: usize,
+    mut large: Option<LargeBodyLimiter>,
+    content_length: Option<usize>,
+) -> Result<Bytes, Problem> {
+    let mut is_large = false;
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let read_error = |error: axum::Error| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                "malformed_body",
+                format!("the body ended early: {error}"),
+            )
+        };
+        let Ok(data) = frame.map_err(read_error)?.into_data() else {
+            continue;
+        };
+        if first.len() + all.len() + data.len() > max_bytes {
+            let large = large.as_mut().ok_or_else(|| body_too_large(max_bytes))?;
+            if !std::mem::replace(&mut is_large, true) {
+                large.feed(&first)?;
+                large.feed(&all)?;
+                let expected_bytes = content_length.unwrap_or_default();
+                all.reserve(expected_bytes.saturating_sub(all.len()));
+            }
+            large.feed(&data)?;
+        }
+        // Nearly every body is one frame, which needs no copy.
+        if first.is_empty() && all.is_empty() {
+            first = data;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&data);
+        }
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+/// The content types that we read.
+enum ContentType {
+    Json,
+    Text,
+    Form,
+}
+
+impl ContentType {
+    /// A body without a type is taken as JSON: there is nothing else that it could mean here.
+    fn from_headers(headers: &HeaderMap) -> Result<Self, Problem> {
+        if let Some(coding) = headers.get(CONTENT_ENCODING)
+            && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
+        {
+            return Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_encoding",
+                "compressed bodies are not read; send it without content-encoding",
+            ));
+        }
+        let Some(value) = headers.get(CONTENT_TYPE) else {
+            return Ok(Self::Json);
+        };
+        let value = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        let (essence, parameters) = value.split_once(';').unwrap_or((&value, ""));
+        let kind = match essence.trim() {
+            "" | "application/json" => Self::Json,
+            json if json.starts_with("application/") && json.ends_with("+json") => Self::Json,
+            "text/plain" => Self::Text,
+            FORM_CONTENT_TYPE => return Ok(Self::Form),
+            other => return Err(unsupported_media_type(other)),
+        };
+        let charset = parameters
+            .split(';')
+            .find_map(|parameter| parameter.trim().strip_prefix("charset="))
+            .map(|charset| charset.trim_matches('"'));
+        match charset {
+            None | Some("utf-8" | "utf8" | "us-ascii") => Ok(kind),
+            Some(other) => Err(Problem::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_charset",
+                format!("charset {} is not read; send UTF-8", quote(other)),
+            )),
+        }
+    }
+}
+
+fn unsupported_media_type(content_type: &str) -> Problem {
+    let hint = if content_type == "application/x-www-form-urlencoded" {
+        "; curl sends this type unless told otherwise: add -H 'content-type: application/json'"
+    } else {
+        ""
+    };
+    Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        format!(
+            "{} is not read here; send application/json, or for a run text/plain with its input or multipart/form-data{hint}",
+            quote(content_type)
+        ),
+    )
+}
+
+/// 413: what is not data of pictures and files is too much.
+pub fn body_too_large(max_bytes: usize) -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!("the body is larger than {max_bytes} bytes (server.max_body)"),
+    )
+}
+
+/// 413: it is too much even if all that it may be is data of pictures and files.
+pub fn total_too_large(max_bytes: usize) -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!(
+            "the body is larger than {max_bytes} bytes (server.max_body, and limits.conversation_bytes for pictures and files)"
+        ),
+    )
+}
+
+fn decode_utf8(bytes: &[u8]) -> Result<&str, Problem> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        Problem::new(
+            StatusCode::BAD_REQUEST,
+            "not_utf8",
+            format!("the body is not UTF-8 at byte {}", error.valid_up_to()),
+        )
+    })
+}
+
+/// Parses a JSON body. 400 where it is no JSON, 422 with a pointer where it is JSON of another shape.
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let text = decode_utf8(bytes)?;
+    match serde_json::from_str::<Object<T>>(text) {
+        Ok(Object(value)) => Ok(value),
+        Err(_) => Err(parse_error::<T>(text)),
+    }
+}
+
+/// Parses again, slowly, to say what is wrong: a body that is no JSON at all is told so before any of its fields.
+fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
+    if nesting_depth(text) > MAX_DEPTH {
+        return too_deep();
+    }
+    if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
+        return syntax_error(&error);
+    }
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    match serde_path_to_error::deserialize::<_, Object<T>>(&mut deserializer) {
+        Err(error) if error.inner().is_data() => {
+            shape_error(error.path(), &error.inner().to_string())
+        }
+        Err(error) => syntax_error(error.inner()),
+        Ok(_) => Problem::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_json",
+            "the body goes on after its JSON value",
+        ),
+    }
+}
+
+/// 400: JSON nested so deep that no reader of it should follow.
+pub fn too_deep() -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        format!("the body is nested deeper than {MAX_DEPTH} levels"),
+    )
+}
+
+fn syntax_error(error: &serde_json::Error) -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        format!("the body is not valid JSON: {error}"),
+    )
+}
+
+fn shape_error(path: &Path, error: &str) -> Problem {
+    let message = error.split(" at line ").next().unwrap_or(error);
+    let pointer = json_pointer(path);
+    if !message.starts_with("unknown field") {
+        let detail = message
+            .replace("expected u64", "expected a whole number, 0 or more")
+            .replace("expected u32", "expected a whole number, 0 or more")
+            .replace("expected f64", "expected a number");
+        return Problem::field("invalid_field", pointer, detail);
+    }
+    // serde quotes the field and then the known ones in backticks; the field is also the path's last segment.
+    let known_fields = message
+        .rsplit_once("expected")
+        .map_or("", |(_, known)| known);
+    let field = match path.iter().next_back() {
+        Some(Segment::Map { key }) => key.as_str(),
+        _ => "",
+    };
+    let hint = did_you_mean(field, known_fields.split('`').skip(1).step_by(2));
+    let detail = format!("unknown field {}{hint}", quote(field));
+    Problem::field("unknown_field", pointer, detail)
+}
+
+/// A JSON Pointer to a place. Empty for the body itself.
+fn json_pointer(path: &Path) -> String {
+    let mut pointer = String::new();
+    for segment in path {
+        let name = match segment {
+            Segment::Seq { index } => index.to_string(),
+            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
+            Segment::Enum { .. } | Segment::Unknown => continue,
+        };
+        pointer.push('/');
+        pointer.push_str(&name);
+    }
+    pointer
+}
+
+/// How deep a JSON text is nested, by its brackets. Does not check that they match.
+pub fn nesting_depth(json: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0_usize);
+    let (mut in_string, mut escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+/// A `T` that was written as a JSON object. serde would also take an array of a struct's fields in their order.
+#[derive(Debug, Default, JsonSchema)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::{Body, Bytes};
+    use axum::http::HeaderMap;
+    use serde::Deserialize;
+
+    use super::{BodyLimits, Object, RequestBody, nesting_depth, parse_json, read};
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    #[allow(dead_code, reason = "only the errors are read")]
+    struct Sample {
+        input: Option<String>,
+        timeout: Option<u64>,
+        params: Option<Object<Inner>>,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    #[allow(dead_code, reason = "only the errors are read")]
+    struct Inner {
+        temperature: Option<f64>,
+        stop: Option<Vec<String>>,
+    }
+
+    fn refused(body: &str) -> String {
+        let problem = parse_json::<Sample>(body.as_bytes()).expect_err("a problem");
+        let body: serde_json::Value =
+            serde_json::from_slice(&problem.render("", "")).expect("JSON");
+        let pointer = body["errors"][0]["pointer"].as_str().unwrap_or("-");
+        format!(
+            "{} {pointer} {}",
+            body["status"],
+            body["detail"].as_str().unwrap_or("")
+        )
+    }
+
+    #[test]
+    fn an_error_names_its_pointer() {
+        let cases = [
+            "{",
+            "",
+            "{} x",
+            "{\"input\": nul}",
+            "[\"text\"]",
+            "{\"inptu\": \"x\"}",
+            "{\"inptu\": \"x\"",
+            "{\"input\": 1}",
+            "{\"timeout\": -1}",
+            "{\"timeout\": 1.5}",
+            "{\"params\": [0.5]}",
+            "{\"params\": {\"temprature\": 1}}",
+            "{\"params\": {\"stop\": [\"a\", 2]}}",
+            "{\"params\": {\"temperature\": 1e999}}",
+            "{\"a/b~c\": 1}",
+            "{\"input\": \"a\", \"input\": \"b\"}",
+        ];
+        let all: Vec<String> = cases.into_iter().map(refused).collect();
+        insta::assert_snapshot!(all.join("\n"));
+        assert!(parse_json::<Sample>(b"{\"params\": null, \"input\": null}").is_ok());
+    }
+
+    #[test]
+    fn deep_json_is_refused_without_being_followed() {
+        for body in [
+            "[".repeat(10_000),
+            "{\"a\":".repeat(10_000),
+            format!(
+                "{{\"input\": {}{}}}",
+                "[".repeat(10_000),
+                "]".repeat(10_000)
+            ),
+            format!("{{\"params\": {}{}}}", "[".repeat(200), "]".repeat(200)),
+        ] {
+            let why = refused(&body);
+            assert!(
+                why.starts_with("400") && why.contains("128 levels"),
+                "{why}"
+            );
+        }
+        assert_eq!(nesting_depth(r#"{"a": "[[[\"[", "b": [{}]}"#), 3);
+    }
+
+    fn limits(timeout: Duration) -> BodyLimits {
+        BodyLimits {
+            max_bytes: 10,
+            attachments: None,
+            timeout,
+        }
+    }
+
+    fn headers(kind: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", kind.parse().expect("a value"));
+        headers
+    }
+
+    async fn read_body(kind: &str, body: impl Into<Body>) -> Result<RequestBody, u16> {
+        read(&headers(kind), body.into(), limits(Duration::from_secs(5)))
+            .await
+            .map_err(|problem| problem.status().as_u16())
+    }
+
+    #[tokio::test]
+    async fn bodies_are_read_by_content_type() {
+        assert!(matches!(
+            read_body("application/json; charset=UTF-8", "{}").await,
+            Ok(RequestBody::Json(_))
+        ));
+        assert!(matches!(
+            read_body("application/vnd.a+json", "{}").await,
+            Ok(RequestBody::Json(_))
+        ));
+        assert!(matches!(
+            read_body("", "{}").await,
+            Ok(RequestBody::Json(_))
+        ));
+        assert!(
+            matches!(read_body("text/plain", "hello").await, Ok(RequestBody::Text(text)) if text == "hello")
+        );
+        assert!(matches!(
+            read_body("application/xml", "").await,
+            Ok(RequestBody::Empty)
+        ));
+        assert!(matches!(
+            read_body("application/x-www-form-urlencoded", "{}").await,
+            Err(415)
+        ));
+        assert!(matches!(
+            read_body("text/plain; charset=latin1", "x").await,
+            Err(415)
+        ));
+        assert!(matches!(
+            read_body("text/plain", Bytes::from_static(b"\xff")).await,
+            Err(400)
+        ));
+        assert!(matches!(
+            read_body("text/plain", "12345678901").await,
+            Err(413)
+        ));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_never_comes_is_given_up() {
+        let never =
+            Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+        let limits = limits(Duration::from_millis(1));
+        let problem = read(&headers("text/plain"), never, limits)
+            .await
+            .expect_err("a problem");
+        assert_eq!(problem.status(), 408);
+    }
+}

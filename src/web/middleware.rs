@@ -1,0 +1,179 @@
+//! What surrounds every route: the request's id, the guard against web pages, the net under a panic, the body of a
+//! problem, one log line. One layer, because each layer costs every request a box.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use tracing::{debug, error, warn};
+
+use crate::domain::run::RunId;
+use crate::web::error::Problem;
+use crate::web::origin_guard::OriginGuard;
+
+/// The header of a request's id, in both directions.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Most characters of a client's own id, and of the path that a problem repeats.
+const MAX_REQUEST_ID: usize = 128;
+const MAX_INSTANCE: usize = 512;
+
+/// Runs the route and finishes its answer.
+pub async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    let method = request.method().clone();
+    // A copy: the request's own path is a slice of the connection's read buffer, which a waiting request must let go.
+    let path: Box<str> = truncate_path(request.uri().path()).into();
+
+    let mut response = match guard.check(&request) {
+        Err(problem) => problem.into_response(),
+        Ok(()) => AssertUnwindSafe(next.run(request))
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|_| Problem::internal("a handler panicked").into_response()),
+    };
+
+    let request_id_text = id.to_str().unwrap_or_default();
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        *response.body_mut() = Body::from(problem.render(&path, request_id_text));
+        let (status, code) = (problem.status().as_u16(), problem.code());
+        match problem.cause() {
+            Some(cause) if status == 500 => {
+                error!(
+                    request.id = request_id_text,
+                    http.status = status,
+                    code,
+                    "{method} {path} failed: {cause}"
+                );
+            }
+            Some(cause) => {
+                warn!(
+                    request.id = request_id_text,
+                    http.status = status,
+                    code,
+                    "{method} {path} refused: {cause}"
+                );
+            }
+            None => {}
+        }
+    }
+    let status = response.status().as_u16();
+    debug!(
+        request.id = request_id_text,
+        http.status = status,
+        duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "{method} {path} answered {status}"
+    );
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// The client's id where it is 1 to 128 visible ASCII characters, else one of ours.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    headers
+        .get(REQUEST_ID)
+        .map(HeaderValue::as_bytes)
+        .filter(|id| {
+            (1..=MAX_REQUEST_ID).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+        })
+        .and_then(|id| HeaderValue::from_bytes(id).ok())
+        .unwrap_or_else(new_request_id)
+}
+
+/// A new request id. It borrows a run id's UUID: ids are made in one place.
+pub fn new_request_id() -> HeaderValue {
+    HeaderValue::try_from(format!("req_{}", RunId::new().0.as_simple()))
+        .unwrap_or(HeaderValue::from_static("req_0"))
+}
+
+fn truncate_path(path: &str) -> &str {
+    path.char_indices()
+        .nth(MAX_INSTANCE)
+        .map_or(path, |(end, _)| &path[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::Router;
+    use axum::body::Body;
+    use axum::extract::Request;
+    use axum::middleware::from_fn;
+    use axum::response::Response;
+    use axum::routing::get;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::handle_request;
+    use crate::web::error::{method_not_allowed, route_not_found};
+
+    async fn send(request: axum::http::request::Builder) -> (Response<()>, String) {
+        let router: Router = Router::new()
+            .route("/fine", get(async || "fine"))
+            .route("/broken", get(async || -> String { panic!("a secret") }))
+            .fallback(route_not_found)
+            .method_not_allowed_fallback(method_not_allowed)
+            .layer(from_fn(|request, next| {
+                handle_request(Arc::default(), request, next)
+            }));
+        let request = request.header("host", "localhost");
+        let request: Request = request.body(Body::empty()).expect("a request");
+        let response = router.oneshot(request).await.expect("an answer");
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.expect("a body").to_bytes();
+        let text = String::from_utf8(body.to_vec()).expect("UTF-8");
+        (Response::from_parts(parts, ()), text)
+    }
+
+    #[tokio::test]
+    async fn every_answer_has_an_id() {
+        let (response, _) = send(Request::get("/fine")).await;
+        assert!(
+            response.headers()["x-request-id"]
+                .as_bytes()
+                .starts_with(b"req_")
+        );
+        let (response, _) = send(Request::get("/fine").header("x-request-id", "mine-1")).await;
+        assert_eq!(response.headers()["x-request-id"], "mine-1");
+        for bad in [String::new(), "two words".into(), "x".repeat(129)] {
+            let (response, _) = send(Request::get("/fine").header("x-request-id", bad)).await;
+            assert!(
+                response.headers()["x-request-id"]
+                    .as_bytes()
+                    .starts_with(b"req_")
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_problem_without_details() {
+        let (response, body) = send(Request::get("/broken").header("x-request-id", "r1")).await;
+        assert_eq!(response.status(), 500);
+        assert_eq!(
+            response.headers()["content-type"],
+            "application/problem+json"
+        );
+        assert!(body.contains(r#""request_id":"r1""#), "{body}");
+        assert!(!body.contains("secret"), "{body}");
+    }
+
+    #[tokio::test]
+    async fn unknown_routes_and_wrong_methods_are_problems() {
+        let (response, body) = send(Request::get("/nowhere")).await;
+        assert_eq!(response.status(), 404);
+        assert!(body.contains(r#""code":"route_not_found""#), "{body}");
+        assert!(body.contains(r#""instance":"/nowhere""#), "{body}");
+        let (response, body) = send(Request::delete("/fine")).await;
+        assert_eq!(response.status(), 405);
+        assert_eq!(response.headers()["allow"], "GET,HEAD");
+        assert!(body.contains(r#""code":"method_not_allowed""#), "{body}");
+    }
+}

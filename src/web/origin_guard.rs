@@ -1,0 +1,163 @@
+//! Keeps web pages out: a browser sends what any page asks it to, also to daemons on its own machine, and this one may
+//! ask for no key. Programs that are no browsers send none of the headers that are looked at here.
+
+use std::net::Ipv4Addr;
+
+use axum::extract::Request;
+use axum::http::header::{HeaderName, ORIGIN};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode};
+
+use crate::web::error::{Problem, quote};
+use crate::web::host;
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Endings of names that nobody can register, so that no stranger decides where they lead.
+const LOCAL_SUFFIXES: [&str; 6] = [
+    ".localhost",
+    ".local",
+    ".internal",
+    ".lan",
+    ".home.arpa",
+    ".test",
+];
+
+/// What one listener lets in.
+#[derive(Clone, Debug, Default)]
+pub struct OriginGuard {
+    /// The daemon's port where it listens on loopback.
+    pub loopback_port: Option<u16>,
+    /// Before every route; empty, or `/something`.
+    pub path_prefix: String,
+}
+
+impl OriginGuard {
+    /// Refuses a request that names no host, one of a page that pointed its own name at this machine, and one of a page
+    /// of another site that wants to change something.
+    pub fn check(&self, request: &Request) -> Result<(), Problem> {
+        let host = host::requested_host(request, &self.path_prefix)?;
+        if let (Some(port), Some(host)) = (self.loopback_port, &host)
+            && is_dns_rebinding(host, port)
+        {
+            let why = format!(
+                "{} is not a name of this machine, where alone the daemon listens; ask for 127.0.0.1 or localhost",
+                quote(host.as_str())
+            );
+            return Err(Problem::new(StatusCode::FORBIDDEN, "foreign_host", why));
+        }
+        if request.method().is_safe() || !is_cross_site(request.headers(), host.as_ref()) {
+            return Ok(());
+        }
+        let why = "a web page of another origin may not do this; send it from a program, or from a page that the same \
+                   host serves";
+        Err(Problem::new(StatusCode::FORBIDDEN, "cross_site", why))
+    }
+}
+
+/// Whether a page of another origin made the browser send this. Browsers set both headers themselves, and the first
+/// only towards addresses that they trust.
+fn is_cross_site(headers: &HeaderMap, host: Option<&Authority>) -> bool {
+    if let Some(site) = headers.get(SEC_FETCH_SITE) {
+        return site != "same-origin" && site != "none";
+    }
+    let Some(origin) = headers.get(ORIGIN) else {
+        return false;
+    };
+    let origin = origin.to_str().ok().and_then(|o| o.split_once("://"));
+    match (origin, host) {
+        (Some((_, origin)), Some(host)) => !origin.eq_ignore_ascii_case(host.as_str()),
+        _ => true,
+    }
+}
+
+/// Whether somebody has to have pointed this name at the daemon: a public name with the daemon's own port. A proxy on
+/// this machine that passes its own name on has a port of its own.
+fn is_dns_rebinding(authority: &Authority, port: u16) -> bool {
+    if authority.port_u16().unwrap_or(80) != port {
+        return false;
+    }
+    let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
+    let is_address = name.starts_with('[') || name.parse::<Ipv4Addr>().is_ok();
+    name.contains('.') && !is_address && !LOCAL_SUFFIXES.iter().any(|local| name.ends_with(local))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::extract::Request;
+    use axum::http::Method;
+    use axum::http::uri::Authority;
+
+    use super::{OriginGuard, is_dns_rebinding};
+
+    fn refusal_code(method: Method, headers: &[(&str, &str)]) -> Option<&'static str> {
+        let guard = OriginGuard {
+            loopback_port: Some(8080),
+            path_prefix: String::new(),
+        };
+        let mut request = Request::builder().method(method).uri("/runs");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).expect("a request");
+        guard.check(&request).err().map(|problem| problem.code())
+    }
+
+    #[test]
+    fn pages_of_other_origins_change_nothing() {
+        let host = ("host", "127.0.0.1:8080");
+        let evil = ("origin", "https://evil.example");
+        for headers in [
+            &[host, evil][..],
+            &[host, ("origin", "null")],
+            &[host, ("origin", "http://127.0.0.1:3000")],
+            &[host, ("sec-fetch-site", "cross-site")],
+            &[host, ("sec-fetch-site", "same-site")],
+        ] {
+            assert_eq!(
+                refusal_code(Method::POST, headers),
+                Some("cross_site"),
+                "{headers:?}"
+            );
+            assert_eq!(refusal_code(Method::GET, headers), None, "{headers:?}");
+        }
+        for headers in [
+            &[host][..],
+            &[host, ("origin", "http://127.0.0.1:8080")],
+            &[host, evil, ("sec-fetch-site", "same-origin")],
+            &[host, ("sec-fetch-site", "none")],
+        ] {
+            assert_eq!(refusal_code(Method::DELETE, headers), None, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_strangers_name_for_this_machine_is_refused() {
+        let authority = |text: &str| text.parse::<Authority>().expect("an authority");
+        for foreign in ["evil.example:8080", "EVIL.example.:8080", "a.b.c.d:8080"] {
+            assert!(is_dns_rebinding(&authority(foreign), 8080), "{foreign}");
+        }
+        assert!(is_dns_rebinding(&authority("evil.example"), 80));
+        for fine in [
+            "localhost:8080",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "axed:8080",
+            "host.docker.internal:8080",
+            "axed.localhost.:8080",
+            "agents.example",
+            "agents.example:443",
+        ] {
+            assert!(!is_dns_rebinding(&authority(fine), 8080), "{fine}");
+        }
+        let rebound = [
+            ("host", "evil.example:8080"),
+            ("origin", "http://evil.example:8080"),
+        ];
+        assert_eq!(refusal_code(Method::GET, &rebound), Some("foreign_host"));
+        for unclear in [&[][..], &[("host", "???")], &[rebound[0], ("host", "a")]] {
+            assert_eq!(refusal_code(Method::GET, unclear), Some("invalid_host"));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A store over the real one that lets so many writes through and then takes no more, as if the process had died
+//! between two commits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axed::domain::attachment::{Blobs, Digest};
+use axed::domain::event::StoredEvent;
+use axed::domain::run::{Run, RunId};
+use axed::domain::webhook::DeliveryId;
+use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery};
+use axed::store::{
+    ChildCall, ClaimedRun, EventQuery, ExpiredPage, ExpiredQuery, IdempotencyKey, NthNewestQuery,
+    RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, UnfinishedRun, Write,
+    WriteFailedFn,
+};
+use futures_util::future::{BoxFuture, pending};
+use tokio::sync::{Notify, watch};
+
+/// The store until it dies.
+pub struct CrashingStore {
+    inner: Arc<dyn RunStore>,
+    writes: AtomicUsize,
+    max_writes: usize,
+    attempted: watch::Sender<usize>,
+}
+
+impl CrashingStore {
+    /// Lets so many writes through.
+    pub fn new(inner: Arc<dyn RunStore>, max_writes: usize) -> Self {
+        Self {
+            inner,
+            writes: AtomicUsize::new(0),
+            max_writes,
+            attempted: watch::Sender::new(0),
+        }
+    }
+
+    /// Waits until so many writes have been handed over.
+    pub async fn wait_for_writes(&self, count: usize) {
+        let mut attempted = self.attempted.subscribe();
+        let reached = attempted.wait_for(|writes| *writes >= count).await;
+        reached.expect("the store is there");
+    }
+
+    /// Waits until it has died.
+    pub async fn wait_for_crash(&self) {
+        self.wait_for_writes(self.max_writes.saturating_add(1))
+            .await;
+    }
+
+    /// How many writes were handed over.
+    pub fn writes(&self) -> usize {
+        self.writes.load(Ordering::SeqCst)
+    }
+
+    fn admit_write(&self) -> bool {
+        let before = self.writes.fetch_add(1, Ordering::SeqCst);
+        self.attempted
+            .send_modify(|writes| *writes = (*writes).max(before + 1));
+        before < self.max_writes
+    }
+}
+
+impl RunStore for CrashingStore {
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.write(write),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn write_with(
+        &self,
+        write: Write,
+        others: Vec<Write>,
+    ) -> BoxFuture<'_, Result<u64, StoreError>> {
+        match self.admit_write() {
+            true => self.inner.write_with(write, others),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>> {
+        match self.admit_write() {
+            true => self.inner.enqueue(write),
+            false => Box::pin(pending()),
+        }
+    }
+
+    fn on_write_failed(&self, gap: WriteFailedFn) {
+        self.inner.on_write_failed(gap);
+    }
+
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.clear_failed(roots)
+    }
+
+    fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>> {
+        self.inner.run(id)
+    }
+
+    fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.inner.session_runs(query)
+    }
+
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>> {
+        self.inner.list(filter)
+    }
+
+    fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.inner.tree(id)
+    }
+
+    fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
+        self.inner.children(id)
+    }
+
+    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>> {
+        self.inner.child_calls(id)
+    }
+
+    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>> {
+        self.inner.steps(id)
+    }
+
+    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>> {
+        self.inner.blobs(digests)
+    }
+
+    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
+        self.inner.events(query)
+    }
+
+    fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
+        self.inner.unfinished_runs()
+    }
+
+    fn claimed_run(
+        &self,
+        key: IdempotencyKey,
+    ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
+        self.inner.claimed_run(key)
+    }
+
+    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
+        self.inner.due_deliveries(query)
+    }
+
+    fn record_attempt(&self, tried: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.record_attempt(tried)
+    }
+
+    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>> {
+        self.inner.deliveries(run)
+    }
+
+    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.resend(run, id)
+    }
+
+    fn delivery_notify(&self) -> Arc<Notify> {
+        self.inner.delivery_notify()
+    }
+
+    fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
+        self.inner.expired_roots(query)
+    }
+
+    fn nth_newest_ended(
+        &self,
+        query: NthNewestQuery,
+    ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>> {
+        self.inner.nth_newest_ended(query)
+    }
+
+    fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.vacuum()
+    }
+
+    fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.inner.delete(root)
+    }
+
+    fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.check()
+    }
+
+    fn commit_count(&self) -> u64 {
+        self.inner.commit_count()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}
