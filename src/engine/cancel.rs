@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{RunId, Status};
-use crate::engine::active_run::{ActiveRun, CancelState};
-use crate::engine::context::Engine;
-use crate::engine::journal;
 #[cfg(doc)]
-use crate::engine::sessions::SessionGuard;
+use crate::engine::admission::sessions::SessionGuard;
+use crate::engine::context::Engine;
+use crate::engine::record::journal;
+use crate::engine::state::active_run::{ActiveRun, CancelState};
 use crate::store::{Change, StoreError, Write};
 
 /// Cancels a run with its descendants. Returns once the record says so, or the run has ended by itself; does nothing

@@ -12,11 +12,12 @@ use crate::domain::context::Compaction;
 use crate::domain::message::Message;
 use crate::domain::run::{RunId, Scope};
 use crate::engine::context::{Engine, Settings};
-use crate::engine::provider_keys::Keys;
+use crate::engine::record::webhook_events;
 use crate::engine::request::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunRequest, StartError,
 };
-use crate::engine::{webhook_events, workdir};
+use crate::engine::state::provider_keys::Keys;
+use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;

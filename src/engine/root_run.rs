@@ -7,17 +7,23 @@ use std::time::Duration;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
-use crate::engine::active_run::{ActiveRun, Deadline};
+use crate::engine::admission::sessions::{RunPermits, SessionGuard, SessionKey};
+use crate::engine::approval::pause;
 use crate::engine::cancel::{self, PendingCancels};
 use crate::engine::context::Engine;
-use crate::engine::finish::{Ending, LoopOutcome};
 use crate::engine::prepare::RunInput;
-use crate::engine::recovery::RecoveredRun;
-use crate::engine::sessions::{RunPermits, SessionGuard, SessionKey};
-use crate::engine::start::{AcceptedSender, RunStart};
-use crate::engine::{
-    drive, finish, pause, recovery, run_log, run_record, suspension, turn, workdir,
-};
+use crate::engine::record::run_record;
+use crate::engine::replay::recovery;
+use crate::engine::replay::recovery::RecoveredRun;
+use crate::engine::replay::run_log;
+use crate::engine::replay::suspension;
+use crate::engine::run_loop::drive;
+use crate::engine::run_loop::finish;
+use crate::engine::run_loop::finish::{Ending, LoopOutcome};
+use crate::engine::run_loop::start::{AcceptedSender, RunStart};
+use crate::engine::run_loop::turn;
+use crate::engine::state::active_run::{ActiveRun, Deadline};
+use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
 use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step};
 

@@ -14,25 +14,30 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
-use crate::engine::active_run::{ActiveRun, ActiveRuns, Tree, TreeSuspension};
-use crate::engine::ad_hoc_quotas::AdHocQuotas;
-use crate::engine::agent_snapshots::AgentSnapshots;
-use crate::engine::approval::{self, DecideError, PendingApprovals};
-use crate::engine::budget::Budgets;
+use crate::engine::admission::root_permit::RootPermit;
+use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
+use crate::engine::approval::decision::{self, DecideError, PendingApprovals};
+use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps};
-use crate::engine::journal::Subscription;
-use crate::engine::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
-use crate::engine::provider_keys::ProviderKeys;
-use crate::engine::recovery::OrphanedChildren;
+use crate::engine::record::agent_snapshots::AgentSnapshots;
+use crate::engine::record::journal::Subscription;
+use crate::engine::record::run_record;
+use crate::engine::record::webhook_events;
+use crate::engine::replay::recovery;
+use crate::engine::replay::recovery::OrphanedChildren;
+use crate::engine::replay::resume_suspended;
+use crate::engine::replay::run_log::ApprovalDecision;
+use crate::engine::replay::suspension::Suspension;
 use crate::engine::request::{DryRun, RunRequest, StartError};
-use crate::engine::root_permit::RootPermit;
 use crate::engine::root_run::{self, NewRoot};
-use crate::engine::run_log::ApprovalDecision;
 use crate::engine::run_spans::TreeTrace;
-use crate::engine::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
-use crate::engine::suspension::Suspension;
-use crate::engine::{cancel, memory_gc, recovery, resume_suspended, run_record, webhook_events};
+use crate::engine::state::active_run::{ActiveRun, ActiveRuns, Tree, TreeSuspension};
+use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
+use crate::engine::state::budget::Budgets;
+use crate::engine::state::provider_keys::ProviderKeys;
 use crate::fair::admission::AdmissionQueue;
 use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
@@ -285,7 +290,7 @@ impl Runner {
         call: &str,
         decision: ApprovalDecision,
     ) -> Result<Run, DecideError> {
-        approval::decide(&self.engine, id, call, decision).await?;
+        decision::decide(&self.engine, id, call, decision).await?;
         let run = self.store().run(id).await?;
         run.ok_or(DecideError::RunNotFound(id))
     }

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
-use crate::engine::active_run::ActiveRun;
 use crate::engine::context::Engine;
 use crate::engine::prepare::run_blocking;
+use crate::engine::state::active_run::ActiveRun;
 use crate::workdirs::{FileId, Workdir};
 
 /// The directory of a run, so far as it is known.

@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::catalog::LoadError;
-use crate::engine::approval::DecideError;
-use crate::engine::memory::MemoryError;
+use crate::engine::approval::decision::DecideError;
+use crate::engine::memory::memory::MemoryError;
 use crate::engine::request::StartError;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;

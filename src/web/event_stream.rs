@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::domain::event::{StoredEvent, is_terminal};
 use crate::domain::run::{Run, RunId};
-use crate::engine::journal::{StreamEvent, Subscription};
+use crate::engine::record::journal::{StreamEvent, Subscription};
 use crate::store::{EventQuery, RunStore, StoreError};
 use crate::telemetry::metrics::SseClientGuard;
 use crate::web::state::AppState;
@@ -336,7 +336,7 @@ mod tests {
     use crate::domain::event::StoredEvent;
     use crate::domain::run::{self, Run, RunId, Status};
     use crate::domain::webhook::DeliveryId;
-    use crate::engine::journal::StreamEvent;
+    use crate::engine::record::journal::StreamEvent;
     use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery};
     use crate::store::{
         ChildCall, ClaimedRun, EventQuery, ExpiredPage, ExpiredQuery, IdempotencyKey,

@@ -2,7 +2,7 @@
 
 use axum::http::HeaderMap;
 
-use crate::engine::provider_keys::Keys;
+use crate::engine::state::provider_keys::Keys;
 use crate::web::error::Problem;
 
 const HEADER: &str = "X-Provider-Key";

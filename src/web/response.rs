@@ -12,7 +12,7 @@ use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::domain::run::{Failure, Run, RunId, Status, WaitingFor};
 use crate::domain::structured;
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::engine::history::{self, RecordedConversation};
+use crate::engine::replay::history::{self, RecordedConversation};
 use crate::store::{PAGE_BYTES, Step, TASK_CHARS};
 
 /// A run.
@@ -414,7 +414,7 @@ mod tests {
     use super::{ChildView, Conversation, RunSummary, RunView, call_ids};
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
     use crate::domain::run::{Depth, Run, RunId, Scope, Status};
-    use crate::engine::history::RecordedConversation;
+    use crate::engine::replay::history::RecordedConversation;
     use crate::store::{PAGE_BYTES, Step};
 
     fn id(n: u8) -> RunId {

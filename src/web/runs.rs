@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::history::RecordedConversation;
+use crate::engine::replay::history::RecordedConversation;
 use crate::store::{PAGE_BYTES, RunFilter, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::history::RecordedConversation;
+use crate::engine::replay::history::RecordedConversation;
 use crate::store::{PAGE_BYTES, SessionQuery};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;

@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 
 use crate::domain::event::Event;
 use crate::domain::run::Run;
-use crate::engine::journal::Subscription;
+use crate::engine::record::journal::Subscription;
 use crate::store::{EventQuery, RunStore};
 use crate::web::error::{Problem, quote};
 use crate::web::event_stream::{EventStream, PAGE_SIZE, is_final_event};

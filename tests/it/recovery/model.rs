@@ -18,9 +18,9 @@ use axed::config::{
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::engine::context::{EngineDeps, Settings};
-use axed::engine::history::HistoryLimits;
-use axed::engine::journal::{EventBroadcaster, Journal};
-use axed::engine::memory::Memories;
+use axed::engine::memory::memory::Memories;
+use axed::engine::record::journal::{EventBroadcaster, Journal};
+use axed::engine::replay::history::HistoryLimits;
 use axed::engine::request::RunRequest;
 use axed::engine::runner::Runner;
 use axed::providers::registry::ProviderRegistry;

@@ -6,7 +6,7 @@ use std::path::Path;
 use axed::catalog::LoadError;
 use axed::catalog::read::read;
 use axed::domain::agent::{Agent, ResponseFormat};
-use axed::engine::agent_snapshots::{self, AgentSnapshots};
+use axed::engine::record::agent_snapshots::{self, AgentSnapshots};
 use std::sync::Arc;
 
 /// The file as it is named in errors.

@@ -1,0 +1,270 @@
+//! Who is at work in which session: one run at a time, the others in the order in which they were accepted. Knows
+//! neither slots nor what is said in a session.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::run::RunId;
+use crate::engine::state::active_run::ActiveRun;
+use crate::fair::admission::RunPermit;
+
+/// What a session is known by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SessionKey {
+    /// The key that it belongs to; none without keys.
+    pub owner: Option<String>,
+    /// Its name.
+    pub name: String,
+}
+
+/// What becomes of a run whose session is busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnBusy {
+    /// It waits for those before it.
+    #[default]
+    Queue,
+    /// It is not accepted.
+    Reject,
+    /// Those before it are cancelled.
+    CancelPrevious,
+}
+
+/// The sessions that have a run which has not ended.
+#[derive(Clone, Default)]
+pub struct Sessions(Arc<Mutex<HashMap<SessionKey, ActiveSession>>>);
+
+/// A session with runs.
+struct ActiveSession {
+    /// Its one permit is held by the run at work.
+    semaphore: Arc<Semaphore>,
+    /// Cancelled when the run at work is let go of where it stands: it goes on at the next start, before all others.
+    suspended: CancellationToken,
+    /// The run at work and those that wait, in their order, each with what is cancelled once it has been accepted, or
+    /// will not be.
+    runs: Vec<(RunId, CancellationToken)>,
+}
+
+impl Sessions {
+    /// The last seat of the session for a run whose id is made here, so that ids are in the order of the seats. Where
+    /// the session must be free and is not, the run that is at work in it instead, with what is cancelled once that one is
+    /// on the record.
+    pub fn enter(
+        &self,
+        key: SessionKey,
+        must_be_free: bool,
+    ) -> Result<(RunId, SessionGuard), (RunId, CancellationToken)> {
+        let mut sessions = lock(&self.0);
+        let active = sessions.get(&key).and_then(|session| session.runs.first());
+        if let Some(active) = active.filter(|_| must_be_free) {
+            return Err(active.clone());
+        }
+        let id = RunId::new();
+        Ok((id, self.enqueue(&mut sessions, key, id)))
+    }
+
+    /// The last seat for a run that was accepted before.
+    pub fn enter_accepted(&self, key: SessionKey, id: RunId) -> SessionGuard {
+        let guard = self.enqueue(&mut lock(&self.0), key, id);
+        guard.accepted.cancel();
+        guard
+    }
+
+    fn enqueue(
+        &self,
+        sessions: &mut HashMap<SessionKey, ActiveSession>,
+        key: SessionKey,
+        run: RunId,
+    ) -> SessionGuard {
+        let session = sessions
+            .entry(key.clone())
+            .or_insert_with(|| ActiveSession {
+                semaphore: Arc::new(Semaphore::new(1)),
+                suspended: CancellationToken::new(),
+                runs: Vec::new(),
+            });
+        let accepted = CancellationToken::new();
+        session.runs.push((run, accepted.clone()));
+        // The first poll stands in line, so it must not be put off for the sake of other tasks.
+        let acquire = tokio::task::unconstrained(Arc::clone(&session.semaphore).acquire_owned());
+        let mut acquire: BoxFuture<'static, _> = Box::pin(acquire);
+        let state = match (&mut acquire).now_or_never() {
+            Some(permit) => GuardState::Acquired {
+                _permit: permit.ok(),
+            },
+            None => GuardState::Waiting(acquire),
+        };
+        SessionGuard {
+            sessions: self.clone(),
+            suspended: session.suspended.clone(),
+            accepted,
+            key,
+            run,
+            state,
+        }
+    }
+}
+
+/// A run's place in its session. Whoever drops it has left the session, and the next one's turn comes.
+pub struct SessionGuard {
+    sessions: Sessions,
+    suspended: CancellationToken,
+    accepted: CancellationToken,
+    key: SessionKey,
+    run: RunId,
+    state: GuardState,
+}
+
+enum GuardState {
+    Acquired {
+        _permit: Option<OwnedSemaphorePermit>,
+    },
+    Waiting(BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>),
+}
+
+impl SessionGuard {
+    /// Whether others come before it.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.state, GuardState::Waiting(_))
+    }
+
+    /// Comes back when all before it have left.
+    pub async fn acquire(&mut self) {
+        if let GuardState::Waiting(acquire) = &mut self.state {
+            // Nobody closes the semaphore.
+            let permit = acquire.await.ok();
+            self.state = GuardState::Acquired { _permit: permit };
+        }
+    }
+
+    /// Cancelled by the run at work when it is let go of where it stands: nobody's turn comes after that.
+    pub fn suspended(&self) -> CancellationToken {
+        self.suspended.clone()
+    }
+
+    /// To be cancelled once the run is on the record.
+    pub fn accepted(&self) -> CancellationToken {
+        self.accepted.clone()
+    }
+
+    /// Those that come before it now, in their order, each with what is cancelled once it has been accepted, or will not
+    /// be.
+    pub fn preceding_runs(&self) -> Vec<(RunId, CancellationToken)> {
+        let sessions = lock(&self.sessions.0);
+        let runs = sessions
+            .get(&self.key)
+            .map_or(&[][..], |session| session.runs.as_slice());
+        runs.iter()
+            .take_while(|(run, _)| *run != self.run)
+            .cloned()
+            .collect()
+    }
+}
+
+impl Drop for SessionGuard {
+    fn drop(&mut self) {
+        // Its permit goes after this, so that whoever finds the session free can enter it at once.
+        self.accepted.cancel();
+        let mut sessions = lock(&self.sessions.0);
+        if let Some(session) = sessions.get_mut(&self.key) {
+            session.runs.retain(|(run, _)| *run != self.run);
+            if session.runs.is_empty() {
+                sessions.remove(&self.key);
+            }
+        }
+    }
+}
+
+/// What a root run gives back when it has ended, before anybody hears of that.
+#[derive(Default)]
+pub struct RunPermits<'s> {
+    /// Its slot, once it has one.
+    pub run_permit: Option<RunPermit>,
+    /// Its seat in a session, which outlives a suspension.
+    pub session_guard: Option<&'s mut Option<SessionGuard>>,
+}
+
+impl RunPermits<'_> {
+    /// Gives everything back, unless the run's tree is suspended before it `has_ended`: then it keeps its order.
+    pub fn release(self, live: &ActiveRun, has_ended: bool) {
+        if live.is_suspended() && !has_ended {
+            if let Some(permit) = self.run_permit {
+                live.tree.root_permit.set(permit);
+            }
+            return;
+        }
+        if live.parent.is_none() {
+            drop(live.tree.root_permit.take());
+        }
+        drop(self.run_permit);
+        if let Some(guard) = self.session_guard {
+            drop(guard.take());
+        }
+    }
+}
+
+fn lock(
+    sessions: &Mutex<HashMap<SessionKey, ActiveSession>>,
+) -> MutexGuard<'_, HashMap<SessionKey, ActiveSession>> {
+    sessions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::{SessionGuard, SessionKey, Sessions};
+
+    fn key(owner: Option<&str>) -> SessionKey {
+        SessionKey {
+            owner: owner.map(str::to_owned),
+            name: "talk".to_owned(),
+        }
+    }
+
+    fn has_acquired(guard: &mut SessionGuard) -> bool {
+        guard.acquire().now_or_never().is_some()
+    }
+
+    #[test]
+    fn one_run_at_a_time_in_order_of_arrival() {
+        let sessions = Sessions::default();
+        let enter = || sessions.enter(key(None), false).expect("a seat");
+        let (first_id, first) = enter();
+        let (second_id, mut second) = enter();
+        let (third_id, mut third) = enter();
+        let (_, mut fourth) = enter();
+        assert!(first_id < second_id && second_id < third_id);
+        assert!(!first.is_waiting() && second.is_waiting() && third.is_waiting());
+        let before: Vec<_> = third
+            .preceding_runs()
+            .into_iter()
+            .map(|(run, _)| run)
+            .collect();
+        assert_eq!(before, [first_id, second_id]);
+        assert_eq!(
+            sessions
+                .enter(key(None), true)
+                .err()
+                .map(|at_work| at_work.0),
+            Some(first_id)
+        );
+        assert!(sessions.enter(key(Some("ada")), true).is_ok());
+        // One that goes before its turn lets nobody pass the one at work.
+        drop(third);
+        assert!(!has_acquired(&mut second) && !has_acquired(&mut fourth));
+        drop(first);
+        assert!(!has_acquired(&mut fourth));
+        assert!(has_acquired(&mut second));
+        drop(second);
+        assert!(has_acquired(&mut fourth));
+        drop(fourth);
+        assert!(super::lock(&sessions.0).is_empty());
+        third = sessions.enter(key(None), true).expect("free").1;
+        assert!(!third.is_waiting());
+    }
+}

@@ -1,0 +1,395 @@
+//! A person's word on a tool call: the call asks and waits, a request of the API answers. Both the question and the
+//! answer stand in the record before anybody acts on them, so that a killed daemon neither asks twice nor forgets. Knows
+//! no HTTP.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::sync::oneshot;
+
+use crate::domain::event::{Decision, EventKind};
+use crate::domain::message::{ToolCall, shorten, truncate_to_bytes};
+use crate::domain::run::{Run, RunId, Status, now};
+use crate::engine::approval::pause::{self, PauseReason};
+use crate::engine::context::Engine;
+use crate::engine::record::run_record;
+use crate::engine::replay::run_log::{self, ApprovalDecision, RecordedCalls};
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::failures;
+use crate::store::{Change, StoreError};
+
+/// Most bytes of arguments that an event shows; the whole stands in the run's messages.
+const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
+
+/// The calls of this process that wait for a person's word.
+#[derive(Default)]
+pub struct PendingApprovals {
+    waiters: Mutex<Waiters>,
+    /// Held while a word is written for a call that an earlier process asked about and that nobody waits at yet, and
+    /// while such a call looks for it: one of the two comes first. Rare, and over a read and a write of the store.
+    early_decision_lock: tokio::sync::Mutex<()>,
+}
+
+/// Who waits, by run and call; none for a call whose word is on its way.
+type Waiters = HashMap<(RunId, String), Option<oneshot::Sender<DecisionMessage>>>;
+
+/// A word, and who wants to know that it is committed.
+struct DecisionMessage {
+    decision: ApprovalDecision,
+    ack: oneshot::Sender<Result<(), StoreError>>,
+}
+
+/// Why a word was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum DecideError {
+    /// There is no such run.
+    #[error("there is no run {0}")]
+    RunNotFound(RunId),
+    /// Nobody waits for a word on this call.
+    #[error("nothing waits for a decision on the tool call \"{call}\" of {run}: {reason}")]
+    NotPending {
+        /// The run.
+        run: RunId,
+        /// The call, shortened.
+        call: String,
+        /// What is so.
+        reason: String,
+    },
+    /// The daemon is about to stop.
+    #[error("the daemon is stopping; look at the run and try again")]
+    Draining,
+    /// The record could not be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Waits for the word on a call: nothing where it may be performed, else what its model is told. `begun` has what an
+/// earlier process asked and was told.
+pub async fn await_decision(
+    engine: &Engine,
+    live: &ActiveRun,
+    recorded_calls: &RecordedCalls,
+    turn: u32,
+    call: &ToolCall,
+) -> Result<Result<(), String>, StoreError> {
+    let requested_at = recorded_calls.approvals_requested.get(&call.id).copied();
+    let mut decision = recorded_calls.decisions.get(&call.id).cloned();
+    let mut pending = None;
+    if decision.is_none() {
+        let _guard = match requested_at {
+            Some(_) => Some(engine.pending_approvals.early_decision_lock.lock().await),
+            None => None,
+        };
+        if requested_at.is_some() {
+            // Somebody may have answered since this run's record was read.
+            let scope = &live.scope;
+            let recorded_calls = run_log::load_calls(engine, scope.root, scope.run).await?;
+            decision = recorded_calls.decisions.get(&call.id).cloned();
+        }
+        if decision.is_none() {
+            pending = Some(PendingApproval::register(
+                &engine.pending_approvals,
+                live.scope.run,
+                &call.id,
+            ));
+        }
+    }
+    let name = shorten(&call.name, 200);
+    let decision = match (decision, pending) {
+        (Some(decision), _) => {
+            pause::ensure_running(engine, live).await?;
+            decision
+        }
+        (None, None) => return Err(StoreError::Closed),
+        (None, Some(pending)) => {
+            let limit = live.agent.approve_timeout;
+            let deadline =
+                limit.map(|limit| saturating_add(requested_at.unwrap_or_else(now), limit));
+            let event = requested_at
+                .is_none()
+                .then(|| requested_event(turn, call, &name, deadline));
+            pause::pause(engine, live, PauseReason::Approval, event).await?;
+            let outcome = receive_decision(engine, live, pending, &call.id, deadline).await?;
+            pause::unpause(engine, live, PauseReason::Approval).await?;
+            match outcome {
+                Ok(decision) => decision,
+                Err(error) => return Ok(Err(failures::interruption_message(live, &error))),
+            }
+        }
+    };
+    let seconds = || live.agent.approve_timeout.map_or(0, |it| it.as_secs());
+    Ok(match (decision.decision, decision.reason) {
+        (Decision::Approved, _) => Ok(()),
+        (Decision::Denied, Some(reason)) => Err(format!("The call of {name} was denied: {reason}")),
+        (Decision::Denied, None) => Err(format!("The call of {name} was denied")),
+        (Decision::TimedOut, _) => Err(format!(
+            "The call of {name} was not approved: no decision within {}s",
+            seconds()
+        )),
+    })
+}
+
+/// Waits for the word, or the end of the wait, and commits it.
+async fn receive_decision(
+    engine: &Engine,
+    live: &ActiveRun,
+    mut pending: PendingApproval<'_>,
+    call: &str,
+    deadline: Option<Timestamp>,
+) -> Result<Result<ApprovalDecision, TurnError>, StoreError> {
+    let timeout = async {
+        match deadline {
+            Some(deadline) => {
+                let limit = live.agent.approve_timeout.map_or(0, |it| it.as_secs());
+                let remaining = run_record::remaining_time(now().duration_until(deadline), limit);
+                tokio::time::sleep(remaining).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let received = async {
+        tokio::select! {
+            biased;
+            message = &mut pending.receiver => message.ok(),
+            () = timeout => None,
+        }
+    };
+    let message = match pause::within_deadline(live, received).await {
+        Ok(message) => message,
+        Err(error) => return Ok(Err(error)),
+    };
+    let (decision, ack) = match message {
+        Some(message) => (message.decision, Some(message.ack)),
+        None => (ApprovalDecision::timed_out(), None),
+    };
+    let event = decision.to_event(call);
+    let committed = engine
+        .journal
+        .append(live, Change::Unchanged, Vec::new(), vec![event])
+        .await
+        .map(drop);
+    if let Some(ack) = ack {
+        // A client that went away has decided all the same.
+        let _ = ack.send(committed.clone());
+    }
+    committed?;
+    Ok(Ok(decision))
+}
+
+/// Takes a person's word, and returns once it is committed. A call that an earlier process asked about is decided even
+/// before its run has come to it again.
+pub async fn decide(
+    engine: &Arc<Engine>,
+    id: RunId,
+    call: &str,
+    decision: ApprovalDecision,
+) -> Result<(), DecideError> {
+    loop {
+        match engine.pending_approvals.deliver(id, call, &decision) {
+            DeliveryResult::Delivered(committed) => match committed.await {
+                Ok(committed) => return Ok(committed?),
+                // It was let go of: nobody can say whether the word was written.
+                Err(_) if engine.draining.is_cancelled() => return Err(DecideError::Draining),
+                // Its time, or the run's, was over before it heard.
+                Err(_) => {}
+            },
+            DeliveryResult::AlreadyDecided => {
+                return Err(not_pending(id, call, "it is being decided"));
+            }
+            DeliveryResult::NotWaiting => {}
+        }
+        // In a task of its own: a client that goes away leaves no word half written.
+        let (sender, receiver) = oneshot::channel();
+        let (task_engine, call, decision) = (Arc::clone(engine), call.to_owned(), decision.clone());
+        engine.tasks.spawn(async move {
+            let _ = sender.send(decide_early(&task_engine, id, &call, decision).await);
+        });
+        if receiver.await.unwrap_or(Err(StoreError::Closed.into()))? {
+            return Ok(());
+        }
+    }
+}
+
+/// Writes the word where nobody waits for it yet; false where somebody does now.
+async fn decide_early(
+    engine: &Engine,
+    id: RunId,
+    call: &str,
+    decision: ApprovalDecision,
+) -> Result<bool, DecideError> {
+    let _guard = engine.pending_approvals.early_decision_lock.lock().await;
+    let _gate = engine.suspension.resume_lock.read().await;
+    if engine
+        .pending_approvals
+        .lock()
+        .contains_key(&(id, call.to_owned()))
+    {
+        return Ok(false);
+    }
+    let run = engine.journal.store().run(id).await?;
+    let run: Run = run.ok_or(DecideError::RunNotFound(id))?;
+    if !matches!(run.status, Status::Waiting | Status::Running) {
+        let why = format!("the run is {}", run.status.as_str());
+        return Err(not_pending(id, call, &why));
+    }
+    let recorded_calls = run_log::load_calls(engine, run.root_id, id).await?;
+    if !recorded_calls.approvals_requested.contains_key(call) {
+        return Err(not_pending(id, call, "it did not ask for one"));
+    }
+    if recorded_calls.decisions.contains_key(call) {
+        return Err(not_pending(id, call, "it is decided"));
+    }
+    let live = engine.active_runs.get(id);
+    if live.as_ref().is_some_and(|live| live.is_suspended()) {
+        return Err(StoreError::Suspended.into());
+    }
+    // A call of this process that waits no more has given up, and its result says why.
+    let is_over = live.as_ref().is_some_and(|live| {
+        let is_ours = !live.tree.is_recovered && !engine.draining.is_cancelled();
+        is_ours || live.cancel_token.is_cancelled()
+    });
+    if is_over || recorded_calls.completed.contains(call) {
+        return Err(not_pending(id, call, "it waits no more"));
+    }
+    let event = decision.to_event(call);
+    match live {
+        Some(live) => {
+            let journal = &engine.journal;
+            let commit = journal.append_request(&live, Change::Unchanged, event);
+            commit.await?;
+        }
+        None => {
+            let journal = &engine.journal;
+            let commit = journal.append_inactive(&run, Change::Unchanged, event);
+            commit.await?;
+        }
+    }
+    Ok(true)
+}
+
+fn not_pending(run: RunId, call: &str, reason: &str) -> DecideError {
+    DecideError::NotPending {
+        run,
+        call: shorten(call, 80),
+        reason: reason.to_owned(),
+    }
+}
+
+/// What came of a word.
+enum DeliveryResult {
+    /// The call has it, and says when it is committed.
+    Delivered(oneshot::Receiver<Result<(), StoreError>>),
+    /// Another word came first.
+    AlreadyDecided,
+    /// No call of this process waits for it.
+    NotWaiting,
+}
+
+impl PendingApprovals {
+    fn deliver(&self, run: RunId, call: &str, decision: &ApprovalDecision) -> DeliveryResult {
+        let mut waiters = self.lock();
+        let Some(entry) = waiters.get_mut(&(run, call.to_owned())) else {
+            return DeliveryResult::NotWaiting;
+        };
+        let Some(sender) = entry.take() else {
+            return DeliveryResult::AlreadyDecided;
+        };
+        let (ack, committed) = oneshot::channel();
+        let decision = decision.clone();
+        // Where the call has just given up, the other end tells at once.
+        let _ = sender.send(DecisionMessage { decision, ack });
+        DeliveryResult::Delivered(committed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call's place at the desk, left when it is dropped.
+struct PendingApproval<'d> {
+    approvals: &'d PendingApprovals,
+    key: (RunId, String),
+    receiver: oneshot::Receiver<DecisionMessage>,
+}
+
+impl<'d> PendingApproval<'d> {
+    fn register(approvals: &'d PendingApprovals, run: RunId, call: &str) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        let key = (run, call.to_owned());
+        approvals.lock().insert(key.clone(), Some(sender));
+        Self {
+            approvals,
+            key,
+            receiver,
+        }
+    }
+}
+
+impl Drop for PendingApproval<'_> {
+    fn drop(&mut self) {
+        self.approvals.lock().remove(&self.key);
+    }
+}
+
+fn requested_event(
+    turn: u32,
+    call: &ToolCall,
+    name: &str,
+    deadline: Option<Timestamp>,
+) -> EventKind {
+    let json = call.arguments.get();
+    let truncated = json.len() > MAX_ARGUMENTS_BYTES;
+    let cut = || {
+        serde_json::value::to_raw_value(truncate_to_bytes(json, MAX_ARGUMENTS_BYTES))
+            .map(Arc::from)
+            .ok()
+    };
+    let arguments = truncated.then(cut).flatten();
+    EventKind::ApprovalRequested {
+        turn,
+        tool_call_id: call.id.clone(),
+        tool: name.to_owned(),
+        arguments: arguments.unwrap_or_else(|| Arc::clone(&call.arguments)),
+        truncated,
+        deadline,
+    }
+}
+
+fn saturating_add(start: Timestamp, time: Duration) -> Timestamp {
+    let time = SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX);
+    start.checked_add(time).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::requested_event;
+    use crate::domain::message::ToolCall;
+
+    #[test]
+    fn a_request_shows_arguments_and_cuts_what_is_too_long() {
+        let shown = |arguments: serde_json::Value| {
+            let raw = serde_json::value::to_raw_value(&arguments).expect("JSON");
+            let call = ToolCall {
+                id: "c".to_owned(),
+                provider_id: String::new(),
+                name: "write_file".to_owned(),
+                arguments: raw.into(),
+            };
+            let event = requested_event(1, &call, "write_file", None);
+            serde_json::to_value(event).expect("JSON")
+        };
+        let small = shown(json!({"path": "a"}));
+        assert_eq!(small["arguments"], json!({"path": "a"}));
+        assert_eq!(small.get("truncated"), None);
+        let large = shown(json!({"content": "ä".repeat(20_000)}));
+        let text = large["arguments"].as_str().expect("text");
+        assert!(text.starts_with("{\"content\":\"ä") && text.len() <= super::MAX_ARGUMENTS_BYTES);
+        assert_eq!(large["truncated"], true);
+    }
+}

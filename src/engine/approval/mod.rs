@@ -1,0 +1,4 @@
+//! Tool calls that wait for a decision, and the pause of their run.
+
+pub mod decision;
+pub mod pause;

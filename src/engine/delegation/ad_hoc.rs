@@ -1,0 +1,122 @@
+//! Children without a name: what they are made of, which quotas bound them, and the words of their results. Knows no
+//! loop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::agent::{Agent, Budget, Delegation, Memory, ResponseFormat, SubagentSettings};
+use crate::domain::run::{Run, now};
+use crate::engine::context::Engine;
+use crate::engine::delegation::child_run;
+use crate::engine::state::active_run::ActiveRun;
+use crate::store::StoreError;
+use crate::tools::AdHocRequest;
+
+/// What a record says of a task whose turns ran out.
+pub const INCOMPLETE: &str = "incomplete";
+/// What it says of one that was done.
+pub const COMPLETE: &str = "complete";
+
+/// What an agent says of its unnamed children.
+pub fn subagent_settings(parent: &Agent) -> SubagentSettings {
+    parent.subagent.clone().unwrap_or_default()
+}
+
+/// The unnamed agent: the caller's definition without its memory, and without the limits and the shape of the answer,
+/// which are for what the caller itself was asked.
+pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
+    let mut agent = Agent {
+        timeout: None,
+        max_turns: request.max_turns,
+        budget: Budget::default(),
+        memory: Memory::default(),
+        webhook: None,
+        delegation: Delegation {
+            max_depth: None,
+            ..parent.delegation.clone()
+        },
+        ad_hoc: Some(request.ad_hoc.clone()),
+        ..parent.clone()
+    };
+    agent.params.response_format = ResponseFormat::Text;
+    let settings = subagent_settings(parent);
+    agent.params.effort = settings.effort.or(agent.params.effort);
+    agent.params.service = settings.service.or(agent.params.service);
+    if let Some(model) = settings.model {
+        agent.model = model;
+        agent.fallback_models = Vec::new();
+    }
+    Arc::new(agent)
+}
+
+/// Whose quotas bound an unnamed child of this run: its caller's own, and the root's where that has any.
+pub fn quota_settings(parent: &ActiveRun) -> Vec<SubagentSettings> {
+    let mut settings = vec![subagent_settings(&parent.agent)];
+    let root = parent
+        .self_and_ancestors()
+        .last()
+        .filter(|root| root.parent.is_none());
+    let root = root.filter(|root| root.scope.run != parent.scope.run);
+    settings.extend(root.and_then(|root| root.agent.subagent.clone()));
+    settings
+}
+
+/// Takes in what the unnamed children of a tree used in an earlier process, before anybody asks how much is left.
+pub async fn restore_quotas(engine: &Engine, parent: &ActiveRun) -> Result<(), StoreError> {
+    let tree = &parent.tree;
+    if !tree.is_recovered {
+        return Ok(());
+    }
+    let restore = async {
+        let runs = engine.journal.store().tree(parent.scope.root).await?;
+        let parent_of = |run: &&Run| runs.iter().find(|other| Some(other.id) == run.parent_id);
+        for run in runs.iter().filter(|run| run.label.is_some()) {
+            let mut ancestors = std::iter::successors(parent_of(&run), parent_of);
+            let is_counted_in_ancestor = ancestors.any(|ancestor| ancestor.label.is_some());
+            let (time, tokens) = match is_counted_in_ancestor {
+                true => (0, 0),
+                false => (run.active_ms(now()), run.tree.usage.tokens.total()),
+            };
+            let time = Duration::from_millis(time);
+            tree.ad_hoc_quotas.restore_child(time, tokens);
+        }
+        Ok(())
+    };
+    tree.ad_hoc_quotas
+        .restored
+        .get_or_try_init(|| restore)
+        .await
+        .copied()
+}
+
+/// The accounts that an unnamed child draws on.
+pub fn account_ids(parent: &ActiveRun) -> Vec<usize> {
+    let tree = &parent.tree;
+    let mut account_ids = parent.accounts.clone();
+    for account in tree
+        .ad_hoc_quotas
+        .accounts(&quota_settings(parent), &tree.budgets)
+    {
+        if !account_ids.contains(&account) {
+            account_ids.push(account);
+        }
+    }
+    account_ids
+}
+
+/// The child's result for its caller's model, or why there is none.
+pub fn result(run: &Run) -> Result<String, String> {
+    let text = child_run::result(run).map_err(|reason| failure_message(&reason))?;
+    match run.completion_status.as_deref() {
+        Some(INCOMPLETE) => Ok(format!(
+            "[This result is incomplete: no turn was left after {}.]\n\n{text}",
+            run.turns
+        )),
+        _ => Ok(text),
+    }
+}
+
+/// Why a child has no result, in the contract's words.
+pub fn failure_message(reason: &str) -> String {
+    format!("Subagent task execution failed: {reason}")
+}

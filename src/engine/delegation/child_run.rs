@@ -1,0 +1,182 @@
+//! A child run's making and its result: what it takes from its own file, what little from its caller, and the words
+//! in which its end reaches the caller's model. Knows no loop.
+
+use std::sync::Arc;
+
+use crate::catalog::{LoadError, prompt};
+use crate::domain::agent::Agent;
+use crate::domain::event::{EventKind, usage_totals};
+use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
+use crate::domain::usage::TreeUsage;
+use crate::engine::context::Engine;
+use crate::engine::delegation::ad_hoc;
+use crate::engine::record::run_record;
+use crate::engine::state::active_run::{ActiveRun, Deadline};
+use crate::engine::state::budget::AccountIds;
+use crate::tools::{AdHocRequest, ChildRequest};
+
+/// A child run, ready to be driven.
+pub struct ChildRun {
+    /// The run at work.
+    pub live: Arc<ActiveRun>,
+    /// Its record.
+    pub run: Arc<Run>,
+    /// Its user message.
+    pub message: String,
+}
+
+/// Makes a child of `caller` under this id, or says why there can be none.
+pub fn prepare(
+    engine: &Engine,
+    parent: &Arc<ActiveRun>,
+    request: &ChildRequest<'_>,
+    id: RunId,
+) -> Result<ChildRun, String> {
+    let name = request.agent;
+    let agents = engine.catalog.current();
+    let mut agent = Arc::clone(agents.get(name).map_err(|error| match error {
+        LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
+        other => format!("failed to load agent \"{name}\": {other}"),
+    })?);
+    let hosts = &parent.agent.allowed_hosts;
+    if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
+        // In the definition, which is recorded with the run: it holds for whoever goes on with it, and for its children.
+        Arc::make_mut(&mut agent).allowed_hosts.clone_from(hosts);
+    }
+    let max_depth = parent.scope.max_depth;
+    let mut child = build(engine, parent, agent, max_depth, &parent.accounts, id)?;
+    child.message = prompt::child_message(request.task, request.context);
+    let run = Arc::make_mut(&mut child.run);
+    run.tool_call_id = Some(request.tool_call_id.to_owned());
+    run.input = child.message.as_str().into();
+    run.task = Some(request.task.to_owned());
+    Ok(child)
+}
+
+/// Makes a child without a name of `caller` under this id, or says why there can be none.
+pub fn prepare_ad_hoc(
+    engine: &Engine,
+    parent: &Arc<ActiveRun>,
+    request: &AdHocRequest<'_>,
+    id: RunId,
+) -> Result<ChildRun, String> {
+    let agent = ad_hoc::derive_agent(&parent.agent, request);
+    let settings = ad_hoc::subagent_settings(&parent.agent);
+    let max_depth = parent.scope.max_ad_hoc_depth(settings.max_depth);
+    let accounts = ad_hoc::account_ids(parent);
+    let mut child = build(engine, parent, agent, max_depth, &accounts, id)?;
+    request.task.clone_into(&mut child.message);
+    let run = Arc::make_mut(&mut child.run);
+    run.tool_call_id = Some(request.tool_call_id.to_owned());
+    run.input = child.message.as_str().into();
+    run.task = Some(request.task.to_owned());
+    run.label = Some(request.label.to_owned());
+    Ok(child)
+}
+
+/// A child of that agent, at most at the level `limit`, that draws on these accounts beside its own.
+fn build(
+    engine: &Engine,
+    parent: &Arc<ActiveRun>,
+    agent: Arc<Agent>,
+    max_depth: u8,
+    accounts: &[usize],
+    id: RunId,
+) -> Result<ChildRun, String> {
+    let provider = &agent.model.provider;
+    let has_key = parent.tree.provider_keys.has_own_key(&agent, provider);
+    engine
+        .providers
+        .get_with_key(provider, has_key)
+        .map_err(|unavailable| unavailable.to_string())?;
+    let child_scope: Option<Scope> = parent
+        .scope
+        .child(id, agent.delegation.max_depth, max_depth);
+    let scope =
+        child_scope.ok_or_else(|| format!("maximum sub-agent depth ({max_depth}) reached"))?;
+    let accounts = reserve_run(engine, parent, &agent, accounts)?;
+    let timeouts = [agent.timeout, parent.agent.delegation.timeout].into_iter();
+    let deadlines = timeouts.flatten().map(Deadline::within);
+    let deadline = deadlines
+        .chain(parent.deadline())
+        .min_by_key(|deadline| deadline.at);
+    let agent_json = engine.agent_snapshots.agent_json(&agent);
+    let tree = Arc::clone(&parent.tree);
+    let live = ActiveRun::new(
+        scope,
+        agent,
+        tree,
+        Some(Arc::clone(parent)),
+        accounts,
+        agent_json,
+    );
+    if let Some(deadline) = deadline {
+        live.set_deadline(deadline);
+    }
+    let run = Arc::new(run_record::new_run(&live));
+    Ok(ChildRun {
+        live,
+        run,
+        message: String::new(),
+    })
+}
+
+/// Counts a run of that agent below `caller`, within the server's bound and the budgets; the accounts that it draws on.
+fn reserve_run(
+    engine: &Engine,
+    parent: &ActiveRun,
+    agent: &Agent,
+    accounts: &[usize],
+) -> Result<AccountIds, String> {
+    let (tree, max) = (&parent.tree, engine.settings.runs.max_tree);
+    if !tree.count_run(max) {
+        return Err(format!(
+            "the whole task has had {max} runs, the most that the server allows"
+        ));
+    }
+    let budgets = &tree.budgets;
+    let accounts = budgets.open_account(&agent.budget, accounts, &TreeUsage::default());
+    match budgets.count_run(&accounts) {
+        Ok(()) => Ok(accounts),
+        Err(refusal) => {
+            tree.uncount_run();
+            parent.record_refusal(&refusal);
+            Err(refusal.exceeded.to_string())
+        }
+    }
+}
+
+/// The child's final text, or why there is none.
+pub fn result(run: &Run) -> Result<String, String> {
+    if run.status == Status::Completed {
+        return Ok(run.content.clone().unwrap_or_default());
+    }
+    match (&run.error, &run.cancel_reason) {
+        (Some(failure), _) if failure.code == FailureCode::MaxTurns => Err(failure
+            .message
+            .replacen("agent exceeded", "sub-agent exceeded", 1)),
+        (Some(failure), _) => Err(failure.message.clone()),
+        (None, Some(reason)) => Err(format!("cancelled: {reason}")),
+        (None, None) => Err("ended without a result".to_owned()),
+    }
+}
+
+/// The event that tells the child's return.
+pub fn returned_event(
+    tool_call_id: &str,
+    run: &Run,
+    outcome: &Result<String, String>,
+) -> EventKind {
+    let (input_tokens, output_tokens, tool_calls) = usage_totals(&run.tree.usage);
+    EventKind::AgentReturned {
+        tool_call_id: tool_call_id.to_owned(),
+        child_id: run.id,
+        child_agent: run.agent.clone(),
+        duration_ms: run.duration_ms(crate::domain::run::now()),
+        characters: outcome.as_ref().ok().map(|text| text.chars().count()),
+        error: outcome.as_ref().err().cloned(),
+        input_tokens,
+        output_tokens,
+        tool_calls,
+    }
+}

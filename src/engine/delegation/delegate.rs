@@ -1,0 +1,321 @@
+//! The way up that a run lends to its tools: makes children, has them driven, and tells of their calls and ends. Knows no
+//! loop; it is handed in.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+
+use crate::domain::event::EventKind;
+use crate::domain::message::shorten;
+use crate::domain::run::{Run, RunId};
+use crate::engine::admission::sessions::RunPermits;
+use crate::engine::approval::pause::{self, PauseReason};
+use crate::engine::context::Engine;
+use crate::engine::delegation::ad_hoc;
+use crate::engine::delegation::child_run::{self, ChildRun};
+use crate::engine::prepare::RunInput;
+use crate::engine::replay::recovery;
+use crate::engine::replay::run_log::{self, RecordedCalls};
+use crate::engine::run_loop::finish;
+use crate::engine::run_loop::recall;
+use crate::engine::run_loop::start::RunStart;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::ad_hoc_quotas::ChildTimer;
+use crate::engine::state::failures;
+use crate::store::{Change, StoreError};
+use crate::tools::{AdHocRequest, ChildRequest, Delegate};
+
+/// The loop, as children are driven by it.
+pub type DriveFn = for<'a> fn(
+    &'a Arc<Engine>,
+    &'a Arc<ActiveRun>,
+    Arc<Run>,
+    RunInput,
+    RunStart,
+) -> BoxFuture<'a, Option<Arc<Run>>>;
+
+/// The way up that a run lends to its tools.
+pub struct RunDelegate {
+    engine: Arc<Engine>,
+    live: Arc<ActiveRun>,
+    child_permits: Option<Arc<Semaphore>>,
+    recorded_calls: Arc<RecordedCalls>,
+    /// The turns of children that an earlier process began, by call: nobody new comes before them.
+    reserved_permits: Mutex<HashMap<String, OwnedSemaphorePermit>>,
+    drive: DriveFn,
+}
+
+impl Delegate for RunDelegate {
+    fn run_child<'a>(&'a self, request: ChildRequest<'a>) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            let call = request.tool_call_id;
+            let run = match self.recorded_calls.children.get(call) {
+                Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
+                Some(child) => self.resume_child(child).await?,
+                None => {
+                    let prepare = |id| child_run::prepare(&self.engine, &self.live, &request, id);
+                    self.start_child(call, request.task, prepare).await?
+                }
+            };
+            let outcome = child_run::result(&run);
+            self.record_returned(call, &run, &outcome).await?;
+            outcome
+        })
+    }
+
+    fn check_quota<'a>(&'a self, call: &'a str) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            let tree = &self.live.tree;
+            let restored = ad_hoc::restore_quotas(&self.engine, &self.live).await;
+            restored.map_err(|error| ad_hoc::failure_message(&self.handle_store_error(error)))?;
+            if self.recorded_calls.children.contains_key(call) {
+                // It was let in by an earlier process.
+                return Ok(());
+            }
+            let quota_settings = ad_hoc::quota_settings(&self.live);
+            tree.ad_hoc_quotas.check(&quota_settings, &tree.budgets)
+        })
+    }
+
+    fn run_ad_hoc<'a>(
+        &'a self,
+        request: AdHocRequest<'a>,
+    ) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            let call = request.tool_call_id;
+            let run = match self.recorded_calls.children.get(call) {
+                Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
+                Some(child) => {
+                    let _time_guard = self.track_time(child.id);
+                    self.resume_child(child)
+                        .await
+                        .map_err(|reason| ad_hoc::failure_message(&reason))?
+                }
+                None => {
+                    let tree = &self.live.tree;
+                    let quota_settings = ad_hoc::quota_settings(&self.live);
+                    // Several that were checked at once may come here; the quota lets in as many as it has room for.
+                    tree.ad_hoc_quotas
+                        .try_add_child(&quota_settings, &tree.budgets)?;
+                    let mut time_guard = None;
+                    let prepare = |id| {
+                        time_guard = self.track_time(id);
+                        child_run::prepare_ad_hoc(&self.engine, &self.live, &request, id)
+                    };
+                    let result = self.start_child(call, request.task, prepare).await;
+                    result.map_err(|reason| ad_hoc::failure_message(&reason))?
+                }
+            };
+            let outcome = ad_hoc::result(&run);
+            self.record_returned(call, &run, &outcome).await?;
+            outcome
+        })
+    }
+
+    fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>> {
+        Box::pin(async move {
+            let result = recall::search(&self.engine, self.live.scope.run, query, limit).await;
+            result.map_err(|error| format!("the record could not be read: {error}"))
+        })
+    }
+}
+
+impl RunDelegate {
+    /// For the calls of one reply of this run. `drive` is the loop, which the children are driven by.
+    pub fn new(
+        engine: &Arc<Engine>,
+        live: &Arc<ActiveRun>,
+        recorded_calls: &Arc<RecordedCalls>,
+        drive: DriveFn,
+    ) -> Self {
+        let max_concurrent = live.agent.delegation.max_concurrent;
+        let child_permits = max_concurrent.map(|max| Arc::new(Semaphore::new(max)));
+        let unfinished = recorded_calls
+            .children
+            .iter()
+            .filter(|(_, child)| !child.status.is_terminal());
+        let permits = unfinished.filter_map(|(call, _)| {
+            let permit = Arc::clone(child_permits.as_ref()?)
+                .try_acquire_owned()
+                .ok()?;
+            Some((call.clone(), permit))
+        });
+        let reserved_permits = Mutex::new(permits.collect());
+        Self {
+            engine: Arc::clone(engine),
+            live: Arc::clone(live),
+            child_permits,
+            recorded_calls: Arc::clone(recorded_calls),
+            reserved_permits,
+            drive,
+        }
+    }
+
+    /// Lets the time of an unnamed child run; that of one below another is in that one's.
+    fn track_time(&self, child: RunId) -> Option<ChildTimer<'_>> {
+        let mut runs = self.live.self_and_ancestors();
+        let is_within_ad_hoc = runs.any(|run| run.agent.ad_hoc.is_some());
+        (!is_within_ad_hoc).then(|| self.live.tree.ad_hoc_quotas.start_timer(child))
+    }
+
+    /// Makes a child under the id it is given, and drives it to its end.
+    async fn start_child(
+        &self,
+        call: &str,
+        task: &str,
+        prepare: impl FnOnce(RunId) -> Result<ChildRun, String>,
+    ) -> Result<Arc<Run>, String> {
+        let Self {
+            engine,
+            child_permits,
+            recorded_calls,
+            ..
+        } = self;
+        let _permit = match child_permits {
+            Some(child_permits) => Some(self.acquire_child_permit(child_permits).await?),
+            None => None,
+        };
+        // An earlier process may have told of the child and ended before it opened it.
+        let recorded_id = recorded_calls.delegated.get(call).copied();
+        let root_permit = &self.live.tree.root_permit;
+        let child_permit = match recorded_id {
+            Some(_) => Some(root_permit.restore_child()),
+            None => root_permit.add_child(),
+        };
+        let _child_permit = child_permit.ok_or_else(|| {
+            let max_live = engine.settings.runs.max_live;
+            match self.live.tree.owner {
+                Some(_) => format!(
+                    "the runs of its key at work are the most that the server allows it now, of {max_live} in all"
+                ),
+                None => format!("the server has {max_live} runs at work, the most that it allows"),
+            }
+        })?;
+        let ChildRun {
+            live: child,
+            run,
+            message,
+        } = prepare(recorded_id.unwrap_or_default())?;
+        let called_event = EventKind::AgentCalled {
+            tool_call_id: call.to_owned(),
+            child_id: child.scope.run,
+            child_agent: child.agent.name.clone(),
+            child_depth: child.scope.depth.0,
+            task: shorten(task, 80),
+        };
+        if recorded_id.is_none() {
+            self.record_event(called_event).await?;
+        }
+        engine.active_runs.add(&child);
+        engine.metrics.child_started(child.scope.depth.0);
+        let entry = RunStart::New {
+            accepted: None,
+            claim: None,
+        };
+        (self.drive)(engine, &child, run, RunInput::from(message), entry)
+            .await
+            .ok_or_else(unrecorded_message)
+    }
+
+    /// Waits until fewer than `max_concurrent` children are there. Where all of those wait for a person, so does this run.
+    async fn acquire_child_permit<'s>(
+        &self,
+        child_permits: &'s Semaphore,
+    ) -> Result<SemaphorePermit<'s>, String> {
+        let Self { engine, live, .. } = self;
+        if let Ok(permit) = child_permits.try_acquire() {
+            return Ok(permit);
+        }
+        let paused = pause::pause(engine, live, PauseReason::Queue, None).await;
+        paused.map_err(|error| self.handle_store_error(error))?;
+        let permit = pause::within_deadline(live, child_permits.acquire()).await;
+        let unpaused = pause::unpause(engine, live, PauseReason::Queue).await;
+        unpaused.map_err(|error| self.handle_store_error(error))?;
+        let permit = permit.map_err(|error| failures::interruption_message(live, &error))?;
+        permit.map_err(|error| error.to_string())
+    }
+
+    /// Goes on with a child that an earlier process left unfinished.
+    async fn resume_child(&self, child: &Run) -> Result<Arc<Run>, String> {
+        let Self { engine, live, .. } = self;
+        let call = child.tool_call_id.as_deref().unwrap_or_default();
+        let _permit = self
+            .reserved_permits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(call);
+        let _child_permit = live.tree.root_permit.restore_child();
+        let account_ids = match child.label {
+            Some(_) => ad_hoc::account_ids(live),
+            None => live.accounts.clone(),
+        };
+        let handle_store_error = |error| self.handle_store_error(error);
+        let recorded_run = run_log::load(engine, child).await;
+        // From here on it is driven to its end, which takes it off the list again.
+        let Some((child, run)) = engine
+            .orphans
+            .recover_child(engine, child.id, live, &account_ids)
+        else {
+            let interrupted = recovery::interrupt(engine, child.id, &[]).await;
+            interrupted.map_err(handle_store_error)?;
+            let stored_run = engine.journal.store().run(child.id).await;
+            let stored_run = stored_run.map_err(handle_store_error)?;
+            return stored_run.map(Arc::new).ok_or_else(unrecorded_message);
+        };
+        let recorded_run = match recorded_run {
+            Ok(recorded_run) => recorded_run,
+            Err(error) => {
+                let (run, permits) = (Arc::new(run), RunPermits::default());
+                let finished_run =
+                    finish::finish_without_loop(engine, &child, run, error.into(), permits).await;
+                return finished_run.ok_or_else(unrecorded_message);
+            }
+        };
+        let input = RunInput::from(run.input.clone());
+        let entry = RunStart::Resumed(Box::new(recorded_run));
+        (self.drive)(engine, &child, Arc::new(run), input, entry)
+            .await
+            .ok_or_else(unrecorded_message)
+    }
+
+    /// Tells of a child's end, unless an earlier process has.
+    async fn record_returned(
+        &self,
+        call: &str,
+        run: &Run,
+        outcome: &Result<String, String>,
+    ) -> Result<(), String> {
+        match self.recorded_calls.returned.contains(call) {
+            true => Ok(()),
+            false => {
+                self.record_event(child_run::returned_event(call, run, outcome))
+                    .await
+            }
+        }
+    }
+
+    async fn record_event(&self, kind: EventKind) -> Result<(), String> {
+        let result = self
+            .engine
+            .journal
+            .enqueue(&self.live, Change::Unchanged, Vec::new(), vec![kind])
+            .await;
+        result.map_err(|error| self.handle_store_error(error))
+    }
+
+    /// Suspends the tree of a run whose record cannot be written or read; the text is then not recorded. Where it never can
+    /// be read, the text is the call's result.
+    fn handle_store_error(&self, error: StoreError) -> String {
+        if self.live.is_unreadable(&error) {
+            return error.to_string();
+        }
+        self.live.suspend(&error);
+        unrecorded_message()
+    }
+}
+
+fn unrecorded_message() -> String {
+    "its run could not be recorded".to_owned()
+}

@@ -1,0 +1,5 @@
+//! Runs that a run starts: children and ad-hoc sub-agents.
+
+pub mod ad_hoc;
+pub mod child_run;
+pub mod delegate;

@@ -1,0 +1,192 @@
+//! Garbage collection of an agent's memory: has its model look for what repeats, then trims. Knows no run.
+
+use std::sync::Arc;
+
+use crate::domain::agent::{Agent, Params, ResponseFormat};
+use crate::domain::message::Message;
+use crate::engine::context::Engine;
+use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
+use crate::engine::request::StartError;
+use crate::engine::run_loop::turn;
+use crate::engine::state::failures;
+use crate::providers::{ChatRequest, Delta, ErrorCategory, ProviderError, Reply, retry};
+
+const PROMPT: &str = "You look after the memory of an agent. You are given its entries, oldest first: each has a time, \
+a task and a result. Answer in three short sections: Patterns (what kinds of task come again and again, and how they \
+went), Repeated work (tasks that were done more than once and what could have been reused), Recommendations (what to \
+change in the agent's instructions or files). Be concrete; quote times.";
+
+/// The agent's entries of the key of this name, oldest first.
+pub async fn entries(
+    engine: &Arc<Engine>,
+    name: &str,
+    key: Option<&str>,
+) -> Result<Vec<MemoryEntry>, MemoryError> {
+    let (agent, key) = (agent_with_memory(engine, name)?, key.map(str::to_owned));
+    run_blocking(engine, &agent, move |engine, agent| {
+        engine.memories.entries(agent, key.as_deref())
+    })
+    .await
+}
+
+/// Analyses the agent's memory and, unless `dry_run`, trims it to `last_n` (else `max_entries`) entries.
+pub async fn collect(
+    engine: &Arc<Engine>,
+    name: &str,
+    key: Option<&str>,
+    dry_run: bool,
+) -> Result<GcReport, MemoryError> {
+    let (agent, key) = (agent_with_memory(engine, name)?, key.map(str::to_owned));
+    let entries = entries(engine, name, key.as_deref()).await?;
+    let mut report = GcReport {
+        agent: agent.name.clone(),
+        analysis: String::new(),
+        entries_before: entries.len(),
+        entries_after: entries.len(),
+        dry_run,
+        input_tokens: 0,
+        output_tokens: 0,
+    };
+    if entries.is_empty() {
+        return Ok(report);
+    }
+    let reply = analyse(engine, &agent, &entries).await?;
+    let tokens = reply.usage.unwrap_or_default();
+    report.analysis = reply.message.content;
+    (report.input_tokens, report.output_tokens) = (tokens.input, tokens.output);
+    let keep = match (agent.memory.last_n, agent.memory.max_entries) {
+        (0, 0) => None,
+        (0, max_entries) => Some(max_entries as usize),
+        (last_n, _) => Some(last_n as usize),
+    };
+    if let (false, Some(keep)) = (dry_run, keep) {
+        report.entries_after = run_blocking(engine, &agent, move |engine, agent| {
+            engine.memories.trim(agent, key.as_deref(), keep)
+        })
+        .await?;
+    }
+    Ok(report)
+}
+
+async fn analyse(
+    engine: &Engine,
+    agent: &Agent,
+    entries: &[MemoryEntry],
+) -> Result<Reply, MemoryError> {
+    let provider = engine
+        .providers
+        .get(&agent.model.provider)
+        .map_err(StartError::from)?;
+    let entry_texts: Vec<String> = entries
+        .iter()
+        .map(|entry| {
+            format!(
+                "## {}\nTask: {}\nResult: {}",
+                entry.time, entry.task, entry.result
+            )
+        })
+        .collect();
+    let messages = [Message::user(entry_texts.join(
+        "
+
+",
+    ))];
+    // The shape of the agent's own replies is none for an analysis, which somebody waits for.
+    let params = Params {
+        response_format: ResponseFormat::Text,
+        service: None,
+        ..agent.params.clone()
+    };
+    let request = ChatRequest {
+        model: &agent.model.model,
+        system: PROMPT,
+        messages: &messages,
+        blobs: None,
+        tools: &[],
+        params: &params,
+        stream: false,
+        multi_turn: false,
+        facts: engine
+            .settings
+            .models
+            .get(&agent.model.provider, &agent.model.model),
+        cache_key: "",
+        trace: None,
+        api_key: None,
+    };
+    let timeout = agent.timeout.unwrap_or(engine.settings.default_timeout);
+    let completion = async {
+        let mut attempt = 0;
+        loop {
+            let permit = match &provider.permits {
+                Some(permits) => permits.acquire().await.ok(),
+                None => None,
+            };
+            let mut reported_usage = None;
+            let mut on_delta = |delta: Delta<'_>| {
+                if let Delta::Usage(usage) = delta {
+                    reported_usage = Some(usage);
+                }
+            };
+            let result = provider.complete(request, &mut on_delta).await;
+            drop(permit);
+            let tokens = match &result {
+                Ok(reply) => reply.usage,
+                Err(_) => reported_usage,
+            };
+            if let Some(tokens) = tokens {
+                let model = agent.model.to_string();
+                let cost = engine.settings.models.price(&agent.model);
+                let cost = cost.map(|price| price.cost(&tokens));
+                engine.metrics.record_usage(&model, &tokens, cost);
+            }
+            let error = match result {
+                Ok(reply) => match failures::reply_failure(reply.outcome, &reply.message.content) {
+                    None => return Ok(reply),
+                    Some(failure) => ProviderError::new(ErrorCategory::BadRequest, failure.message),
+                },
+                Err(error) => error,
+            };
+            attempt += 1;
+            if !error.category.is_retryable() || attempt > agent.retry.max_retries {
+                return Err(error);
+            }
+            let wait = retry::retry_delay(
+                &agent.retry,
+                attempt,
+                error.retry_after,
+                turn::random_fraction(),
+            );
+            engine.metrics.request_retried(&provider.name);
+            tokio::time::sleep(wait).await;
+        }
+    };
+    let timeout_error = || {
+        ProviderError::new(
+            ErrorCategory::Timeout,
+            format!("timeout after {}s", timeout.as_secs()),
+        )
+    };
+    Ok(tokio::time::timeout(timeout, completion)
+        .await
+        .unwrap_or_else(|_| Err(timeout_error()))?)
+}
+
+fn agent_with_memory(engine: &Engine, name: &str) -> Result<Arc<Agent>, MemoryError> {
+    let agents = engine.catalog.current();
+    let agent = agents.get(name).map_err(StartError::from)?;
+    if !agent.memory.enabled {
+        return Err(MemoryError::Disabled(name.to_owned()));
+    }
+    Ok(Arc::clone(agent))
+}
+
+async fn run_blocking<T: Send + 'static>(
+    engine: &Arc<Engine>,
+    agent: &Arc<Agent>,
+    work: impl FnOnce(&Engine, &Agent) -> Result<T, MemoryError> + Send + 'static,
+) -> Result<T, MemoryError> {
+    let (engine, agent) = (Arc::clone(engine), Arc::clone(agent));
+    let result = tokio::task::spawn_blocking(move || work(&engine, &agent)).await;
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}

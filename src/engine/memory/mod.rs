@@ -1,0 +1,4 @@
+//! What agents remember over runs.
+
+pub mod memory;
+pub mod memory_gc;

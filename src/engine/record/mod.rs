@@ -1,0 +1,8 @@
+//! The journal and what goes into it. Only this writes runs, steps and events.
+
+pub mod agent_snapshots;
+pub mod blobs;
+pub mod journal;
+pub mod links;
+pub mod run_record;
+pub mod webhook_events;

@@ -1,0 +1,248 @@
+//! Brings unfinished runs back to life where their record ends, after a restart or once a store that failed works again:
+//! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+
+use crate::domain::run::{Run, RunId, Scope, Status, now};
+use crate::domain::webhook::Webhook;
+use crate::engine::admission::root_permit::RootPermit;
+use crate::engine::context::Engine;
+use crate::engine::delegation::ad_hoc;
+use crate::engine::record::agent_snapshots;
+use crate::engine::record::run_record;
+use crate::engine::run_spans::TreeTrace;
+use crate::engine::state::active_run::{ActiveRun, Deadline, RestoredState, Tree, TreeSuspension};
+use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
+use crate::engine::state::budget::Budgets;
+use crate::engine::state::failures;
+use crate::engine::state::provider_keys::ProviderKeys;
+use crate::engine::workdir::RunWorkdir;
+use crate::store::{StoreError, UnfinishedRun};
+
+/// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
+#[derive(Default)]
+pub struct OrphanedChildren {
+    children: Mutex<HashMap<RunId, UnfinishedRun>>,
+}
+
+impl OrphanedChildren {
+    /// Brings a child back to life below `parent`, whose accounts `callers` are drawn on too, once, and lists it among the runs at work: a cancel finds it either
+    /// here or there.
+    pub fn recover_child(
+        &self,
+        engine: &Engine,
+        child: RunId,
+        parent: &Arc<ActiveRun>,
+        callers: &[usize],
+    ) -> Option<(Arc<ActiveRun>, Run)> {
+        let mut children = self.lock();
+        let orphan = children.remove(&child)?;
+        let live = recover(engine, &orphan, Some(parent), callers)?;
+        engine.active_runs.add(&live);
+        engine.suspension.changed.notify_waiters();
+        Some((live, orphan.run))
+    }
+
+    /// Whether a child waits here.
+    pub fn contains(&self, child: RunId) -> bool {
+        self.lock().contains_key(&child)
+    }
+
+    /// Has a child begin cancelled when its turn comes, as the record says; false if it is not here.
+    pub fn cancel(&self, child: RunId, reason: &str) -> bool {
+        let mut children = self.lock();
+        let Some(orphan) = children.get_mut(&child) else {
+            return false;
+        };
+        orphan.run.status = Status::Cancelling;
+        orphan.run.cancel_reason = Some(reason.to_owned());
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, UnfinishedRun>> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Fails what no call came back to of a tree whose root has ended, deepest first: a child that could not be revived may
+/// have left children of its own.
+pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError> {
+    let mut orphans = {
+        let mut children = engine.orphans.lock();
+        let ids: Vec<RunId> = children
+            .values()
+            .filter(|orphan| orphan.run.root_id == root)
+            .map(|orphan| orphan.run.id)
+            .collect();
+        ids.into_iter()
+            .filter_map(|id| children.remove(&id))
+            .collect::<Vec<_>>()
+    };
+    orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
+    engine.suspension.changed.notify_waiters();
+    for orphan in orphans.into_iter().rev() {
+        interrupt(engine, orphan.run.id, &[]).await?;
+    }
+    Ok(())
+}
+
+/// A root run that can go on.
+pub struct RecoveredRun {
+    /// The run at work.
+    pub live: Arc<ActiveRun>,
+    /// Its record.
+    pub run: Arc<Run>,
+    /// Whole seconds that it may take from its start, where it still waits for a slot.
+    pub timeout: u64,
+}
+
+/// The root runs of `unfinished` (parents before their children) that can go on, in its order; their children wait in
+/// `engine.left`. What cannot go on is failed as `interrupted`, children before their parents.
+pub async fn recover_all(
+    engine: &Engine,
+    unfinished: Vec<UnfinishedRun>,
+) -> Result<Vec<RecoveredRun>, StoreError> {
+    let mut recovered = Vec::new();
+    let mut recovered_ids = HashSet::new();
+    let mut orphans = Vec::new();
+    for unfinished_run in unfinished {
+        match unfinished_run.run.parent_id {
+            None => match recover(engine, &unfinished_run, None, &[]) {
+                Some(live) => {
+                    recovered_ids.insert(unfinished_run.run.id);
+                    let timeout = unfinished_run
+                        .resume_state
+                        .map_or(0, |continuation| continuation.timeout);
+                    recovered.push(RecoveredRun {
+                        live,
+                        run: Arc::new(unfinished_run.run),
+                        timeout,
+                    });
+                }
+                None => orphans.push(unfinished_run),
+            },
+            Some(parent) if recovered_ids.contains(&parent) => {
+                recovered_ids.insert(unfinished_run.run.id);
+                engine
+                    .orphans
+                    .lock()
+                    .insert(unfinished_run.run.id, unfinished_run);
+            }
+            Some(_) => orphans.push(unfinished_run),
+        }
+    }
+    for orphan in orphans.into_iter().rev() {
+        let webhooks = orphan.resume_state.as_ref();
+        let webhooks = webhooks.map_or(&[][..], |continuation| &continuation.webhooks);
+        interrupt(engine, orphan.run.id, webhooks).await?;
+    }
+    Ok(recovered)
+}
+
+/// Fails a run that cannot go on.
+pub async fn interrupt(
+    engine: &Engine,
+    id: RunId,
+    webhooks: &[Arc<Webhook>],
+) -> Result<(), StoreError> {
+    let run = match engine.journal.store().run(id).await {
+        Ok(Some(run)) => run,
+        Ok(None) => return Ok(()),
+        // Its end cannot be recorded either; it delays no other run.
+        Err(error @ StoreError::Corrupt(_)) => {
+            tracing::error!(run.id = %id, error = %error, "{id} cannot be failed as interrupted: {error}");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    let message = format!(
+        "the daemon stopped while this run was {}",
+        run.status.as_str()
+    );
+    engine
+        .journal
+        .close_orphan(&run, webhooks, failures::interrupted(&message))
+        .await?;
+    engine
+        .metrics
+        .run_finished(&run.agent, Status::Failed, None);
+    tracing::warn!(
+        run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+        "{} was {} when the daemon stopped and cannot go on; it is failed as interrupted", run.id, run.status.as_str()
+    );
+    Ok(())
+}
+
+/// The run as it stood: its definition, place, accounts, meter, deadline and stop; none where the record lacks what
+/// that takes. `callers` are the accounts that it draws on beside its own.
+pub fn recover(
+    engine: &Engine,
+    unfinished: &UnfinishedRun,
+    parent: Option<&Arc<ActiveRun>>,
+    callers: &[usize],
+) -> Option<Arc<ActiveRun>> {
+    let UnfinishedRun {
+        run,
+        resume_state: continuation,
+    } = unfinished;
+    let continuation = continuation.as_ref()?;
+    let agent = agent_snapshots::parse(&continuation.definition)?;
+    let scope = match parent {
+        None => Scope::root(run.id, agent.delegation.max_depth),
+        Some(parent) => {
+            let scope = &parent.scope;
+            let limit = match agent.ad_hoc {
+                Some(_) => {
+                    scope.max_ad_hoc_depth(ad_hoc::subagent_settings(&parent.agent).max_depth)
+                }
+                None => scope.max_depth,
+            };
+            scope.child(run.id, agent.delegation.max_depth, limit)?
+        }
+    };
+    let tree = match parent {
+        Some(parent) => Arc::clone(&parent.tree),
+        None => Arc::new(Tree {
+            budgets: Budgets::default(),
+            root_permit: RootPermit::default(),
+            is_streaming: continuation.stream,
+            owner: run.owner.clone(),
+            ad_hoc_quotas: AdHocQuotas::default(),
+            is_recovered: true,
+            suspension: TreeSuspension::default(),
+            webhooks: continuation.webhooks.clone(),
+            trace: TreeTrace::for_tree(engine.traces.as_ref(), None, run.id),
+            run_count: AtomicU64::new(run.tree.runs),
+            provider_keys: ProviderKeys::from_record(&agent.given_keys),
+        }),
+    };
+    let accounts = tree.budgets.open_account(&agent.budget, callers, &run.tree);
+    let recorded = RestoredState {
+        agent_json: Arc::clone(&continuation.definition),
+        workdir: RunWorkdir::with_id(continuation.workdir),
+        usage: run.usage,
+        tree_usage: run.tree,
+    };
+    let live = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
+    if let Some((at, seconds)) = continuation.deadline {
+        // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
+        let since = continuation.waiting_since.unwrap_or_else(now);
+        live.set_deadline(Deadline {
+            at: Instant::now() + run_record::remaining_time(since.duration_until(at), seconds),
+            seconds,
+        });
+        live.clock().is_pause_recorded = continuation.waiting_since.is_some();
+    }
+    if run.status == Status::Cancelling {
+        live.cancel(
+            run.cancel_reason
+                .as_deref()
+                .unwrap_or("requested by client"),
+        );
+    }
+    Some(live)
+}

@@ -1,0 +1,153 @@
+//! Probes a store that failed, and once it works takes suspended trees up from their record, as after a restart. Knows no
+//! loop.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use crate::domain::run::{Run, RunId};
+use crate::engine::context::Engine;
+use crate::engine::replay::recovery::{self, RecoveredRun};
+use crate::engine::replay::suspension::{
+    INITIAL_PROBE_INTERVAL, MAX_PROBE_INTERVAL, SuspendedTree,
+};
+use crate::engine::root_run;
+use crate::store::{StoreError, UnfinishedRun};
+
+/// Probes the store, and takes up what is suspended, until nothing is, or the daemon drains.
+pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let mut interval = INITIAL_PROBE_INTERVAL;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(engine.suspension.next_probe_delay(interval)) => {}
+                () = engine.draining.cancelled() => return keep_suspended(&engine),
+            }
+            match probe(&engine).await {
+                Ok(true) => return,
+                Ok(false) => interval = INITIAL_PROBE_INTERVAL,
+                Err(StoreError::Closed) => return keep_suspended(&engine),
+                Err(error) => {
+                    tracing::warn!(error = %error, "The store does not work yet, runs stay suspended: {error}");
+                    interval = (interval * 2).min(MAX_PROBE_INTERVAL);
+                }
+            }
+        }
+    })
+}
+
+/// Takes up what is due if the store works; true where nothing is suspended any more.
+async fn probe(engine: &Arc<Engine>) -> Result<bool, StoreError> {
+    let suspension = &engine.suspension;
+    if let Err(error) = engine.journal.store().check().await {
+        suspension.mark_store_failed(Vec::new());
+        return Err(error);
+    }
+    let due = suspension.take_due();
+    if !due.is_empty()
+        && let Err((error, due)) = resume_trees(engine, due).await
+    {
+        suspension.mark_store_failed(due);
+        return Err(error);
+    }
+    Ok(suspension.mark_store_working())
+}
+
+/// What the record says of a suspended tree.
+enum TreeState {
+    /// It can go on.
+    Resumable(RecoveredRun),
+    /// Its end was committed after all, or it never was accepted.
+    Ended(Option<Arc<Run>>),
+}
+
+/// Resumes these trees from their record. Gives all of them back if the record as a whole could not be read; a tree that
+/// cannot be read is put back alone.
+async fn resume_trees(
+    engine: &Arc<Engine>,
+    trees: Vec<SuspendedTree>,
+) -> Result<(), (StoreError, Vec<SuspendedTree>)> {
+    let _gate = engine.suspension.resume_lock.write().await;
+    let roots: HashSet<RunId> = trees.iter().map(|tree| tree.live.scope.run).collect();
+    let store = engine.journal.store();
+    let read = async {
+        store.clear_failed(roots.iter().copied().collect()).await?;
+        store.unfinished_runs().await
+    };
+    let unfinished = match read.await {
+        Ok(unfinished) => unfinished,
+        Err(error) => return Err((error, trees)),
+    };
+    let mut by_root: HashMap<RunId, Vec<UnfinishedRun>> = HashMap::new();
+    for unfinished_run in unfinished {
+        if roots.contains(&unfinished_run.run.root_id) {
+            by_root
+                .entry(unfinished_run.run.root_id)
+                .or_default()
+                .push(unfinished_run);
+        }
+    }
+    let (mut active_runs, mut permits) = (HashMap::new(), HashMap::new());
+    let (mut recovered, mut resolved) = (Vec::new(), HashSet::new());
+    for tree in trees {
+        let id = tree.live.scope.run;
+        match load_tree(engine, id, by_root.remove(&id).unwrap_or_default()).await {
+            Ok(TreeState::Resumable(recovered_root)) => {
+                recovered_root.live.inherit_from(&tree.live, tree.attempts);
+                active_runs.insert(id, Arc::clone(&recovered_root.live));
+                permits.insert(id, (tree.run_permit, tree.session_guard));
+                recovered.push(recovered_root);
+            }
+            Ok(TreeState::Ended(run)) => {
+                engine.journal.broadcaster().close(id);
+                tree.live.publish_end(run);
+            }
+            Err(error) => {
+                tracing::warn!(run.id = %id, run.root = %id, error = %error, "{id} stays suspended: {error}");
+                engine.suspension.retry_later(tree);
+                continue;
+            }
+        }
+        resolved.insert(id);
+    }
+    tracing::info!(
+        "The store works again: going on with {} root runs",
+        recovered.len()
+    );
+    // In the order of their acceptance.
+    recovered.sort_by_key(|revived| revived.run.id);
+    engine.active_runs.replace(&resolved, active_runs);
+    root_run::resume_all(engine, recovered, permits);
+    engine.suspension.changed.notify_waiters();
+    Ok(())
+}
+
+/// Reads a suspended root of which, with its children, this is unfinished.
+async fn load_tree(
+    engine: &Engine,
+    id: RunId,
+    unfinished: Vec<UnfinishedRun>,
+) -> Result<TreeState, StoreError> {
+    let mut recovered = recovery::recover_all(engine, unfinished).await?;
+    if let Some(recovered_root) = recovered.pop() {
+        return Ok(TreeState::Resumable(recovered_root));
+    }
+    match engine.journal.store().run(id).await {
+        Ok(run) => Ok(TreeState::Ended(run.map(Arc::new))),
+        // Nothing can be made of it; the log has the cause.
+        Err(StoreError::Corrupt(_)) => Ok(TreeState::Ended(None)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The daemon stops: what is suspended stays as last committed, and nobody of its sessions overtakes it.
+fn keep_suspended(engine: &Engine) {
+    for tree in engine.suspension.take_all() {
+        if let Some(guard) = &tree.session_guard {
+            guard.suspended().cancel();
+        }
+        root_run::suspend(engine, &tree.live);
+    }
+    engine.suspension.changed.notify_waiters();
+}

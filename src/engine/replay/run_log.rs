@@ -1,0 +1,304 @@
+//! What an earlier process left of a run, read from the record: its prompt, its replies, the results that came, and
+//! which calls it had begun. Knows no loop.
+
+use std::collections::{HashMap, HashSet};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use crate::domain::context::Compaction;
+use crate::domain::event::{Decision, EventKind};
+use crate::domain::message::{AssistantMessage, ToolResult};
+use crate::domain::run::{Run, RunId};
+use crate::domain::usage::TokenUsage;
+use crate::engine::context::Engine;
+use crate::engine::prepare::{Prompt, RunInput};
+use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
+use crate::store::{EventQuery, Step, StoreError};
+
+/// Events read at once.
+const PAGE_SIZE: usize = 1000;
+
+/// The events that say how far a call is.
+const CALL_EVENTS: [&str; 6] = [
+    "tool.started",
+    "tool.completed",
+    "agent.called",
+    "agent.returned",
+    "approval.requested",
+    "approval.decided",
+];
+
+/// The steps of a run, put together again.
+#[derive(Debug, Default)]
+pub struct RecordedRun {
+    /// The prompt, where it came to be assembled; of a run that has not started only its input.
+    pub prompt: Option<Prompt>,
+    /// Its replies, oldest first.
+    pub turns: Vec<RecordedTurn>,
+    /// Its calls.
+    pub calls: RecordedCalls,
+    /// The time of its entry in its agent's memory, which may be written already.
+    pub memory_time: Option<Timestamp>,
+    /// What its first request leaves out.
+    pub compaction: Option<Compaction>,
+    /// Whether a summary was requested that is not recorded.
+    pub is_compacting: bool,
+}
+
+/// One reply, with the results of its calls as far as they came.
+#[derive(Debug)]
+pub struct RecordedTurn {
+    /// Its turn.
+    pub turn: u32,
+    /// What the model said.
+    pub message: AssistantMessage,
+    /// One for each call, in their order.
+    pub results: Vec<Option<ToolResult>>,
+    /// What the model was told of it where it was not to be the last word.
+    pub followup: Option<String>,
+    /// What requests leave out from then on.
+    pub compaction: Option<Compaction>,
+}
+
+/// Tool calls that an earlier process began: they are not begun, counted or told again. Empty for a fresh run.
+#[derive(Debug, Default)]
+pub struct RecordedCalls {
+    /// Calls whose `tool.started` is in the log.
+    pub started: HashSet<String>,
+    /// Calls whose `agent.called` is in the log, with the child that it names.
+    pub delegated: HashMap<String, RunId>,
+    /// Calls whose `agent.returned` is in the log.
+    pub returned: HashSet<String>,
+    /// The child runs there are, by call.
+    pub children: HashMap<String, Run>,
+    /// When calls asked for a person's word.
+    pub approvals_requested: HashMap<String, Timestamp>,
+    /// The words that came.
+    pub decisions: HashMap<String, ApprovalDecision>,
+    /// Calls whose `tool.completed` is in the log.
+    pub completed: HashSet<String>,
+    /// The last turn whose `turn.started` is in the log; 0 for none.
+    pub last_turn: u32,
+    /// The last batch that a turn's request was handed over in.
+    pub batch: Option<SubmittedBatch>,
+    /// How often the run was resumed since its last step.
+    pub resume_count: u32,
+    /// What the last reply reported, unless the conversation was made shorter since.
+    pub reported_usage: Option<TokenUsage>,
+}
+
+/// What was decided about a call that waited for a person's word.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct ApprovalDecision {
+    /// What.
+    pub decision: Decision,
+    /// Why, for the model.
+    pub reason: Option<String>,
+    /// The name of the key that decided; none without keys.
+    pub by: Option<String>,
+}
+
+impl ApprovalDecision {
+    /// Nobody said anything in time.
+    pub fn timed_out() -> Self {
+        Self {
+            decision: Decision::TimedOut,
+            reason: None,
+            by: None,
+        }
+    }
+
+    /// The event that tells it.
+    pub fn to_event(&self, call: &str) -> EventKind {
+        EventKind::ApprovalDecided {
+            tool_call_id: call.to_owned(),
+            decision: self.decision,
+            reason: self.reason.clone(),
+            by: self.by.clone(),
+        }
+    }
+}
+
+impl RecordedRun {
+    /// What is left of a turn that began and has no reply.
+    pub fn pending_batch(&self) -> PendingBatch {
+        let (last_turn, last_reply) = (self.calls.last_turn, self.turns.last());
+        if last_turn <= last_reply.map_or(0, |reply| reply.turn) {
+            return PendingBatch::Absent;
+        }
+        match &self.calls.batch {
+            Some(batch) if batch.turn == last_turn => PendingBatch::Submitted(batch.clone()),
+            Some(_) | None => PendingBatch::Unknown { turn: last_turn },
+        }
+    }
+}
+
+/// Reads what is left of a run.
+pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError> {
+    let store = engine.journal.store();
+    let mut recorded = RecordedRun::default();
+    for step in store.steps(run.id).await? {
+        match step {
+            Step::Prompt {
+                system,
+                message,
+                earlier,
+            } => {
+                recorded.prompt = Some(Prompt {
+                    system,
+                    input: RunInput {
+                        earlier,
+                        message,
+                        compaction: None,
+                    },
+                    memory_warning: None,
+                });
+                recorded.compaction = None;
+            }
+            Step::Reply { turn, message } => {
+                let results = message.tool_calls.iter().map(|_| None).collect();
+                recorded.turns.push(RecordedTurn {
+                    turn,
+                    message,
+                    results,
+                    followup: None,
+                    compaction: None,
+                });
+                recorded.is_compacting = false;
+            }
+            Step::Remembers { at } => recorded.memory_time = Some(at),
+            Step::Compacting => recorded.is_compacting = true,
+            Step::Compacted { compaction } => {
+                recorded.is_compacting = false;
+                let turn_compaction = recorded.turns.last_mut().map(|it| &mut it.compaction);
+                *turn_compaction.unwrap_or(&mut recorded.compaction) = Some(compaction);
+            }
+            Step::Said { content } => {
+                if let Some(reply) = recorded.turns.last_mut() {
+                    reply.followup = Some(content);
+                }
+            }
+            Step::Result {
+                turn,
+                position,
+                result,
+            } => {
+                let recorded_turn = recorded
+                    .turns
+                    .iter_mut()
+                    .rev()
+                    .find(|reply| reply.turn == turn);
+                if let Some(slot) =
+                    recorded_turn.and_then(|reply| reply.results.get_mut(position as usize))
+                {
+                    *slot = Some(result);
+                }
+            }
+        }
+    }
+    recorded.calls = load_calls(engine, run.root_id, run.id).await?;
+    for child in store.children(run.id).await? {
+        if let Some(call) = child.tool_call_id.clone() {
+            recorded.calls.children.insert(call, child);
+        }
+    }
+    Ok(recorded)
+}
+
+/// Reads what the log of the tree says of a run's calls, without the children that they started.
+pub async fn load_calls(
+    engine: &Engine,
+    root: RunId,
+    run: RunId,
+) -> Result<RecordedCalls, StoreError> {
+    let store = engine.journal.store();
+    let mut calls = RecordedCalls::default();
+    let mut query = EventQuery {
+        root,
+        run,
+        exclude_descendants: true,
+        after: 0,
+        limit: PAGE_SIZE,
+    };
+    loop {
+        let page = store.events(query).await?;
+        let Some(last) = page.last() else {
+            return Ok(calls);
+        };
+        query.after = last.seq;
+        for event in page {
+            calls.apply(&event.name, &event.data);
+        }
+    }
+}
+
+impl RecordedCalls {
+    fn apply(&mut self, name: &str, data: &str) {
+        #[derive(Deserialize)]
+        struct CallEvent {
+            tool_call_id: String,
+            child_id: Option<RunId>,
+            time: Timestamp,
+        }
+        #[derive(Deserialize)]
+        struct TurnStarted {
+            turn: u32,
+        }
+        match name {
+            "run.resumed" => self.resume_count += 1,
+            "turn.completed" | "tool.completed" | "approval.decided" => self.resume_count = 0,
+            _ => {}
+        }
+        match name {
+            "turn.completed" => self.reported_usage = parse_usage(data),
+            "context.compacted" => self.reported_usage = None,
+            "batch.submitted" => self.batch = serde_json::from_str(data).ok(),
+            _ => {}
+        }
+        if name == "turn.started" {
+            self.last_turn = serde_json::from_str::<TurnStarted>(data)
+                .map_or(self.last_turn, |started| started.turn);
+        }
+        if !CALL_EVENTS.contains(&name) {
+            return;
+        }
+        let Ok(call) = serde_json::from_str::<CallEvent>(data) else {
+            return;
+        };
+        match (name, call.child_id) {
+            ("tool.started", _) => drop(self.started.insert(call.tool_call_id)),
+            ("agent.called", Some(child)) => drop(self.delegated.insert(call.tool_call_id, child)),
+            ("approval.requested", _) => {
+                self.approvals_requested
+                    .insert(call.tool_call_id, call.time);
+            }
+            ("approval.decided", _) => {
+                if let Ok(decision) = serde_json::from_str(data) {
+                    self.decisions.entry(call.tool_call_id).or_insert(decision);
+                }
+            }
+            ("tool.completed", _) => drop(self.completed.insert(call.tool_call_id)),
+            ("agent.returned", _) => drop(self.returned.insert(call.tool_call_id)),
+            _ => {}
+        }
+    }
+}
+
+/// The tokens in `turn.completed`; none where the service reported none.
+fn parse_usage(data: &str) -> Option<TokenUsage> {
+    #[derive(Deserialize)]
+    struct TurnCompleted {
+        input_tokens: u64,
+        output_tokens: u64,
+        #[serde(default)]
+        reasoning_tokens: u64,
+    }
+    let completed: TurnCompleted = serde_json::from_str(data).ok()?;
+    Some(TokenUsage {
+        input: completed.input_tokens,
+        output: completed.output_tokens,
+        reasoning: completed.reasoning_tokens,
+        ..TokenUsage::default()
+    })
+}

@@ -1,0 +1,242 @@
+//! A turn that a provider's batch answers: the request is handed over, the run waits with its time standing still, and
+//! goes on with the reply. The record knows the batch before anybody relies on it, so that the next process finds it.
+//! Knows no wire.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use secrecy::SecretString;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::now;
+use crate::domain::usage::Usage;
+use crate::engine::approval::pause::{self, PauseReason};
+use crate::engine::context::Engine;
+use crate::engine::record::blobs;
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
+use crate::providers::batches::{BatchClient, BatchStatus};
+use crate::providers::registry::ProviderHandle;
+use crate::providers::{BatchProvider, ChatRequest, Delta, ErrorCategory, ProviderError, Reply};
+
+/// The longest that a batch is waited for: services promise that.
+const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
+/// The pause before the first look; each later one is twice as long, up to the provider's longest.
+const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// How long one look may take.
+const POLL_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a cancelled run waits for the service to take its batch back.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is asked, of whom, and with whose key.
+pub struct BatchRequest<'a> {
+    /// The turn.
+    pub turn: u32,
+    /// `provider/model`.
+    pub model: &'a str,
+    /// Who answers.
+    pub provider: &'a ProviderHandle,
+    /// The request.
+    pub request: ChatRequest<'a>,
+}
+
+/// Has a batch answer the request.
+pub async fn complete(
+    engine: &Engine,
+    live: &ActiveRun,
+    batch_request: BatchRequest<'_>,
+    deltas: &mut (dyn FnMut(Delta<'_>) + Send),
+) -> Result<Result<Reply, ProviderError>, TurnError> {
+    let BatchRequest {
+        provider, request, ..
+    } = batch_request;
+    let key = request.api_key;
+    let Some(batched) = provider.provider.batch_provider() else {
+        let message = "the provider has no batches";
+        return Ok(Err(ProviderError::new(ErrorCategory::BadRequest, message)));
+    };
+    let name = format!("{}-{}", live.scope.run, batch_request.turn);
+    let batches = batched.batch_client();
+    let submitted = match live.pending_batch.get() {
+        PendingBatch::Submitted(submitted)
+            if submitted.turn == batch_request.turn && submitted.model == batch_request.model =>
+        {
+            pause::pause(engine, live, PauseReason::Batch, None).await?;
+            submitted
+        }
+        pending => {
+            let may_exist = pending
+                == PendingBatch::Unknown {
+                    turn: batch_request.turn,
+                };
+            let found = match may_exist {
+                true => pause::within_deadline(live, batches.find(&name, key)).await?,
+                false => Ok(None),
+            };
+            let batch = match found {
+                Ok(Some(found)) => Ok(found),
+                Ok(None) => submit(engine, live, batched, &batch_request, &name).await?,
+                Err(error) => Err(error),
+            };
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => return Ok(Err(redact_key(error, key))),
+            };
+            let submitted = SubmittedBatch {
+                turn: batch_request.turn,
+                model: batch_request.model.to_owned(),
+                batch_id: batch,
+                submitted_at: now(),
+            };
+            pause::pause(
+                engine,
+                live,
+                PauseReason::Batch,
+                Some(submitted_event(&submitted)),
+            )
+            .await?;
+            submitted
+        }
+    };
+    live.pending_batch.set(PendingBatch::Absent);
+    let result = poll_until_done(live, batches, &submitted, &name, key).await;
+    if result.is_err() && !live.is_suspended() {
+        cancel_batch(batches, &submitted, key).await;
+    }
+    pause::unpause(engine, live, PauseReason::Batch).await?;
+    match result? {
+        Ok(BatchStatus::Completed { status, body }) => {
+            let reply = pause::within_deadline(
+                live,
+                batched.read_batch_reply(request, status, body, deltas),
+            );
+            Ok(reply.await?.map_err(|error| redact_key(error, key)))
+        }
+        Ok(BatchStatus::Failed(error)) => Ok(Err(redact_key(error, key))),
+        Ok(BatchStatus::Expired | BatchStatus::InProgress) => Err(TurnError::BatchExpired),
+        Err(mut error) => {
+            // The service may have answered, and nobody can look.
+            error.may_be_billed = true;
+            Ok(Err(redact_key(error, key)))
+        }
+    }
+}
+
+/// Gives up a batch of an earlier process that no turn came to: what it cost nobody will tell.
+pub async fn abandon(engine: &Engine, live: &ActiveRun) {
+    let PendingBatch::Submitted(submitted) = live.pending_batch.get() else {
+        return;
+    };
+    live.pending_batch.set(PendingBatch::Absent);
+    live.add_usage(&Usage {
+        unreported: 1,
+        ..Usage::default()
+    });
+    let provider_name = submitted.model.split('/').next().unwrap_or_default();
+    let keys = &live.tree.provider_keys;
+    let Ok(key) = keys.get(&live.agent, provider_name) else {
+        return;
+    };
+    let provider = engine.providers.get_with_key(provider_name, key.is_some());
+    if let Some(batched) = provider
+        .ok()
+        .and_then(|provider| provider.provider.batch_provider())
+    {
+        cancel_batch(batched.batch_client(), &submitted, key).await;
+    }
+}
+
+/// Hands the request over.
+async fn submit(
+    engine: &Engine,
+    live: &ActiveRun,
+    batched: &dyn BatchProvider,
+    batch_request: &BatchRequest<'_>,
+    name: &str,
+) -> Result<Result<String, ProviderError>, TurnError> {
+    // Held while the batch is made, and not while it is waited for.
+    let _permit = match &batch_request.provider.permits {
+        Some(permits) => pause::within_deadline(live, permits.acquire()).await?.ok(),
+        None => None,
+    };
+    // The bytes of pictures and files are not kept while the batch is waited for.
+    let blobs = Box::pin(blobs::load(engine, batch_request.request.messages)).await?;
+    let request = ChatRequest {
+        blobs: blobs.as_ref(),
+        ..batch_request.request
+    };
+    let item = match batched.batch_item(&request) {
+        Ok(item) => item,
+        Err(error) => return Ok(Err(error)),
+    };
+    drop(blobs);
+    let created = batched
+        .batch_client()
+        .create(name, &item, batch_request.request.api_key);
+    pause::within_deadline(live, created).await
+}
+
+/// Looks at the batch until it is done, or has taken too long.
+async fn poll_until_done(
+    live: &ActiveRun,
+    batches: &BatchClient,
+    submitted: &SubmittedBatch,
+    name: &str,
+    key: Option<&SecretString>,
+) -> Result<Result<BatchStatus, ProviderError>, TurnError> {
+    let mut pause = FIRST_POLL_INTERVAL.min(batches.max_poll_interval);
+    loop {
+        pause::within_deadline(live, tokio::time::sleep(pause)).await?;
+        pause = (pause * 2).min(batches.max_poll_interval);
+        let look = batches.poll(&submitted.batch_id, name, key);
+        match pause::within_deadline(live, tokio::time::timeout(POLL_TIMEOUT, look)).await? {
+            Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
+            Ok(Ok(look)) => return Ok(Ok(look)),
+            Ok(Err(error)) if error.category.is_retryable() => {
+                let error = redact_key(error, key);
+                tracing::warn!(
+                    run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+                    depth = live.scope.depth.0,
+                    "Batch {} could not be looked at ({error}), trying again in {pause:?}", submitted.batch_id
+                );
+            }
+            Ok(Err(error)) => return Ok(Err(error)),
+        }
+        if now().duration_since(submitted.submitted_at) >= MAX_BATCH_AGE {
+            return Err(TurnError::BatchExpired);
+        }
+    }
+}
+
+/// Has the service not begin with a batch that nobody waits for. What it has begun it may charge for.
+async fn cancel_batch(
+    batches: &BatchClient,
+    submitted: &SubmittedBatch,
+    key: Option<&SecretString>,
+) {
+    let cancelled =
+        tokio::time::timeout(CANCEL_TIMEOUT, batches.cancel(&submitted.batch_id, key)).await;
+    if let Ok(Err(error)) = cancelled {
+        let error = redact_key(error, key);
+        tracing::warn!(
+            "Batch {} could not be cancelled: {error}",
+            submitted.batch_id
+        );
+    }
+}
+
+fn submitted_event(submitted: &SubmittedBatch) -> EventKind {
+    EventKind::BatchSubmitted {
+        turn: submitted.turn,
+        model: submitted.model.clone(),
+        batch_id: submitted.batch_id.clone(),
+    }
+}
+
+fn redact_key(error: ProviderError, key: Option<&SecretString>) -> ProviderError {
+    match key {
+        Some(key) => error.redact(key),
+        None => error,
+    }
+}

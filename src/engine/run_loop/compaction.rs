@@ -1,0 +1,329 @@
+//! Makes a conversation shorter if its next request would fill too much of its model's context window. Knows no loop.
+
+use std::sync::Arc;
+
+use crate::domain::agent::{Params, ResponseFormat};
+use crate::domain::context::{Compaction, ContextStrategy};
+use crate::domain::event::EventKind;
+use crate::domain::message::{Message, ToolSpec};
+use crate::domain::run::Failure;
+use crate::domain::usage::TokenUsage;
+use crate::engine::context::Engine;
+use crate::engine::run_loop::context_window::ContextWindow;
+use crate::engine::run_loop::conversation::Conversation;
+use crate::engine::run_loop::finish::{Ending, LoopState};
+use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::start::PendingWrite;
+use crate::engine::run_loop::summary_request::SummaryRequest;
+use crate::engine::run_loop::tool_results::{check_limits, error_ending};
+use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::failures;
+use crate::store::{Change, Step};
+
+/// What the requests of one run are held to.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestBounds {
+    window: ContextWindow,
+    /// Bytes of system prompt and tools.
+    preamble: usize,
+}
+
+impl RequestBounds {
+    /// For requests that begin like this; `None` if the model's window is not known.
+    pub fn new(
+        engine: &Engine,
+        live: &ActiveRun,
+        system: &str,
+        tools: &[ToolSpec],
+    ) -> Option<Self> {
+        Some(Self {
+            window: ContextWindow::for_agent(&engine.settings.models, &live.agent)?,
+            preamble: request_size::preamble_bytes(system, tools),
+        })
+    }
+
+    /// Whether the next request has to become smaller.
+    pub fn is_exceeded(&self, conversation: &Conversation) -> bool {
+        conversation.estimate_tokens(self.preamble) > self.window.compact_threshold
+    }
+}
+
+/// A summary, and what it took.
+struct Summary {
+    text: String,
+    model: String,
+    tokens: TokenUsage,
+}
+
+/// Why there is no summary.
+enum SummaryError {
+    /// The provider failed, or the model did not answer: the run can go on without.
+    Failed(Failure),
+    /// The run ends.
+    RunEnded(Ending),
+}
+
+/// Makes the next request, which passes the bounds, smaller as the agent's file says. What waits to be written is
+/// written first: a summary may take long.
+pub async fn compact(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    state: &mut LoopState,
+    bounds: &RequestBounds,
+    conversation: &mut Conversation,
+    pending_write: &mut Option<Box<PendingWrite>>,
+) -> Result<(), Ending> {
+    if check_limits(live).is_err() {
+        // The loop ends the run before the request.
+        return Ok(());
+    }
+    if let Some(pending_write) = pending_write.take() {
+        pending_write.write(engine, live).await?;
+    }
+    let RequestBounds { window, preamble } = *bounds;
+    let before = conversation.estimate_tokens(preamble);
+    let settings = &live.agent.context;
+    let failure = match settings.strategy {
+        ContextStrategy::Fail => {
+            let failure = failures::compaction_disabled(before, &window, settings.compact_at);
+            return Err(Ending::failed(failure));
+        }
+        ContextStrategy::DropToolResults => {
+            drop_results(engine, live, state, bounds, conversation).await?;
+            None
+        }
+        ContextStrategy::Compact => summarize(engine, live, state, bounds, conversation).await?,
+    };
+    let after = conversation.estimate_tokens(preamble);
+    if after <= window.max_request_tokens() {
+        return Ok(());
+    }
+    let largest = describe_largest(conversation.messages());
+    let too_long = || failures::context_too_long(after, &window, &largest);
+    Err(Ending::failed(failure.unwrap_or_else(too_long)))
+}
+
+/// Has the model sum up the oldest turns. Returns why there is no summary, if there is none: the oldest tool results are
+/// dropped then.
+async fn summarize(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    state: &mut LoopState,
+    bounds: &RequestBounds,
+    conversation: &mut Conversation,
+) -> Result<Option<Failure>, Ending> {
+    let RequestBounds { window, preamble } = *bounds;
+    let before = conversation.estimate_tokens(preamble);
+    let max_kept_bytes = window.max_kept_bytes(preamble);
+    let Some((compaction, oldest)) = conversation.request_messages().plan_summary(max_kept_bytes)
+    else {
+        return Ok(None);
+    };
+    let is_small = request_size::messages_bytes(oldest) <= window.max_summary_bytes() / 2;
+    if is_small && before <= window.max_request_tokens() {
+        // A summary could be as long: the request is larger than it should be, but it can be answered.
+        return Ok(None);
+    }
+    let messages = oldest.len();
+    let journal = &engine.journal;
+    // In the record before the request is paid for: a process that goes on here knows that there was one.
+    let steps = vec![Step::Compacting];
+    let commit = journal.append(live, Change::Unchanged, steps, Vec::new());
+    commit.await?;
+    let summary = match generate_summary(engine, live, &window, conversation, &compaction, oldest)
+        .await
+    {
+        Ok(summary) => summary,
+        Err(SummaryError::RunEnded(ending)) => return Err(ending),
+        Err(SummaryError::Failed(failure)) => {
+            let turn = conversation.turn() + 1;
+            let message = format!(
+                "the conversation could not be summed up ({}); the oldest tool results are dropped instead",
+                failure.message
+            );
+            state.progress.usage = live.usage().0;
+            let change = Change::Progress(state.progress.clone());
+            let warning = vec![EventKind::ModelWarning { turn, message }];
+            journal.enqueue(live, change, Vec::new(), warning).await?;
+            drop_results(engine, live, state, bounds, conversation).await?;
+            return Ok(Some(failure));
+        }
+    };
+    let compaction = Compaction {
+        summary: summary.text,
+        ..compaction
+    };
+    let from = conversation.request_messages().compaction().before;
+    let (from_turn, to_turn) = turn_range(conversation, from, compaction.before);
+    conversation.compact(compaction);
+    let compacted = EventKind::ContextCompacted {
+        turn: conversation.turn() + 1,
+        strategy: ContextStrategy::Compact,
+        from_turn,
+        to_turn,
+        messages,
+        results: 0,
+        tokens_before: before,
+        tokens_after: conversation.estimate_tokens(preamble),
+        model: Some(summary.model),
+        input_tokens: summary.tokens.input,
+        output_tokens: summary.tokens.output,
+    };
+    record_compaction(engine, live, state, conversation, compacted).await?;
+    Ok(None)
+}
+
+/// The model's summary of the oldest messages, in as many requests as their text needs.
+async fn generate_summary(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    window: &ContextWindow,
+    conversation: &Conversation,
+    compaction: &Compaction,
+    oldest: &[Message],
+) -> Result<Summary, SummaryError> {
+    let current = conversation.request_messages().compaction();
+    let has_separate_task = compaction.task.is_some() && compaction.task == current.task;
+    let task = conversation.task();
+    let request = SummaryRequest {
+        task: if has_separate_task { &task } else { "" },
+        max_bytes: window.max_summary_request_bytes(),
+        max_summary_bytes: window.max_summary_bytes(),
+    };
+    // The shape and the end of the agent's own replies are none for a summary.
+    let params = Params {
+        response_format: ResponseFormat::Text,
+        stop: Vec::new(),
+        ..live.agent.params.clone()
+    };
+    let mut summary = Summary {
+        text: current.summary.clone(),
+        model: String::new(),
+        tokens: TokenUsage::default(),
+    };
+    for piece in request.pieces(oldest) {
+        let messages = [Message::user(request.message(&summary.text, &piece))];
+        let turn_request = TurnRequest {
+            turn: conversation.turn() + 1,
+            system: "",
+            messages: &messages,
+            tools: &[],
+            params: &params,
+            is_turn: false,
+        };
+        let mut streamed = StreamedReply::default();
+        let result = Box::pin(turn::request(engine, live, turn_request, &mut streamed)).await;
+        let TurnReply {
+            reply,
+            requested_model: asked,
+        } = match result {
+            Ok(turn_reply) => turn_reply,
+            Err(TurnError::Provider(error)) => {
+                return Err(SummaryError::Failed(failures::provider_error(&error)));
+            }
+            Err(error) => return Err(SummaryError::RunEnded(error_ending(live, error))),
+        };
+        let tokens = reply.usage.unwrap_or_default();
+        summary.tokens.input = summary.tokens.input.saturating_add(tokens.input);
+        summary.tokens.output = summary.tokens.output.saturating_add(tokens.output);
+        let text = request.truncate_summary(&reply.message.content);
+        if let Some(failure) = failures::reply_failure(reply.outcome, &text) {
+            return Err(SummaryError::Failed(failure));
+        }
+        if text.is_empty() {
+            return Err(SummaryError::Failed(failures::empty_summary()));
+        }
+        summary.text = text;
+        summary.model = reply.model.unwrap_or(asked.model);
+    }
+    Ok(summary)
+}
+
+/// Drops the oldest tool results until a quarter of what may be sent is free, so that the prompt stays the same for some
+/// turns and services can keep it.
+async fn drop_results(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    state: &mut LoopState,
+    bounds: &RequestBounds,
+    conversation: &mut Conversation,
+) -> Result<(), Ending> {
+    let RequestBounds { window, preamble } = *bounds;
+    let before = conversation.estimate_tokens(preamble);
+    let excess = before.saturating_sub(window.compact_threshold / 4 * 3);
+    let excess = request_size::bytes_from_tokens(excess);
+    let Some((compaction, results)) = conversation.request_messages().plan_result_drop(excess)
+    else {
+        return Ok(());
+    };
+    let current = conversation.request_messages().compaction();
+    let from = current.results_before.max(current.before);
+    let (from_turn, to_turn) = turn_range(conversation, from, compaction.results_before);
+    conversation.compact(compaction);
+    let compacted = EventKind::ContextCompacted {
+        turn: conversation.turn() + 1,
+        strategy: ContextStrategy::DropToolResults,
+        from_turn,
+        to_turn,
+        messages: 0,
+        results,
+        tokens_before: before,
+        tokens_after: conversation.estimate_tokens(preamble),
+        model: None,
+        input_tokens: 0,
+        output_tokens: 0,
+    };
+    record_compaction(engine, live, state, conversation, compacted).await
+}
+
+/// Commits what requests leave out from now on.
+async fn record_compaction(
+    engine: &Engine,
+    live: &ActiveRun,
+    state: &mut LoopState,
+    conversation: &Conversation,
+    compacted: EventKind,
+) -> Result<(), Ending> {
+    state.progress.usage = live.usage().0;
+    let change = Change::Progress(state.progress.clone());
+    let step = Step::Compacted {
+        compaction: conversation.request_messages().compaction().clone(),
+    };
+    let journal = &engine.journal;
+    let recorded = journal.append(live, change, vec![step], vec![compacted]);
+    recorded.await?;
+    Ok(())
+}
+
+/// The first and the last turn of the run whose replies are among these recorded messages; 0 if there is none.
+fn turn_range(conversation: &Conversation, from: usize, before: usize) -> (u32, u32) {
+    let turns_before = |recorded| {
+        let replies = conversation.request_messages().replies_since(recorded);
+        conversation
+            .turn()
+            .saturating_sub(u32::try_from(replies).unwrap_or(u32::MAX))
+    };
+    match turns_before(before) {
+        0 => (0, 0),
+        last => (turns_before(from) + 1, last),
+    }
+}
+
+/// What is largest among messages that are too many, for the text of an error.
+fn describe_largest(messages: &[Message]) -> String {
+    let largest = messages
+        .iter()
+        .max_by_key(|it| request_size::message_bytes(it));
+    let Some(message) = largest else {
+        return String::new();
+    };
+    let bytes = request_size::message_bytes(message);
+    let kind = match message {
+        Message::User { .. } => "a user message",
+        Message::Assistant(_) => "a reply",
+        Message::Tool { .. } => "the tool results of one turn",
+    };
+    format!(" ({kind} with {bytes} bytes is the largest part)")
+}

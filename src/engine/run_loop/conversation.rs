@@ -1,0 +1,587 @@
+//! The deciding part of the loop: what has been said, what a reply means, when to give up. Pure: no I/O, no async.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::domain::content::Content;
+use crate::domain::context::Compaction;
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
+use crate::domain::usage::TokenUsage;
+use crate::engine::run_loop::request_messages::RequestMessages;
+use crate::engine::run_loop::request_size;
+use crate::providers::{Reply, reasoning};
+
+/// One run's conversation with its model.
+#[derive(Debug)]
+pub struct Conversation {
+    request_messages: RequestMessages,
+    /// What the service reported of the last request: its tokens with those of its reply, and the messages they are of.
+    reported_usage: Option<(u64, usize)>,
+    turn: u32,
+    max_turns: u32,
+    /// Calls that are kept of one reply, and one more, whose result says that there were others.
+    max_calls: usize,
+    call_ids: HashSet<String>,
+    loop_guard: LoopGuard,
+    is_repaired: bool,
+    /// How often a message was changed that the model had been sent: part of the prefix of later echoes.
+    prefix_changes: u32,
+}
+
+/// What a reply means for the run.
+#[derive(Debug)]
+pub enum ReplyAction {
+    /// Its text is final. The message is what the record keeps.
+    Final(AssistantMessage),
+    /// These calls are to be performed, then [`Conversation::answer`] is due.
+    Calls(AssistantMessage),
+    /// It asks for tools and no turn is left to read the results.
+    OutOfTurns(AssistantMessage),
+}
+
+/// What the loop guard says after a batch of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopVerdict {
+    /// Nothing.
+    Continue,
+    /// The same batch came this many times in a row: a hint was added to its results.
+    Warn(u32),
+    /// It came too many times: give up.
+    Stop(u32),
+}
+
+impl Conversation {
+    /// Starts with the user's message, behind what was said before.
+    pub fn new(
+        earlier: Vec<Message>,
+        message: Content,
+        max_turns: u32,
+        max_calls: usize,
+        loop_warn: u32,
+        loop_stop: u32,
+    ) -> Self {
+        let mut call_ids = HashSet::new();
+        for message in &earlier {
+            if let Message::Assistant(reply) = message {
+                call_ids.extend(reply.tool_calls.iter().map(|call| call.id.clone()));
+            }
+        }
+        Self {
+            request_messages: RequestMessages::new(earlier, message),
+            reported_usage: None,
+            turn: 0,
+            max_turns,
+            max_calls,
+            call_ids,
+            loop_guard: LoopGuard {
+                warn_after: loop_warn,
+                stop_after: loop_stop,
+                last_batch_hash: None,
+                repeats: 0,
+            },
+            is_repaired: false,
+            prefix_changes: 0,
+        }
+    }
+
+    /// Drops the thinking of every reply from message `first` on. Call it when what stands before that message is no longer
+    /// what the model was sent: messages were left out, shortened or summed up. Replies that follow later keep theirs.
+    pub fn drop_thinking(&mut self, first: usize) {
+        self.prefix_changes += 1;
+        reasoning::strip_reasoning(self.request_messages.from_index_mut(first));
+    }
+
+    /// Drops all thinking from the first reply on that did not follow this prefix (see [`crate::providers::echo::prefix`]):
+    /// another run's with another prompt or other tools, or this run's, if a restart found other tools. `prefix` is
+    /// called only if there is any thinking.
+    pub fn drop_foreign_thinking(&mut self, prefix: impl FnOnce() -> u64) {
+        let messages = self.messages().iter().enumerate();
+        let mut echoes = messages.filter_map(|(index, message)| {
+            let Message::Assistant(reply) = message else {
+                return None;
+            };
+            Some((index, reply.echo.as_ref()?.prefix))
+        });
+        let Some(first_echo) = echoes.next() else {
+            return;
+        };
+        let prefix = prefix();
+        let is_foreign = |(index, echo_prefix): &(usize, u64)| {
+            let changes = if *index < self.request_messages.prompt_index() {
+                0
+            } else {
+                self.prefix_changes
+            };
+            echo_prefix.wrapping_sub(prefix) > u64::from(changes)
+        };
+        let first = std::iter::once(first_echo).chain(echoes).find(is_foreign);
+        if let Some((first, _)) = first {
+            reasoning::strip_reasoning(self.request_messages.from_index_mut(first));
+        }
+    }
+
+    /// Notes in a reply's echo what stood before it. `prefix` is called only if there is an echo.
+    pub fn set_echo_prefix(&self, reply: &mut Reply, prefix: impl FnOnce() -> u64) {
+        if let Some(echo) = &mut reply.message.echo {
+            echo.prefix = prefix().wrapping_add(u64::from(self.prefix_changes));
+        }
+    }
+
+    /// Takes a recorded reply that asked for tools in again; its results are due.
+    pub fn restore_reply(&mut self, turn: u32, message: AssistantMessage) {
+        self.turn = turn;
+        self.call_ids
+            .extend(message.tool_calls.iter().map(|call| call.id.clone()));
+        self.request_messages.push(Message::Assistant(message));
+    }
+
+    /// Whether a final text that does not fit may be asked for again: once, and only while a turn is left.
+    pub fn may_repair(&self) -> bool {
+        !self.is_repaired && self.turn < self.max_turns
+    }
+
+    /// Takes a final text in that was not to be the last word, and what the model is told of it.
+    pub fn push_followup(&mut self, turn: u32, reply: AssistantMessage, followup: String) {
+        self.turn = turn;
+        self.is_repaired = true;
+        self.request_messages.push(Message::Assistant(reply));
+        self.request_messages.push(Message::user(followup));
+    }
+
+    /// The last turn that began.
+    pub fn turn(&self) -> u32 {
+        self.turn
+    }
+
+    /// The user message that the run is about, as text.
+    pub fn task(&self) -> Cow<'_, str> {
+        self.request_messages.task()
+    }
+
+    /// What to send, oldest first.
+    pub fn messages(&self) -> &[Message] {
+        self.request_messages.as_slice()
+    }
+
+    /// The same with what it leaves out.
+    pub fn request_messages(&self) -> &RequestMessages {
+        &self.request_messages
+    }
+
+    /// Leaves out what this says, which is what is left out already and more.
+    pub fn compact(&mut self, compaction: Compaction) {
+        let first_changed = self.request_messages.apply(compaction);
+        self.drop_thinking(first_changed);
+        // What was reported is of another request.
+        self.reported_usage = None;
+    }
+
+    /// Takes in what the service reported of the last reply that is there.
+    pub fn set_reported_usage(&mut self, tokens: &TokenUsage) {
+        let is_reply = |message: &Message| matches!(message, Message::Assistant(_));
+        let last = self.messages().iter().rposition(is_reply);
+        self.reported_usage = last.and_then(|index| match &self.messages()[index] {
+            Message::Assistant(reply) => Some((carried_tokens(tokens, reply), index + 1)),
+            _ => None,
+        });
+    }
+
+    /// The tokens of the next request, which begins with so many bytes of system prompt and tools: an estimate, or what
+    /// was reported of the last one and its reply with an estimate of what is new, whichever is more.
+    pub fn estimate_tokens(&self, preamble: usize) -> u64 {
+        let messages = self.messages();
+        let estimate =
+            request_size::tokens_from_bytes(preamble + request_size::messages_bytes(messages));
+        let reported = self.reported_usage.map_or(0, |(tokens, message_count)| {
+            let new_messages = messages.get(message_count..).unwrap_or_default();
+            tokens.saturating_add(request_size::tokens_from_bytes(
+                request_size::messages_bytes(new_messages),
+            ))
+        });
+        estimate.max(reported)
+    }
+
+    /// How many results the next request brings to the model.
+    pub fn results_pending(&self) -> usize {
+        match self.messages().last() {
+            Some(Message::Tool { tool_results }) => tool_results.len(),
+            _ => 0,
+        }
+    }
+
+    /// Begins the next turn and returns its number, from 1.
+    pub fn next_turn(&mut self) -> u32 {
+        self.turn += 1;
+        self.turn
+    }
+
+    /// Takes a reply in. `offered` says whether the request offered any tool: without one, calls mean nothing.
+    pub fn push_reply(&mut self, reply: Reply, has_tools: bool) -> ReplyAction {
+        let mut message = reply.message;
+        // The reply is the next message, whoever adds it.
+        let message_count = self.messages().len() + 1;
+        let usage = reply.usage;
+        self.reported_usage =
+            usage.map(|tokens| (carried_tokens(&tokens, &message), message_count));
+        if !has_tools || message.tool_calls.is_empty() {
+            if !message.tool_calls.is_empty() {
+                // The provider's own form still has the calls, which nobody will answer.
+                message.echo = None;
+                message.tool_calls.clear();
+            }
+            return ReplyAction::Final(message);
+        }
+        if message.tool_calls.len() > self.max_calls {
+            // Each call that is kept costs a result, events and a part of every later request.
+            message
+                .tool_calls
+                .truncate(self.max_calls.saturating_add(1));
+            message.tool_calls.shrink_to_fit();
+            message.echo = None;
+        }
+        for (position, call) in message.tool_calls.iter_mut().enumerate() {
+            self.make_call_id_unique(call, position);
+        }
+        if self.turn >= self.max_turns {
+            return ReplyAction::OutOfTurns(message);
+        }
+        self.request_messages
+            .push(Message::Assistant(message.clone()));
+        ReplyAction::Calls(message)
+    }
+
+    /// Takes the results of the last calls in, in the calls' order, and adds a hint where the run goes in circles.
+    pub fn push_results(&mut self, mut results: Vec<ToolResult>) -> LoopVerdict {
+        let calls = match self.request_messages.as_slice().last() {
+            Some(Message::Assistant(reply)) => reply.tool_calls.as_slice(),
+            _ => &[],
+        };
+        let verdict = self.loop_guard.compare(calls, &results);
+        if let LoopVerdict::Warn(times) = verdict {
+            // The record keeps the results without the hint.
+            self.prefix_changes += 1;
+            for result in &mut results {
+                result.content.push_str(&format!(
+                    "\n\n[This call with these arguments has given this result {times} times in a row. \
+                     Try something else, or give your final answer.]"
+                ));
+            }
+        }
+        let mut message = Message::Tool {
+            tool_results: results,
+        };
+        message.drop_data();
+        self.request_messages.push(message);
+        verdict
+    }
+
+    fn make_call_id_unique(&mut self, call: &mut ToolCall, position: usize) {
+        let provider_id = std::mem::take(&mut call.id);
+        let mut id = if provider_id.is_empty() {
+            format!("call_{}_{position}", self.turn)
+        } else {
+            provider_id.clone()
+        };
+        let mut tries = 0;
+        while !self.call_ids.insert(id.clone()) {
+            tries += 1;
+            id = match tries {
+                1 => format!("{provider_id}_{}_{position}", self.turn),
+                _ => format!("{provider_id}_{}_{position}_{tries}", self.turn),
+            };
+        }
+        if id != provider_id {
+            call.provider_id = provider_id;
+        }
+        call.id = id;
+    }
+}
+
+/// The tokens of a request and its reply that are part of the next request: thoughts only if they are sent back.
+fn carried_tokens(tokens: &TokenUsage, reply: &AssistantMessage) -> u64 {
+    let dropped = match reply.echo {
+        Some(_) => 0,
+        None => tokens.reasoning,
+    };
+    tokens.total().saturating_sub(dropped)
+}
+
+/// Compares whole batches (names, arguments, raw results) of successive turns.
+#[derive(Debug)]
+struct LoopGuard {
+    warn_after: u32,
+    stop_after: u32,
+    last_batch_hash: Option<u64>,
+    repeats: u32,
+}
+
+impl LoopGuard {
+    fn compare(&mut self, calls: &[ToolCall], results: &[ToolResult]) -> LoopVerdict {
+        let mut hasher = DefaultHasher::new();
+        for call in calls {
+            (&call.name, call.arguments.get()).hash(&mut hasher);
+        }
+        for result in results {
+            (&result.content, result.is_error).hash(&mut hasher);
+            let attachments = result.attachments.iter();
+            attachments.for_each(|attachment| attachment.sha256.hash(&mut hasher));
+        }
+        let batch_hash = Some(hasher.finish());
+        self.repeats = if self.last_batch_hash == batch_hash {
+            self.repeats + 1
+        } else {
+            1
+        };
+        self.last_batch_hash = batch_hash;
+        match self.repeats {
+            times if self.stop_after > 0 && times >= self.stop_after => LoopVerdict::Stop(times),
+            times if self.warn_after > 0 && times >= self.warn_after => LoopVerdict::Warn(times),
+            _ => LoopVerdict::Continue,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Conversation, LoopVerdict, ReplyAction};
+    use crate::domain::message::{
+        AssistantMessage, Echo, Message, ToolCall, ToolResult, empty_arguments,
+    };
+    use crate::providers::Reply;
+
+    fn tool_call_reply(ids: &[&str]) -> Reply {
+        let call = |id: &&str| ToolCall {
+            id: (*id).to_owned(),
+            provider_id: String::new(),
+            name: "call_agent".to_owned(),
+            arguments: empty_arguments(),
+        };
+        let tool_calls = ids.iter().map(call).collect();
+        let message = AssistantMessage {
+            content: "hm".to_owned(),
+            tool_calls,
+            echo: None,
+        };
+        Reply {
+            message,
+            ..Reply::default()
+        }
+    }
+
+    fn push_same_results(conversation: &mut Conversation, text: &str) -> LoopVerdict {
+        let Some(Message::Assistant(reply)) = conversation.messages().last() else {
+            panic!("nothing was asked")
+        };
+        let results = reply.tool_calls.iter();
+        let results = results
+            .map(|call| ToolResult::text(&call.id, text, false))
+            .collect();
+        conversation.push_results(results)
+    }
+
+    #[test]
+    fn excess_calls_are_truncated_to_one_past_the_limit() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 2, 0, 0);
+        conversation.next_turn();
+        let mut reply = tool_call_reply(&["a", "b", "c", "d"]);
+        reply.message.echo = Some(Echo {
+            wire: "anthropic".to_owned(),
+            body: empty_arguments(),
+            prefix: 0,
+        });
+        let ReplyAction::Calls(message) = conversation.push_reply(reply, true) else {
+            panic!("no calls")
+        };
+        let ids: Vec<&str> = message
+            .tool_calls
+            .iter()
+            .map(|call| call.id.as_str())
+            .collect();
+        assert_eq!(ids, ["a", "b", "c"]);
+        // The provider's own form has calls in it that nobody answers.
+        assert!(message.echo.is_none());
+    }
+
+    #[test]
+    fn ids_are_changed_only_where_they_collide() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
+        let mut all = Vec::new();
+        for ids in [&["a", "a", ""][..], &["a", "b"][..]] {
+            conversation.next_turn();
+            let ReplyAction::Calls(message) = conversation.push_reply(tool_call_reply(ids), true)
+            else {
+                panic!("no calls")
+            };
+            all.extend(
+                message
+                    .tool_calls
+                    .iter()
+                    .map(|call| (call.id.clone(), call.provider_id.clone())),
+            );
+            push_same_results(&mut conversation, "x");
+        }
+        let own: std::collections::HashSet<_> = all.iter().map(|(id, _)| id).collect();
+        assert_eq!(own.len(), all.len(), "{all:?}");
+        assert_eq!(all[0], ("a".to_owned(), String::new()));
+        assert_eq!(all[1].1, "a");
+        assert_eq!(all[4], ("b".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn earlier_call_ids_are_reserved_and_the_task_is_the_runs_own() {
+        let earlier_reply = tool_call_reply(&["a"]).message;
+        let before = Message::User {
+            content: "before".into(),
+        };
+        let earlier = vec![before, Message::Assistant(earlier_reply)];
+        let mut conversation = Conversation::new(earlier, "now".into(), 9, 9, 0, 0);
+        assert_eq!(conversation.task(), "now");
+        conversation.next_turn();
+        let ReplyAction::Calls(message) = conversation.push_reply(tool_call_reply(&["a"]), true)
+        else {
+            panic!("no calls")
+        };
+        assert_ne!(message.tool_calls[0].id, "a");
+        assert_eq!(message.tool_calls[0].provider_id, "a");
+    }
+
+    #[test]
+    fn calls_nobody_offered_are_ignored_and_the_last_turns_are_not_performed() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 1, 9, 0, 0);
+        conversation.next_turn();
+        let mut reply = tool_call_reply(&["a"]);
+        reply.message.echo = Some(Echo {
+            wire: "anthropic".to_owned(),
+            body: empty_arguments(),
+            prefix: 0,
+        });
+        assert!(
+            matches!(conversation.push_reply(reply, false), ReplyAction::Final(said) if said.tool_calls.is_empty() && said.echo.is_none())
+        );
+        assert!(
+            matches!(conversation.push_reply(tool_call_reply(&["a"]), true), ReplyAction::OutOfTurns(said) if said.content == "hm")
+        );
+    }
+
+    fn thinking_message(text: &str, prefix: u64) -> Message {
+        Message::Assistant(AssistantMessage {
+            content: text.to_owned(),
+            tool_calls: Vec::new(),
+            echo: Some(Echo {
+                wire: "anthropic:model".to_owned(),
+                body: empty_arguments(),
+                prefix,
+            }),
+        })
+    }
+
+    fn has_thinking(conversation: &Conversation) -> Vec<bool> {
+        let messages = conversation.messages().iter();
+        let replies = messages.filter_map(|message| match message {
+            Message::Assistant(reply) => Some(reply.echo.is_some()),
+            _ => None,
+        });
+        replies.collect()
+    }
+
+    #[test]
+    fn thinking_is_kept_up_to_the_first_change() {
+        let thinking_after = |prefixes: &[u64]| {
+            let earlier = prefixes
+                .iter()
+                .map(|prefix| thinking_message("hm", *prefix));
+            let mut conversation = Conversation::new(earlier.collect(), "hi".into(), 9, 9, 0, 0);
+            conversation.drop_foreign_thinking(|| 7);
+            has_thinking(&conversation)
+        };
+        assert_eq!(thinking_after(&[7, 7]), [true, true]);
+        assert_eq!(thinking_after(&[7, 5, 7]), [true, false, false]);
+        // That run had changed its conversation, which is recorded as it was.
+        assert_eq!(thinking_after(&[7, 8, 7]), [true, false, false]);
+    }
+
+    #[test]
+    fn thinking_after_a_change_of_ones_own_is_kept() {
+        let mut conversation =
+            Conversation::new(vec![thinking_message("hm", 7)], "hi".into(), 9, 9, 0, 0);
+        let turn = |conversation: &mut Conversation| {
+            let turn = conversation.next_turn();
+            let mut reply = Reply::default();
+            let Message::Assistant(message) = thinking_message("hm", 0) else {
+                panic!("a reply")
+            };
+            reply.message = message;
+            conversation.set_echo_prefix(&mut reply, || 7);
+            conversation.push_followup(turn, reply.message, "more".into());
+        };
+        turn(&mut conversation);
+        conversation.drop_thinking(1);
+        turn(&mut conversation);
+        conversation.drop_foreign_thinking(|| 7);
+        assert_eq!(has_thinking(&conversation), [true, false, true]);
+        conversation.drop_foreign_thinking(|| 8);
+        assert_eq!(has_thinking(&conversation), [false, false, false]);
+    }
+
+    #[test]
+    fn going_in_circles_is_hinted_at_and_then_ended() {
+        let mut conversation = Conversation::new(Vec::new(), "hi".into(), 50, 9, 3, 5);
+        let mut push_turn = |text: &str| {
+            conversation.next_turn();
+            assert!(matches!(
+                conversation.push_reply(tool_call_reply(&["a"]), true),
+                ReplyAction::Calls(_)
+            ));
+            push_same_results(&mut conversation, text)
+        };
+        assert_eq!(push_turn("same"), LoopVerdict::Continue);
+        assert_eq!(push_turn("other"), LoopVerdict::Continue);
+        assert_eq!(push_turn("other"), LoopVerdict::Continue);
+        assert_eq!(push_turn("other"), LoopVerdict::Warn(3));
+        // The comparison is of raw results: the hint itself does not break the circle.
+        assert_eq!(push_turn("other"), LoopVerdict::Warn(4));
+        assert_eq!(push_turn("other"), LoopVerdict::Stop(5));
+    }
+
+    proptest::proptest! {
+        /// Another process that takes up a part of the record stands where this one stood, and goes on alike.
+        #[test]
+        fn restored_replies_match_the_original_conversation(
+            batches in proptest::collection::vec(
+                (proptest::collection::vec(proptest::sample::select(vec!["", "a", "b", "a_2_0"]), 1..4), 0..2_u8),
+                1..8,
+            ),
+            taken_up in 0..8_usize,
+        ) {
+            let new_conversation = || Conversation::new(Vec::new(), "hi".into(), 50, 9, 2, 4);
+            let (mut first, mut next) = (new_conversation(), new_conversation());
+            for (at, (ids, result)) in batches.iter().enumerate() {
+                let turn = first.next_turn();
+                let ReplyAction::Calls(message) = first.push_reply(tool_call_reply(ids), true) else {
+                    panic!("no calls")
+                };
+                match at < taken_up {
+                    true => next.restore_reply(turn, message),
+                    false => {
+                        assert_eq!(next.next_turn(), turn);
+                        assert!(matches!(next.push_reply(tool_call_reply(ids), true), ReplyAction::Calls(_)));
+                    }
+                }
+                let text = result.to_string();
+                assert_eq!(push_same_results(&mut next, &text), push_same_results(&mut first, &text));
+                assert_eq!(format!("{:?}", next.messages()), format!("{:?}", first.messages()));
+            }
+            let ids: Vec<_> = first
+                .messages()
+                .iter()
+                .flat_map(|message| match message {
+                    Message::Assistant(reply) => reply.tool_calls.as_slice(),
+                    _ => &[],
+                })
+                .map(|call| &call.id)
+                .collect();
+            assert_eq!(ids.iter().collect::<std::collections::HashSet<_>>().len(), ids.len(), "{ids:?}");
+        }
+    }
+}

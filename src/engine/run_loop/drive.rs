@@ -1,0 +1,627 @@
+//! The loop: drives one run, root or child, from its prompt to its end, and lends its tools the way to start children.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, LazyLock};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Either, select};
+
+use crate::domain::event::EventKind;
+use crate::domain::message::Message;
+use crate::domain::run::{Failure, Run};
+use crate::domain::structured;
+use crate::engine::admission::sessions::RunPermits;
+use crate::engine::approval::pause;
+use crate::engine::context::Engine;
+use crate::engine::prepare::{self, Prompt, RunInput};
+use crate::engine::record::links;
+use crate::engine::replay::history;
+use crate::engine::replay::history::SessionHistory;
+use crate::engine::replay::run_log::RecordedRun;
+use crate::engine::run_loop::batch;
+use crate::engine::run_loop::compaction::{self, RequestBounds};
+use crate::engine::run_loop::conversation::{Conversation, ReplyAction};
+use crate::engine::run_loop::final_text::{self, UnrecordedReply};
+use crate::engine::run_loop::finish::{self, Ending, LoopOutcome, LoopState};
+use crate::engine::run_loop::resume;
+use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
+use crate::engine::run_loop::summary;
+use crate::engine::run_loop::tool_results::{
+    CallBatch, ToolContext, check_limits, error_ending, execute_calls,
+};
+use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::budget;
+use crate::engine::state::failures;
+use crate::engine::state::pending_batch::PendingBatch;
+use crate::engine::workdir;
+use crate::providers::echo;
+use crate::store::{Change, Progress, Step, StoreError};
+use crate::tools::mcp::McpToolset;
+
+/// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
+/// written, and then the whole tree is suspended and the run stays as it was last committed. A root's slot and its session are free before anybody
+/// hears of its end, so that a caller who comes back at once finds them.
+pub async fn drive(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    mut run: Arc<Run>,
+    input: RunInput,
+    start: RunStart,
+    mut permits: RunPermits<'_>,
+) -> Option<Arc<Run>> {
+    if let Some(permit) = permits.run_permit.take() {
+        live.tree.root_permit.set(permit);
+    }
+    let mut state = LoopState {
+        progress: Progress {
+            turns: run.turns,
+            model: run.model.clone(),
+            stop_reason: run.stop_reason.clone(),
+            usage: run.usage,
+        },
+        partial: None,
+    };
+    let work = attempt(engine, live, &mut run, &mut state, input, start);
+    let ending = match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(ending) => ending,
+        Err(_) => Ending::failed(failures::internal("panicked")),
+    };
+    if !live.is_suspended() {
+        batch::abandon(engine, live).await;
+    }
+    let end_result = Box::pin(finish::commit_end(engine, live, run, state, ending)).await;
+    permits.release(live, end_result.is_ok());
+    finish::finish(engine, live, end_result)
+}
+
+async fn attempt(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    run: &mut Arc<Run>,
+    state: &mut LoopState,
+    mut input: RunInput,
+    mut start: RunStart,
+) -> Ending {
+    if workdir::is_used(engine, &live.agent)
+        && let Err(error) = Box::pin(workdir::open(engine, live)).await
+    {
+        let pending_write = start_run(engine, live, run, start);
+        let failure = failures::config(&error.to_string());
+        return Box::pin(fail_before_prompt(engine, live, pending_write, failure)).await;
+    }
+    let mut recorded_run = match &mut start {
+        RunStart::Resumed(recorded) => Some(std::mem::take(recorded)),
+        RunStart::Queued | RunStart::New { .. } => None,
+    };
+    if let Some(recorded_run) = &recorded_run {
+        live.pending_batch.set(recorded_run.pending_batch());
+    }
+    let recorded_prompt = recorded_run
+        .as_mut()
+        .and_then(|recorded_run| recorded_run.prompt.take());
+    let (prompt, pending_write) = match recorded_prompt {
+        // A recorded prompt stays as it was, whatever the files say now.
+        Some(prompt) => (prompt, Box::new(start_run(engine, live, run, start))),
+        None => {
+            if run.session.is_some() {
+                match Box::pin(history::session_history(engine, run)).await {
+                    Ok(SessionHistory {
+                        messages,
+                        compaction,
+                    }) => (input.earlier, input.compaction) = (messages, compaction),
+                    Err(error) if live.is_unreadable(&error) => {
+                        let pending_write = start_run(engine, live, run, start);
+                        let failure = failures::internal(&error.to_string());
+                        return Box::pin(fail_before_prompt(engine, live, pending_write, failure))
+                            .await;
+                    }
+                    Err(error) => return error.into(),
+                }
+            }
+            let assembled = Box::pin(prepare::assemble_prompt(
+                engine,
+                &live.agent,
+                live.workdir.dir(),
+                live.tree.owner.as_deref(),
+                input,
+            ))
+            .await;
+            let mut pending_write = Box::new(start_run(engine, live, run, start));
+            let prompt = match assembled {
+                Ok(prompt) => prompt,
+                Err(error) => {
+                    let failure = failures::config(&error.to_string());
+                    return Box::pin(fail_before_prompt(engine, live, *pending_write, failure))
+                        .await;
+                }
+            };
+            pending_write.steps.extend(prompt_steps(&prompt));
+            if let Some(message) = prompt.memory_warning.clone() {
+                pending_write
+                    .events
+                    .push(EventKind::MemoryWarning { message });
+            }
+            (prompt, pending_write)
+        }
+    };
+    Box::pin(run_turns(
+        engine,
+        live,
+        state,
+        prompt,
+        pending_write,
+        recorded_run,
+    ))
+    .await
+}
+
+/// The end of a run whose prompt or directory cannot be had: it is accepted, or goes on, and fails.
+async fn fail_before_prompt(
+    engine: &Engine,
+    live: &ActiveRun,
+    pending_write: PendingWrite,
+    failure: Failure,
+) -> Ending {
+    match pending_write.write(engine, live).await {
+        Ok(()) => Ending::failed(failure),
+        Err(error) => error.into(),
+    }
+}
+
+async fn run_turns(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    state: &mut LoopState,
+    prompt: Prompt,
+    mut pending_write: Box<PendingWrite>,
+    recorded_run: Option<Box<RecordedRun>>,
+) -> Ending {
+    let mut prompt = prompt;
+    if links::has_links(&prompt.input) {
+        let start_write = std::mem::replace(
+            &mut pending_write,
+            Box::new(PendingWrite::new(Change::Unchanged)),
+        );
+        if let Err(ending) = Box::pin(fetch_links(engine, live, *start_write, &mut prompt)).await {
+            return ending;
+        }
+    }
+    let limits = &engine.settings;
+    let max_turns = live.agent.max_turns;
+    let mut offer = McpToolset::default();
+    if !live.agent.mcp_servers.is_empty() {
+        let is_new = recorded_run.is_none();
+        offer = match Box::pin(list_mcp_tools(engine, live, &mut pending_write, is_new)).await {
+            Ok(offer) => offer,
+            Err(error) => return error.into(),
+        };
+        if let Some(reason) = offer.required_failure.take() {
+            return match Box::pin(pending_write.write(engine, live)).await {
+                Ok(()) => Ending::failed(failures::config(&reason)),
+                Err(error) => error.into(),
+            };
+        }
+    }
+    let tool_context = ToolContext {
+        toolbox: Arc::new(prepare::build_toolbox(
+            engine,
+            &live.agent,
+            &live.scope,
+            live.workdir.dir(),
+            offer,
+        )),
+        drive: drive_child,
+    };
+    let toolbox = &tool_context.toolbox;
+    let has_tools = !toolbox.offered_specs().is_empty();
+    let Prompt { system, input, .. } = prompt;
+    let mut conversation = Conversation::new(
+        input.earlier,
+        input.message,
+        max_turns,
+        limits.runs.max_calls,
+        limits.loop_warn,
+        limits.loop_stop,
+    );
+    let recorded_compaction = recorded_run.as_ref().and_then(|run| run.compaction.clone());
+    if let Some(compaction) = input.compaction.or(recorded_compaction) {
+        conversation.compact(compaction);
+    }
+    let bounds = RequestBounds::new(engine, live, &system, toolbox.offered_specs());
+    if let Some(recorded_run) = recorded_run {
+        // Told at once: what comes next may take long.
+        let start_write = std::mem::replace(
+            &mut pending_write,
+            Box::new(PendingWrite::new(Change::Unchanged)),
+        );
+        let replayed = Box::pin(resume::resume(
+            engine,
+            live,
+            state,
+            &tool_context,
+            *recorded_run,
+            *start_write,
+            &mut conversation,
+        ));
+        match replayed.await {
+            Ok(None) => {}
+            Ok(Some(fallback)) => {
+                return Box::pin(summary::request_summary(
+                    engine,
+                    live,
+                    state,
+                    &system,
+                    &mut conversation,
+                    fallback,
+                ))
+                .await;
+            }
+            Err(ending) => return ending,
+        }
+    }
+    // Only who thinks needs it.
+    let prefix = LazyLock::new(|| echo::prefix_hash(&system, toolbox.offered_specs()));
+    conversation.drop_foreign_thinking(|| *prefix);
+    let mut pending_write = Some(pending_write);
+    loop {
+        // One that waits for its batch still needs no slot.
+        if !matches!(live.pending_batch.get(), PendingBatch::Submitted(_))
+            && let Err(error) = pause::ensure_running(engine, live).await
+        {
+            return error.into();
+        }
+        if let Some(bounds) = bounds.filter(|bounds| bounds.is_exceeded(&conversation)) {
+            let compacting = compaction::compact(
+                engine,
+                live,
+                state,
+                &bounds,
+                &mut conversation,
+                &mut pending_write,
+            );
+            if let Err(ending) = Box::pin(compacting).await {
+                return ending;
+            }
+        }
+        let limits_check = check_limits(live).and_then(|()| {
+            check_conversation_size(conversation.messages(), limits.max_conversation_bytes)
+        });
+        let mut turn_write = pending_write
+            .take()
+            .unwrap_or_else(|| Box::new(PendingWrite::new(Change::Unchanged)));
+        let turn = match &limits_check {
+            Ok(()) => conversation.next_turn(),
+            Err(_) => 0,
+        };
+        if limits_check.is_ok() {
+            turn_write.events.push(EventKind::TurnStarted {
+                turn,
+                messages: conversation.messages().len(),
+                results: conversation.results_pending(),
+            });
+        }
+        let must_commit_first = turn_write.must_commit_first(live);
+        // Boxed, as the next two are: a future keeps a place for each that it hands on, and thousands of runs wait here.
+        let commit = Box::pin(turn_write.write(engine, live));
+        if let Err(error) = limits_check {
+            return match commit.await {
+                Ok(()) => error_ending(live, error),
+                Err(error) => error.into(),
+            };
+        }
+        let turn_request = TurnRequest {
+            turn,
+            system: &system,
+            messages: conversation.messages(),
+            tools: toolbox.offered_specs(),
+            params: &live.agent.params,
+            is_turn: true,
+        };
+        let mut streamed = StreamedReply::default();
+        let request = Box::pin(turn::request(engine, live, turn_request, &mut streamed));
+        let result = match must_commit_first {
+            true => sequentially(commit, request).await,
+            false => concurrently(commit, request).await,
+        };
+        let TurnReply {
+            mut reply,
+            requested_model,
+        } = match result {
+            Ok(turn_reply) => turn_reply,
+            Err(error) => {
+                if !streamed.text.is_empty() {
+                    state.partial = Some(streamed.text);
+                }
+                return error_ending(live, error);
+            }
+        };
+        let tokens = reply.usage.unwrap_or_default();
+        state.progress = Progress {
+            turns: turn,
+            model: reply.model.clone().unwrap_or(requested_model.model),
+            stop_reason: reply.stop_reason.clone(),
+            usage: live.usage().0,
+        };
+        let end = reply.outcome;
+        conversation.set_echo_prefix(&mut reply, || *prefix);
+        let action = conversation.push_reply(reply, has_tools);
+        let (ReplyAction::Final(message)
+        | ReplyAction::Calls(message)
+        | ReplyAction::OutOfTurns(message)) = &action;
+        if !message.content.is_empty() {
+            state.partial = Some(message.content.clone());
+        }
+        let completed = EventKind::TurnCompleted {
+            turn,
+            model: state.progress.model.clone(),
+            stop_reason: state.progress.stop_reason.clone(),
+            input_tokens: tokens.input,
+            output_tokens: tokens.output,
+            cache_read_tokens: tokens.cache_read,
+            cache_write_tokens: tokens.cache_write,
+            reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
+            tool_calls: message
+                .tool_calls
+                .iter()
+                .map(|call| toolbox.called_tool(call))
+                .collect(),
+        };
+        if let Some(failure) = failures::reply_failure(end, &message.content) {
+            let message = message.clone();
+            return Ending::failed(failure)
+                .with_records(vec![Step::Reply { turn, message }], vec![completed]);
+        }
+        let message = match action {
+            ReplyAction::Final(message) => {
+                if let Some(summary_prompt) = summary::summary_prompt(live) {
+                    let fallback = message.content.clone();
+                    let steps = vec![
+                        Step::Reply {
+                            turn,
+                            message: message.clone(),
+                        },
+                        Step::Said {
+                            content: summary_prompt.to_owned(),
+                        },
+                    ];
+                    let change = Change::Progress(state.progress.clone());
+                    let journal = &engine.journal;
+                    if let Err(error) = journal.append(live, change, steps, vec![completed]).await {
+                        return error.into();
+                    }
+                    conversation.push_followup(turn, message, summary_prompt.to_owned());
+                    return Box::pin(summary::request_summary(
+                        engine,
+                        live,
+                        state,
+                        &system,
+                        &mut conversation,
+                        fallback,
+                    ))
+                    .await;
+                }
+                let mut unrecorded = UnrecordedReply {
+                    steps: vec![Step::Reply {
+                        turn,
+                        message: message.clone(),
+                    }],
+                    events: vec![completed],
+                };
+                let checked = final_text::check_output(
+                    engine,
+                    live,
+                    state,
+                    &message.content,
+                    &mut unrecorded,
+                );
+                let structured = match Box::pin(checked).await {
+                    Ok(Ok(structured)) => structured,
+                    Ok(Err(errors)) => {
+                        let UnrecordedReply { steps, events } = &mut unrecorded;
+                        if !conversation.may_repair() {
+                            return Ending::failed(failures::output_invalid(&errors))
+                                .with_records(std::mem::take(steps), std::mem::take(events));
+                        }
+                        let repair_prompt = structured::repair_prompt(&errors);
+                        steps.push(Step::Said {
+                            content: repair_prompt.clone(),
+                        });
+                        if let Err(ending) = unrecorded.record(engine, live, state).await {
+                            return ending;
+                        }
+                        conversation.push_followup(turn, message, repair_prompt);
+                        continue;
+                    }
+                    Err(ending) => return ending,
+                };
+                let has_memory = live.agent.memory.enabled;
+                let memory_time = has_memory.then(|| engine.memories.next_time());
+                let outcome = LoopOutcome::Completed {
+                    content: message.content.clone(),
+                    structured,
+                    task: conversation.task().into_owned(),
+                    memory_time,
+                };
+                if let Some(at) = memory_time {
+                    // Its memory is written between the reply and the end: a process that goes on there must find the
+                    // reply, and not ask for another one, and know the entry by its time.
+                    unrecorded.steps.push(Step::Remembers { at });
+                    return match unrecorded.record(engine, live, state).await {
+                        Ok(()) => Ending::new(outcome),
+                        Err(ending) => ending,
+                    };
+                }
+                return Ending::new(outcome).with_records(unrecorded.steps, unrecorded.events);
+            }
+            ReplyAction::OutOfTurns(message) => {
+                let ending = match live.agent.ad_hoc {
+                    Some(_) => Ending::new(LoopOutcome::Incomplete),
+                    None => Ending::failed(failures::max_turns(max_turns)),
+                };
+                return ending.with_records(vec![Step::Reply { turn, message }], vec![completed]);
+            }
+            ReplyAction::Calls(message) => message,
+        };
+        let calls = message.tool_calls.clone();
+        let steps = vec![Step::Reply { turn, message }];
+        let change = Change::Progress(state.progress.clone());
+        if let Err(error) = engine
+            .journal
+            .append(live, change, steps, vec![completed])
+            .await
+        {
+            return error.into();
+        }
+        if let Err(error) = check_limits(live) {
+            return error_ending(live, error);
+        }
+        let results = calls.iter().map(|_| None).collect();
+        let call_batch = CallBatch {
+            turn,
+            calls,
+            results,
+            recorded_calls: Arc::default(),
+        };
+        if let Err(ending) = Box::pin(execute_calls(
+            engine,
+            live,
+            &tool_context,
+            call_batch,
+            &mut conversation,
+        ))
+        .await
+        {
+            return ending;
+        }
+    }
+}
+
+/// Fetches what the prompt names by URL, once the run's entry stands, and records the prompt with it: another process does
+/// not fetch it again.
+async fn fetch_links(
+    engine: &Arc<Engine>,
+    live: &ActiveRun,
+    start_write: PendingWrite,
+    prompt: &mut Prompt,
+) -> Result<(), Ending> {
+    start_write.write(engine, live).await?;
+    let owner = live.tree.owner.as_deref();
+    let fetched = turn::within_deadline(live, links::fetch(engine, owner, &mut prompt.input)).await;
+    let fetched = fetched.map_err(|error| error_ending(live, error))?;
+    fetched.map_err(|reason| Ending::failed(failures::config(&reason)))?;
+    let steps = prompt_steps(prompt).collect();
+    let recorded = engine
+        .journal
+        .append(live, Change::Unchanged, steps, Vec::new());
+    recorded.await?;
+    prompt.input.drop_data();
+    Ok(())
+}
+
+fn prompt_steps(prompt: &Prompt) -> impl Iterator<Item = Step> {
+    let RunInput {
+        earlier,
+        message,
+        compaction,
+    } = prompt.input.clone();
+    let system = prompt.system.clone();
+    let step = Step::Prompt {
+        system,
+        message,
+        earlier,
+    };
+    let compacted = compaction.map(|compaction| Step::Compacted { compaction });
+    std::iter::once(step).chain(compacted)
+}
+
+/// Whether the conversation may be sent: it lies in memory, in the record and in every request.
+fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<(), TurnError> {
+    let bytes: usize = messages
+        .iter()
+        .map(|message| history::message_bytes(message) + history::attachment_bytes(message))
+        .sum();
+    if bytes <= max_bytes {
+        return Ok(());
+    }
+    let unit = "bytes of conversation (limits.conversation_bytes)";
+    Err(TurnError::Budget(budget::exceeded(bytes, max_bytes, unit)))
+}
+
+/// The tools of the agent's MCP servers: those that they list now hold for the whole run.
+async fn list_mcp_tools(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    pending_write: &mut Box<PendingWrite>,
+    is_new: bool,
+) -> Result<McpToolset, StoreError> {
+    if is_new {
+        // A server may take long to answer: nobody waits that long to hear that the run was accepted.
+        let start_write = std::mem::replace(
+            pending_write,
+            Box::new(PendingWrite::new(Change::Unchanged)),
+        );
+        start_write.write(engine, live).await?;
+    }
+    // A run that is stopped meanwhile, or overdue, ends before its next turn.
+    let offer = turn::within_deadline(live, engine.mcp.list_tools(&live.agent.mcp_servers)).await;
+    let mut offer = offer.unwrap_or_default();
+    let warnings = std::mem::take(&mut offer.warnings);
+    for warning in &warnings {
+        tracing::warn!(
+            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+            depth = live.scope.depth.0, "{warning}"
+        );
+    }
+    let warnings = warnings.into_iter();
+    pending_write
+        .events
+        .extend(warnings.map(|message| EventKind::ToolsWarning { message }));
+    Ok(offer)
+}
+
+/// Asks the model while the entry before it is being committed: what is asked for depends on nothing in it, and a
+/// failed commit drops the request. The reply is not heard before the entry stands.
+async fn concurrently(
+    commit: impl Future<Output = Result<(), StoreError>> + Unpin,
+    request: impl Future<Output = Result<TurnReply, TurnError>> + Unpin,
+) -> Result<TurnReply, TurnError> {
+    match select(commit, request).await {
+        Either::Left((committed, request)) => {
+            committed?;
+            request.await
+        }
+        Either::Right((reply, commit)) => {
+            commit.await?;
+            reply
+        }
+    }
+}
+
+/// Asks the model when the entry before it stands.
+async fn sequentially(
+    commit: impl Future<Output = Result<(), StoreError>>,
+    request: impl Future<Output = Result<TurnReply, TurnError>>,
+) -> Result<TurnReply, TurnError> {
+    commit.await?;
+    request.await
+}
+
+/// Drives a child, which has neither a slot nor a seat of its own.
+fn drive_child<'a>(
+    engine: &'a Arc<Engine>,
+    live: &'a Arc<ActiveRun>,
+    run: Arc<Run>,
+    input: RunInput,
+    start: RunStart,
+) -> BoxFuture<'a, Option<Arc<Run>>> {
+    Box::pin(drive(
+        engine,
+        live,
+        run,
+        input,
+        start,
+        RunPermits::default(),
+    ))
+}

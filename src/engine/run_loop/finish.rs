@@ -1,0 +1,334 @@
+//! A run's end: decides once between its own and a cancel, remembers, commits the terminal state. Knows no loop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Failure, Outcome, Run, now};
+use crate::engine::admission::sessions::RunPermits;
+use crate::engine::context::Engine;
+use crate::engine::delegation::ad_hoc;
+use crate::engine::memory::memory::NewEntry;
+use crate::engine::run_spans;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::failures;
+use crate::store::{Change, FinishedRun, Progress, Step, StoreError};
+
+/// What outlives the loop, a panic included.
+pub struct LoopState {
+    /// How far the run is.
+    pub progress: Progress,
+    /// The model's last text.
+    pub partial: Option<String>,
+}
+
+/// How the loop ended, with what is still to be recorded.
+pub struct Ending {
+    /// How; an error where the record could not be written or read.
+    pub outcome: Result<LoopOutcome, StoreError>,
+    /// Steps that are committed with it.
+    pub steps: Vec<Step>,
+    /// Events that are committed with it.
+    pub events: Vec<EventKind>,
+}
+
+/// How a loop ended.
+pub enum LoopOutcome {
+    /// With a final text, for this user message.
+    Completed {
+        /// The text.
+        content: String,
+        /// Whether JSON was asked for, and the text is it.
+        structured: bool,
+        /// The message.
+        task: String,
+        /// The recorded time of its entry in the agent's memory, if that has been chosen.
+        memory_time: Option<Timestamp>,
+    },
+    /// Without a turn left: an unnamed agent's last text is all there will be.
+    Incomplete,
+    /// With a failure.
+    Failed(Failure),
+    /// Because it was stopped.
+    Cancelled,
+}
+
+impl Ending {
+    /// Nothing is left to record.
+    pub fn new(outcome: LoopOutcome) -> Self {
+        Self {
+            outcome: Ok(outcome),
+            steps: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// With a failure.
+    pub fn failed(failure: Failure) -> Self {
+        Self::new(LoopOutcome::Failed(failure))
+    }
+
+    /// With what is still to be recorded.
+    pub fn with_records(self, steps: Vec<Step>, events: Vec<EventKind>) -> Self {
+        Self {
+            steps,
+            events,
+            ..self
+        }
+    }
+}
+
+impl From<StoreError> for Ending {
+    fn from(error: StoreError) -> Self {
+        Self {
+            outcome: Err(error),
+            steps: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+}
+
+/// Writes the end: decides between the run's own and a cancel, remembers, commits the terminal state. Suspends the tree of a
+/// run whose record could not be written or read; one that never can be read fails.
+pub async fn commit_end(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    run: Arc<Run>,
+    mut state: LoopState,
+    ending: Ending,
+) -> Result<Arc<Run>, StoreError> {
+    let Ending {
+        outcome: loop_outcome,
+        steps,
+        mut events,
+    } = ending;
+    let loop_outcome = match loop_outcome {
+        Ok(loop_outcome) => loop_outcome,
+        Err(error) if live.is_unreadable(&error) => {
+            LoopOutcome::Failed(failures::internal(&error.to_string()))
+        }
+        Err(error) => {
+            live.suspend(&error);
+            return Err(error);
+        }
+    };
+    if live.is_suspended() {
+        return Err(StoreError::Suspended);
+    }
+    let is_incomplete = matches!(loop_outcome, LoopOutcome::Incomplete);
+    let (cancel_reason, requested_at) = live.begin_finish().await.unzip();
+    let outcome = match (cancel_reason, loop_outcome) {
+        (Some(reason), _) => Outcome::Cancelled {
+            reason,
+            partial: state.partial.take(),
+        },
+        (None, LoopOutcome::Cancelled) => Outcome::Cancelled {
+            reason: live.cancel_reason(),
+            partial: state.partial.take(),
+        },
+        (None, LoopOutcome::Incomplete) => Outcome::Completed {
+            content: state.partial.take().unwrap_or_default(),
+            structured: false,
+        },
+        (None, LoopOutcome::Failed(failure)) => Outcome::Failed {
+            failure,
+            partial: state.partial.take(),
+        },
+        (
+            None,
+            LoopOutcome::Completed {
+                content,
+                structured,
+                task,
+                memory_time: remembers,
+            },
+        ) => {
+            if live.agent.memory.enabled {
+                let at = remembers.unwrap_or_else(|| engine.memories.next_time());
+                // An earlier attempt may have written it before it ended.
+                let entry = NewEntry {
+                    time: at,
+                    may_exist: run.attempt > 1,
+                    task,
+                    result: content.clone(),
+                };
+                events.extend(append_memory(engine, live, entry).await);
+            }
+            Outcome::Completed {
+                content,
+                structured,
+            }
+        }
+    };
+    events.push(match &outcome {
+        Outcome::Completed { content, .. } => EventKind::RunCompleted {
+            turns: state.progress.turns,
+            characters: content.chars().count(),
+        },
+        Outcome::Failed { failure, .. } => EventKind::RunFailed {
+            error: failure.clone(),
+        },
+        Outcome::Cancelled { reason, .. } => EventKind::RunCancelled {
+            reason: reason.clone(),
+        },
+    });
+    let (own_usage, tree) = live.usage();
+    state.progress.usage = own_usage;
+    let at = now();
+    let is_ad_hoc = live.agent.ad_hoc.is_some();
+    let completion_status = match &outcome {
+        Outcome::Completed { .. } if is_incomplete => Some(ad_hoc::INCOMPLETE),
+        Outcome::Completed { .. } if is_ad_hoc => Some(ad_hoc::COMPLETE),
+        _ => None,
+    };
+    let closing = FinishedRun {
+        completion_status,
+        outcome: outcome.clone(),
+        finished_at: at,
+        progress: state.progress.clone(),
+        tree_usage: tree,
+    };
+    let last_event = engine
+        .journal
+        .append(live, Change::Finish(Box::new(closing)), steps, events)
+        .await?;
+    let duration = run
+        .started_at
+        .map(|_| Duration::from_millis(run.duration_ms(at)));
+    engine
+        .metrics
+        .run_finished(&run.agent, outcome.status(), duration);
+    if let Some(requested_at) = requested_at {
+        engine.metrics.cancel_completed(requested_at.elapsed());
+    }
+    let mut run = Arc::unwrap_or_clone(run);
+    run.last_event = last_event;
+    run.status = outcome.status();
+    run.completion_status = completion_status.map(str::to_owned);
+    match outcome {
+        Outcome::Completed {
+            content,
+            structured,
+        } => {
+            run.content = Some(content);
+            run.structured = structured;
+        }
+        Outcome::Failed { failure, partial } => {
+            run.error = Some(failure);
+            run.partial_content = partial;
+        }
+        Outcome::Cancelled { reason, partial } => {
+            run.cancel_reason = Some(reason);
+            run.partial_content = partial;
+        }
+    }
+    let Progress {
+        turns,
+        model,
+        stop_reason,
+        usage,
+    } = state.progress;
+    Ok(Arc::new(Run {
+        turns,
+        model,
+        stop_reason,
+        usage,
+        tree,
+        finished_at: Some(at),
+        ..run
+    }))
+}
+
+/// Appends to the agent's memory; what goes wrong is told and does not fail the run.
+async fn append_memory(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    entry: NewEntry,
+) -> Option<EventKind> {
+    let (task_engine, task_live) = (Arc::clone(engine), Arc::clone(live));
+    let result = tokio::task::spawn_blocking(move || {
+        let owner = task_live.tree.owner.as_deref();
+        task_engine.memories.append(&task_live.agent, owner, &entry)
+    })
+    .await;
+    let max = live.agent.memory.max_entries as usize;
+    let message = match result {
+        Ok(Ok(count)) if max > 0 && count >= max => format!(
+            "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
+            live.agent.name
+        ),
+        Ok(Ok(_)) => return None,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!(
+            "memory of agent \"{}\": writing it panicked",
+            live.agent.name
+        ),
+    };
+    tracing::warn!(
+        run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+        depth = live.scope.depth.0, "{message}"
+    );
+    Some(EventKind::MemoryWarning { message })
+}
+
+/// Takes an ended run off the list of those at work and tells everybody who waits. One of a suspended tree stays on the
+/// list until the tree is taken up.
+pub fn finish(
+    engine: &Engine,
+    live: &ActiveRun,
+    end_result: Result<Arc<Run>, StoreError>,
+) -> Option<Arc<Run>> {
+    if end_result.is_err() && live.is_suspended() {
+        live.publish_end(None);
+        return None;
+    }
+    engine.active_runs.remove(live.scope.run);
+    if live.parent.is_none() {
+        engine.journal.broadcaster().close(live.scope.root);
+    }
+    match &end_result {
+        Ok(run) => {
+            run_spans::end_run(live, run);
+            if let Some(error) = &run.error {
+                tracing::warn!(
+                    run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
+                    "{} of agent {} failed: {}", run.id, run.agent, error.message
+                );
+            }
+        }
+        // It never was: its caller is told which run stands in its place.
+        Err(StoreError::AlreadyClaimed(_)) => {}
+        Err(error) => tracing::error!(
+            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+            depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run
+        ),
+    }
+    let run = end_result.ok();
+    live.publish_end(run.clone());
+    run
+}
+
+/// Ends a run without driving it: one that was cancelled before its time started, or whose record cannot be read. What it
+/// held is free before anybody sees its end.
+pub async fn finish_without_loop(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    run: Arc<Run>,
+    ending: Ending,
+    permits: RunPermits<'_>,
+) -> Option<Arc<Run>> {
+    let state = LoopState {
+        progress: Progress {
+            turns: run.turns,
+            model: run.model.clone(),
+            stop_reason: run.stop_reason.clone(),
+            usage: run.usage,
+        },
+        partial: None,
+    };
+    let end_result = commit_end(engine, live, run, state, ending).await;
+    permits.release(live, end_result.is_ok());
+    finish(engine, live, end_result)
+}

@@ -1,0 +1,20 @@
+//! The loop of one run: turns, tool calls, and its end.
+
+pub mod batch;
+pub mod compaction;
+pub mod context_window;
+pub mod conversation;
+pub mod drive;
+pub mod final_text;
+pub mod finish;
+pub mod recall;
+pub mod request_messages;
+pub mod request_size;
+pub mod resume;
+pub mod start;
+pub mod summary;
+pub mod summary_request;
+pub mod tool_calls;
+pub mod tool_results;
+pub mod turn;
+pub mod turn_error;

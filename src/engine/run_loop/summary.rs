@@ -1,0 +1,117 @@
+//! The summary of an unnamed agent: one more turn when its task is done. Knows no loop.
+
+use std::sync::Arc;
+
+use crate::domain::event::EventKind;
+use crate::engine::context::Engine;
+use crate::engine::run_loop::compaction::{self, RequestBounds};
+use crate::engine::run_loop::conversation::Conversation;
+use crate::engine::run_loop::finish::{Ending, LoopOutcome, LoopState};
+use crate::engine::run_loop::tool_results::{check_limits, error_ending};
+use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::providers::ReplyOutcome;
+use crate::store::{Change, Step};
+
+/// What an unnamed agent is asked when its task is done.
+pub fn summary_prompt(live: &ActiveRun) -> Option<&str> {
+    live.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
+}
+
+/// Asks an unnamed agent to sum up: a turn without tools, which is not counted. Where it fails, the task's own text is
+/// the result.
+pub async fn request_summary(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    state: &mut LoopState,
+    system: &str,
+    conversation: &mut Conversation,
+    fallback: String,
+) -> Ending {
+    // Without tools the request begins otherwise than those before it.
+    conversation.drop_thinking(0);
+    let task = conversation.task().into_owned();
+    let completed_with = |content| LoopOutcome::Completed {
+        content,
+        structured: false,
+        task,
+        memory_time: None,
+    };
+    let bounds = RequestBounds::new(engine, live, system, &[]);
+    if let Some(bounds) = bounds.filter(|bounds| bounds.is_exceeded(conversation)) {
+        let mut pending_write = None;
+        let compacting = compaction::compact(
+            engine,
+            live,
+            state,
+            &bounds,
+            conversation,
+            &mut pending_write,
+        );
+        match Box::pin(compacting).await {
+            Ok(()) => {}
+            Err(ending) if matches!(ending.outcome, Ok(LoopOutcome::Failed(_))) => {
+                return Ending::new(completed_with(fallback));
+            }
+            Err(ending) => return ending,
+        }
+    }
+    let turn = conversation.turn() + 1;
+    let turn_started = EventKind::TurnStarted {
+        turn,
+        messages: conversation.messages().len(),
+        results: 0,
+    };
+    let turn_request = TurnRequest {
+        turn,
+        system,
+        messages: conversation.messages(),
+        tools: &[],
+        params: &live.agent.params,
+        is_turn: true,
+    };
+    // The task's own text is what there is without a summary, not the beginning of one.
+    let mut streamed = StreamedReply::default();
+    let result = async {
+        check_limits(live)?;
+        let journal = &engine.journal;
+        let commit = journal.append(live, Change::Unchanged, Vec::new(), vec![turn_started]);
+        commit.await?;
+        turn::request(engine, live, turn_request, &mut streamed).await
+    };
+    let TurnReply {
+        reply,
+        requested_model: asked,
+    } = match result.await {
+        Ok(turn_reply) => turn_reply,
+        Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
+            return error_ending(live, error);
+        }
+        Err(_) => return Ending::new(completed_with(fallback)),
+    };
+    let tokens = reply.usage.unwrap_or_default();
+    state.progress.model = reply.model.unwrap_or(asked.model);
+    state.progress.stop_reason = reply.stop_reason;
+    state.progress.usage = live.usage().0;
+    let completed = EventKind::TurnCompleted {
+        turn,
+        model: state.progress.model.clone(),
+        stop_reason: state.progress.stop_reason.clone(),
+        input_tokens: tokens.input,
+        output_tokens: tokens.output,
+        cache_read_tokens: tokens.cache_read,
+        cache_write_tokens: tokens.cache_write,
+        reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
+        tool_calls: Vec::new(),
+    };
+    let mut message = reply.message;
+    message.tool_calls.clear();
+    let is_summary = reply.outcome == ReplyOutcome::Complete && !message.content.trim().is_empty();
+    let content = match is_summary {
+        true => message.content.clone(),
+        false => fallback,
+    };
+    Ending::new(completed_with(content))
+        .with_records(vec![Step::Reply { turn, message }], vec![completed])
+}

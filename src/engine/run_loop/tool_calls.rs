@@ -1,0 +1,391 @@
+//! Performs the tool calls of one reply: at once or one after another, each result committed as it comes. Knows no
+//! provider.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tokio::task::JoinSet;
+
+use crate::domain::event::EventKind;
+use crate::domain::message::{ToolCall, ToolResult, shorten};
+use crate::domain::usage::Usage;
+use crate::engine::approval::decision;
+use crate::engine::approval::pause;
+use crate::engine::context::Engine;
+use crate::engine::replay::run_log::RecordedCalls;
+use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
+use crate::engine::run_loop::turn;
+use crate::engine::run_spans;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::failures;
+use crate::store::{Change, Step, StoreError};
+use crate::tools::toolbox::Toolbox;
+use crate::tools::{Delegate, Effect, ToolOutput};
+
+/// What all calls of one reply share.
+pub struct BatchContext {
+    /// The engine.
+    pub engine: Arc<Engine>,
+    /// The calling run.
+    pub live: Arc<ActiveRun>,
+    /// Its tools.
+    pub toolbox: Arc<Toolbox>,
+    /// Its way to start children.
+    pub delegate: Arc<dyn Delegate>,
+    /// The turn whose reply made the calls.
+    pub turn: u32,
+    /// Those of them that an earlier process had begun.
+    pub recorded_calls: Arc<RecordedCalls>,
+}
+
+/// Why a reply's calls have no results.
+#[derive(Debug)]
+pub enum CallsError {
+    /// The record could not be written.
+    Store(StoreError),
+    /// An earlier process began this tool, and nobody can say whether it may be performed again.
+    Interrupted(String),
+}
+
+impl From<StoreError> for CallsError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// The results in the order of the calls; `results` has those that an earlier process recorded, and is as long as the
+/// calls are many. One failure never touches the others.
+pub async fn execute(
+    context: BatchContext,
+    calls: Vec<ToolCall>,
+    mut results: Vec<Option<ToolResult>>,
+) -> Result<Vec<ToolResult>, CallsError> {
+    for (position, call) in calls.iter().enumerate() {
+        // It came when the record could not be written.
+        if let Some(result) = context.live.take_stashed_result(&call.id)
+            && results[position].is_none()
+        {
+            let events = Vec::new();
+            record_result(&context, position, call, &result, Duration::ZERO, events).await?;
+            results[position] = Some(result);
+        }
+    }
+    reject_excess(&context, &calls, &mut results).await?;
+    let has_started = |call: &ToolCall| context.recorded_calls.started.contains(&call.id);
+    let effect = |call: &ToolCall| context.toolbox.effect(&call.name);
+    let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
+    let interrupted = pending
+        .find(|(call, _)| has_started(call) && effect(call) == Some(Effect::Mutating))
+        .map(|(call, _)| shorten(&call.name, 200));
+    if interrupted.is_some() {
+        // The run is over. Children that were begun end in order before it; nothing else is begun, and nobody will
+        // read what stands in its place.
+        context.live.cancel_token.cancel();
+        for (call, result) in calls.iter().zip(&mut results) {
+            if !has_started(call) || effect(call) != Some(Effect::Delegating) {
+                result.get_or_insert_with(|| ToolResult::text(&call.id, "", true));
+            }
+        }
+    }
+    let results = execute_pending(context, calls, results).await?;
+    match interrupted {
+        Some(tool) => Err(CallsError::Interrupted(tool)),
+        None => Ok(results),
+    }
+}
+
+/// Gives the calls that are past the server's bounds of one reply their results, in one entry: nothing else is done for
+/// them, however many there are.
+async fn reject_excess(
+    context: &BatchContext,
+    calls: &[ToolCall],
+    results: &mut [Option<ToolResult>],
+) -> Result<(), StoreError> {
+    let runs = &context.engine.settings.runs;
+    let (mut delegations, mut steps, mut events) = (0, Vec::new(), Vec::new());
+    for (position, call) in calls.iter().enumerate() {
+        let is_delegation = context.toolbox.effect(&call.name) == Some(Effect::Delegating);
+        delegations += usize::from(is_delegation);
+        let (max, kind) = match position < runs.max_calls {
+            false => (runs.max_calls, "tool calls"),
+            true if is_delegation && delegations > runs.max_delegations => {
+                (runs.max_delegations, "calls that start sub-agents")
+            }
+            true => continue,
+        };
+        if results[position].is_some() {
+            continue;
+        }
+        let message = format!(
+            "Error: a reply may make at most {max} {kind}, and this is one more: it was not performed. Make fewer \
+             calls at once, and the rest in later replies."
+        );
+        let result = ToolResult::text(&call.id, message, true);
+        let tool = shorten(&call.name, 200);
+        events.push(EventKind::ToolStarted {
+            turn: context.turn,
+            tool_call_id: call.id.clone(),
+            tool,
+        });
+        let (step, event) = completion_records(context, position, call, &result, Duration::ZERO);
+        steps.push(step);
+        events.push(event);
+        results[position] = Some(result);
+    }
+    if steps.is_empty() {
+        return Ok(());
+    }
+    let journal = &context.engine.journal;
+    let recorded = journal.append(&context.live, Change::Unchanged, steps, events);
+    recorded.await.map(drop)
+}
+
+async fn execute_pending(
+    context: BatchContext,
+    calls: Vec<ToolCall>,
+    mut results: Vec<Option<ToolResult>>,
+) -> Result<Vec<ToolResult>, StoreError> {
+    let context = Arc::new(context);
+    let pending_count = results.iter().filter(|result| result.is_none()).count();
+    if pending_count <= 1 || !context.live.agent.delegation.parallel {
+        for (position, call) in calls.iter().enumerate() {
+            if results[position].is_none() {
+                context.live.clock().running_calls += 1;
+                results[position] = Some(execute_one(&context, position, call).await?);
+            }
+        }
+        return Ok(results.into_iter().flatten().collect());
+    }
+    // All before the first begins, so that a run with work to do never seems to wait.
+    context.live.clock().running_calls += pending_count;
+    // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
+    let mut tasks = JoinSet::new();
+    let cancel_token = context.live.cancel_token.clone();
+    for (position, call) in calls
+        .into_iter()
+        .enumerate()
+        .filter(|(index, _)| results[*index].is_none())
+    {
+        let context = Arc::clone(&context);
+        tasks.spawn(async move { (position, execute_one(&context, position, &call).await) });
+    }
+    let mut store_error = None;
+    while let Some(joined) = tasks.join_next().await {
+        match joined {
+            Ok((position, Ok(result))) => results[position] = Some(result),
+            Ok((_, Err(error))) => {
+                // The run is over, and nobody will read what the others find: they end in order, with their record.
+                cancel_token.cancel();
+                store_error = Some(error);
+            }
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => return Err(StoreError::Closed),
+        }
+    }
+    match store_error {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+async fn execute_one(
+    context: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+) -> Result<ToolResult, StoreError> {
+    let result = execute_when_approved(context, position, call).await;
+    let pause_result = pause::finish_call(&context.engine, &context.live).await;
+    let result = result.and_then(|result| pause_result.map(|()| result));
+    if let Err(error) = &result {
+        // Before any other call is stopped, and takes that for its result.
+        context.live.suspend(error);
+    }
+    result
+}
+
+/// Performs a call, once a person has let it where the agent's file asks for that.
+async fn execute_when_approved(
+    context: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+) -> Result<ToolResult, StoreError> {
+    let BatchContext {
+        engine,
+        live,
+        turn,
+        recorded_calls: begun,
+        ..
+    } = context;
+    let needs_approval = live.agent.approve.contains(&call.name)
+        && !begun.started.contains(&call.id)
+        // Nobody is asked about what would only be refused.
+        && Box::pin(context.toolbox.can_call(call, live.tree.owner.as_deref())).await;
+    if !needs_approval {
+        return execute_call(context, position, call).await;
+    }
+    let decision = Box::pin(decision::await_decision(engine, live, begun, *turn, call)).await?;
+    let Err(reason) = decision else {
+        return execute_call(context, position, call).await;
+    };
+    // It was not begun: it neither counts nor took any time.
+    let result = ToolResult::text(&call.id, reason, true);
+    record_result(context, position, call, &result, Duration::ZERO, Vec::new()).await?;
+    Ok(result)
+}
+
+async fn execute_call(
+    context: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+) -> Result<ToolResult, StoreError> {
+    let BatchContext {
+        engine, live, turn, ..
+    } = context;
+    let tool = shorten(&call.name, 200);
+    let started = EventKind::ToolStarted {
+        turn: *turn,
+        tool_call_id: call.id.clone(),
+        tool: tool.clone(),
+    };
+    let start_time = Instant::now();
+    // What an earlier process began is counted and told already.
+    let has_started = context.recorded_calls.started.contains(&call.id);
+    let budget_check = match has_started {
+        true => Ok(()),
+        false => live.tree.budgets.count_tool_call(&live.accounts),
+    };
+    match &budget_check {
+        // Counted when it starts: a call at work is part of what the tree uses.
+        Ok(()) if !has_started => live.add_usage(&Usage {
+            tool_calls: 1,
+            ..Usage::default()
+        }),
+        Ok(()) => {}
+        Err(refusal) => live.record_refusal(refusal),
+    }
+    let is_within_budget = budget_check.is_ok();
+    let effect = context.toolbox.effect(&call.name);
+    let mut has_finished = false;
+    let mut events = Vec::new();
+    match has_started {
+        true => {}
+        false if is_within_budget => {
+            let (journal, started) = (&engine.journal, vec![started]);
+            match effect {
+                // On the record before it changes anything: nobody performs it twice.
+                Some(Effect::Mutating) => {
+                    let recorded = journal.append(live, Change::CountToolCall, Vec::new(), started);
+                    recorded.await.map(drop)?;
+                }
+                _ => {
+                    let noted = journal.enqueue(live, Change::CountToolCall, Vec::new(), started);
+                    noted.await?;
+                }
+            }
+        }
+        // One entry with its result: a process that went on between the two would perform it.
+        false => events.push(started),
+    }
+    let outcome = match budget_check {
+        Ok(()) if has_exhausted_checks(context, call) => Err(format!(
+            "The arguments of {tool} could not be checked: the daemon stopped too often meanwhile"
+        )),
+        Ok(()) => {
+            let owner = live.tree.owner.as_deref();
+            let work = context
+                .toolbox
+                .call(call, &live.scope, owner, context.delegate.as_ref());
+            let work = AssertUnwindSafe(work).catch_unwind();
+            let finished = match effect {
+                // It ends when its child has.
+                Some(Effect::Delegating) => Ok(work.await),
+                _ => turn::within_deadline(live, work).await,
+            };
+            has_finished = finished.is_ok();
+            match finished {
+                Ok(output) => output.unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked"))),
+                Err(error) => Err(failures::interruption_message(live, &error)),
+            }
+        }
+        Err(refusal) => Err(refusal.exceeded.to_string()),
+    };
+    let duration = start_time.elapsed();
+    if is_within_budget {
+        engine.metrics.tool_call_completed(duration);
+    }
+    let is_error = outcome.is_err();
+    let output = outcome.unwrap_or_else(ToolOutput::from);
+    let result = ToolResult {
+        attachments: output.attachments,
+        ..ToolResult::text(&call.id, output.text, is_error)
+    };
+    if is_within_budget {
+        run_spans::end_tool_call(live, *turn, call, &result, duration);
+    }
+    let recorded = record_result(context, position, call, &result, duration, events).await;
+    match recorded {
+        Ok(()) => Ok(result),
+        Err(error) => {
+            if has_finished && effect == Some(Effect::Mutating) {
+                live.stash_result(result);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Whether the check of a call's arguments has been broken off so often that it is not begun again.
+fn has_exhausted_checks(context: &BatchContext, call: &ToolCall) -> bool {
+    let RecordedCalls {
+        started,
+        resume_count: resumed,
+        ..
+    } = &*context.recorded_calls;
+    *resumed >= MAX_RESUMED_CHECKS
+        && started.contains(&call.id)
+        && !context.toolbox.is_checked_inline(call)
+}
+
+/// Commits a result.
+async fn record_result(
+    context: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+    result: &ToolResult,
+    duration: Duration,
+    mut events: Vec<EventKind>,
+) -> Result<(), StoreError> {
+    let (step, event) = completion_records(context, position, call, result, duration);
+    events.push(event);
+    context
+        .engine
+        .journal
+        .append(&context.live, Change::Unchanged, vec![step], events)
+        .await
+        .map(drop)
+}
+
+/// A result as the record keeps it, and the event of it.
+fn completion_records(
+    context: &BatchContext,
+    position: usize,
+    call: &ToolCall,
+    result: &ToolResult,
+    duration: Duration,
+) -> (Step, EventKind) {
+    let step = Step::Result {
+        turn: context.turn,
+        position: u32::try_from(position).unwrap_or(u32::MAX),
+        result: result.clone(),
+    };
+    let event = EventKind::ToolCompleted {
+        turn: context.turn,
+        tool_call_id: call.id.clone(),
+        tool: shorten(&call.name, 200),
+        duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+        is_error: result.is_error,
+    };
+    (step, event)
+}

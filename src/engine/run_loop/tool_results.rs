@@ -1,0 +1,176 @@
+//! A reply's calls and what comes of them: performed, taken in, watched for circles; and whether a run may go on at all.
+//! Knows no provider.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::domain::event::EventKind;
+use crate::domain::message::{ToolCall, ToolResult};
+use crate::domain::run::RunId;
+use crate::engine::context::Engine;
+use crate::engine::delegation::delegate::{DriveFn, RunDelegate};
+use crate::engine::replay::run_log::RecordedCalls;
+use crate::engine::run_loop::conversation::{Conversation, LoopVerdict};
+use crate::engine::run_loop::finish::{Ending, LoopOutcome};
+use crate::engine::run_loop::tool_calls::{self, BatchContext, CallsError};
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::failures;
+use crate::store::{Change, Step, StoreError};
+use crate::tools::toolbox::Toolbox;
+
+/// What a run's calls are performed with.
+pub struct ToolContext {
+    /// Its tools.
+    pub toolbox: Arc<Toolbox>,
+    /// What drives its children.
+    pub drive: DriveFn,
+}
+
+/// The calls of one reply.
+pub struct CallBatch {
+    /// The turn of the reply.
+    pub turn: u32,
+    /// What it asks for.
+    pub calls: Vec<ToolCall>,
+    /// What an earlier process recorded.
+    pub results: Vec<Option<ToolResult>>,
+    /// What it had begun.
+    pub recorded_calls: Arc<RecordedCalls>,
+}
+
+/// Performs the calls that have no result yet, and takes all results in.
+pub async fn execute_calls(
+    engine: &Arc<Engine>,
+    live: &Arc<ActiveRun>,
+    tool_context: &ToolContext,
+    call_batch: CallBatch,
+    conversation: &mut Conversation,
+) -> Result<(), Ending> {
+    let CallBatch {
+        turn,
+        calls,
+        results,
+        recorded_calls,
+    } = call_batch;
+    let toolbox = &tool_context.toolbox;
+    let calls: Vec<_> = calls
+        .into_iter()
+        .map(|call| toolbox.resolve(call))
+        .collect();
+    let has_new_results = results.iter().any(Option::is_none);
+    let is_resumed = recorded_calls.last_turn >= turn;
+    let finished_children: Vec<RunId> = calls
+        .iter()
+        .filter_map(|call| recorded_calls.children.get(&call.id))
+        .filter(|child| child.status.is_terminal())
+        .map(|child| child.id)
+        .collect();
+    let delegate = Arc::new(RunDelegate::new(
+        engine,
+        live,
+        &recorded_calls,
+        tool_context.drive,
+    ));
+    let context = BatchContext {
+        engine: Arc::clone(engine),
+        live: Arc::clone(live),
+        toolbox: Arc::clone(&tool_context.toolbox),
+        delegate,
+        turn,
+        recorded_calls,
+    };
+    let results = match tool_calls::execute(context, calls, results).await {
+        Ok(results) => results,
+        Err(CallsError::Store(error)) => return Err(error.into()),
+        Err(CallsError::Interrupted(tool)) => {
+            let message = format!(
+                "the daemon stopped while tool \"{tool}\" was at work; whether it did its work is not known, and it is \
+                 not safe to repeat"
+            );
+            return Err(Ending::failed(failures::interrupted(&message)));
+        }
+    };
+    if is_resumed {
+        // What was refused before ends the run now as it would have then.
+        for result in results.iter().filter(|result| result.is_error) {
+            live.restore_refusal(&result.content);
+        }
+        restore_child_refusals(engine, live, &finished_children).await?;
+    }
+    match conversation.push_results(results) {
+        LoopVerdict::Continue => Ok(()),
+        // Told by the process that took the last of the results in.
+        LoopVerdict::Warn(_) if !has_new_results => Ok(()),
+        LoopVerdict::Warn(repeats) => {
+            let warning = EventKind::LoopWarning {
+                turn,
+                repeats,
+                message: failures::loop_detected(repeats).message,
+            };
+            engine
+                .journal
+                .enqueue(live, Change::Unchanged, Vec::new(), vec![warning])
+                .await?;
+            Ok(())
+        }
+        LoopVerdict::Stop(repeats) => Err(Ending::failed(failures::loop_detected(repeats))),
+    }
+}
+
+/// Remembers what accounts of this run refused below it, to children that had ended before a restart: their own ends tell
+/// only the first limit that each reached.
+async fn restore_child_refusals(
+    engine: &Engine,
+    live: &ActiveRun,
+    children: &[RunId],
+) -> Result<(), StoreError> {
+    if live.tree.budgets.refusals(&live.accounts).is_empty() {
+        return Ok(());
+    }
+    let store = engine.journal.store();
+    for child in children {
+        for run in store.tree(*child).await? {
+            for step in store.steps(run.id).await? {
+                if let Step::Result { result, .. } = step
+                    && result.is_error
+                {
+                    live.restore_refusal(&result.content);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the run may go on: not cancelled, not overdue, its budget not spent.
+pub fn check_limits(live: &ActiveRun) -> Result<(), TurnError> {
+    if live.cancel_token.is_cancelled() {
+        return Err(TurnError::Cancelled);
+    }
+    if live
+        .deadline()
+        .is_some_and(|deadline| deadline.at <= Instant::now())
+    {
+        return Err(TurnError::DeadlineExceeded);
+    }
+    live.check_budgets().map_err(TurnError::Budget)
+}
+
+/// The run's end where a turn could not be taken.
+pub fn error_ending(live: &ActiveRun, error: TurnError) -> Ending {
+    Ending::new(match error {
+        TurnError::Cancelled => LoopOutcome::Cancelled,
+        TurnError::Store(error) => return error.into(),
+        TurnError::DeadlineExceeded => {
+            LoopOutcome::Failed(failures::deadline_exceeded(live.deadline()))
+        }
+        TurnError::Budget(exceeded) => LoopOutcome::Failed(failures::budget_exceeded(&exceeded)),
+        TurnError::Provider(error) => LoopOutcome::Failed(failures::provider_error(&error)),
+        TurnError::BatchExpired => LoopOutcome::Failed(failures::batch_expired()),
+        TurnError::Unavailable(unavailable) => {
+            LoopOutcome::Failed(failures::provider_unavailable(&unavailable))
+        }
+    })
+}

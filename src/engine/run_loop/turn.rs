@@ -1,0 +1,497 @@
+//! One turn: asks the model until it has a reply, the retries are spent, or time, budget or stop end it. Knows no
+//! tools and no storage engine.
+
+use std::hash::{BuildHasher, RandomState};
+
+use secrecy::SecretString;
+use tokio::time::Instant;
+
+use crate::config::models::ModelFacts;
+use crate::domain::agent::{Cache, ModelRef, Params};
+use crate::domain::event::EventKind;
+use crate::domain::message::{Message, ToolSpec};
+use crate::domain::service::Service;
+use crate::domain::usage::{Cost, Price, Usage};
+use crate::engine::approval::pause;
+use crate::engine::context::Engine;
+use crate::engine::record::blobs;
+use crate::engine::run_loop::batch;
+use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::run_spans::ChatSpan;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::budget::Amount;
+use crate::engine::state::pending_batch::PendingBatch;
+use crate::providers::registry::ProviderHandle;
+use crate::providers::{
+    ChatRequest, Delta, ErrorCategory, ProviderError, Reply, content_parts, model_params, retry,
+};
+use crate::store::{Change, StoreError};
+
+/// What is asked of the model.
+pub struct TurnRequest<'a> {
+    /// The turn's number.
+    pub turn: u32,
+    /// The assembled prompt.
+    pub system: &'a str,
+    /// The conversation.
+    pub messages: &'a [Message],
+    /// The tools on offer.
+    pub tools: &'a [ToolSpec],
+    /// Sampling parameters.
+    pub params: &'a Params,
+    /// Whether it is a turn of the run's conversation: what else is requested is not streamed to subscribers.
+    pub is_turn: bool,
+}
+
+/// What listeners have been sent of a reply and that has not been withdrawn.
+#[derive(Debug, Default)]
+pub struct StreamedReply {
+    /// Its text: what there is of a reply that is broken off.
+    pub text: String,
+    has_reasoning: bool,
+}
+
+/// A reply, and who gave it.
+pub struct TurnReply {
+    /// The reply.
+    pub reply: Reply,
+    /// The model that was asked.
+    pub requested_model: ModelRef,
+}
+
+/// Takes one turn. Usage of the reply is booked for the run and its ancestors.
+pub async fn request(
+    engine: &Engine,
+    live: &ActiveRun,
+    turn_request: TurnRequest<'_>,
+    streamed: &mut StreamedReply,
+) -> Result<TurnReply, TurnError> {
+    let (agent, started_at) = (&live.agent, Instant::now());
+    let mut last_error = None;
+    let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
+    // A batch of an earlier process is of a model that was come to.
+    let start_index = match live.pending_batch.get() {
+        PendingBatch::Submitted(submitted) => {
+            models().position(|model| model.to_string() == submitted.model)
+        }
+        PendingBatch::Absent | PendingBatch::Unknown { .. } => None,
+    };
+    for model in models().skip(start_index.unwrap_or(0)) {
+        let target = match resolve_target(engine, live, model) {
+            Ok(target) => target,
+            Err(error) if last_error.is_none() => return Err(error),
+            // A fallback that is not there is passed over, and does not hide why the model before it failed.
+            Err(_) => continue,
+        };
+        if let Some(TurnError::Provider(error)) = &last_error {
+            withdraw_streamed(engine, live, turn_request.turn, streamed, error);
+            let retry_event = EventKind::RetryScheduled {
+                turn: turn_request.turn,
+                model: model.to_string(),
+                attempt: 0,
+                wait_ms: 0,
+                reason: error.to_string(),
+            };
+            engine
+                .journal
+                .enqueue(live, Change::Unchanged, Vec::new(), vec![retry_event])
+                .await?;
+        }
+        match request_with_retries(engine, live, &turn_request, model, target, streamed).await {
+            Err(TurnError::Provider(error)) if error.category.is_retryable() => {
+                last_error = Some(TurnError::Provider(error));
+            }
+            result => {
+                if result.is_ok() {
+                    engine.metrics.turn_completed(started_at.elapsed());
+                }
+                return result;
+            }
+        }
+    }
+    // At least one model was asked, so there is a failure to tell.
+    Err(last_error.unwrap_or(TurnError::Cancelled))
+}
+
+/// Who answers a request, and the person's own key that it carries.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    provider: &'a ProviderHandle,
+    key: Option<&'a SecretString>,
+}
+
+/// Who answers this run's requests for a model.
+fn resolve_target<'a>(
+    engine: &'a Engine,
+    live: &'a ActiveRun,
+    model: &ModelRef,
+) -> Result<Target<'a>, TurnError> {
+    let keys = &live.tree.provider_keys;
+    let key = keys.get(&live.agent, &model.provider);
+    let key = key.map_err(TurnError::Provider)?;
+    let provider = engine
+        .providers
+        .get_with_key(&model.provider, key.is_some());
+    let provider = provider.map_err(TurnError::Unavailable)?;
+    Ok(Target { provider, key })
+}
+
+/// Asks one model, again where its agent's policy says so.
+async fn request_with_retries(
+    engine: &Engine,
+    live: &ActiveRun,
+    turn_request: &TurnRequest<'_>,
+    model: &ModelRef,
+    target: Target<'_>,
+    streamed: &mut StreamedReply,
+) -> Result<TurnReply, TurnError> {
+    let provider = target.provider;
+    let policy = &live.agent.retry;
+    let mut attempt = 0;
+    loop {
+        let error = match request_once(engine, live, turn_request, model, target, streamed).await {
+            Ok(reply) => {
+                return Ok(TurnReply {
+                    reply,
+                    requested_model: model.clone(),
+                });
+            }
+            Err(TurnError::Provider(error)) => error,
+            Err(other) => return Err(other),
+        };
+        attempt += 1;
+        if !error.category.is_retryable() || attempt > policy.max_retries {
+            return Err(TurnError::Provider(error));
+        }
+        let wait = retry::retry_delay(policy, attempt, error.retry_after, random_fraction());
+        let remaining = live
+            .deadline()
+            .map(|deadline| deadline.at.saturating_duration_since(Instant::now()));
+        if remaining.is_some_and(|remaining| wait >= remaining) {
+            // The service would have us wait longer than the run has: its own words say more than a timeout would.
+            return Err(TurnError::Provider(error));
+        }
+        tracing::warn!(
+            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
+            depth = live.scope.depth.0, provider = %provider.name,
+            "{} failed ({error}), trying again in {wait:?}", provider.name
+        );
+        engine.metrics.request_retried(&provider.name);
+        withdraw_streamed(engine, live, turn_request.turn, streamed, &error);
+        let retry_event = EventKind::RetryScheduled {
+            turn: turn_request.turn,
+            model: model.to_string(),
+            attempt,
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+            reason: error.to_string(),
+        };
+        engine
+            .journal
+            .enqueue(live, Change::Unchanged, Vec::new(), vec![retry_event])
+            .await?;
+        within_deadline(live, tokio::time::sleep(wait)).await?;
+    }
+}
+
+/// One request: reserves budget, takes a permit, asks, books.
+async fn request_once(
+    engine: &Engine,
+    live: &ActiveRun,
+    turn_request: &TurnRequest<'_>,
+    model: &ModelRef,
+    Target { provider, key }: Target<'_>,
+    streamed: &mut StreamedReply,
+) -> Result<Reply, TurnError> {
+    let model_name = model.to_string();
+    let facts = engine.settings.models.get(&model.provider, &model.model);
+    let (mut params, mut warnings) =
+        model_params::fit_to_model(&model_name, turn_request.params, facts);
+    warnings.extend(model_params::fit_service_tier(
+        &model_name,
+        &mut params,
+        facts,
+        &provider.services,
+    ));
+    if !turn_request.is_turn && params.service == Some(Service::Batch) {
+        // What only shortens the conversation is not waited for.
+        params.to_mut().service = None;
+    }
+    let is_batch = params.service == Some(Service::Batch);
+    let estimated_usage = match live.accounts.is_empty() {
+        true => Amount::default(),
+        false => {
+            let price = price_for_request(facts, &params, params.service.unwrap_or_default());
+            estimate_usage(turn_request, &params, price.as_ref())
+        }
+    };
+    let reservation = within_deadline(
+        live,
+        live.tree.budgets.reserve(&live.accounts, estimated_usage),
+    )
+    .await?
+    .map_err(TurnError::Budget)?;
+    // A batch takes its own when it is made, and lets go of them.
+    let blobs = match is_batch {
+        true => None,
+        false => Box::pin(blobs::load(engine, turn_request.messages)).await?,
+    };
+    warnings.extend(
+        provider
+            .provider
+            .dropped_params_warning(&model.model, &params, facts),
+    );
+    if blobs.is_some() || is_batch {
+        warnings.extend(content_parts::attachment_warnings(
+            &model_name,
+            turn_request.messages,
+            facts,
+        ));
+    }
+    record_warnings(engine, live, turn_request.turn, warnings).await?;
+    let chat_span = ChatSpan::start(live);
+    let request = ChatRequest {
+        model: &model.model,
+        system: turn_request.system,
+        messages: turn_request.messages,
+        blobs: blobs.as_ref(),
+        tools: turn_request.tools,
+        params: &params,
+        facts,
+        stream: live.is_streaming() && !is_batch,
+        multi_turn: !turn_request.tools.is_empty() && live.agent.max_turns > 1,
+        cache_key: match turn_request.is_turn {
+            true => &live.agent.version,
+            false => "",
+        },
+        trace: chat_span.as_deref().map(|span| &span.context),
+        api_key: key,
+    };
+    let (mut reported_usage, mut billed_service) = (None, params.service.unwrap_or_default());
+    let turn = turn_request.turn;
+    let mut on_delta = |delta: Delta<'_>| {
+        let event = match delta {
+            Delta::Usage(usage) => {
+                reported_usage = Some(usage);
+                return;
+            }
+            // What a reply in a batch says is another matter.
+            Delta::ServiceTier(_) if is_batch => return,
+            Delta::ServiceTier(service) => {
+                billed_service = service;
+                return;
+            }
+            _ if !turn_request.is_turn => return,
+            Delta::Text(text) => {
+                streamed.text.push_str(text);
+                let text = text.to_owned();
+                EventKind::TextDelta { turn, text }
+            }
+            Delta::Reasoning(text) => {
+                streamed.has_reasoning = true;
+                let text = text.to_owned();
+                EventKind::ReasoningDelta { turn, text }
+            }
+            Delta::ReasoningStarted => {
+                streamed.has_reasoning = true;
+                EventKind::ReasoningStarted { turn }
+            }
+        };
+        engine.journal.publish_ephemeral(live, event);
+    };
+    let result = match is_batch {
+        true => {
+            let batch_request = batch::BatchRequest {
+                turn: turn_request.turn,
+                model: &model_name,
+                provider,
+                request,
+            };
+            Box::pin(batch::complete(engine, live, batch_request, &mut on_delta)).await
+        }
+        false => {
+            request_now(
+                engine,
+                live,
+                turn_request.is_turn,
+                provider,
+                request,
+                &mut on_delta,
+            )
+            .await
+        }
+    };
+    let explained = |error| explained(error, model, turn_request, facts);
+    let answered = result.map(|reply| reply.map_err(explained));
+    if let Some(chat_span) = chat_span {
+        chat_span.end(live, turn_request, model, &answered);
+    }
+    let (token_usage, is_complete) = match &answered {
+        Ok(Ok(reply)) => (reply.usage, true),
+        Ok(Err(error)) if !error.may_be_billed => {
+            return Err(TurnError::Provider(error.clone()));
+        }
+        // A reply that came whole and was rejected counts as one that was taken.
+        Ok(Err(error)) if error.has_final_usage => (reported_usage, true),
+        // The request was under way: what the service had reported counts, and nobody will tell the rest.
+        Ok(Err(_)) | Err(_) => (reported_usage, false),
+    };
+    let price = price_for_request(facts, &params, billed_service);
+    let usage = Usage {
+        tokens: token_usage.unwrap_or_default(),
+        model_calls: u64::from(is_complete),
+        tool_calls: 0,
+        cost: price
+            .zip(token_usage)
+            .map(|(price, tokens)| price.cost(&tokens)),
+        unreported: u64::from(!is_complete || token_usage.is_none()),
+    };
+    live.add_usage(&usage);
+    if is_complete || token_usage.is_some() {
+        engine
+            .metrics
+            .record_usage(&model_name, &usage.tokens, usage.cost);
+    }
+    reservation.settle(Amount {
+        tokens: usage.tokens.total(),
+        cost: usage.cost.unwrap_or_default(),
+    });
+    answered?.map_err(TurnError::Provider)
+}
+
+/// Asks for a reply at once.
+async fn request_now(
+    engine: &Engine,
+    live: &ActiveRun,
+    is_turn: bool,
+    provider: &ProviderHandle,
+    request: ChatRequest<'_>,
+    on_delta: &mut (dyn FnMut(Delta<'_>) + Send),
+) -> Result<Result<Reply, ProviderError>, TurnError> {
+    if live.pending_batch.get() != PendingBatch::Absent {
+        if is_turn {
+            // The configuration has changed, so that no batch is gone on with.
+            batch::abandon(engine, live).await;
+        }
+        pause::ensure_running(engine, live).await?;
+    }
+    // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
+    let _permit = match &provider.permits {
+        Some(permits) => within_deadline(live, permits.acquire()).await?.ok(),
+        None => None,
+    };
+    within_deadline(live, provider.complete(request, on_delta)).await
+}
+
+/// A refusal of a request with pictures or files of which it is not known whether the model takes them: with a word on it.
+fn explained(
+    error: ProviderError,
+    model: &ModelRef,
+    question: &TurnRequest<'_>,
+    facts: Option<&ModelFacts>,
+) -> ProviderError {
+    if error.category != ErrorCategory::BadRequest {
+        return error;
+    }
+    match content_parts::in_doubt(&model.provider, &model.model, question.messages, facts) {
+        Some(advice) => error.with(&advice),
+        None => error,
+    }
+}
+
+/// Takes back what listeners have been sent of a reply that is requested anew.
+fn withdraw_streamed(
+    engine: &Engine,
+    live: &ActiveRun,
+    turn: u32,
+    streamed: &mut StreamedReply,
+    error: &ProviderError,
+) {
+    if streamed.has_reasoning || !streamed.text.is_empty() {
+        *streamed = StreamedReply::default();
+        let reason = error.to_string();
+        let event = EventKind::TextWithdrawn { turn, reason };
+        engine.journal.publish_ephemeral(live, event);
+    }
+}
+
+/// Records what a request had to leave out, once for each text of a run.
+async fn record_warnings(
+    engine: &Engine,
+    live: &ActiveRun,
+    turn: u32,
+    warnings: Vec<String>,
+) -> Result<(), StoreError> {
+    let new_warnings = warnings.into_iter().filter(|it| live.insert_warning(it));
+    let events: Vec<_> = new_warnings
+        .map(|message| EventKind::ModelWarning { turn, message })
+        .collect();
+    match events.is_empty() {
+        true => Ok(()),
+        false => {
+            let journal = &engine.journal;
+            journal
+                .enqueue(live, Change::Unchanged, Vec::new(), events)
+                .await
+        }
+    }
+}
+
+/// What a request with these parameters costs on this tier.
+fn price_for_request(
+    facts: Option<&ModelFacts>,
+    params: &Params,
+    service: Service,
+) -> Option<Price> {
+    let price = facts?.price_for(service)?;
+    match params.cache {
+        Cache::OneHour => Some(price.with_hour_cache()),
+        Cache::FiveMinutes | Cache::Off => Some(price),
+    }
+}
+
+/// Waits for something within the run's deadline and as long as nobody stops it.
+pub async fn within_deadline<T>(
+    live: &ActiveRun,
+    work: impl Future<Output = T>,
+) -> Result<T, TurnError> {
+    let deadline_passed = async {
+        match live.deadline() {
+            Some(deadline) => tokio::time::sleep_until(deadline.at).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = live.cancel_token.cancelled() => Err(TurnError::Cancelled),
+        done = work => Ok(done),
+        () = deadline_passed => Err(TurnError::DeadlineExceeded),
+    }
+}
+
+/// What a request may use: its estimated input, and the most it may answer.
+fn estimate_usage(
+    turn_request: &TurnRequest<'_>,
+    params: &Params,
+    price: Option<&Price>,
+) -> Amount {
+    const DEFAULT_MAX_TOKENS: u32 = 4096;
+    let preamble_bytes = request_size::preamble_bytes(turn_request.system, turn_request.tools);
+    let messages_bytes = request_size::messages_bytes(turn_request.messages);
+    let max_tokens = params.max_tokens;
+    let tokens = crate::domain::usage::TokenUsage {
+        input: request_size::tokens_from_bytes(preamble_bytes + messages_bytes),
+        output: u64::from(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+        ..Default::default()
+    };
+    Amount {
+        tokens: tokens.total(),
+        cost: price.map_or(Cost(0), |price| price.cost(&tokens)),
+    }
+}
+
+/// A number in 0..1, good enough to spread retries: the hasher's keys are random.
+pub fn random_fraction() -> f64 {
+    let bits = RandomState::new().hash_one(Instant::now()) >> 11;
+    bits as f64 / (1_u64 << 53) as f64
+}

@@ -1,0 +1,179 @@
+//! The failures that runs end with, and what a call is told that is broken off, in the contract's words.
+
+use crate::domain::message::shorten;
+use crate::domain::run::{Failure, FailureCode};
+use crate::engine::run_loop::context_window::ContextWindow;
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::{ActiveRun, Deadline};
+use crate::engine::state::budget::BudgetExceeded;
+use crate::providers::registry::ProviderUnavailable;
+use crate::providers::{ErrorCategory, ProviderError, ReplyOutcome};
+
+fn failure(code: FailureCode, category: &str, message: String, retryable: bool) -> Failure {
+    Failure {
+        code,
+        message,
+        category: category.to_owned(),
+        retryable,
+    }
+}
+
+/// The prompt could not be made.
+pub fn config(message: &str) -> Failure {
+    failure(FailureCode::Config, "config", message.to_owned(), false)
+}
+
+/// A fault of ours.
+pub fn internal(message: &str) -> Failure {
+    failure(FailureCode::Internal, "internal", message.to_owned(), false)
+}
+
+/// The process ended in the middle of it.
+pub fn interrupted(message: &str) -> Failure {
+    failure(
+        FailureCode::Interrupted,
+        "internal",
+        message.to_owned(),
+        true,
+    )
+}
+
+/// What a call is told whose run was stopped, or ran out of time, before it had its result.
+pub fn interruption_message(live: &ActiveRun, error: &TurnError) -> String {
+    match error {
+        TurnError::DeadlineExceeded => deadline_exceeded(live.deadline()).message,
+        _ => format!("cancelled: {}", live.cancel_reason()),
+    }
+}
+
+/// The deadline passed.
+pub fn deadline_exceeded(deadline: Option<Deadline>) -> Failure {
+    let seconds = deadline.map_or(0, |deadline| deadline.seconds);
+    failure(
+        FailureCode::Timeout,
+        "timeout",
+        format!("timeout after {seconds}s"),
+        true,
+    )
+}
+
+/// A batch was not done in time.
+pub fn batch_expired() -> Failure {
+    let message = "timeout: the batch with the request was not done within 24 hours";
+    failure(FailureCode::Timeout, "timeout", message.to_owned(), true)
+}
+
+/// The turns ran out.
+pub fn max_turns(turns: u32) -> Failure {
+    failure(
+        FailureCode::MaxTurns,
+        "agent",
+        format!("agent exceeded maximum conversation turns ({turns})"),
+        false,
+    )
+}
+
+/// The same calls gave the same results again and again.
+pub fn loop_detected(repeats: u32) -> Failure {
+    let message = format!("the same tool calls gave the same results {repeats} times in a row");
+    failure(FailureCode::LoopDetected, "agent", message, false)
+}
+
+/// The final text does not have the shape that was asked for, and asking again did not help.
+pub fn output_invalid(errors: &[String]) -> Failure {
+    let message = format!(
+        "the final text does not have the shape that was asked for: {}",
+        errors.join("; ")
+    );
+    failure(FailureCode::OutputInvalid, "agent", message, false)
+}
+
+/// Why the run ends with a reply that is no answer; none where it is one.
+pub fn reply_failure(end: ReplyOutcome, text: &str) -> Option<Failure> {
+    let (code, message) = match end {
+        ReplyOutcome::Complete => return None,
+        ReplyOutcome::Truncated => {
+            let message = "the reply reached its limit of tokens before any text or tool call; raise params.max_tokens";
+            (FailureCode::OutputTruncated, message.to_owned())
+        }
+        ReplyOutcome::Refused if text.trim().is_empty() => {
+            let message = "the model, or a filter of its service, refused to answer";
+            (FailureCode::Refused, message.to_owned())
+        }
+        ReplyOutcome::Refused => {
+            let message = format!("the model refused to answer: {}", shorten(text.trim(), 200));
+            (FailureCode::Refused, message)
+        }
+    };
+    Some(failure(code, "agent", message, false))
+}
+
+/// A request for a summary was answered with nothing.
+pub fn empty_summary() -> Failure {
+    let message = "the model gave no summary of the conversation".to_owned();
+    failure(FailureCode::ProviderServer, "server", message, true)
+}
+
+/// The next request does not fit the model's window, and nothing is left that could be taken out of it.
+pub fn context_too_long(tokens: u64, window: &ContextWindow, largest: &str) -> Failure {
+    config(&format!(
+        "the next request has about {tokens} tokens, and {} tokens of the model's context window of {} are for \
+         requests: nothing more can be taken out of the conversation{largest}; use a model with a larger window, lower \
+         params.max_tokens, or let tools return less at once ([tools] max_result)",
+        window.max_request_tokens(),
+        window.tokens
+    ))
+}
+
+/// The next request passes the bound, and the agent's file says that the run fails then.
+pub fn compaction_disabled(tokens: u64, window: &ContextWindow, compact_at: f64) -> Failure {
+    config(&format!(
+        "the next request has about {tokens} tokens, more than the {} that context.compact_at = {compact_at} allows of \
+         the model's context window of {}, and context.strategy is \"fail\": set it to \"compact\" or \
+         \"drop_tool_results\", or use a model with a larger window",
+        window.compact_threshold, window.tokens
+    ))
+}
+
+/// A budget is spent.
+pub fn budget_exceeded(exceeded: &BudgetExceeded) -> Failure {
+    failure(
+        FailureCode::BudgetExceeded,
+        "budget",
+        exceeded.to_string(),
+        false,
+    )
+}
+
+/// The provider failed: `<category>: <message>`.
+pub fn provider_error(error: &ProviderError) -> Failure {
+    let code = match error.category {
+        ErrorCategory::Auth => FailureCode::ProviderAuth,
+        ErrorCategory::BadRequest => FailureCode::ProviderBadRequest,
+        ErrorCategory::RateLimit => FailureCode::ProviderRateLimit,
+        ErrorCategory::Overloaded => FailureCode::ProviderOverloaded,
+        ErrorCategory::Server => FailureCode::ProviderServer,
+        ErrorCategory::Timeout => FailureCode::Timeout,
+    };
+    failure(
+        code,
+        error.category.as_str(),
+        error.to_string(),
+        error.category.is_retryable(),
+    )
+}
+
+/// The provider is not there, or has no key.
+pub fn provider_unavailable(unavailable: &ProviderUnavailable) -> Failure {
+    match unavailable {
+        ProviderUnavailable::Unsupported { .. }
+        | ProviderUnavailable::MissingAddress { .. }
+        | ProviderUnavailable::Misconfigured(_) => config(&unavailable.to_string()),
+        ProviderUnavailable::MissingKey { .. } => failure(
+            FailureCode::ProviderAuth,
+            ErrorCategory::Auth.as_str(),
+            unavailable.to_string(),
+            false,
+        ),
+    }
+}
