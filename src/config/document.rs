@@ -52,7 +52,6 @@ impl Origin {
 
 /// A TOML value, or the text of an environment variable, which takes the type that its key wants.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names are TOML's")]
 pub enum Value {
     String(String),
     Integer(i64),

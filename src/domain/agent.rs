@@ -243,7 +243,6 @@ pub struct Params {
 /// How long a summary of its thinking a model is asked for, in OpenAI's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-#[expect(missing_docs, reason = "the service's own words")]
 pub enum ReasoningSummary {
     Auto,
     Concise,
@@ -329,7 +328,6 @@ pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
-#[expect(missing_docs, reason = "the services' own words, in their order")]
 pub enum Effort {
     None,
     Minimal,

@@ -33,10 +33,6 @@ pub struct Event {
 /// What an event says. `http.md` of the contract lists them.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
-#[expect(
-    missing_docs,
-    reason = "the fields are the wire's and are described in docs/API.md"
-)]
 pub enum EventKind {
     #[serde(rename = "run.queued")]
     RunQueued {
@@ -200,10 +196,6 @@ pub enum Decision {
 
 /// A tool call as an event shows it.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-#[expect(
-    missing_docs,
-    reason = "the fields are the wire's and are described in docs/API.md"
-)]
 pub struct CalledTool {
     pub id: String,
     pub name: String,

@@ -15,7 +15,6 @@ use crate::config::Otlp;
 use crate::domain::trace::{SpanId, TraceContext};
 
 /// Attributes, <https://opentelemetry.io/docs/specs/semconv/registry/attributes/gen-ai/>, and a few of our own.
-#[expect(missing_docs, reason = "the names are the conventions'")]
 pub mod key {
     pub const OPERATION: &str = "gen_ai.operation.name";
     pub const PROVIDER: &str = "gen_ai.provider.name";
@@ -160,7 +159,6 @@ pub enum SpanKind {
 
 /// What an attribute says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "they are what they are")]
 pub enum AttributeValue {
     Text(String),
     TextList(Vec<String>),
