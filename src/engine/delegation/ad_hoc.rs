@@ -1,5 +1,4 @@
-//! Children without a name: what they are made of, which quotas bound them, and the words of their results. Knows no
-//! loop.
+//! Ad-hoc sub-agents: their definition, their quotas, and the texts of their results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +11,17 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::store::StoreError;
 use crate::tools::AdHocRequest;
 
-/// What a record says of a task whose turns ran out.
+/// The `completion_status` of a task that ran out of turns.
 pub const INCOMPLETE: &str = "incomplete";
-/// What it says of one that was done.
+/// The `completion_status` of a task that was done.
 pub const COMPLETE: &str = "complete";
 
-/// What an agent says of its unnamed children.
 pub fn subagent_settings(parent: &Agent) -> SubagentSettings {
     parent.subagent.clone().unwrap_or_default()
 }
 
-/// The unnamed agent: the caller's definition without its memory, and without the limits and the shape of the answer,
-/// which are for what the caller itself was asked.
+/// The definition of an ad-hoc sub-agent: its caller's, without the memory, the limits and the response format, which
+/// are for the caller's own task.
 pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
     let mut agent = Agent {
         timeout: None,
@@ -49,7 +47,7 @@ pub fn derive_agent(parent: &Agent, request: &AdHocRequest<'_>) -> Arc<Agent> {
     Arc::new(agent)
 }
 
-/// Whose quotas bound an unnamed child of this run: its caller's own, and the root's where that has any.
+/// The quotas that apply to an ad-hoc child of this run: its parent's, and the root's if the root has any.
 pub fn quota_settings(parent: &ActiveRun) -> Vec<SubagentSettings> {
     let mut settings = vec![subagent_settings(&parent.agent)];
     let root = parent
@@ -61,7 +59,8 @@ pub fn quota_settings(parent: &ActiveRun) -> Vec<SubagentSettings> {
     settings
 }
 
-/// Takes in what the unnamed children of a tree used in an earlier process, before anybody asks how much is left.
+/// Restores what the ad-hoc children of a recovered tree used in an earlier process. Has to run before any quota is
+/// checked.
 pub async fn restore_quotas(engine: &Engine, parent: &ActiveRun) -> Result<(), StoreError> {
     let tree = &parent.tree;
     if !tree.is_recovered {
@@ -89,7 +88,7 @@ pub async fn restore_quotas(engine: &Engine, parent: &ActiveRun) -> Result<(), S
         .copied()
 }
 
-/// The accounts that an unnamed child draws on.
+/// The budget accounts of an ad-hoc child.
 pub fn account_ids(parent: &ActiveRun) -> Vec<usize> {
     let tree = &parent.tree;
     let mut account_ids = parent.accounts.clone();
@@ -104,7 +103,7 @@ pub fn account_ids(parent: &ActiveRun) -> Vec<usize> {
     account_ids
 }
 
-/// The child's result for its caller's model, or why there is none.
+/// The child's result for its caller's model, or the error.
 pub fn result(run: &Run) -> Result<String, String> {
     let text = child_run::result(run).map_err(|reason| failure_message(&reason))?;
     match run.completion_status.as_deref() {
@@ -116,7 +115,7 @@ pub fn result(run: &Run) -> Result<String, String> {
     }
 }
 
-/// Why a child has no result, in the contract's words.
+/// The text is fixed by the contract.
 pub fn failure_message(reason: &str) -> String {
     format!("Subagent task execution failed: {reason}")
 }

@@ -1,5 +1,4 @@
-//! A child run's making and its result: what it takes from its own file, what little from its caller, and the words
-//! in which its end reaches the caller's model. Knows no loop.
+//! Creates child runs, and turns their end into a result for the caller's model.
 
 use std::sync::Arc;
 
@@ -17,15 +16,12 @@ use crate::tools::{AdHocRequest, ChildRequest};
 
 /// A child run, ready to be driven.
 pub struct ChildRun {
-    /// The run at work.
     pub live: Arc<ActiveRun>,
-    /// Its record.
     pub run: Arc<Run>,
-    /// Its user message.
     pub message: String,
 }
 
-/// Makes a child of `caller` under this id, or says why there can be none.
+/// Creates a child of `parent` under this id.
 pub fn prepare(
     engine: &Engine,
     parent: &Arc<ActiveRun>,
@@ -40,7 +36,8 @@ pub fn prepare(
     })?);
     let hosts = &parent.agent.allowed_hosts;
     if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
-        // In the definition, which is recorded with the run: it holds for whoever goes on with it, and for its children.
+        // Set in the definition, which is recorded with the run: it then also holds after a restart, and for the
+        // child's children.
         Arc::make_mut(&mut agent).allowed_hosts.clone_from(hosts);
     }
     let max_depth = parent.scope.max_depth;
@@ -53,7 +50,7 @@ pub fn prepare(
     Ok(child)
 }
 
-/// Makes a child without a name of `caller` under this id, or says why there can be none.
+/// Creates an ad-hoc child of `parent` under this id.
 pub fn prepare_ad_hoc(
     engine: &Engine,
     parent: &Arc<ActiveRun>,
@@ -74,7 +71,7 @@ pub fn prepare_ad_hoc(
     Ok(child)
 }
 
-/// A child of that agent, at most at the level `limit`, that draws on these accounts beside its own.
+/// `max_depth` is the deepest level allowed; `accounts` are the child's budget accounts beside its own.
 fn build(
     engine: &Engine,
     parent: &Arc<ActiveRun>,
@@ -121,7 +118,7 @@ fn build(
     })
 }
 
-/// Counts a run of that agent below `caller`, within the server's bound and the budgets; the accounts that it draws on.
+/// Counts the new run against the server's limit and the budgets. Returns its budget accounts.
 fn reserve_run(
     engine: &Engine,
     parent: &ActiveRun,
@@ -131,7 +128,7 @@ fn reserve_run(
     let (tree, max) = (&parent.tree, engine.settings.runs.max_tree);
     if !tree.count_run(max) {
         return Err(format!(
-            "the whole task has had {max} runs, the most that the server allows"
+            "the whole task has had {max} runs, the maximum that the server allows"
         ));
     }
     let budgets = &tree.budgets;
@@ -146,7 +143,7 @@ fn reserve_run(
     }
 }
 
-/// The child's final text, or why there is none.
+/// The child's final text, or the error.
 pub fn result(run: &Run) -> Result<String, String> {
     if run.status == Status::Completed {
         return Ok(run.content.clone().unwrap_or_default());
@@ -161,7 +158,6 @@ pub fn result(run: &Run) -> Result<String, String> {
     }
 }
 
-/// The event that tells the child's return.
 pub fn returned_event(
     tool_call_id: &str,
     run: &Run,

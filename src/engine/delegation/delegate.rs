@@ -1,5 +1,5 @@
-//! The way up that a run lends to its tools: makes children, has them driven, and tells of their calls and ends. Knows no
-//! loop; it is handed in.
+//! What a run lends to its tools so that they can start children: creates child runs, drives them through a function
+//! that it is given, and records their calls and ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ use crate::engine::state::failures;
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocRequest, ChildRequest, Delegate};
 
-/// The loop, as children are driven by it.
+/// The loop, as a function that drives a child.
 pub type DriveFn = for<'a> fn(
     &'a Arc<Engine>,
     &'a Arc<ActiveRun>,
@@ -36,13 +36,12 @@ pub type DriveFn = for<'a> fn(
     RunStart,
 ) -> BoxFuture<'a, Option<Arc<Run>>>;
 
-/// The way up that a run lends to its tools.
 pub struct RunDelegate {
     engine: Arc<Engine>,
     live: Arc<ActiveRun>,
     child_permits: Option<Arc<Semaphore>>,
     recorded_calls: Arc<RecordedCalls>,
-    /// The turns of children that an earlier process began, by call: nobody new comes before them.
+    /// Permits of children that an earlier process started, by call. New children wait behind them.
     reserved_permits: Mutex<HashMap<String, OwnedSemaphorePermit>>,
     drive: DriveFn,
 }
@@ -71,7 +70,7 @@ impl Delegate for RunDelegate {
             let restored = ad_hoc::restore_quotas(&self.engine, &self.live).await;
             restored.map_err(|error| ad_hoc::failure_message(&self.handle_store_error(error)))?;
             if self.recorded_calls.children.contains_key(call) {
-                // It was let in by an earlier process.
+                // An earlier process has admitted this call.
                 return Ok(());
             }
             let quota_settings = ad_hoc::quota_settings(&self.live);
@@ -96,7 +95,8 @@ impl Delegate for RunDelegate {
                 None => {
                     let tree = &self.live.tree;
                     let quota_settings = ad_hoc::quota_settings(&self.live);
-                    // Several that were checked at once may come here; the quota lets in as many as it has room for.
+                    // Several calls that passed `check_quota` may arrive here at once; the quota admits only as many as
+                    // it allows.
                     tree.ad_hoc_quotas
                         .try_add_child(&quota_settings, &tree.budgets)?;
                     let mut time_guard = None;
@@ -123,7 +123,7 @@ impl Delegate for RunDelegate {
 }
 
 impl RunDelegate {
-    /// For the calls of one reply of this run. `drive` is the loop, which the children are driven by.
+    /// For the calls of one reply of this run. `drive` drives the children.
     pub fn new(
         engine: &Arc<Engine>,
         live: &Arc<ActiveRun>,
@@ -153,14 +153,14 @@ impl RunDelegate {
         }
     }
 
-    /// Lets the time of an unnamed child run; that of one below another is in that one's.
+    /// Starts the timer of an ad-hoc child, unless an ad-hoc ancestor's timer already covers it.
     fn track_time(&self, child: RunId) -> Option<ChildTimer<'_>> {
         let mut runs = self.live.self_and_ancestors();
         let is_within_ad_hoc = runs.any(|run| run.agent.ad_hoc.is_some());
         (!is_within_ad_hoc).then(|| self.live.tree.ad_hoc_quotas.start_timer(child))
     }
 
-    /// Makes a child under the id it is given, and drives it to its end.
+    /// Creates a child under the id that `prepare` is given, and drives it to its end.
     async fn start_child(
         &self,
         call: &str,
@@ -177,7 +177,7 @@ impl RunDelegate {
             Some(child_permits) => Some(self.acquire_child_permit(child_permits).await?),
             None => None,
         };
-        // An earlier process may have told of the child and ended before it opened it.
+        // An earlier process may have recorded the call and stopped before it created the child.
         let recorded_id = recorded_calls.delegated.get(call).copied();
         let root_permit = &self.live.tree.root_permit;
         let child_permit = match recorded_id {
@@ -188,9 +188,9 @@ impl RunDelegate {
             let max_live = engine.settings.runs.max_live;
             match self.live.tree.owner {
                 Some(_) => format!(
-                    "the runs of its key at work are the most that the server allows it now, of {max_live} in all"
+                    "this task's API key is at its current limit of active runs, of {max_live} in total"
                 ),
-                None => format!("the server has {max_live} runs at work, the most that it allows"),
+                None => format!("the server has {max_live} active runs, the maximum that it allows"),
             }
         })?;
         let ChildRun {
@@ -219,7 +219,8 @@ impl RunDelegate {
             .ok_or_else(unrecorded_message)
     }
 
-    /// Waits until fewer than `max_concurrent` children are there. Where all of those wait for a person, so does this run.
+    /// Waits until fewer than `max_concurrent` children are running. Meanwhile this run does not count as running, so
+    /// that it pauses if all those children pause.
     async fn acquire_child_permit<'s>(
         &self,
         child_permits: &'s Semaphore,
@@ -237,7 +238,7 @@ impl RunDelegate {
         permit.map_err(|error| error.to_string())
     }
 
-    /// Goes on with a child that an earlier process left unfinished.
+    /// Resumes a child that an earlier process left unfinished.
     async fn resume_child(&self, child: &Run) -> Result<Arc<Run>, String> {
         let Self { engine, live, .. } = self;
         let call = child.tool_call_id.as_deref().unwrap_or_default();
@@ -253,7 +254,7 @@ impl RunDelegate {
         };
         let handle_store_error = |error| self.handle_store_error(error);
         let recorded_run = run_log::load(engine, child).await;
-        // From here on it is driven to its end, which takes it off the list again.
+        // From here on the child is driven to its end, which also unregisters it.
         let Some((child, run)) = engine
             .orphans
             .recover_child(engine, child.id, live, &account_ids)
@@ -280,7 +281,7 @@ impl RunDelegate {
             .ok_or_else(unrecorded_message)
     }
 
-    /// Tells of a child's end, unless an earlier process has.
+    /// Records a child's end, unless an earlier process has.
     async fn record_returned(
         &self,
         call: &str,
@@ -305,8 +306,8 @@ impl RunDelegate {
         result.map_err(|error| self.handle_store_error(error))
     }
 
-    /// Suspends the tree of a run whose record cannot be written or read; the text is then not recorded. Where it never can
-    /// be read, the text is the call's result.
+    /// Suspends the tree if its record cannot be written or read; the returned text is then not recorded. If the record
+    /// can never be read, the text is the call's result.
     fn handle_store_error(&self, error: StoreError) -> String {
         if self.live.is_unreadable(&error) {
             return error.to_string();

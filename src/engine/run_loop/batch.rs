@@ -1,6 +1,5 @@
-//! A turn that a provider's batch answers: the request is handed over, the run waits with its time standing still, and
-//! goes on with the reply. The record knows the batch before anybody relies on it, so that the next process finds it.
-//! Knows no wire.
+//! Runs one turn through a provider's batch API: submits the request, pauses the run's clock while it waits, and
+//! returns the reply. The batch is recorded before the run waits for it, so that the next process finds it.
 
 use std::time::Duration;
 
@@ -20,28 +19,24 @@ use crate::providers::batches::{BatchClient, BatchStatus};
 use crate::providers::registry::ProviderHandle;
 use crate::providers::{BatchProvider, ChatRequest, Delta, ErrorCategory, ProviderError, Reply};
 
-/// The longest that a batch is waited for: services promise that.
+/// A batch that takes longer than this has expired; services promise a reply within a day.
 const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
-/// The pause before the first look; each later one is twice as long, up to the provider's longest.
+/// The wait before the first poll; each later wait is twice as long, up to the provider's maximum.
 const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// How long one look may take.
+/// The timeout of one poll.
 const POLL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a cancelled run waits for the service to take its batch back.
+/// How long a cancelled run waits for the service to confirm that its batch is cancelled.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is asked, of whom, and with whose key.
 pub struct BatchRequest<'a> {
-    /// The turn.
     pub turn: u32,
     /// `provider/model`.
     pub model: &'a str,
-    /// Who answers.
     pub provider: &'a ProviderHandle,
-    /// The request.
     pub request: ChatRequest<'a>,
 }
 
-/// Has a batch answer the request.
+/// Submits the request as a batch, or takes over the batch that an earlier process submitted, and waits for its reply.
 pub async fn complete(
     engine: &Engine,
     live: &ActiveRun,
@@ -53,7 +48,7 @@ pub async fn complete(
     } = batch_request;
     let key = request.api_key;
     let Some(batched) = provider.provider.batch_provider() else {
-        let message = "the provider has no batches";
+        let message = "the provider does not support batches";
         return Ok(Err(ProviderError::new(ErrorCategory::BadRequest, message)));
     };
     let name = format!("{}-{}", live.scope.run, batch_request.turn);
@@ -116,14 +111,15 @@ pub async fn complete(
         Ok(BatchStatus::Failed(error)) => Ok(Err(redact_key(error, key))),
         Ok(BatchStatus::Expired | BatchStatus::InProgress) => Err(TurnError::BatchExpired),
         Err(mut error) => {
-            // The service may have answered, and nobody can look.
+            // The service may have replied and charge for it, and there is no way to find out.
             error.may_be_billed = true;
             Ok(Err(redact_key(error, key)))
         }
     }
 }
 
-/// Gives up a batch of an earlier process that no turn came to: what it cost nobody will tell.
+/// Cancels the batch of an earlier process if no turn waits for it any more. Its cost stays unknown and counts as
+/// unreported usage.
 pub async fn abandon(engine: &Engine, live: &ActiveRun) {
     let PendingBatch::Submitted(submitted) = live.pending_batch.get() else {
         return;
@@ -147,7 +143,6 @@ pub async fn abandon(engine: &Engine, live: &ActiveRun) {
     }
 }
 
-/// Hands the request over.
 async fn submit(
     engine: &Engine,
     live: &ActiveRun,
@@ -155,12 +150,12 @@ async fn submit(
     batch_request: &BatchRequest<'_>,
     name: &str,
 ) -> Result<Result<String, ProviderError>, TurnError> {
-    // Held while the batch is made, and not while it is waited for.
+    // A permit is needed to create the batch, not to wait for it.
     let _permit = match &batch_request.provider.permits {
         Some(permits) => pause::within_deadline(live, permits.acquire()).await?.ok(),
         None => None,
     };
-    // The bytes of pictures and files are not kept while the batch is waited for.
+    // The bytes of images and files are dropped before the wait for the batch.
     let blobs = Box::pin(blobs::load(engine, batch_request.request.messages)).await?;
     let request = ChatRequest {
         blobs: blobs.as_ref(),
@@ -177,7 +172,7 @@ async fn submit(
     pause::within_deadline(live, created).await
 }
 
-/// Looks at the batch until it is done, or has taken too long.
+/// Polls the batch until it is done or has expired.
 async fn poll_until_done(
     live: &ActiveRun,
     batches: &BatchClient,
@@ -189,16 +184,16 @@ async fn poll_until_done(
     loop {
         pause::within_deadline(live, tokio::time::sleep(pause)).await?;
         pause = (pause * 2).min(batches.max_poll_interval);
-        let look = batches.poll(&submitted.batch_id, name, key);
-        match pause::within_deadline(live, tokio::time::timeout(POLL_TIMEOUT, look)).await? {
+        let poll = batches.poll(&submitted.batch_id, name, key);
+        match pause::within_deadline(live, tokio::time::timeout(POLL_TIMEOUT, poll)).await? {
             Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
-            Ok(Ok(look)) => return Ok(Ok(look)),
+            Ok(Ok(status)) => return Ok(Ok(status)),
             Ok(Err(error)) if error.category.is_retryable() => {
                 let error = redact_key(error, key);
                 tracing::warn!(
                     run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
                     depth = live.scope.depth.0,
-                    "Batch {} could not be looked at ({error}), trying again in {pause:?}", submitted.batch_id
+                    "Batch {} could not be polled ({error}), retrying in {pause:?}", submitted.batch_id
                 );
             }
             Ok(Err(error)) => return Ok(Err(error)),
@@ -209,7 +204,7 @@ async fn poll_until_done(
     }
 }
 
-/// Has the service not begin with a batch that nobody waits for. What it has begun it may charge for.
+/// Cancels a batch that no run waits for. The service may charge for what it has already processed.
 async fn cancel_batch(
     batches: &BatchClient,
     submitted: &SubmittedBatch,

@@ -1,4 +1,4 @@
-//! Makes a conversation shorter if its next request would fill too much of its model's context window. Knows no loop.
+//! Compacts a conversation if its next request would fill too much of its model's context window.
 
 use std::sync::Arc;
 
@@ -22,16 +22,16 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, Step};
 
-/// What the requests of one run are held to.
+/// The size limits of one run's requests.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestBounds {
     window: ContextWindow,
-    /// Bytes of system prompt and tools.
+    /// Bytes of the system prompt and the tool definitions.
     preamble: usize,
 }
 
 impl RequestBounds {
-    /// For requests that begin like this; `None` if the model's window is not known.
+    /// `None` if the model's context window is unknown.
     pub fn new(
         engine: &Engine,
         live: &ActiveRun,
@@ -44,29 +44,27 @@ impl RequestBounds {
         })
     }
 
-    /// Whether the next request has to become smaller.
+    /// Whether the next request is too large.
     pub fn is_exceeded(&self, conversation: &Conversation) -> bool {
         conversation.estimate_tokens(self.preamble) > self.window.compact_threshold
     }
 }
 
-/// A summary, and what it took.
+/// A summary, with the model that wrote it and the tokens it used.
 struct Summary {
     text: String,
     model: String,
     tokens: TokenUsage,
 }
 
-/// Why there is no summary.
 enum SummaryError {
-    /// The provider failed, or the model did not answer: the run can go on without.
+    /// The provider failed or the reply was unusable; the run can continue without a summary.
     Failed(Failure),
-    /// The run ends.
     RunEnded(Ending),
 }
 
-/// Makes the next request, which passes the bounds, smaller as the agent's file says. What waits to be written is
-/// written first: a summary may take long.
+/// Makes the next request smaller, by the strategy of the agent's settings. Commits the pending write first, since a
+/// summary may take long.
 pub async fn compact(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -105,8 +103,7 @@ pub async fn compact(
     Err(Ending::failed(failure.unwrap_or_else(too_long)))
 }
 
-/// Has the model sum up the oldest turns. Returns why there is no summary, if there is none: the oldest tool results are
-/// dropped then.
+/// Asks the model to summarize the oldest turns. If that fails, drops the oldest tool results and returns the failure.
 async fn summarize(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -123,12 +120,12 @@ async fn summarize(
     };
     let is_small = request_size::messages_bytes(oldest) <= window.max_summary_bytes() / 2;
     if is_small && before <= window.max_request_tokens() {
-        // A summary could be as long: the request is larger than it should be, but it can be answered.
+        // A summary might be just as long. The request is larger than it should be, but the model can still answer it.
         return Ok(None);
     }
     let messages = oldest.len();
     let journal = &engine.journal;
-    // In the record before the request is paid for: a process that goes on here knows that there was one.
+    // Recorded before the request is paid for: a process that resumes the run then knows that there was one.
     let steps = vec![Step::Compacting];
     let commit = journal.append(live, Change::Unchanged, steps, Vec::new());
     commit.await?;
@@ -140,7 +137,7 @@ async fn summarize(
         Err(SummaryError::Failed(failure)) => {
             let turn = conversation.turn() + 1;
             let message = format!(
-                "the conversation could not be summed up ({}); the oldest tool results are dropped instead",
+                "the conversation could not be summarized ({}); the oldest tool results are dropped instead",
                 failure.message
             );
             state.progress.usage = live.usage().0;
@@ -175,7 +172,7 @@ async fn summarize(
     Ok(None)
 }
 
-/// The model's summary of the oldest messages, in as many requests as their text needs.
+/// Summarizes the oldest messages, in as many requests as their text needs.
 async fn generate_summary(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -192,7 +189,7 @@ async fn generate_summary(
         max_bytes: window.max_summary_request_bytes(),
         max_summary_bytes: window.max_summary_bytes(),
     };
-    // The shape and the end of the agent's own replies are none for a summary.
+    // The response format and the stop sequences of the agent's own replies do not apply to a summary.
     let params = Params {
         response_format: ResponseFormat::Text,
         stop: Vec::new(),
@@ -217,7 +214,7 @@ async fn generate_summary(
         let result = Box::pin(turn::request(engine, live, turn_request, &mut streamed)).await;
         let TurnReply {
             reply,
-            requested_model: asked,
+            requested_model,
         } = match result {
             Ok(turn_reply) => turn_reply,
             Err(TurnError::Provider(error)) => {
@@ -236,13 +233,13 @@ async fn generate_summary(
             return Err(SummaryError::Failed(failures::empty_summary()));
         }
         summary.text = text;
-        summary.model = reply.model.unwrap_or(asked.model);
+        summary.model = reply.model.unwrap_or(requested_model.model);
     }
     Ok(summary)
 }
 
-/// Drops the oldest tool results until a quarter of what may be sent is free, so that the prompt stays the same for some
-/// turns and services can keep it.
+/// Drops the oldest tool results until the request is a quarter below the compaction threshold. The prompt then stays
+/// the same for some turns, so that services can cache it.
 async fn drop_results(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -278,7 +275,7 @@ async fn drop_results(
     record_compaction(engine, live, state, conversation, compacted).await
 }
 
-/// Commits what requests leave out from now on.
+/// Commits the conversation's new compaction.
 async fn record_compaction(
     engine: &Engine,
     live: &ActiveRun,
@@ -297,7 +294,7 @@ async fn record_compaction(
     Ok(())
 }
 
-/// The first and the last turn of the run whose replies are among these recorded messages; 0 if there is none.
+/// The first and the last turn of this run whose replies are among these recorded messages; `(0, 0)` if there is none.
 fn turn_range(conversation: &Conversation, from: usize, before: usize) -> (u32, u32) {
     let turns_before = |recorded| {
         let replies = conversation.request_messages().replies_since(recorded);
@@ -311,7 +308,7 @@ fn turn_range(conversation: &Conversation, from: usize, before: usize) -> (u32, 
     }
 }
 
-/// What is largest among messages that are too many, for the text of an error.
+/// Describes the largest message, for the text of an error.
 fn describe_largest(messages: &[Message]) -> String {
     let largest = messages
         .iter()

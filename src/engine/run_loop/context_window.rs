@@ -4,20 +4,20 @@ use crate::config::models::Models;
 use crate::domain::agent::Agent;
 use crate::engine::run_loop::request_size;
 
-/// The window of a run's model, and where its requests have to become smaller. In tokens.
+/// The context window of a run's model, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextWindow {
-    /// The whole window.
     pub tokens: u64,
-    /// Of it, what is kept for the reply.
+    /// The part that is reserved for the reply.
     pub reply_tokens: u64,
-    /// A request that is estimated to be larger is made smaller first.
+    /// A request that is estimated to be larger than this is compacted first.
     pub compact_threshold: u64,
 }
 
-/// The longest summary that is requested, in tokens.
+/// The maximum length of a requested summary, in tokens.
 const MAX_SUMMARY_TOKENS: u64 = 8_000;
-/// A request for a summary never fills more of the window than this, in percent: it is estimated, too.
+/// The part of the window that a request for a summary may fill, in percent. Less than 100, because its size is an
+/// estimate.
 const MAX_SUMMARY_REQUEST_PERCENT: u64 = 80;
 
 impl ContextWindow {
@@ -34,9 +34,9 @@ impl ContextWindow {
         ))
     }
 
-    /// A window of so many tokens, of which a request may fill this share once `max_tokens` are kept for the reply.
+    /// `compact_at` is the share of the window, without the tokens reserved for the reply, that a request may fill.
     fn new(tokens: u64, max_tokens: u64, compact_at: f64) -> Self {
-        // A bound on replies that fills the window is a slip: half of it is for the conversation.
+        // A `max_tokens` that fills the window is a mistake: half of the window stays reserved for the conversation.
         let reply_tokens = max_tokens.min(tokens / 2);
         Self {
             tokens,
@@ -45,23 +45,21 @@ impl ContextWindow {
         }
     }
 
-    /// A request that is larger cannot be answered.
+    /// The model cannot answer a larger request.
     pub fn max_request_tokens(&self) -> u64 {
         self.tokens - self.reply_tokens
     }
 
-    /// The bytes of messages that stay as they are beside a summary, with so many bytes of system prompt and tools.
+    /// How many bytes of messages may stay beside a summary, given the bytes of the system prompt and the tools.
     pub fn max_kept_bytes(&self, preamble: usize) -> usize {
         let half = request_size::bytes_from_tokens(self.compact_threshold / 2);
         half.saturating_sub(preamble + self.max_summary_bytes())
     }
 
-    /// The most bytes of a summary.
     pub fn max_summary_bytes(&self) -> usize {
         request_size::bytes_from_tokens((self.compact_threshold / 8).min(MAX_SUMMARY_TOKENS))
     }
 
-    /// The most bytes of a request for a summary.
     pub fn max_summary_request_bytes(&self) -> usize {
         let share = self
             .max_request_tokens()
@@ -87,15 +85,15 @@ mod tests {
             (long.compact_threshold, long.max_request_tokens()),
             (4800, 6000)
         );
-        let absurd = ContextWindow::new(8000, 100_000, 0.8);
+        let too_large = ContextWindow::new(8000, 100_000, 0.8);
         assert_eq!(
-            (absurd.reply_tokens, absurd.compact_threshold),
+            (too_large.reply_tokens, too_large.compact_threshold),
             (4000, 3200)
         );
     }
 
     #[test]
-    fn a_summary_and_what_stays_fill_half_of_what_may_be_sent() {
+    fn a_summary_and_kept_messages_fill_half_the_window() {
         let window = ContextWindow::new(8000, 0, 0.8);
         assert_eq!(window.max_summary_bytes(), 3200);
         assert_eq!(window.max_kept_bytes(600), 9000);

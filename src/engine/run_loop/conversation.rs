@@ -1,4 +1,4 @@
-//! The deciding part of the loop: what has been said, what a reply means, when to give up. Pure: no I/O, no async.
+//! The decisions of the loop: what to send, what a reply means, when to give up. Pure: no I/O, no async.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -12,47 +12,47 @@ use crate::engine::run_loop::request_messages::RequestMessages;
 use crate::engine::run_loop::request_size;
 use crate::providers::{Reply, reasoning};
 
-/// One run's conversation with its model.
 #[derive(Debug)]
 pub struct Conversation {
     request_messages: RequestMessages,
-    /// What the service reported of the last request: its tokens with those of its reply, and the messages they are of.
+    /// What the service reported for the last request: the tokens of that request and its reply, and the number of
+    /// messages they cover.
     reported_usage: Option<(u64, usize)>,
     turn: u32,
     max_turns: u32,
-    /// Calls that are kept of one reply, and one more, whose result says that there were others.
+    /// Calls of one reply that are kept. One more is kept beside these; its result tells the model that it made too
+    /// many.
     max_calls: usize,
     call_ids: HashSet<String>,
     loop_guard: LoopGuard,
     is_repaired: bool,
-    /// How often a message was changed that the model had been sent: part of the prefix of later echoes.
+    /// How often a message was changed after it had been sent to the model; part of the prefix of later echoes.
     prefix_changes: u32,
 }
 
-/// What a reply means for the run.
+/// What a reply means for the run. Each variant holds the message to record.
 #[derive(Debug)]
 pub enum ReplyAction {
-    /// Its text is final. The message is what the record keeps.
+    /// The text is the final one.
     Final(AssistantMessage),
-    /// These calls are to be performed, then [`Conversation::answer`] is due.
+    /// These calls have to be executed; then [`Conversation::push_results`] takes their results.
     Calls(AssistantMessage),
-    /// It asks for tools and no turn is left to read the results.
+    /// The reply calls tools, but no turn is left to read their results.
     OutOfTurns(AssistantMessage),
 }
 
-/// What the loop guard says after a batch of results.
+/// The loop guard's verdict on a batch of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopVerdict {
-    /// Nothing.
     Continue,
-    /// The same batch came this many times in a row: a hint was added to its results.
+    /// The same batch came this many times in a row; a hint was added to its results.
     Warn(u32),
-    /// It came too many times: give up.
+    /// The same batch came too many times; the run has to fail.
     Stop(u32),
 }
 
 impl Conversation {
-    /// Starts with the user's message, behind what was said before.
+    /// Starts with the user's message, after the messages of earlier runs.
     pub fn new(
         earlier: Vec<Message>,
         message: Content,
@@ -85,16 +85,16 @@ impl Conversation {
         }
     }
 
-    /// Drops the thinking of every reply from message `first` on. Call it when what stands before that message is no longer
-    /// what the model was sent: messages were left out, shortened or summed up. Replies that follow later keep theirs.
+    /// Drops the thinking of every reply from message `first` on. To be called if a message before that one is no
+    /// longer what the model was sent. Replies that are added later keep their thinking.
     pub fn drop_thinking(&mut self, first: usize) {
         self.prefix_changes += 1;
         reasoning::strip_reasoning(self.request_messages.from_index_mut(first));
     }
 
-    /// Drops all thinking from the first reply on that did not follow this prefix (see [`crate::providers::echo::prefix`]):
-    /// another run's with another prompt or other tools, or this run's, if a restart found other tools. `prefix` is
-    /// called only if there is any thinking.
+    /// Drops all thinking from the first reply on that was written after another prefix (see
+    /// [`crate::providers::echo::prefix_hash`]): by another run with another prompt or other tools, or by this run if a
+    /// restart found other tools. `prefix` is called only if there is any thinking.
     pub fn drop_foreign_thinking(&mut self, prefix: impl FnOnce() -> u64) {
         let messages = self.messages().iter().enumerate();
         let mut echoes = messages.filter_map(|(index, message)| {
@@ -121,14 +121,14 @@ impl Conversation {
         }
     }
 
-    /// Notes in a reply's echo what stood before it. `prefix` is called only if there is an echo.
+    /// Stores in a reply's echo the hash of what came before it. `prefix` is called only if the reply has an echo.
     pub fn set_echo_prefix(&self, reply: &mut Reply, prefix: impl FnOnce() -> u64) {
         if let Some(echo) = &mut reply.message.echo {
             echo.prefix = prefix().wrapping_add(u64::from(self.prefix_changes));
         }
     }
 
-    /// Takes a recorded reply that asked for tools in again; its results are due.
+    /// Adds a recorded reply that called tools; its results have to follow.
     pub fn restore_reply(&mut self, turn: u32, message: AssistantMessage) {
         self.turn = turn;
         self.call_ids
@@ -136,12 +136,12 @@ impl Conversation {
         self.request_messages.push(Message::Assistant(message));
     }
 
-    /// Whether a final text that does not fit may be asked for again: once, and only while a turn is left.
+    /// Whether the model may be asked to correct an invalid final text: once, and only if a turn is left.
     pub fn may_repair(&self) -> bool {
         !self.is_repaired && self.turn < self.max_turns
     }
 
-    /// Takes a final text in that was not to be the last word, and what the model is told of it.
+    /// Adds a final text that the run does not end with, and the message that the model is sent about it.
     pub fn push_followup(&mut self, turn: u32, reply: AssistantMessage, followup: String) {
         self.turn = turn;
         self.is_repaired = true;
@@ -149,35 +149,34 @@ impl Conversation {
         self.request_messages.push(Message::user(followup));
     }
 
-    /// The last turn that began.
+    /// The number of the last turn that started.
     pub fn turn(&self) -> u32 {
         self.turn
     }
 
-    /// The user message that the run is about, as text.
+    /// The run's own user message, as text.
     pub fn task(&self) -> Cow<'_, str> {
         self.request_messages.task()
     }
 
-    /// What to send, oldest first.
+    /// The messages to send, oldest first.
     pub fn messages(&self) -> &[Message] {
         self.request_messages.as_slice()
     }
 
-    /// The same with what it leaves out.
     pub fn request_messages(&self) -> &RequestMessages {
         &self.request_messages
     }
 
-    /// Leaves out what this says, which is what is left out already and more.
+    /// Applies a compaction, which must include all that the current one leaves out.
     pub fn compact(&mut self, compaction: Compaction) {
         let first_changed = self.request_messages.apply(compaction);
         self.drop_thinking(first_changed);
-        // What was reported is of another request.
+        // The report was about another request.
         self.reported_usage = None;
     }
 
-    /// Takes in what the service reported of the last reply that is there.
+    /// Sets what the service reported for the last reply in the conversation.
     pub fn set_reported_usage(&mut self, tokens: &TokenUsage) {
         let is_reply = |message: &Message| matches!(message, Message::Assistant(_));
         let last = self.messages().iter().rposition(is_reply);
@@ -187,8 +186,9 @@ impl Conversation {
         });
     }
 
-    /// The tokens of the next request, which begins with so many bytes of system prompt and tools: an estimate, or what
-    /// was reported of the last one and its reply with an estimate of what is new, whichever is more.
+    /// The tokens of the next request, whose system prompt and tools have `preamble` bytes. The larger of two values:
+    /// an estimate of the whole request, or the reported tokens of the last request plus an estimate of the new
+    /// messages.
     pub fn estimate_tokens(&self, preamble: usize) -> u64 {
         let messages = self.messages();
         let estimate =
@@ -202,7 +202,7 @@ impl Conversation {
         estimate.max(reported)
     }
 
-    /// How many results the next request brings to the model.
+    /// The number of tool results that the next request adds.
     pub fn results_pending(&self) -> usize {
         match self.messages().last() {
             Some(Message::Tool { tool_results }) => tool_results.len(),
@@ -210,23 +210,23 @@ impl Conversation {
         }
     }
 
-    /// Begins the next turn and returns its number, from 1.
+    /// Starts the next turn and returns its number, from 1.
     pub fn next_turn(&mut self) -> u32 {
         self.turn += 1;
         self.turn
     }
 
-    /// Takes a reply in. `offered` says whether the request offered any tool: without one, calls mean nothing.
+    /// Adds a reply. `has_tools` says whether the request offered any tool; if not, calls in the reply are ignored.
     pub fn push_reply(&mut self, reply: Reply, has_tools: bool) -> ReplyAction {
         let mut message = reply.message;
-        // The reply is the next message, whoever adds it.
+        // The reply becomes the next message, here or by the caller.
         let message_count = self.messages().len() + 1;
         let usage = reply.usage;
         self.reported_usage =
             usage.map(|tokens| (carried_tokens(&tokens, &message), message_count));
         if !has_tools || message.tool_calls.is_empty() {
             if !message.tool_calls.is_empty() {
-                // The provider's own form still has the calls, which nobody will answer.
+                // The echo still contains the calls, which get no results.
                 message.echo = None;
                 message.tool_calls.clear();
             }
@@ -251,7 +251,7 @@ impl Conversation {
         ReplyAction::Calls(message)
     }
 
-    /// Takes the results of the last calls in, in the calls' order, and adds a hint where the run goes in circles.
+    /// Adds the results of the last calls, in the order of the calls, and a hint if the run repeats itself.
     pub fn push_results(&mut self, mut results: Vec<ToolResult>) -> LoopVerdict {
         let calls = match self.request_messages.as_slice().last() {
             Some(Message::Assistant(reply)) => reply.tool_calls.as_slice(),
@@ -298,7 +298,7 @@ impl Conversation {
     }
 }
 
-/// The tokens of a request and its reply that are part of the next request: thoughts only if they are sent back.
+/// The tokens of a request and its reply that are part of the next request. Thinking counts only if it is sent back.
 fn carried_tokens(tokens: &TokenUsage, reply: &AssistantMessage) -> u64 {
     let dropped = match reply.echo {
         Some(_) => 0,
@@ -307,7 +307,7 @@ fn carried_tokens(tokens: &TokenUsage, reply: &AssistantMessage) -> u64 {
     tokens.total().saturating_sub(dropped)
 }
 
-/// Compares whole batches (names, arguments, raw results) of successive turns.
+/// Compares the batches (names, arguments, raw results) of successive turns.
 #[derive(Debug)]
 struct LoopGuard {
     warn_after: u32,
@@ -371,7 +371,7 @@ mod tests {
 
     fn push_same_results(conversation: &mut Conversation, text: &str) -> LoopVerdict {
         let Some(Message::Assistant(reply)) = conversation.messages().last() else {
-            panic!("nothing was asked")
+            panic!("no reply")
         };
         let results = reply.tool_calls.iter();
         let results = results
@@ -399,12 +399,12 @@ mod tests {
             .map(|call| call.id.as_str())
             .collect();
         assert_eq!(ids, ["a", "b", "c"]);
-        // The provider's own form has calls in it that nobody answers.
+        // The echo contains the calls that were dropped.
         assert!(message.echo.is_none());
     }
 
     #[test]
-    fn ids_are_changed_only_where_they_collide() {
+    fn call_ids_change_only_if_they_collide() {
         let mut conversation = Conversation::new(Vec::new(), "hi".into(), 9, 9, 0, 0);
         let mut all = Vec::new();
         for ids in [&["a", "a", ""][..], &["a", "b"][..]] {
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_nobody_offered_are_ignored_and_the_last_turns_are_not_performed() {
+    fn calls_without_tools_or_turns_left_are_not_executed() {
         let mut conversation = Conversation::new(Vec::new(), "hi".into(), 1, 9, 0, 0);
         conversation.next_turn();
         let mut reply = tool_call_reply(&["a"]);
@@ -457,10 +457,10 @@ mod tests {
             prefix: 0,
         });
         assert!(
-            matches!(conversation.push_reply(reply, false), ReplyAction::Final(said) if said.tool_calls.is_empty() && said.echo.is_none())
+            matches!(conversation.push_reply(reply, false), ReplyAction::Final(message) if message.tool_calls.is_empty() && message.echo.is_none())
         );
         assert!(
-            matches!(conversation.push_reply(tool_call_reply(&["a"]), true), ReplyAction::OutOfTurns(said) if said.content == "hm")
+            matches!(conversation.push_reply(tool_call_reply(&["a"]), true), ReplyAction::OutOfTurns(message) if message.content == "hm")
         );
     }
 
@@ -497,12 +497,12 @@ mod tests {
         };
         assert_eq!(thinking_after(&[7, 7]), [true, true]);
         assert_eq!(thinking_after(&[7, 5, 7]), [true, false, false]);
-        // That run had changed its conversation, which is recorded as it was.
+        // That run had changed its conversation; the record has the original.
         assert_eq!(thinking_after(&[7, 8, 7]), [true, false, false]);
     }
 
     #[test]
-    fn thinking_after_a_change_of_ones_own_is_kept() {
+    fn thinking_after_the_runs_own_change_is_kept() {
         let mut conversation =
             Conversation::new(vec![thinking_message("hm", 7)], "hi".into(), 9, 9, 0, 0);
         let turn = |conversation: &mut Conversation| {
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn going_in_circles_is_hinted_at_and_then_ended() {
+    fn repeated_batches_get_a_hint_and_then_stop_the_run() {
         let mut conversation = Conversation::new(Vec::new(), "hi".into(), 50, 9, 3, 5);
         let mut push_turn = |text: &str| {
             conversation.next_turn();
@@ -539,20 +539,20 @@ mod tests {
         assert_eq!(push_turn("other"), LoopVerdict::Continue);
         assert_eq!(push_turn("other"), LoopVerdict::Continue);
         assert_eq!(push_turn("other"), LoopVerdict::Warn(3));
-        // The comparison is of raw results: the hint itself does not break the circle.
+        // The guard compares raw results: the hint does not break the repetition.
         assert_eq!(push_turn("other"), LoopVerdict::Warn(4));
         assert_eq!(push_turn("other"), LoopVerdict::Stop(5));
     }
 
     proptest::proptest! {
-        /// Another process that takes up a part of the record stands where this one stood, and goes on alike.
+        /// A process that resumes from any part of the record reaches the same state as the process that wrote it.
         #[test]
         fn restored_replies_match_the_original_conversation(
             batches in proptest::collection::vec(
                 (proptest::collection::vec(proptest::sample::select(vec!["", "a", "b", "a_2_0"]), 1..4), 0..2_u8),
                 1..8,
             ),
-            taken_up in 0..8_usize,
+            restored in 0..8_usize,
         ) {
             let new_conversation = || Conversation::new(Vec::new(), "hi".into(), 50, 9, 2, 4);
             let (mut first, mut next) = (new_conversation(), new_conversation());
@@ -561,7 +561,7 @@ mod tests {
                 let ReplyAction::Calls(message) = first.push_reply(tool_call_reply(ids), true) else {
                     panic!("no calls")
                 };
-                match at < taken_up {
+                match at < restored {
                     true => next.restore_reply(turn, message),
                     false => {
                         assert_eq!(next.next_turn(), turn);

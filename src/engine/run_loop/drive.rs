@@ -1,4 +1,4 @@
-//! The loop: drives one run, root or child, from its prompt to its end, and lends its tools the way to start children.
+//! The loop: drives one run, root or child, from its prompt to its end.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock};
@@ -40,9 +40,10 @@ use crate::providers::echo;
 use crate::store::{Change, Progress, Step, StoreError};
 use crate::tools::mcp::McpToolset;
 
-/// Drives a run whose clock has been set to its end. Returns its final record; none where the record could not be
-/// written, and then the whole tree is suspended and the run stays as it was last committed. A root's slot and its session are free before anybody
-/// hears of its end, so that a caller who comes back at once finds them.
+/// Drives a run, whose clock is already started, to its end. Returns its final record, or `None` if the record could
+/// not be written; then the whole tree is suspended and the run stays as it was last committed. A root releases its
+/// permit and its session before its end is published, so that a client that starts the next run at once finds both
+/// free.
 pub async fn drive(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -102,7 +103,7 @@ async fn attempt(
         .as_mut()
         .and_then(|recorded_run| recorded_run.prompt.take());
     let (prompt, pending_write) = match recorded_prompt {
-        // A recorded prompt stays as it was, whatever the files say now.
+        // A recorded prompt is used unchanged, even if the files have changed since.
         Some(prompt) => (prompt, Box::new(start_run(engine, live, run, start))),
         None => {
             if run.session.is_some() {
@@ -157,7 +158,7 @@ async fn attempt(
     .await
 }
 
-/// The end of a run whose prompt or directory cannot be had: it is accepted, or goes on, and fails.
+/// Ends a run whose prompt or working directory is unavailable: it is accepted, or resumed, and fails.
 async fn fail_before_prompt(
     engine: &Engine,
     live: &ActiveRun,
@@ -231,7 +232,7 @@ async fn run_turns(
     }
     let bounds = RequestBounds::new(engine, live, &system, toolbox.offered_specs());
     if let Some(recorded_run) = recorded_run {
-        // Told at once: what comes next may take long.
+        // Written now, because the next step may take long.
         let start_write = std::mem::replace(
             &mut pending_write,
             Box::new(PendingWrite::new(Change::Unchanged)),
@@ -261,12 +262,12 @@ async fn run_turns(
             Err(ending) => return ending,
         }
     }
-    // Only who thinks needs it.
+    // Computed only if a reply has thinking.
     let prefix = LazyLock::new(|| echo::prefix_hash(&system, toolbox.offered_specs()));
     conversation.drop_foreign_thinking(|| *prefix);
     let mut pending_write = Some(pending_write);
     loop {
-        // One that waits for its batch still needs no slot.
+        // A run that still waits for its batch needs no permit.
         if !matches!(live.pending_batch.get(), PendingBatch::Submitted(_))
             && let Err(error) = pause::ensure_running(engine, live).await
         {
@@ -303,7 +304,8 @@ async fn run_turns(
             });
         }
         let must_commit_first = turn_write.must_commit_first(live);
-        // Boxed, as the next two are: a future keeps a place for each that it hands on, and thousands of runs wait here.
+        // Boxed, like the next two: a future has space for every future that it awaits, and thousands of runs wait
+        // here.
         let commit = Box::pin(turn_write.write(engine, live));
         if let Err(error) = limits_check {
             return match commit.await {
@@ -445,8 +447,9 @@ async fn run_turns(
                     memory_time,
                 };
                 if let Some(at) = memory_time {
-                    // Its memory is written between the reply and the end: a process that goes on there must find the
-                    // reply, and not ask for another one, and know the entry by its time.
+                    // The memory entry is written between the reply and the end. A process that resumes in between has
+                    // to find the reply, so that it does not request another one, and the time that identifies the
+                    // entry.
                     unrecorded.steps.push(Step::Remembers { at });
                     return match unrecorded.record(engine, live, state).await {
                         Ok(()) => Ending::new(outcome),
@@ -498,8 +501,8 @@ async fn run_turns(
     }
 }
 
-/// Fetches what the prompt names by URL, once the run's entry stands, and records the prompt with it: another process does
-/// not fetch it again.
+/// Commits the start of the run, fetches the URLs of the prompt and records the prompt with their content, so that a
+/// later process does not fetch them again.
 async fn fetch_links(
     engine: &Arc<Engine>,
     live: &ActiveRun,
@@ -536,7 +539,7 @@ fn prompt_steps(prompt: &Prompt) -> impl Iterator<Item = Step> {
     std::iter::once(step).chain(compacted)
 }
 
-/// Whether the conversation may be sent: it lies in memory, in the record and in every request.
+/// Whether the conversation may be sent: its size counts in memory, in the record and in every request.
 fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<(), TurnError> {
     let bytes: usize = messages
         .iter()
@@ -549,7 +552,7 @@ fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<(),
     Err(TurnError::Budget(budget::exceeded(bytes, max_bytes, unit)))
 }
 
-/// The tools of the agent's MCP servers: those that they list now hold for the whole run.
+/// The tools of the agent's MCP servers. This list holds for the whole run.
 async fn list_mcp_tools(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -557,14 +560,14 @@ async fn list_mcp_tools(
     is_new: bool,
 ) -> Result<McpToolset, StoreError> {
     if is_new {
-        // A server may take long to answer: nobody waits that long to hear that the run was accepted.
+        // A server may take long to reply; the caller learns before that that the run was accepted.
         let start_write = std::mem::replace(
             pending_write,
             Box::new(PendingWrite::new(Change::Unchanged)),
         );
         start_write.write(engine, live).await?;
     }
-    // A run that is stopped meanwhile, or overdue, ends before its next turn.
+    // On a cancel or a passed deadline the run ends before its next turn.
     let offer = turn::within_deadline(live, engine.mcp.list_tools(&live.agent.mcp_servers)).await;
     let mut offer = offer.unwrap_or_default();
     let warnings = std::mem::take(&mut offer.warnings);
@@ -581,8 +584,8 @@ async fn list_mcp_tools(
     Ok(offer)
 }
 
-/// Asks the model while the entry before it is being committed: what is asked for depends on nothing in it, and a
-/// failed commit drops the request. The reply is not heard before the entry stands.
+/// Sends the request while the commit is under way: the request depends on nothing in it, and a failed commit drops the
+/// request. The reply is returned only after the commit.
 async fn concurrently(
     commit: impl Future<Output = Result<(), StoreError>> + Unpin,
     request: impl Future<Output = Result<TurnReply, TurnError>> + Unpin,
@@ -599,7 +602,6 @@ async fn concurrently(
     }
 }
 
-/// Asks the model when the entry before it stands.
 async fn sequentially(
     commit: impl Future<Output = Result<(), StoreError>>,
     request: impl Future<Output = Result<TurnReply, TurnError>>,
@@ -608,7 +610,7 @@ async fn sequentially(
     request.await
 }
 
-/// Drives a child, which has neither a slot nor a seat of its own.
+/// Drives a child, which holds neither a permit nor a session.
 fn drive_child<'a>(
     engine: &'a Arc<Engine>,
     live: &'a Arc<ActiveRun>,

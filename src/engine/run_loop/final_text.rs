@@ -1,6 +1,6 @@
-//! Checks the final text of a run against the shape that was requested. A check that takes a thread of its own is made
-//! once the reply is recorded: a process that resumes the run does not request another reply, and gives up a check that
-//! processes keep being stopped in.
+//! Checks the final text of a run against the requested response format. A check that runs on a thread of its own
+//! starts only after the reply is recorded: a process that resumes the run then does not request another reply, and
+//! gives up after too many interrupted checks.
 
 use std::sync::Arc;
 
@@ -13,22 +13,19 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, Step};
 use crate::validation;
 
-/// How often a run is resumed within one check before the check is given up.
+/// After so many restarts during one check, the check is given up.
 pub const MAX_RESUMED_CHECKS: u32 = 3;
 
-/// What is to be recorded of a reply; empty once it is.
+/// What is still to be recorded of a reply; empty afterwards.
 pub struct UnrecordedReply {
-    /// The reply.
     pub steps: Vec<Step>,
-    /// The end of its turn.
     pub events: Vec<EventKind>,
 }
 
 impl UnrecordedReply {
-    /// Records it, if it is not yet.
-    ///
+    /// Does nothing if the reply is already recorded.
     /// # Errors
-    /// The run's end, if the record could not be written.
+    /// The run's ending, if the record could not be written.
     pub async fn record(
         &mut self,
         engine: &Arc<Engine>,
@@ -48,10 +45,10 @@ impl UnrecordedReply {
     }
 }
 
-/// Whether the text of a reply fits: true if it is JSON, false if any text will do, or what does not fit.
-///
+/// `Ok(true)` if the text is JSON of the requested format, `Ok(false)` if any text is accepted, `Err` with the reasons
+/// if it is invalid.
 /// # Errors
-/// The run's end, if it was stopped meanwhile, is overdue, or could not be recorded.
+/// The run's ending, if it was cancelled, its deadline passed, or the reply could not be recorded.
 pub async fn check_output(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -70,10 +67,10 @@ pub async fn check_output(
     checked.map_err(|error| error_ending(live, error))
 }
 
-/// As [`check`], for a reply that an earlier process recorded; the run was resumed that often since.
-///
+/// Like [`check_output`], for a reply that an earlier process recorded. `resume_count` is how often the run was resumed
+/// since.
 /// # Errors
-/// As [`check`].
+/// The run's ending, if it was cancelled or its deadline passed.
 pub async fn check_recorded_output(
     live: &ActiveRun,
     content: &str,
@@ -85,7 +82,7 @@ pub async fn check_recorded_output(
     }
     if resume_count >= MAX_RESUMED_CHECKS {
         let message = format!(
-            "the daemon stopped {} times while it was checked",
+            "the daemon stopped {} times during the check",
             resume_count + 1
         );
         return Ok(Err(vec![message]));

@@ -1,4 +1,4 @@
-//! A run's end: decides once between its own and a cancel, remembers, commits the terminal state. Knows no loop.
+//! Ends a run: decides between its own outcome and a cancel, appends to the agent's memory, commits the terminal state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,47 +16,40 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, FinishedRun, Progress, Step, StoreError};
 
-/// What outlives the loop, a panic included.
+/// What is kept if the loop panics.
 pub struct LoopState {
-    /// How far the run is.
     pub progress: Progress,
     /// The model's last text.
     pub partial: Option<String>,
 }
 
-/// How the loop ended, with what is still to be recorded.
+/// How the loop ended, and what is still to be recorded.
 pub struct Ending {
-    /// How; an error where the record could not be written or read.
+    /// An error if the record could not be written or read.
     pub outcome: Result<LoopOutcome, StoreError>,
-    /// Steps that are committed with it.
+    /// Steps that are committed together with the terminal state.
     pub steps: Vec<Step>,
-    /// Events that are committed with it.
+    /// Events that are committed together with the terminal state.
     pub events: Vec<EventKind>,
 }
 
-/// How a loop ended.
 pub enum LoopOutcome {
-    /// With a final text, for this user message.
     Completed {
-        /// The text.
         content: String,
-        /// Whether JSON was asked for, and the text is it.
+        /// Whether JSON was requested and `content` is valid.
         structured: bool,
-        /// The message.
+        /// The user message that the text answers.
         task: String,
-        /// The recorded time of its entry in the agent's memory, if that has been chosen.
+        /// The recorded time of the entry in the agent's memory, if one was chosen.
         memory_time: Option<Timestamp>,
     },
-    /// Without a turn left: an unnamed agent's last text is all there will be.
+    /// An ad-hoc sub-agent had no turn left; its last text is the result.
     Incomplete,
-    /// With a failure.
     Failed(Failure),
-    /// Because it was stopped.
     Cancelled,
 }
 
 impl Ending {
-    /// Nothing is left to record.
     pub fn new(outcome: LoopOutcome) -> Self {
         Self {
             outcome: Ok(outcome),
@@ -65,12 +58,10 @@ impl Ending {
         }
     }
 
-    /// With a failure.
     pub fn failed(failure: Failure) -> Self {
         Self::new(LoopOutcome::Failed(failure))
     }
 
-    /// With what is still to be recorded.
     pub fn with_records(self, steps: Vec<Step>, events: Vec<EventKind>) -> Self {
         Self {
             steps,
@@ -90,8 +81,8 @@ impl From<StoreError> for Ending {
     }
 }
 
-/// Writes the end: decides between the run's own and a cancel, remembers, commits the terminal state. Suspends the tree of a
-/// run whose record could not be written or read; one that never can be read fails.
+/// Decides the outcome and commits the terminal state. If the record could not be written or read, the run's tree is
+/// suspended; a run whose record can never be read fails instead.
 pub async fn commit_end(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -142,12 +133,12 @@ pub async fn commit_end(
                 content,
                 structured,
                 task,
-                memory_time: remembers,
+                memory_time,
             },
         ) => {
             if live.agent.memory.enabled {
-                let at = remembers.unwrap_or_else(|| engine.memories.next_time());
-                // An earlier attempt may have written it before it ended.
+                let at = memory_time.unwrap_or_else(|| engine.memories.next_time());
+                // An earlier attempt may have written the entry before it stopped.
                 let entry = NewEntry {
                     time: at,
                     may_exist: run.attempt > 1,
@@ -183,7 +174,7 @@ pub async fn commit_end(
         Outcome::Completed { .. } if is_ad_hoc => Some(ad_hoc::COMPLETE),
         _ => None,
     };
-    let closing = FinishedRun {
+    let finished = FinishedRun {
         completion_status,
         outcome: outcome.clone(),
         finished_at: at,
@@ -192,7 +183,7 @@ pub async fn commit_end(
     };
     let last_event = engine
         .journal
-        .append(live, Change::Finish(Box::new(closing)), steps, events)
+        .append(live, Change::Finish(Box::new(finished)), steps, events)
         .await?;
     let duration = run
         .started_at
@@ -241,7 +232,7 @@ pub async fn commit_end(
     }))
 }
 
-/// Appends to the agent's memory; what goes wrong is told and does not fail the run.
+/// Appends to the agent's memory. A failure becomes a warning and does not fail the run.
 async fn append_memory(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -273,8 +264,8 @@ async fn append_memory(
     Some(EventKind::MemoryWarning { message })
 }
 
-/// Takes an ended run off the list of those at work and tells everybody who waits. One of a suspended tree stays on the
-/// list until the tree is taken up.
+/// Removes a finished run from the active runs and notifies everyone who waits for it. A run of a suspended tree stays
+/// listed until the tree is resumed.
 pub fn finish(
     engine: &Engine,
     live: &ActiveRun,
@@ -298,7 +289,7 @@ pub fn finish(
                 );
             }
         }
-        // It never was: its caller is told which run stands in its place.
+        // The run never existed: its caller gets the run that claimed the idempotency key first.
         Err(StoreError::AlreadyClaimed(_)) => {}
         Err(error) => tracing::error!(
             run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
@@ -310,8 +301,8 @@ pub fn finish(
     run
 }
 
-/// Ends a run without driving it: one that was cancelled before its time started, or whose record cannot be read. What it
-/// held is free before anybody sees its end.
+/// Ends a run without the loop: it was cancelled before its clock started, or its record cannot be read. Its permits
+/// are released before its end is published.
 pub async fn finish_without_loop(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,

@@ -1,4 +1,4 @@
-//! Searches what is recorded of a run's conversation and of its session, in plain words. Knows no loop.
+//! Searches the recorded conversation of a run and the earlier runs of its session.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,16 +9,13 @@ use crate::engine::replay::history::RecordedConversation;
 use crate::store::{SessionQuery, Step, StoreError};
 use crate::tools::recall::NAME;
 
-/// The most bytes of texts that one call searches; the newest count.
+/// The most bytes of text that one call searches, newest first.
 const MAX_SEARCHED: usize = 16 << 20;
-/// The most earlier runs of a session that one call reads.
 const MAX_RUNS: usize = 200;
-/// Bytes of a passage that are shown.
 const EXCERPT_BYTES: usize = 600;
-/// The most words of a query.
 const MAX_WORDS: usize = 16;
 
-/// A text that was recorded, and where.
+/// A recorded text and its source.
 #[derive(Debug)]
 struct Passage {
     source: String,
@@ -32,7 +29,7 @@ impl Passage {
     }
 }
 
-/// The passages of the run and its session in which most of the words occur.
+/// The passages of the run and its session that match the query best, as text for the model.
 pub async fn search(
     engine: &Engine,
     id: RunId,
@@ -89,7 +86,7 @@ async fn previous_run(engine: &Engine, run: &Run) -> Result<Option<Run>, StoreEr
     Ok(engine.journal.store().session_runs(query).await?.pop())
 }
 
-/// Without what came before the run: those runs are read themselves.
+/// Drops the messages of earlier runs from the prompt: those runs are read themselves.
 fn without_earlier(mut steps: Vec<Step>) -> Vec<Step> {
     for step in &mut steps {
         if let Step::Prompt { earlier, .. } = step {
@@ -99,7 +96,7 @@ fn without_earlier(mut steps: Vec<Step>) -> Vec<Step> {
     steps
 }
 
-/// What can be found in messages, the newest first. What `recall` itself found is not found again.
+/// The searchable texts of messages, newest first. Calls of `recall` and their results are left out.
 fn passages_from(messages: Vec<Message>, run_label: &str) -> Vec<Passage> {
     let mut passages = Vec::new();
     let mut names: HashMap<String, String> = HashMap::new();
@@ -139,7 +136,6 @@ fn passages_from(messages: Vec<Message>, run_label: &str) -> Vec<Passage> {
     passages
 }
 
-/// The passages in which most of the words occur, as text for the model.
 fn render_matches(passages: &[Passage], query: &str, limit: usize) -> String {
     let query = query.to_lowercase();
     let mut seen = HashSet::new();
@@ -174,7 +170,7 @@ fn render_matches(passages: &[Passage], query: &str, limit: usize) -> String {
     text.join("\n\n")
 }
 
-/// The part of a text in which most of the words occur, and how many: a whole word counts twice.
+/// The part of a text that contains most of the words, and its rank.
 fn best_excerpt(text: &str, words: &[&str]) -> (usize, String) {
     let (mut best, mut excerpt, mut offset) = (0, "", 0);
     loop {
@@ -193,7 +189,7 @@ fn best_excerpt(text: &str, words: &[&str]) -> (usize, String) {
     }
 }
 
-/// 2 if the text has the word, 1 if it has it within another word, else 0.
+/// 2 if the text contains the word as a whole word, 1 if only within another word, else 0.
 fn rank(text: &str, word: &str) -> usize {
     let is_whole = |(at, _): (usize, &str)| {
         let before = text[..at].chars().next_back();

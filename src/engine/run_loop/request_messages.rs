@@ -1,4 +1,5 @@
-//! A conversation as requests send it: everything that is recorded, or a summary of its oldest part with the rest. Pure.
+//! The messages of a conversation as requests send them: all recorded ones, or a summary of the oldest and the rest.
+//! Pure.
 
 use std::borrow::Cow;
 
@@ -7,19 +8,18 @@ use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::engine::run_loop::request_size;
 
-/// The messages of a run's next request.
 #[derive(Debug)]
 pub struct RequestMessages {
     messages: Vec<Message>,
-    /// The index of the run's own message.
+    /// The index of the run's own user message.
     prompt_index: usize,
-    /// The index of the first message that the summary does not stand for.
+    /// The index of the first message that the summary does not replace.
     tail_index: usize,
     compaction: Compaction,
 }
 
 impl RequestMessages {
-    /// The run's own message behind what came before the run.
+    /// Starts with the run's own user message, after the messages of earlier runs.
     pub fn new(earlier: Vec<Message>, message: Content) -> Self {
         let prompt_index = earlier.len();
         let mut messages = earlier;
@@ -33,28 +33,25 @@ impl RequestMessages {
         }
     }
 
-    /// All of them, oldest first.
     pub fn as_slice(&self) -> &[Message] {
         &self.messages
     }
 
-    /// Those from this index on.
     pub fn from_index_mut(&mut self, first: usize) -> &mut [Message] {
         let first = first.min(self.messages.len());
         &mut self.messages[first..]
     }
 
-    /// The index of the run's own message.
+    /// The index of the run's own user message.
     pub fn prompt_index(&self) -> usize {
         self.prompt_index
     }
 
-    /// Adds a message.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
     }
 
-    /// The run's own message, as text.
+    /// The run's own user message, as text.
     pub fn task(&self) -> Cow<'_, str> {
         match self.messages.get(self.prompt_index) {
             Some(Message::User { content }) => content.to_plain_text(),
@@ -62,13 +59,13 @@ impl RequestMessages {
         }
     }
 
-    /// What is left out.
+    /// What the requests leave out.
     pub fn compaction(&self) -> &Compaction {
         &self.compaction
     }
 
-    /// Leaves out what this says, which is what is left out already and more. Returns the index of the first message
-    /// that may have changed.
+    /// Applies a compaction, which must include all that the current one leaves out. Returns the index of the first
+    /// message that may have changed.
     pub fn apply(&mut self, compaction: Compaction) -> usize {
         let is_new_summary = compaction.before > self.compaction.before;
         if is_new_summary {
@@ -123,8 +120,9 @@ impl RequestMessages {
         }
     }
 
-    /// What is left out once the oldest messages are summed up, and those messages: so few of them that the others have
-    /// at most `room` bytes, else all but the last turn. `None` if there are none.
+    /// Chooses the oldest messages to summarize: as few as possible so that the others have at most `max_bytes` bytes,
+    /// else all but the last turn. Returns the compaction without its summary, and those messages; `None` if there are
+    /// none.
     pub fn plan_summary(&self, max_bytes: usize) -> Option<(Compaction, &[Message])> {
         let is_reply = |message: &Message| matches!(message, Message::Assistant(_));
         let last = self.messages.iter().rposition(is_reply);
@@ -159,8 +157,8 @@ impl RequestMessages {
         Some((compaction, &self.messages[self.tail_index..cut]))
     }
 
-    /// What is left out once the oldest tool results are dropped that make the messages `excess` bytes smaller, else all
-    /// but those of the last turn; and how many those are. `None` if there are none.
+    /// Chooses the oldest tool results to drop: so many that the messages become `excess` bytes smaller, else all but
+    /// those of the last turn. Returns the compaction and the number of results; `None` if there are none.
     pub fn plan_result_drop(&self, excess: usize) -> Option<(Compaction, usize)> {
         let is_results = |message: &Message| matches!(message, Message::Tool { .. });
         let last = self.messages.iter().rposition(is_results)?;
@@ -191,7 +189,7 @@ impl RequestMessages {
         Some((compaction, dropped))
     }
 
-    /// How many replies of the run itself are among the last messages of all that begin with this recorded one.
+    /// How many replies of the run itself there are from this recorded message on.
     pub fn replies_since(&self, recorded_index: usize) -> usize {
         let from = self.index_of(recorded_index).max(self.prompt_index);
         let messages = self.messages.get(from..).unwrap_or_default();
@@ -199,7 +197,7 @@ impl RequestMessages {
         messages.iter().filter(is_reply).count()
     }
 
-    /// The recorded number of the message at this index.
+    /// The position in the record of the message at this index.
     fn recorded_index(&self, index: usize) -> usize {
         match index < self.tail_index {
             true => self.compaction.task.unwrap_or_default(),
@@ -207,13 +205,13 @@ impl RequestMessages {
         }
     }
 
-    /// The index of a recorded message that is not left out.
+    /// The index of a recorded message that the summary does not replace.
     fn index_of(&self, recorded_index: usize) -> usize {
         recorded_index.saturating_sub(self.compaction.before) + self.tail_index
     }
 }
 
-/// What stands for a result of the reply before it, if that is shorter.
+/// The notice that replaces a dropped result, if it is shorter than the result.
 fn drop_notice(reply: Option<&Message>, result: &ToolResult) -> Option<String> {
     let calls = match reply {
         Some(Message::Assistant(reply)) => reply.tool_calls.as_slice(),
@@ -268,7 +266,8 @@ mod tests {
         messages
     }
 
-    /// The messages in short: the first letter of a text, a call's id, or a result's first character, `-` if dropped.
+    /// The messages in short: a text, the ids of a reply's calls, or the first character of a result, `-` if it was
+    /// dropped.
     fn short(messages: &[Message]) -> String {
         let one = |message: &Message| match message {
             Message::User { content } => match content.to_plain_text().strip_prefix("[The") {
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_turns_become_a_summary_again_and_again() {
+    fn the_oldest_turns_are_summarized_repeatedly() {
         let mut messages = with_turns(&["a", "b", "c", "d"]);
         assert_eq!(
             compact(&mut messages, 1200, "1").as_deref(),
@@ -324,14 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_one_turn_has_nothing_to_sum_up() {
+    fn a_run_of_one_turn_has_nothing_to_summarize() {
         assert!(with_turns(&[]).plan_summary(0).is_none());
         assert!(with_turns(&["a"]).plan_summary(0).is_none());
         assert!(with_turns(&["a"]).plan_result_drop(1000).is_none());
     }
 
     #[test]
-    fn what_came_before_a_run_goes_first() {
+    fn messages_of_earlier_runs_are_summarized_first() {
         let earlier = |text: &str| {
             let reply = AssistantMessage {
                 content: text.to_owned(),
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_results_go_but_not_the_last() {
+    fn the_oldest_results_are_dropped_but_not_the_last() {
         let mut messages = with_turns(&["a", "b", "c"]);
         let (compaction, dropped) = messages.plan_result_drop(10).expect("results");
         assert_eq!((compaction.results_before, dropped), (3, 1));

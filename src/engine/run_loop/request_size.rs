@@ -1,27 +1,24 @@
-//! How large a request is: bytes counted, and tokens estimated at four bytes each. Pure.
+//! Estimates how large a request is, at four bytes a token. Pure.
 
 use crate::domain::attachment::Attachment;
 use crate::domain::content::estimate_tokens;
 use crate::domain::message::{Message, ToolResult, ToolSpec};
 
-/// Bytes that services are taken to read as one token.
 const BYTES_PER_TOKEN: usize = 4;
 /// What surrounds a message, a call or a result on every wire: a role, an id, a type.
 const FRAME_BYTES: usize = 16;
 
-/// The tokens of so many bytes.
 pub fn tokens_from_bytes(bytes: usize) -> u64 {
     bytes.div_ceil(BYTES_PER_TOKEN) as u64
 }
 
-/// The bytes of so many tokens.
 pub fn bytes_from_tokens(tokens: u64) -> usize {
     usize::try_from(tokens)
         .unwrap_or(usize::MAX)
         .saturating_mul(BYTES_PER_TOKEN)
 }
 
-/// The bytes of what every request of a run begins with.
+/// The bytes of the system prompt and the tool definitions, which every request of a run starts with.
 pub fn preamble_bytes(system: &str, tools: &[ToolSpec]) -> usize {
     let tool_bytes = |tool: &ToolSpec| {
         FRAME_BYTES + tool.name.len() + tool.description.len() + tool.parameters.get().len()
@@ -29,12 +26,10 @@ pub fn preamble_bytes(system: &str, tools: &[ToolSpec]) -> usize {
     system.len() + tools.iter().map(tool_bytes).sum::<usize>()
 }
 
-/// The bytes of messages.
 pub fn messages_bytes(messages: &[Message]) -> usize {
     messages.iter().map(message_bytes).sum()
 }
 
-/// The bytes of a message.
 pub fn message_bytes(message: &Message) -> usize {
     let content = match message {
         Message::User { content } => content.text_bytes() + attachment_bytes(content.attachments()),
@@ -44,7 +39,7 @@ pub fn message_bytes(message: &Message) -> usize {
                 FRAME_BYTES + call.id.len() + call.name.len() + call.arguments.get().len()
             });
             let own_bytes = reply.content.len() + calls.sum::<usize>();
-            // Sent instead of the text and the calls by the wire that it is of.
+            // On its own wire, the echo is sent in place of the text and the calls.
             let echo_bytes = reply.echo.as_ref().map_or(0, |echo| echo.body.get().len());
             own_bytes.max(echo_bytes)
         }
@@ -57,12 +52,11 @@ pub fn message_bytes(message: &Message) -> usize {
     FRAME_BYTES + content
 }
 
-/// The bytes of what a tool returned.
 pub fn result_bytes(result: &ToolResult) -> usize {
     result.content.len() + attachment_bytes(result.attachments.iter())
 }
 
-/// As many bytes as stand for the tokens of pictures and files.
+/// The bytes that correspond to the estimated tokens of images and files.
 fn attachment_bytes<'a>(attachments: impl Iterator<Item = &'a Attachment>) -> usize {
     attachments.map(estimate_tokens).sum::<usize>() * BYTES_PER_TOKEN
 }
@@ -84,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_sent_counts() {
+    fn all_sent_parts_count() {
         let user = Message::user("12345");
         assert_eq!(message_bytes(&user), 21);
         let call = ToolCall {

@@ -1,4 +1,5 @@
-//! What an earlier process recorded of a run, taken in again, and what it had begun, finished. Asks no model.
+//! Rebuilds a run's conversation from what an earlier process recorded, and finishes what that process had started.
+//! Sends no request to a provider.
 
 use std::sync::Arc;
 
@@ -20,51 +21,51 @@ use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::store::{Change, Step};
 
-/// Takes in what an earlier process recorded, and finishes what it had begun. Children that it began are driven to
-/// their end even where this run is not to go on: it ends after them. Returns the task's text where only a summary is
-/// still to be asked for.
+/// Restores the conversation and executes the recorded calls that have no result. Children that had started are driven
+/// to their end even if this run cannot continue; it ends after them. Returns the final text of the task if only its
+/// summary is still to be requested.
 pub async fn resume(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
     state: &mut LoopState,
     tool_context: &ToolContext,
     recorded: RecordedRun,
-    draft: PendingWrite,
+    pending_write: PendingWrite,
     conversation: &mut Conversation,
 ) -> Result<Option<String>, Ending> {
     let RecordedRun {
-        turns: replies,
+        turns,
         calls: recorded_calls,
-        memory_time: remembers,
+        memory_time: recorded_memory_time,
         is_compacting,
         ..
     } = recorded;
     let is_batch_known = matches!(live.pending_batch.get(), PendingBatch::Submitted(_));
     let is_request_lost =
-        !is_batch_known && recorded_calls.last_turn > replies.last().map_or(0, |reply| reply.turn);
+        !is_batch_known && recorded_calls.last_turn > turns.last().map_or(0, |last| last.turn);
     if is_compacting || is_request_lost {
-        // The request that was under way is asked again; what the first one cost nobody will tell.
+        // The interrupted request is sent again. The cost of the first one stays unknown.
         live.add_usage(&Usage {
             unreported: 1,
             ..Usage::default()
         });
     }
-    draft.write(engine, live).await?;
+    pending_write.write(engine, live).await?;
     let recorded_calls = Arc::new(recorded_calls);
     let mut task_text = None;
     for RecordedTurn {
         turn,
         message,
         results,
-        followup: told,
+        followup,
         compaction,
-    } in replies
+    } in turns
     {
         if !message.content.is_empty() {
             state.partial = Some(message.content.clone());
         }
         if message.tool_calls.is_empty() {
-            if let Some(followup) = told {
+            if let Some(followup) = followup {
                 task_text = summary::summary_prompt(live).map(|_| message.content.clone());
                 conversation.push_followup(turn, message, followup);
                 if let Some(compaction) = compaction {
@@ -80,9 +81,10 @@ pub async fn resume(
                 final_text::check_recorded_output(live, &content, recorded_calls.resume_count);
             match Box::pin(checked).await? {
                 Ok(structured) => {
-                    let mut memory_time = remembers;
+                    let mut memory_time = recorded_memory_time;
                     if memory_time.is_none() && live.agent.memory.enabled {
-                        // The earlier process was still checking the reply: from here on the entry has one time.
+                        // The earlier process was still checking the reply. From now on the memory entry has a fixed
+                        // time.
                         let at = engine.memories.next_time();
                         let step = Step::Remembers { at };
                         let journal = &engine.journal;
@@ -125,7 +127,7 @@ pub async fn resume(
                 || recorded_calls.approvals_requested.contains_key(&call.id)
         };
         if has_missing_results && !message.tool_calls.iter().any(is_started) {
-            // The other process had not come to look whether it may perform them.
+            // The earlier process had not yet checked the limits for these calls.
             if let Err(error) = check_limits(live) {
                 return Err(error_ending(live, error));
             }

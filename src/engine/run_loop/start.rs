@@ -1,4 +1,4 @@
-//! The entries of a run's record that the loop writes on its way: the one that starts it, or goes on with it, first.
+//! The writes of a run that wait for the next commit, and the first of them: the one that starts or resumes the run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,37 +14,33 @@ use crate::engine::replay::run_log::RecordedRun;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, IdempotencyClaim, NewRun, Step, StoreError};
 
-/// Who is told that a root run has been committed.
+/// Receives the run once it is committed, or the error.
 pub type AcceptedSender = oneshot::Sender<Result<Arc<Run>, StoreError>>;
 
 /// How a run enters the record.
 pub enum RunStart {
-    /// It stands there already, queued.
+    /// It is recorded as queued.
     Queued,
-    /// An earlier process left it at work; this is what it left.
+    /// An earlier process recorded this much of it.
     Resumed(Box<RecordedRun>),
-    /// Accepted and started in one transaction.
+    /// It is accepted and started in one transaction.
     New {
-        /// A root's caller, who waits for it.
+        /// Notifies the caller of a root run.
         accepted: Option<AcceptedSender>,
-        /// The idempotency key that accepts it.
+        /// The idempotency key that the run claims.
         claim: Option<IdempotencyClaim>,
     },
 }
 
-/// What waits to be written with the next entry.
+/// What the next commit writes.
 pub struct PendingWrite {
-    /// What changes in the run's record.
     pub change: Change,
-    /// Steps that go with it.
     pub steps: Vec<Step>,
-    /// Events that go with it.
     pub events: Vec<EventKind>,
     accepted: Option<(AcceptedSender, Arc<Run>)>,
 }
 
 impl PendingWrite {
-    /// Nothing but a change.
     pub fn new(change: Change) -> Self {
         Self {
             change,
@@ -54,12 +50,13 @@ impl PendingWrite {
         }
     }
 
-    /// Whether the model is asked only when this stands: it may be refused, is to be heard before any delta, or has pictures
-    /// and files in it, which are read back for the request.
+    /// Whether the request to the provider has to wait for this commit: because the commit may be rejected, because its
+    /// events have to reach subscribers before the first delta, or because the request reads back images and files from
+    /// it.
     pub fn must_commit_first(&self, live: &ActiveRun) -> bool {
         live.is_streaming()
             || self.has_attachments()
-            || matches!(&self.change, Change::Create(opening) if opening.claim.is_some())
+            || matches!(&self.change, Change::Create(new_run) if new_run.claim.is_some())
     }
 
     fn has_attachments(&self) -> bool {
@@ -67,7 +64,7 @@ impl PendingWrite {
         steps.any(|step| !step.attachments().is_empty())
     }
 
-    /// Writes it: waits for the commit where somebody does, else hands it over.
+    /// Waits for the commit if somebody depends on it, else only enqueues the write.
     pub async fn write(self, engine: &Engine, live: &ActiveRun) -> Result<(), StoreError> {
         let must_wait = live.is_streaming() || self.has_attachments();
         let Self {
@@ -77,7 +74,7 @@ impl PendingWrite {
             accepted,
         } = self;
         match accepted {
-            // Who streams hears of a turn before its first delta.
+            // A streaming client gets the start of a turn before its first delta.
             None if must_wait => engine
                 .journal
                 .append(live, change, steps, events)
@@ -90,7 +87,7 @@ impl PendingWrite {
                     .append(live, change, steps, events)
                     .await
                     .map(drop);
-                // A caller that went away does not stop the run.
+                // The run continues even if its caller is gone.
                 let _ = sender.send(committed.clone().map(|()| run));
                 committed
             }
@@ -98,7 +95,6 @@ impl PendingWrite {
     }
 }
 
-/// The entry that starts the run.
 pub fn start_run(
     engine: &Engine,
     live: &ActiveRun,
@@ -120,7 +116,7 @@ pub fn start_run(
     record.status = Status::Running;
     record.started_at = Some(at);
     if live.parent.is_none() {
-        // On the calendar's clock, as the wait may have begun in another process.
+        // Wall-clock time, because the run may have been queued by an earlier process.
         let queue_time = match start {
             RunStart::New { .. } => SignedDuration::ZERO,
             RunStart::Queued | RunStart::Resumed(_) => at.duration_since(record.created_at),

@@ -1,4 +1,4 @@
-//! The summary of an unnamed agent: one more turn when its task is done. Knows no loop.
+//! The summary of an ad-hoc sub-agent: one more turn after its task is done.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::providers::ReplyOutcome;
 use crate::store::{Change, Step};
 
-/// What an unnamed agent is asked when its task is done.
+/// The message that requests a summary, if this is an ad-hoc sub-agent that has one configured.
 pub fn summary_prompt(live: &ActiveRun) -> Option<&str> {
     live.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
 }
 
-/// Asks an unnamed agent to sum up: a turn without tools, which is not counted. Where it fails, the task's own text is
-/// the result.
+/// Requests the summary: a turn without tools, which does not count. If it fails, `fallback`, the final text of the
+/// task, is the result.
 pub async fn request_summary(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -29,7 +29,7 @@ pub async fn request_summary(
     conversation: &mut Conversation,
     fallback: String,
 ) -> Ending {
-    // Without tools the request begins otherwise than those before it.
+    // Without tools the prefix of the request differs from the earlier ones.
     conversation.drop_thinking(0);
     let task = conversation.task().into_owned();
     let completed_with = |content| LoopOutcome::Completed {
@@ -71,7 +71,7 @@ pub async fn request_summary(
         params: &live.agent.params,
         is_turn: true,
     };
-    // The task's own text is what there is without a summary, not the beginning of one.
+    // If the summary is interrupted, the result is the text of the task, not a part of the summary.
     let mut streamed = StreamedReply::default();
     let result = async {
         check_limits(live)?;
@@ -82,7 +82,7 @@ pub async fn request_summary(
     };
     let TurnReply {
         reply,
-        requested_model: asked,
+        requested_model,
     } = match result.await {
         Ok(turn_reply) => turn_reply,
         Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
@@ -91,7 +91,7 @@ pub async fn request_summary(
         Err(_) => return Ending::new(completed_with(fallback)),
     };
     let tokens = reply.usage.unwrap_or_default();
-    state.progress.model = reply.model.unwrap_or(asked.model);
+    state.progress.model = reply.model.unwrap_or(requested_model.model);
     state.progress.stop_reason = reply.stop_reason;
     state.progress.usage = live.usage().0;
     let completed = EventKind::TurnCompleted {

@@ -1,5 +1,4 @@
-//! Performs the tool calls of one reply: at once or one after another, each result committed as it comes. Knows no
-//! provider.
+//! Executes the tool calls of one reply, concurrently or one after another, and commits each result as it comes.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -26,26 +25,20 @@ use crate::tools::{Delegate, Effect, ToolOutput};
 
 /// What all calls of one reply share.
 pub struct BatchContext {
-    /// The engine.
     pub engine: Arc<Engine>,
-    /// The calling run.
     pub live: Arc<ActiveRun>,
-    /// Its tools.
     pub toolbox: Arc<Toolbox>,
-    /// Its way to start children.
     pub delegate: Arc<dyn Delegate>,
     /// The turn whose reply made the calls.
     pub turn: u32,
-    /// Those of them that an earlier process had begun.
+    /// What an earlier process recorded of them.
     pub recorded_calls: Arc<RecordedCalls>,
 }
 
-/// Why a reply's calls have no results.
 #[derive(Debug)]
 pub enum CallsError {
-    /// The record could not be written.
     Store(StoreError),
-    /// An earlier process began this tool, and nobody can say whether it may be performed again.
+    /// An earlier process had started this tool, and it is unknown whether it may be executed again.
     Interrupted(String),
 }
 
@@ -55,15 +48,15 @@ impl From<StoreError> for CallsError {
     }
 }
 
-/// The results in the order of the calls; `results` has those that an earlier process recorded, and is as long as the
-/// calls are many. One failure never touches the others.
+/// Returns the results in the order of the calls. `results` has those that an earlier process recorded; `results.len()
+/// == calls.len()`. A call that fails does not affect the others.
 pub async fn execute(
     context: BatchContext,
     calls: Vec<ToolCall>,
     mut results: Vec<Option<ToolResult>>,
 ) -> Result<Vec<ToolResult>, CallsError> {
     for (position, call) in calls.iter().enumerate() {
-        // It came when the record could not be written.
+        // The result arrived while the record could not be written.
         if let Some(result) = context.live.take_stashed_result(&call.id)
             && results[position].is_none()
         {
@@ -80,8 +73,8 @@ pub async fn execute(
         .find(|(call, _)| has_started(call) && effect(call) == Some(Effect::Mutating))
         .map(|(call, _)| shorten(&call.name, 200));
     if interrupted.is_some() {
-        // The run is over. Children that were begun end in order before it; nothing else is begun, and nobody will
-        // read what stands in its place.
+        // The run fails. Children that had started end in order first; no other call is started, and nothing reads the
+        // results that are filled in here.
         context.live.cancel_token.cancel();
         for (call, result) in calls.iter().zip(&mut results) {
             if !has_started(call) || effect(call) != Some(Effect::Delegating) {
@@ -96,8 +89,7 @@ pub async fn execute(
     }
 }
 
-/// Gives the calls that are past the server's bounds of one reply their results, in one entry: nothing else is done for
-/// them, however many there are.
+/// Gives every call above the server's limits for one reply an error as its result, all in one commit.
 async fn reject_excess(
     context: &BatchContext,
     calls: &[ToolCall],
@@ -119,8 +111,8 @@ async fn reject_excess(
             continue;
         }
         let message = format!(
-            "Error: a reply may make at most {max} {kind}, and this is one more: it was not performed. Make fewer \
-             calls at once, and the rest in later replies."
+            "Error: a reply may make at most {max} {kind}. This call exceeds the limit and was not executed. Make \
+             fewer calls per reply, and the rest in later replies."
         );
         let result = ToolResult::text(&call.id, message, true);
         let tool = shorten(&call.name, 200);
@@ -158,9 +150,9 @@ async fn execute_pending(
         }
         return Ok(results.into_iter().flatten().collect());
     }
-    // All before the first begins, so that a run with work to do never seems to wait.
+    // Counted before the first call starts, so that the run never looks as if it only waits.
     context.live.clock().running_calls += pending_count;
-    // Dropping the set aborts what is still at work, so that a run that is dropped leaves nothing behind.
+    // Dropping the set aborts the tasks, so that a dropped run leaves nothing behind.
     let mut tasks = JoinSet::new();
     let cancel_token = context.live.cancel_token.clone();
     for (position, call) in calls
@@ -176,7 +168,7 @@ async fn execute_pending(
         match joined {
             Ok((position, Ok(result))) => results[position] = Some(result),
             Ok((_, Err(error))) => {
-                // The run is over, and nobody will read what the others find: they end in order, with their record.
+                // The run is over and nothing reads the other results. The other calls end in order, with their record.
                 cancel_token.cancel();
                 store_error = Some(error);
             }
@@ -199,13 +191,13 @@ async fn execute_one(
     let pause_result = pause::finish_call(&context.engine, &context.live).await;
     let result = result.and_then(|result| pause_result.map(|()| result));
     if let Err(error) = &result {
-        // Before any other call is stopped, and takes that for its result.
+        // Before the other calls are cancelled and record that as their result.
         context.live.suspend(error);
     }
     result
 }
 
-/// Performs a call, once a person has let it where the agent's file asks for that.
+/// Executes a call, after approval if the agent's settings require it.
 async fn execute_when_approved(
     context: &BatchContext,
     position: usize,
@@ -215,21 +207,28 @@ async fn execute_when_approved(
         engine,
         live,
         turn,
-        recorded_calls: begun,
+        recorded_calls,
         ..
     } = context;
     let needs_approval = live.agent.approve.contains(&call.name)
-        && !begun.started.contains(&call.id)
-        // Nobody is asked about what would only be refused.
+        && !recorded_calls.started.contains(&call.id)
+        // A call that would be rejected anyway needs no approval.
         && Box::pin(context.toolbox.can_call(call, live.tree.owner.as_deref())).await;
     if !needs_approval {
         return execute_call(context, position, call).await;
     }
-    let decision = Box::pin(decision::await_decision(engine, live, begun, *turn, call)).await?;
+    let decision = Box::pin(decision::await_decision(
+        engine,
+        live,
+        recorded_calls,
+        *turn,
+        call,
+    ))
+    .await?;
     let Err(reason) = decision else {
         return execute_call(context, position, call).await;
     };
-    // It was not begun: it neither counts nor took any time.
+    // The call never started: it does not count, and it took no time.
     let result = ToolResult::text(&call.id, reason, true);
     record_result(context, position, call, &result, Duration::ZERO, Vec::new()).await?;
     Ok(result)
@@ -250,14 +249,14 @@ async fn execute_call(
         tool: tool.clone(),
     };
     let start_time = Instant::now();
-    // What an earlier process began is counted and told already.
+    // A call that an earlier process started is already counted and recorded.
     let has_started = context.recorded_calls.started.contains(&call.id);
     let budget_check = match has_started {
         true => Ok(()),
         false => live.tree.budgets.count_tool_call(&live.accounts),
     };
     match &budget_check {
-        // Counted when it starts: a call at work is part of what the tree uses.
+        // Counted when it starts: a running call is part of the tree's usage.
         Ok(()) if !has_started => live.add_usage(&Usage {
             tool_calls: 1,
             ..Usage::default()
@@ -274,23 +273,24 @@ async fn execute_call(
         false if is_within_budget => {
             let (journal, started) = (&engine.journal, vec![started]);
             match effect {
-                // On the record before it changes anything: nobody performs it twice.
+                // Recorded before the tool changes anything, so that no later process executes it again.
                 Some(Effect::Mutating) => {
                     let recorded = journal.append(live, Change::CountToolCall, Vec::new(), started);
                     recorded.await.map(drop)?;
                 }
                 _ => {
-                    let noted = journal.enqueue(live, Change::CountToolCall, Vec::new(), started);
-                    noted.await?;
+                    let enqueued =
+                        journal.enqueue(live, Change::CountToolCall, Vec::new(), started);
+                    enqueued.await?;
                 }
             }
         }
-        // One entry with its result: a process that went on between the two would perform it.
+        // In one commit with the result: a process that resumed in between would execute the call.
         false => events.push(started),
     }
     let outcome = match budget_check {
         Ok(()) if has_exhausted_checks(context, call) => Err(format!(
-            "The arguments of {tool} could not be checked: the daemon stopped too often meanwhile"
+            "The arguments of {tool} could not be checked: the daemon stopped too often during the check"
         )),
         Ok(()) => {
             let owner = live.tree.owner.as_deref();
@@ -299,7 +299,7 @@ async fn execute_call(
                 .call(call, &live.scope, owner, context.delegate.as_ref());
             let work = AssertUnwindSafe(work).catch_unwind();
             let finished = match effect {
-                // It ends when its child has.
+                // A delegating call ends when its child has ended.
                 Some(Effect::Delegating) => Ok(work.await),
                 _ => turn::within_deadline(live, work).await,
             };
@@ -336,19 +336,18 @@ async fn execute_call(
     }
 }
 
-/// Whether the check of a call's arguments has been broken off so often that it is not begun again.
+/// Whether the check of a call's arguments was interrupted too often to start it again.
 fn has_exhausted_checks(context: &BatchContext, call: &ToolCall) -> bool {
     let RecordedCalls {
         started,
-        resume_count: resumed,
+        resume_count,
         ..
     } = &*context.recorded_calls;
-    *resumed >= MAX_RESUMED_CHECKS
+    *resume_count >= MAX_RESUMED_CHECKS
         && started.contains(&call.id)
         && !context.toolbox.is_checked_inline(call)
 }
 
-/// Commits a result.
 async fn record_result(
     context: &BatchContext,
     position: usize,
@@ -367,7 +366,6 @@ async fn record_result(
         .map(drop)
 }
 
-/// A result as the record keeps it, and the event of it.
 fn completion_records(
     context: &BatchContext,
     position: usize,

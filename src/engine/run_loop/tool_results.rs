@@ -1,5 +1,4 @@
-//! A reply's calls and what comes of them: performed, taken in, watched for circles; and whether a run may go on at all.
-//! Knows no provider.
+//! Executes a reply's calls and adds their results to the conversation; checks the limits of a run.
 
 use std::sync::Arc;
 
@@ -20,11 +19,10 @@ use crate::engine::state::failures;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 
-/// What a run's calls are performed with.
+/// What a run's calls are executed with.
 pub struct ToolContext {
-    /// Its tools.
     pub toolbox: Arc<Toolbox>,
-    /// What drives its children.
+    /// Drives its children.
     pub drive: DriveFn,
 }
 
@@ -32,15 +30,14 @@ pub struct ToolContext {
 pub struct CallBatch {
     /// The turn of the reply.
     pub turn: u32,
-    /// What it asks for.
     pub calls: Vec<ToolCall>,
-    /// What an earlier process recorded.
+    /// What an earlier process recorded; `results.len() == calls.len()`.
     pub results: Vec<Option<ToolResult>>,
-    /// What it had begun.
+    /// What an earlier process had started.
     pub recorded_calls: Arc<RecordedCalls>,
 }
 
-/// Performs the calls that have no result yet, and takes all results in.
+/// Executes the calls that have no result yet, and adds all results to the conversation.
 pub async fn execute_calls(
     engine: &Arc<Engine>,
     live: &Arc<ActiveRun>,
@@ -86,14 +83,14 @@ pub async fn execute_calls(
         Err(CallsError::Store(error)) => return Err(error.into()),
         Err(CallsError::Interrupted(tool)) => {
             let message = format!(
-                "the daemon stopped while tool \"{tool}\" was at work; whether it did its work is not known, and it is \
-                 not safe to repeat"
+                "the daemon stopped while tool \"{tool}\" was running; it may or may not have finished, and it is not \
+                 safe to repeat"
             );
             return Err(Ending::failed(failures::interrupted(&message)));
         }
     };
     if is_resumed {
-        // What was refused before ends the run now as it would have then.
+        // A refusal that was recorded before the restart ends the run now, as it would have then.
         for result in results.iter().filter(|result| result.is_error) {
             live.restore_refusal(&result.content);
         }
@@ -101,7 +98,7 @@ pub async fn execute_calls(
     }
     match conversation.push_results(results) {
         LoopVerdict::Continue => Ok(()),
-        // Told by the process that took the last of the results in.
+        // The process that added the last result has already sent this warning.
         LoopVerdict::Warn(_) if !has_new_results => Ok(()),
         LoopVerdict::Warn(repeats) => {
             let warning = EventKind::LoopWarning {
@@ -119,8 +116,8 @@ pub async fn execute_calls(
     }
 }
 
-/// Remembers what accounts of this run refused below it, to children that had ended before a restart: their own ends tell
-/// only the first limit that each reached.
+/// Restores the budget refusals that children of this run met before a restart. A child's own end names only the first
+/// limit that it reached.
 async fn restore_child_refusals(
     engine: &Engine,
     live: &ActiveRun,
@@ -144,7 +141,7 @@ async fn restore_child_refusals(
     Ok(())
 }
 
-/// Whether the run may go on: not cancelled, not overdue, its budget not spent.
+/// Checks for a cancel, the deadline and the budgets.
 pub fn check_limits(live: &ActiveRun) -> Result<(), TurnError> {
     if live.cancel_token.is_cancelled() {
         return Err(TurnError::Cancelled);
@@ -158,7 +155,7 @@ pub fn check_limits(live: &ActiveRun) -> Result<(), TurnError> {
     live.check_budgets().map_err(TurnError::Budget)
 }
 
-/// The run's end where a turn could not be taken.
+/// The ending of a run whose turn failed.
 pub fn error_ending(live: &ActiveRun, error: TurnError) -> Ending {
     Ending::new(match error {
         TurnError::Cancelled => LoopOutcome::Cancelled,

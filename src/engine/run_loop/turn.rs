@@ -1,5 +1,4 @@
-//! One turn: asks the model until it has a reply, the retries are spent, or time, budget or stop end it. Knows no
-//! tools and no storage engine.
+//! Runs one turn: sends the conversation to the provider, with retries and fallbacks, and returns its reply.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -28,39 +27,31 @@ use crate::providers::{
 };
 use crate::store::{Change, StoreError};
 
-/// What is asked of the model.
 pub struct TurnRequest<'a> {
-    /// The turn's number.
     pub turn: u32,
-    /// The assembled prompt.
     pub system: &'a str,
-    /// The conversation.
     pub messages: &'a [Message],
-    /// The tools on offer.
     pub tools: &'a [ToolSpec],
-    /// Sampling parameters.
     pub params: &'a Params,
-    /// Whether it is a turn of the run's conversation: what else is requested is not streamed to subscribers.
+    /// Whether this is a turn of the run's own conversation. Only these are streamed to subscribers.
     pub is_turn: bool,
 }
 
-/// What listeners have been sent of a reply and that has not been withdrawn.
+/// What subscribers have been sent of a reply and what has not been withdrawn.
 #[derive(Debug, Default)]
 pub struct StreamedReply {
-    /// Its text: what there is of a reply that is broken off.
+    /// The text: all that there is of an interrupted reply.
     pub text: String,
     has_reasoning: bool,
 }
 
-/// A reply, and who gave it.
 pub struct TurnReply {
-    /// The reply.
     pub reply: Reply,
-    /// The model that was asked.
+    /// The model that the request named; the reply may name another.
     pub requested_model: ModelRef,
 }
 
-/// Takes one turn. Usage of the reply is booked for the run and its ancestors.
+/// Sends the request to the agent's model, then to its fallbacks. The usage is added to the run and its ancestors.
 pub async fn request(
     engine: &Engine,
     live: &ActiveRun,
@@ -70,7 +61,7 @@ pub async fn request(
     let (agent, started_at) = (&live.agent, Instant::now());
     let mut last_error = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
-    // A batch of an earlier process is of a model that was come to.
+    // The batch of an earlier process may belong to a fallback.
     let start_index = match live.pending_batch.get() {
         PendingBatch::Submitted(submitted) => {
             models().position(|model| model.to_string() == submitted.model)
@@ -81,7 +72,7 @@ pub async fn request(
         let target = match resolve_target(engine, live, model) {
             Ok(target) => target,
             Err(error) if last_error.is_none() => return Err(error),
-            // A fallback that is not there is passed over, and does not hide why the model before it failed.
+            // An unavailable fallback is skipped; the error of the model before it is the one to report.
             Err(_) => continue,
         };
         if let Some(TurnError::Provider(error)) = &last_error {
@@ -110,18 +101,17 @@ pub async fn request(
             }
         }
     }
-    // At least one model was asked, so there is a failure to tell.
+    // Unreachable without an error: every agent has at least one model.
     Err(last_error.unwrap_or(TurnError::Cancelled))
 }
 
-/// Who answers a request, and the person's own key that it carries.
+/// The provider of a request, and the owner's key for it, if there is one.
 #[derive(Clone, Copy)]
 struct Target<'a> {
     provider: &'a ProviderHandle,
     key: Option<&'a SecretString>,
 }
 
-/// Who answers this run's requests for a model.
 fn resolve_target<'a>(
     engine: &'a Engine,
     live: &'a ActiveRun,
@@ -137,7 +127,7 @@ fn resolve_target<'a>(
     Ok(Target { provider, key })
 }
 
-/// Asks one model, again where its agent's policy says so.
+/// Sends the request to one model, with retries by the agent's policy.
 async fn request_with_retries(
     engine: &Engine,
     live: &ActiveRun,
@@ -169,13 +159,13 @@ async fn request_with_retries(
             .deadline()
             .map(|deadline| deadline.at.saturating_duration_since(Instant::now()));
         if remaining.is_some_and(|remaining| wait >= remaining) {
-            // The service would have us wait longer than the run has: its own words say more than a timeout would.
+            // The service asks for a longer wait than the run has. Its error says more than a timeout would.
             return Err(TurnError::Provider(error));
         }
         tracing::warn!(
             run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
             depth = live.scope.depth.0, provider = %provider.name,
-            "{} failed ({error}), trying again in {wait:?}", provider.name
+            "{} failed ({error}), retrying in {wait:?}", provider.name
         );
         engine.metrics.request_retried(&provider.name);
         withdraw_streamed(engine, live, turn_request.turn, streamed, &error);
@@ -194,7 +184,7 @@ async fn request_with_retries(
     }
 }
 
-/// One request: reserves budget, takes a permit, asks, books.
+/// Sends one request: reserves budget, takes a permit, sends, and adds the usage.
 async fn request_once(
     engine: &Engine,
     live: &ActiveRun,
@@ -214,7 +204,7 @@ async fn request_once(
         &provider.services,
     ));
     if !turn_request.is_turn && params.service == Some(Service::Batch) {
-        // What only shortens the conversation is not waited for.
+        // A summary request only shortens the conversation; the run does not wait for a batch for it.
         params.to_mut().service = None;
     }
     let is_batch = params.service == Some(Service::Batch);
@@ -231,7 +221,7 @@ async fn request_once(
     )
     .await?
     .map_err(TurnError::Budget)?;
-    // A batch takes its own when it is made, and lets go of them.
+    // A batch loads its own when it is submitted, and drops them afterwards.
     let blobs = match is_batch {
         true => None,
         false => Box::pin(blobs::load(engine, turn_request.messages)).await?,
@@ -275,7 +265,7 @@ async fn request_once(
                 reported_usage = Some(usage);
                 return;
             }
-            // What a reply in a batch says is another matter.
+            // The reply in a batch does not say which tier was billed.
             Delta::ServiceTier(_) if is_batch => return,
             Delta::ServiceTier(service) => {
                 billed_service = service;
@@ -321,19 +311,19 @@ async fn request_once(
             .await
         }
     };
-    let explained = |error| explained(error, model, turn_request, facts);
-    let answered = result.map(|reply| reply.map_err(explained));
+    let explain_error = |error| explain(error, model, turn_request, facts);
+    let result = result.map(|reply| reply.map_err(explain_error));
     if let Some(chat_span) = chat_span {
-        chat_span.end(live, turn_request, model, &answered);
+        chat_span.end(live, turn_request, model, &result);
     }
-    let (token_usage, is_complete) = match &answered {
+    let (token_usage, is_complete) = match &result {
         Ok(Ok(reply)) => (reply.usage, true),
         Ok(Err(error)) if !error.may_be_billed => {
             return Err(TurnError::Provider(error.clone()));
         }
-        // A reply that came whole and was rejected counts as one that was taken.
+        // A complete reply that was rejected counts as a request.
         Ok(Err(error)) if error.has_final_usage => (reported_usage, true),
-        // The request was under way: what the service had reported counts, and nobody will tell the rest.
+        // The request was interrupted: what the service had reported counts, the rest stays unknown.
         Ok(Err(_)) | Err(_) => (reported_usage, false),
     };
     let price = price_for_request(facts, &params, billed_service);
@@ -356,10 +346,10 @@ async fn request_once(
         tokens: usage.tokens.total(),
         cost: usage.cost.unwrap_or_default(),
     });
-    answered?.map_err(TurnError::Provider)
+    result?.map_err(TurnError::Provider)
 }
 
-/// Asks for a reply at once.
+/// Sends a request whose reply comes on the same connection.
 async fn request_now(
     engine: &Engine,
     live: &ActiveRun,
@@ -370,7 +360,7 @@ async fn request_now(
 ) -> Result<Result<Reply, ProviderError>, TurnError> {
     if live.pending_batch.get() != PendingBatch::Absent {
         if is_turn {
-            // The configuration has changed, so that no batch is gone on with.
+            // The configuration no longer asks for a batch.
             batch::abandon(engine, live).await;
         }
         pause::ensure_running(engine, live).await?;
@@ -383,23 +373,23 @@ async fn request_now(
     within_deadline(live, provider.complete(request, on_delta)).await
 }
 
-/// A refusal of a request with pictures or files of which it is not known whether the model takes them: with a word on it.
-fn explained(
+/// Adds advice to a rejected request with images or files if it is unknown whether the model accepts them.
+fn explain(
     error: ProviderError,
     model: &ModelRef,
-    question: &TurnRequest<'_>,
+    turn_request: &TurnRequest<'_>,
     facts: Option<&ModelFacts>,
 ) -> ProviderError {
     if error.category != ErrorCategory::BadRequest {
         return error;
     }
-    match content_parts::in_doubt(&model.provider, &model.model, question.messages, facts) {
+    match content_parts::in_doubt(&model.provider, &model.model, turn_request.messages, facts) {
         Some(advice) => error.with(&advice),
         None => error,
     }
 }
 
-/// Takes back what listeners have been sent of a reply that is requested anew.
+/// Withdraws what subscribers have been sent of a reply that is requested again.
 fn withdraw_streamed(
     engine: &Engine,
     live: &ActiveRun,
@@ -415,7 +405,7 @@ fn withdraw_streamed(
     }
 }
 
-/// Records what a request had to leave out, once for each text of a run.
+/// Records what a request had to leave out, once per run for each text.
 async fn record_warnings(
     engine: &Engine,
     live: &ActiveRun,
@@ -437,7 +427,6 @@ async fn record_warnings(
     }
 }
 
-/// What a request with these parameters costs on this tier.
 fn price_for_request(
     facts: Option<&ModelFacts>,
     params: &Params,
@@ -450,7 +439,7 @@ fn price_for_request(
     }
 }
 
-/// Waits for something within the run's deadline and as long as nobody stops it.
+/// Awaits `work` until the run's deadline passes or it is cancelled.
 pub async fn within_deadline<T>(
     live: &ActiveRun,
     work: impl Future<Output = T>,
@@ -469,7 +458,7 @@ pub async fn within_deadline<T>(
     }
 }
 
-/// What a request may use: its estimated input, and the most it may answer.
+/// The most that a request may use: its estimated input, and the limit of its output.
 fn estimate_usage(
     turn_request: &TurnRequest<'_>,
     params: &Params,
@@ -490,7 +479,7 @@ fn estimate_usage(
     }
 }
 
-/// A number in 0..1, good enough to spread retries: the hasher's keys are random.
+/// A number in 0..1. The hasher's random keys are good enough to spread retries.
 pub fn random_fraction() -> f64 {
     let bits = RandomState::new().hash_one(Instant::now()) >> 11;
     bits as f64 / (1_u64 << 53) as f64

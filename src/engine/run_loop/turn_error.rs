@@ -5,20 +5,16 @@ use crate::providers::ProviderError;
 use crate::providers::registry::ProviderUnavailable;
 use crate::store::StoreError;
 
-/// Why there is no reply.
 #[derive(Debug)]
 pub enum TurnError {
-    /// Somebody cancelled.
     Cancelled,
-    /// The run's deadline passed.
     DeadlineExceeded,
-    /// A budget is spent.
     Budget(BudgetExceeded),
-    /// The provider (and every fallback) failed.
+    /// The provider and every fallback failed.
     Provider(ProviderError),
-    /// Its batch was not done within a day.
+    /// The batch was not done within a day.
     BatchExpired,
-    /// The provider is not there.
+    /// The provider is not configured.
     Unavailable(ProviderUnavailable),
     /// The record could not be written.
     Store(StoreError),

@@ -292,7 +292,7 @@ async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
     let results = app.provider.requests_for("planner")[1].tool_results();
     let refused = results
         .iter()
-        .filter(|it| it.contains("the runs of its key at work"));
+        .filter(|it| it.contains("this task's API key is at its current limit"));
     assert_eq!(refused.count(), 4);
 }
 

@@ -74,8 +74,8 @@ async fn delegations_of_one_reply_above_the_bound_are_error_results() {
     assert_eq!(run.output(), "done");
     let asked = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(asked.tool_result_errors(), [false, false, true, true]);
-    let refused = "Error: a reply may make at most 2 calls that start sub-agents, and this is one more: it was not \
-                   performed. Make fewer calls at once, and the rest in later replies.";
+    let refused = "Error: a reply may make at most 2 calls that start sub-agents. This call exceeds the limit and was \
+                   not executed. Make fewer calls per reply, and the rest in later replies.";
     assert_eq!(asked.tool_results()[2..], [refused, refused]);
     assert_eq!(
         (&run["tree"]["runs"], &run["tool_calls"]),
@@ -144,8 +144,8 @@ async fn a_tree_keeps_its_count_over_a_restart() {
     assert_eq!(
         results.last().map(String::as_str),
         Some(
-            "Error: sub-agent \"reader\" failed - the whole task has had 3 runs, the most that the server allows. You \
-             may retry or proceed without this result."
+            "Error: sub-agent \"reader\" failed - the whole task has had 3 runs, the maximum that the server allows. \
+             You may retry or proceed without this result."
         )
     );
 }
@@ -183,8 +183,8 @@ async fn roots_above_the_runs_at_work_wait_and_children_are_error_results() {
     assert_eq!(
         refused.as_deref(),
         Some(
-            "Error: sub-agent \"reader\" failed - the server has 2 runs at work, the most that it allows. You may retry \
-             or proceed without this result."
+            "Error: sub-agent \"reader\" failed - the server has 2 active runs, the maximum that it allows. You may \
+             retry or proceed without this result."
         )
     );
 }

@@ -315,7 +315,7 @@ async fn without_a_summary_results_are_dropped_with_a_warning() {
         assert!(!warnings.is_empty());
         assert_eq!(warnings.len(), dropped.len());
         let message = warnings[0]["message"].as_str().expect("a text");
-        assert!(message.contains("could not be summed up"), "{message}");
+        assert!(message.contains("could not be summarized"), "{message}");
         assert_eq!(dropped[0]["strategy"], "drop_tool_results");
     }
 }
@@ -562,7 +562,7 @@ async fn what_is_no_longer_sent_can_be_recalled() {
     }
     let last = turns.last().expect("turns");
     let results = last.tool_results();
-    assert!(!results[0].contains("Line 17 of"), "it was summed up");
+    assert!(!results[0].contains("Line 17 of"), "it was summarized");
     let recalled = results.last().expect("results");
     assert!(
         recalled.contains("turn 1, the result of read_file"),
