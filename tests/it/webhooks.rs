@@ -67,11 +67,11 @@ async fn a_runs_end_is_told_signed_and_thin() {
     app.provider.will("reader", [says("read")]);
     let run = app.run("planner", "a question").await;
 
-    let told = &receiver.wait_for_messages(1).await[0];
-    assert!(told.is_signed_by(SECRET) && !told.is_signed_by(OTHER_SECRET));
-    assert_eq!(told.uri, "/hook?token=hush");
-    assert_eq!(told.header("content-type"), "application/json");
-    let body = told.json();
+    let reported = &receiver.wait_for_messages(1).await[0];
+    assert!(reported.is_signed_by(SECRET) && !reported.is_signed_by(OTHER_SECRET));
+    assert_eq!(reported.uri, "/hook?token=hush");
+    assert_eq!(reported.header("content-type"), "application/json");
+    let body = reported.json();
     assert_eq!(body["type"], "run.completed");
     assert_eq!(body["timestamp"], run["finished_at"]);
     let data = &body["data"];
@@ -89,7 +89,7 @@ async fn a_runs_end_is_told_signed_and_thin() {
     let listed = settled(&app, run.id(), "delivered").await;
     assert_eq!(listed.len(), 1);
     let id = listed[0]["id"].as_str().expect("an id");
-    assert_eq!(told.header("webhook-id"), id);
+    assert_eq!(reported.header("webhook-id"), id);
     assert_eq!(listed[0]["event"], "run.completed");
     assert_eq!(listed[0]["url"], receiver.url("/hook"));
     assert_eq!(listed[0]["next_attempt_at"], Value::Null);
@@ -123,17 +123,17 @@ async fn failures_and_cancels_are_told_without_their_words() {
     app.provider.will("broken", [fails(400, "words of it")]);
     app.provider.will("slow", [hangs()]);
     let failed = app.run("broken", "go").await;
-    let told = receiver.wait_for_messages(1).await[0].json();
-    assert_eq!(told["type"], "run.failed");
-    assert_eq!(told["data"]["error"]["code"], failed.failure().0);
-    assert!(!told.to_string().contains("words of it"), "{told}");
+    let reported = receiver.wait_for_messages(1).await[0].json();
+    assert_eq!(reported["type"], "run.failed");
+    assert_eq!(reported["data"]["error"]["code"], failed.failure().0);
+    assert!(!reported.to_string().contains("words of it"), "{reported}");
 
     let slow = app.start("slow", "go").await;
     app.provider.wait_for_request("slow", 1).await;
     slow.cancel("enough").await;
-    let told = receiver.wait_for_messages(2).await[1].json();
-    assert_eq!(told["type"], "run.cancelled");
-    assert_eq!(told["data"]["status"], "cancelled");
+    let reported = receiver.wait_for_messages(2).await[1].json();
+    assert_eq!(reported["type"], "run.cancelled");
+    assert_eq!(reported["data"]["status"], "cancelled");
 }
 
 #[tokio::test]
@@ -155,18 +155,18 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     app.provider.always("plain", |_| says("done"));
 
     let run = app.run("solo", "go").await;
-    let told = &files.wait_for_messages(1).await[0];
-    assert!(told.is_signed_by(OTHER_SECRET));
-    assert_eq!(told.json()["type"], "run.started");
-    assert_eq!(told.json()["data"]["status"], "running");
+    let reported = &files.wait_for_messages(1).await[0];
+    assert!(reported.is_signed_by(OTHER_SECRET));
+    assert_eq!(reported.json()["type"], "run.started");
+    assert_eq!(reported.json()["data"]["status"], "running");
     settled(&app, run.id(), "delivered").await;
 
     // The file's is told as before, and the request's of what it names itself.
     let body = json!({"input": "go", "webhook": {"url": own.url("/own")}});
     let run = app.run_with("solo", body).await;
-    let told = &own.wait_for_messages(1).await[0];
-    assert!(told.is_signed_by(OTHER_SECRET));
-    assert_eq!(told.json()["type"], "run.completed");
+    let reported = &own.wait_for_messages(1).await[0];
+    assert!(reported.is_signed_by(OTHER_SECRET));
+    assert_eq!(reported.json()["type"], "run.completed");
     assert_eq!(
         files.wait_for_messages(2).await[1].json()["type"],
         "run.started"
@@ -177,8 +177,8 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     let body = json!({"webhook": {"url": own.url("/plain"), "events": events}});
     let run = app.run_with("plain", body).await;
     let listed = settled(&app, run.id(), "delivered").await;
-    let told: Vec<_> = listed.iter().map(|it| it["event"].clone()).collect();
-    assert_eq!(told, ["run.queued", "turn.completed", "run.completed"]);
+    let reported: Vec<_> = listed.iter().map(|it| it["event"].clone()).collect();
+    assert_eq!(reported, ["run.queued", "turn.completed", "run.completed"]);
     let all = own.wait_for_messages(4).await;
     assert!(all[1..].iter().all(|it| it.is_signed_by(SECRET)));
     let ids: BTreeSet<_> = all.iter().map(|it| it.header("webhook-id")).collect();
@@ -316,17 +316,17 @@ async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
     app.provider.will("solo", [says("done")]);
     let run = app.run("solo", "go").await;
 
-    let told = receiver.wait_for_messages(4).await;
+    let reported = receiver.wait_for_messages(4).await;
     let listed = settled(&app, run.id(), "delivered").await;
-    let stamps: Vec<i64> = told
+    let stamps: Vec<i64> = reported
         .iter()
         .map(|it| it.header("webhook-timestamp").parse().expect("seconds"))
         .collect();
     assert!(stamps.is_sorted());
-    for message in &told {
+    for message in &reported {
         assert!(message.is_signed_by(SECRET));
         assert_eq!(message.header("webhook-id"), listed[0]["id"]);
-        assert_eq!(message.body, told[0].body);
+        assert_eq!(message.body, reported[0].body);
     }
     let attempts = listed[0]["attempts"].as_array().expect("attempts");
     let statuses: Vec<_> = attempts.iter().map(|it| it["status"].clone()).collect();
@@ -368,9 +368,9 @@ async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
     let again = app.post(&path, &Value::Null).await;
     assert_eq!(again.status, 202, "{}", again.text);
     assert_eq!(again.json()["id"], id);
-    let told = receiver.wait_for_messages(2).await;
-    assert_eq!(told[1].header("webhook-id"), id);
-    assert!(told[1].is_signed_by(SECRET));
+    let reported = receiver.wait_for_messages(2).await;
+    assert_eq!(reported[1].header("webhook-id"), id);
+    assert!(reported[1].is_signed_by(SECRET));
     let listed = settled(&app, run.id(), "delivered").await;
     assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
     // What has arrived can be sent once more, too.
@@ -481,19 +481,19 @@ async fn what_was_not_delivered_is_delivered_by_the_next_process() {
     // The one had ended before; the other remembers its receiver while it goes on.
     settled(&app, &ended, "delivered").await;
     settled(&app, &running, "delivered").await;
-    let told = receiver.messages();
+    let reported = receiver.messages();
     let of = |run: &str| -> Vec<_> {
         let of = |it: &&_| {
             crate::support::webhook_receiver::ReceivedMessage::json(it)["data"]["id"] == run
         };
-        told.iter().filter(of).collect()
+        reported.iter().filter(of).collect()
     };
     let twice = of(&ended);
     assert_eq!(twice.len(), 2);
     assert_eq!(twice[0].header("webhook-id"), twice[1].header("webhook-id"));
     assert_eq!(twice[0].body, twice[1].body);
     assert_eq!(of(&running).len(), 1);
-    assert!(told.iter().all(|it| it.is_signed_by(SECRET)));
+    assert!(reported.iter().all(|it| it.is_signed_by(SECRET)));
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ async fn ended(app: &TestApp, key: &str, run: &Value) -> Value {
 }
 
 /// What the provider was asked, in order.
-fn asked(app: &TestApp) -> Vec<String> {
+fn sent(app: &TestApp) -> Vec<String> {
     let seen = app.provider.requests();
     seen.iter()
         .map(|seen| seen.user_messages()[0].clone())
@@ -145,7 +145,7 @@ async fn a_key_at_its_limit_waits_and_others_pass() {
     gate.open();
     assert_eq!(ended(&app, "ada", &first).await, "done");
     assert_eq!(ended(&app, "ada", &second).await, "done");
-    assert_eq!(asked(&app), ["1", "bob", "2"]);
+    assert_eq!(sent(&app), ["1", "bob", "2"]);
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn one_keys_flood_does_not_hold_up_another() {
     }
     let mut order: Vec<String> = (0..=50).map(|number| number.to_string()).collect();
     order.insert(1, "bob".to_owned());
-    assert_eq!(asked(&app), order);
+    assert_eq!(sent(&app), order);
     assert_eq!(app.provider.max_concurrency("solo"), 1);
 }
 
@@ -219,7 +219,7 @@ async fn who_is_cancelled_in_line_leaves_no_hole() {
 
     assert_eq!(third.wait_for_end().await.output(), "done");
     assert_eq!(fourth.wait_for_end().await.output(), "done");
-    assert_eq!(asked(&app), ["1", "3", "4"]);
+    assert_eq!(sent(&app), ["1", "3", "4"]);
 }
 
 #[tokio::test]
@@ -257,7 +257,7 @@ async fn the_line_outlives_a_crash() {
     let order = [
         "ada 1", "bob 1", "bob 1", "ada 2", "bob 2", "ada 3", "ada 4",
     ];
-    assert_eq!(asked(&app), order);
+    assert_eq!(sent(&app), order);
     assert_eq!(app.provider.max_concurrency("solo"), 1);
 }
 
@@ -320,7 +320,7 @@ async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
         assert_eq!(ended(&app, "ada", run).await, "done");
     }
     assert_eq!(ended(&app, "bob", &runs[4]).await, "done");
-    assert_eq!(asked(&app)[1], "bob");
+    assert_eq!(sent(&app)[1], "bob");
 }
 
 #[tokio::test]

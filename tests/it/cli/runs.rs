@@ -151,20 +151,20 @@ async fn a_run_is_cancelled_and_its_end_waited_for() {
     );
     let (first, second) = (app.start("slow", "go").await, app.start("slow", "go").await);
     app.provider.wait_for_concurrency("slow", 2).await;
-    let told = printed(
+    let reported = printed(
         &app,
         &["cancel", first.id(), "--wait", "--reason", "no need"],
     )
     .await;
-    assert_eq!(told, format!("{} is cancelled\n", first.id()));
+    assert_eq!(reported, format!("{} is cancelled\n", first.id()));
     let record = app.get(&format!("/runs/{}", first.id())).await.json();
     assert_eq!(record["cancel_reason"], "no need");
     let shown = printed(&app, &["show", first.id()]).await;
     assert!(shown.contains("reason     no need\n"), "{shown}");
 
-    let told = printed(&app, &["cancel", second.id(), "--json"]).await;
-    let told: Value = serde_json::from_str(&told).expect("a run");
-    assert_eq!(told["cancel_reason"], "cancelled at the command line");
+    let reported = printed(&app, &["cancel", second.id(), "--json"]).await;
+    let reported: Value = serde_json::from_str(&reported).expect("a run");
+    assert_eq!(reported["cancel_reason"], "cancelled at the command line");
     assert_eq!(second.wait_for_end().await.status(), "cancelled");
 }
 

@@ -195,7 +195,7 @@ async fn secrets_are_shown_to_nobody() {
     app.provider.always("solo", |_| says("done"));
     let run = app.run("solo", "go").await;
 
-    let mut told = app.daemon.log();
+    let mut reported = app.daemon.log();
     let id = run.id();
     for path in [
         "/agents".to_owned(),
@@ -204,8 +204,8 @@ async fn secrets_are_shown_to_nobody() {
         format!("/runs/{id}/events"),
         format!("/runs/{id}/messages"),
     ] {
-        told.push_str(&app.get(&path).await.text);
+        reported.push_str(&app.get(&path).await.text);
     }
 
-    assert!(!told.contains("key-of-"), "{told}");
+    assert!(!reported.contains("key-of-"), "{reported}");
 }

@@ -139,22 +139,22 @@ fn a_named_file_must_exist() {
         config: Some(PathBuf::from("/nowhere/axed.toml")),
         ..Flags::default()
     };
-    let told = load(&flags, &Environment::new()).expect_err("an error");
+    let reported = load(&flags, &Environment::new()).expect_err("an error");
     assert_eq!(
-        told.to_string(),
+        reported.to_string(),
         "--config: there is no config file /nowhere/axed.toml"
     );
-    let told = load(
+    let reported = load(
         &Flags::default(),
         &environment(&[("AXED_CONFIG", "/nowhere/x")]),
     );
-    let told = told.expect_err("an error").to_string();
-    assert_eq!(told, "AXED_CONFIG: there is no config file /nowhere/x");
+    let reported = reported.expect_err("an error").to_string();
+    assert_eq!(reported, "AXED_CONFIG: there is no config file /nowhere/x");
 }
 
 #[test]
 fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
-    for (text, told) in [
+    for (text, reported) in [
         (
             "[server]\nlistn = \"x\"",
             "DIR/axed.toml:2:1: unknown key \"server.listn\"; did you mean \"server.listen\"?",
@@ -273,7 +273,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "DIR/axed.toml:2:1: prices.\"a/b\".input must be non-negative",
         ),
     ] {
-        assert_eq!(error(text, &[]), told);
+        assert_eq!(error(text, &[]), reported);
     }
     assert!(
         error("[server]\nlisten = \"8080\"", &[])
@@ -284,7 +284,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         both.contains("DIR/axed.toml:2:") && both.contains("DIR/axed.toml:3:"),
         "{both}"
     );
-    for (name, value, told) in [
+    for (name, value, reported) in [
         (
             "AXED_SERVER__MAX_WAIT",
             "soon",
@@ -311,18 +311,18 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
             "OPENAI_BASE_URL: must be an http or https address such as http://localhost:8000/v1",
         ),
     ] {
-        assert_eq!(error("", &[(name, value)]), told);
+        assert_eq!(error("", &[(name, value)]), reported);
     }
     let flags = Flags {
         listen: Some("here".to_owned()),
         ..Flags::default()
     };
-    let told = load(&flags, &Environment::new())
+    let reported = load(&flags, &Environment::new())
         .expect_err("an error")
         .to_string();
     assert!(
-        told.starts_with("--listen: server.listen is \"here\""),
-        "{told}"
+        reported.starts_with("--listen: server.listen is \"here\""),
+        "{reported}"
     );
 }
 
@@ -441,8 +441,8 @@ fn a_secret_is_never_shown() {
         ("", &[("OPENAI_API_KEY", "sk-hidden\u{7}")]),
         ("", &[("AXED_PROVIDERS__OPENAI__MAX_REPLY", "sk-hidden")]),
     ] {
-        let told = error(text, variables);
-        assert!(!told.contains("sk-hidden"), "{told}");
+        let reported = error(text, variables);
+        assert!(!reported.contains("sk-hidden"), "{reported}");
     }
 }
 
@@ -474,7 +474,7 @@ fn keys_of_clients_are_read_strictly() {
 
     let known = "run, read, cancel, admin, metrics";
     let good = format!("sha256 = \"{hash}\"\nscopes = [\"run\"]\n");
-    for (text, told) in [
+    for (text, reported) in [
         (
             "[auth.keys.a]\nscopes = [\"run\"]".to_owned(),
             "1:12: auth.keys.a.sha256 must be given: the SHA-256 of the key in hex, as axed keys new prints it".to_owned(),
@@ -512,7 +512,7 @@ fn keys_of_clients_are_read_strictly() {
             "1:12: auth.keys.\"a b\" is no key's name: up to 64 letters, digits, - _ . without two _ in a row".to_owned(),
         ),
     ] {
-        assert_eq!(error(&text, &[]), format!("DIR/axed.toml:{told}"));
+        assert_eq!(error(&text, &[]), format!("DIR/axed.toml:{reported}"));
     }
     let pasted = error(
         "[auth.keys.a]\nsha256 = \"axed_hidden\"\nscopes = [\"run\"]",
@@ -633,8 +633,8 @@ fn retention_holds_for_all_or_for_one_state() {
     let wrong = "data.retention.age must be an age of at most 4294967295 seconds: a whole number of seconds, or text \
                  such as \"30d\" (s, m, h, d or w)";
     for age in ["\"soon\"", "-1", "true", "\"9999999w\""] {
-        let told = error(&format!("[data.retention]\nage = {age}"), &[]);
-        assert_eq!(told, format!("DIR/axed.toml:2:1: {wrong}"));
+        let reported = error(&format!("[data.retention]\nage = {age}"), &[]);
+        assert_eq!(reported, format!("DIR/axed.toml:2:1: {wrong}"));
     }
     assert_eq!(
         error("data.retention.failed.count = -1", &[]),

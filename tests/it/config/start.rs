@@ -99,8 +99,8 @@ async fn the_environment_is_heard_between_flag_and_file() {
     let dry = app.post("/agents/solo/dry-run", &json!({})).await.json();
     assert_eq!(dry["limits"]["timeout"], 5, "{dry}");
     app.run("solo", "go").await;
-    let asked = app.provider.wait_for_request("solo", 1).await;
-    assert_eq!(asked.api_key(), Some("from-the-environment"));
+    let sent = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(sent.api_key(), Some("from-the-environment"));
 }
 
 #[tokio::test]

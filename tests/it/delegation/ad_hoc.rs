@@ -16,7 +16,7 @@ fn task(task: &str) -> (&'static str, Value) {
     ("subagent", json!({"label": "look", "task_prompt": task}))
 }
 
-fn told(seen: &RecordedRequest) -> String {
+fn reported(seen: &RecordedRequest) -> String {
     seen.tool_results().remove(0)
 }
 
@@ -58,7 +58,7 @@ async fn an_unnamed_agent_works_on_its_task_with_its_callers_means() {
     assert_eq!(seen[1].body["temperature"], 0.5);
     assert_eq!(offered(&seen[0]), ["call_agent", "subagent"]);
     assert_eq!(offered(&seen[1]), ["call_agent", "subagent"]);
-    assert_eq!(told(&seen[2]), "it is quiet");
+    assert_eq!(reported(&seen[2]), "it is quiet");
     let tree = run.tree().await;
     assert_eq!(tree["children"][0]["task"], "look around");
     let events = run.events().await;
@@ -106,7 +106,7 @@ async fn the_allow_list_decides_alone() {
     assert_eq!(run.output(), "done");
     let seen = app.provider.requests();
     assert_eq!(offered(&seen[1]), ["call_agent"]);
-    assert_eq!(told(&seen[2]), "Unknown tool: \"subagent\"");
+    assert_eq!(reported(&seen[2]), "Unknown tool: \"subagent\"");
     assert!(offered(&seen[4]).is_empty());
     assert_eq!(
         seen[6].tool_results().last().map(String::as_str),
@@ -143,7 +143,7 @@ async fn a_summary_is_one_more_turn_without_tools_that_does_not_count() {
             seen[3].user_messages().last().map(String::as_str),
             Some("Summarize your findings concisely")
         );
-        assert_eq!(told(&seen[4]), "in short: quiet");
+        assert_eq!(reported(&seen[4]), "in short: quiet");
         let child = run.children().await.remove(0);
         assert_eq!(
             (child.output(), &child["turns"]),
@@ -178,7 +178,7 @@ async fn a_summary_that_fails_leaves_the_tasks_own_text() {
         seen[2].user_messages().last().map(String::as_str),
         Some("In three words?")
     );
-    assert_eq!(told(&seen[3]), "the long story");
+    assert_eq!(reported(&seen[3]), "the long story");
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn a_task_whose_turns_run_out_gives_what_it_has() {
 
     let run = app.run("planner", "go").await;
 
-    let result = told(app.provider.wait_for_request("planner", 3).await.as_ref());
+    let result = reported(app.provider.wait_for_request("planner", 3).await.as_ref());
     assert!(
         result.contains("incomplete") && result.ends_with("so far so good"),
         "{result}"
@@ -309,7 +309,7 @@ async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
 
     assert_eq!(run.output(), "done");
     let seen = app.provider.requests();
-    assert_eq!(told(&seen[2]), "did a");
+    assert_eq!(reported(&seen[2]), "did a");
     assert_eq!(
         seen[3].tool_results().last().map(String::as_str),
         Some("Resource quota exceeded: Token limit exceeded: 150/100")
@@ -367,7 +367,7 @@ async fn who_stands_at_the_limit_is_told_so() {
     let seen = app.provider.requests();
     assert_eq!(offered(&seen[1]), ["call_agent"]);
     assert_eq!(
-        told(&seen[2]),
+        reported(&seen[2]),
         "Maximum subagent recursion depth (1) exceeded. Current depth: 1. Cannot spawn nested subagent."
     );
 }

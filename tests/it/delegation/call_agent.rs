@@ -39,18 +39,18 @@ async fn a_child_gets_its_task_and_gives_back_its_final_text() {
     let run = app.run("planner", "the secret plan").await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.wait_for_request("reader", 1).await;
-    assert_eq!(asked.system(), "Read.");
+    let sent = app.provider.wait_for_request("reader", 1).await;
+    assert_eq!(sent.system(), "Read.");
     assert_eq!(
-        asked.user_messages(),
+        sent.user_messages(),
         ["Task: read it\n\nContext:\nchapter one"]
     );
-    assert_eq!(asked.api_key(), Some("key-of-openai"));
-    assert!(!asked.body.to_string().contains("secret plan"), "{asked:?}");
-    let told = app.provider.wait_for_request("planner", 2).await;
-    assert_eq!(told.tool_results(), ["a summary"]);
-    assert_eq!(told.tool_result_errors(), [false]);
-    assert_eq!(told.api_key(), Some("key-of-anthropic"));
+    assert_eq!(sent.api_key(), Some("key-of-openai"));
+    assert!(!sent.body.to_string().contains("secret plan"), "{sent:?}");
+    let reported = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(reported.tool_results(), ["a summary"]);
+    assert_eq!(reported.tool_result_errors(), [false]);
+    assert_eq!(reported.api_key(), Some("key-of-anthropic"));
 
     let children = run.children().await;
     let [child] = children.as_slice() else {
@@ -84,9 +84,9 @@ async fn a_blank_context_is_left_out() {
 
     app.run("planner", "go").await;
 
-    let asked = app.provider.wait_for_request("reader", 1).await;
-    assert_eq!(asked.user_messages(), ["Task: read it"]);
-    assert_eq!(asked.system(), "");
+    let sent = app.provider.wait_for_request("reader", 1).await;
+    assert_eq!(sent.user_messages(), ["Task: read it"]);
+    assert_eq!(sent.system(), "");
 }
 
 #[tokio::test]
@@ -170,9 +170,9 @@ async fn a_wrong_call_is_answered_with_what_is_wrong() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
+    let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.tool_results(),
+        reported.tool_results(),
         [
             "call_agent error: \"agent\" argument is required",
             "call_agent error: \"agent\" argument is required",
@@ -181,7 +181,7 @@ async fn a_wrong_call_is_answered_with_what_is_wrong() {
             "call_agent error: agent \"stranger\" is not in this agent's sub_agents list",
         ]
     );
-    assert_eq!(told.tool_result_errors(), [true; 5]);
+    assert_eq!(reported.tool_result_errors(), [true; 5]);
     assert_eq!(run["tool_calls"], 5);
     assert_eq!(run["tree"]["runs"], 1);
 }
@@ -218,9 +218,9 @@ async fn a_child_that_cannot_start_is_an_error_result() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
-    assert_eq!(told.tool_result_errors(), [true; 8]);
-    let results = told.tool_results();
+    let reported = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(reported.tool_result_errors(), [true; 8]);
+    let results = reported.tool_results();
     assert_eq!(
         results[0],
         failed(
@@ -304,9 +304,9 @@ async fn a_child_that_fails_is_an_error_result() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
+    let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.tool_results(),
+        reported.tool_results(),
         [
             failed("refused", "auth: no such key"),
             failed(
@@ -316,7 +316,7 @@ async fn a_child_that_fails_is_an_error_result() {
             failed("greedy", "budget exceeded: used 20 of 10 tokens"),
         ]
     );
-    assert_eq!(told.tool_result_errors(), [true; 3]);
+    assert_eq!(reported.tool_result_errors(), [true; 3]);
     let children = run.children().await;
     let codes: Vec<_> = children.iter().map(|child| child.failure().0).collect();
     assert_eq!(codes, ["provider_auth", "max_turns", "budget_exceeded"]);
@@ -504,12 +504,12 @@ async fn one_failing_child_leaves_the_others_alone() {
     gate.open();
 
     assert_eq!(run.wait_for_end().await.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
+    let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.tool_results(),
+        reported.tool_results(),
         [failed("bad", "bad_request: nonsense"), "fine".to_owned()]
     );
-    assert_eq!(told.tool_result_errors(), [true, false]);
+    assert_eq!(reported.tool_result_errors(), [true, false]);
 }
 
 #[tokio::test]
@@ -533,10 +533,10 @@ async fn a_child_cancelled_alone_is_an_error_result() {
     assert_eq!(cancelled["cancel_reason"], "not needed");
 
     assert_eq!(run.wait_for_end().await.output(), "without it");
-    let told = app.provider.wait_for_request("planner", 2).await;
+    let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.tool_results(),
+        reported.tool_results(),
         [failed("slow", "cancelled: not needed")]
     );
-    assert_eq!(told.tool_result_errors(), [true]);
+    assert_eq!(reported.tool_result_errors(), [true]);
 }

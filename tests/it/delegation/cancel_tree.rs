@@ -83,13 +83,15 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
         (last.kind(), &last["run_id"]),
         ("run.cancelled", &run["id"])
     );
-    let told = events
+    let reported = events
         .iter()
         .filter(|event| event.kind() == "run.cancelling");
-    let told: Vec<_> = told.map(|event| (&event["run_id"], event.seq())).collect();
-    assert_eq!(told.len(), 1, "one run was asked to stop");
-    assert_eq!(told[0].0, &run["id"]);
-    assert!(ends.values().all(|end| *end > told[0].1));
+    let reported: Vec<_> = reported
+        .map(|event| (&event["run_id"], event.seq()))
+        .collect();
+    assert_eq!(reported.len(), 1, "one run was asked to stop");
+    assert_eq!(reported[0].0, &run["id"]);
+    assert!(ends.values().all(|end| *end > reported[0].1));
 }
 
 #[tokio::test]
@@ -209,10 +211,10 @@ fn all_agree(record: &Value, cancel: &Value, waited: &Value, events: &[Event]) {
         .collect();
     assert_eq!(endings, [format!("run.{status}")]);
     assert_eq!(kinds(events).last(), endings.last(), "the end is the last");
-    let asked = events
+    let sent = events
         .iter()
         .filter(|event| event.kind() == "run.cancelling");
-    let asked: Vec<_> = asked
+    let sent: Vec<_> = sent
         .filter(own)
         .map(|event| event["reason"].clone())
         .collect();
@@ -223,7 +225,7 @@ fn all_agree(record: &Value, cancel: &Value, waited: &Value, events: &[Event]) {
         }
         "cancelled" => {
             assert_eq!(record["content"], json!(null));
-            assert_eq!(asked, [record["cancel_reason"].clone()]);
+            assert_eq!(sent, [record["cancel_reason"].clone()]);
         }
         other => panic!("{other}: {record}"),
     }

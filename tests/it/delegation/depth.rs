@@ -49,8 +49,8 @@ async fn reached(limits: &[(&str, u8)]) -> Vec<&'static str> {
         .filter(|agent| !app.provider.requests_for(agent).is_empty())
         .collect();
     let deepest = reached.last().expect("a itself");
-    let asked = app.provider.wait_for_request(deepest, 1).await;
-    assert!(asked.body.get("tools").is_none(), "{:?}", asked.body);
+    let sent = app.provider.wait_for_request(deepest, 1).await;
+    assert!(sent.body.get("tools").is_none(), "{:?}", sent.body);
     assert_eq!(run["tree"]["runs"], reached.len());
     reached
 }

@@ -47,10 +47,10 @@ async fn a_hostile_model_stays_within_the_bounds_and_is_cancelled_promptly() {
     assert_eq!(full.json()["status"], "running");
     assert!(memory(&app, "VmHWM:") < 1 << 20, "more than 1 GiB");
 
-    let asked = Instant::now();
+    let sent = Instant::now();
     let accepted = app.post(&format!("{path}/cancel"), &json!({})).await;
     assert!(accepted.status == 202 || accepted.status == 200);
-    let took = asked.elapsed();
+    let took = sent.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
     let ended = run.wait_for_end().await;
     assert_eq!(ended.status(), "cancelled");
@@ -72,18 +72,18 @@ async fn delegations_of_one_reply_above_the_bound_are_error_results() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.wait_for_request("planner", 2).await;
-    assert_eq!(asked.tool_result_errors(), [false, false, true, true]);
+    let sent = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(sent.tool_result_errors(), [false, false, true, true]);
     let refused = "Error: a reply may make at most 2 calls that start sub-agents. This call exceeds the limit and was \
                    not executed. Make fewer calls per reply, and the rest in later replies.";
-    assert_eq!(asked.tool_results()[2..], [refused, refused]);
+    assert_eq!(sent.tool_results()[2..], [refused, refused]);
     assert_eq!(
         (&run["tree"]["runs"], &run["tool_calls"]),
         (&json!(3), &json!(2))
     );
     let events = run.events().await;
-    let told = kinds(&events);
-    let count = |kind: &str| told.iter().filter(|it| **it == kind).count();
+    let reported = kinds(&events);
+    let count = |kind: &str| reported.iter().filter(|it| **it == kind).count();
     assert_eq!((count("tool.started"), count("tool.completed")), (4, 4));
 }
 
@@ -101,12 +101,12 @@ async fn calls_of_one_reply_above_the_bound_are_dropped_and_the_model_learns_of_
     let run = app.run("solo", "go").await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.wait_for_request("solo", 2).await;
-    assert_eq!(asked.tool_result_errors(), [false, false, true]);
+    let sent = app.provider.wait_for_request("solo", 2).await;
+    assert_eq!(sent.tool_result_errors(), [false, false, true]);
     assert!(
-        asked.tool_results()[2].starts_with("Error: a reply may make at most 2 tool calls"),
+        sent.tool_results()[2].starts_with("Error: a reply may make at most 2 tool calls"),
         "{:?}",
-        asked.tool_results()
+        sent.tool_results()
     );
     assert_eq!(run["tool_calls"], 2);
 }
@@ -175,11 +175,11 @@ async fn roots_above_the_runs_at_work_wait_and_children_are_error_results() {
 
     assert_eq!(planner.wait_for_end().await.output(), "done");
     assert_eq!(solo.wait_for_end().await.output(), "alone");
-    let asked = app.provider.wait_for_request("planner", 2).await;
-    let mut errors = asked.tool_result_errors();
+    let sent = app.provider.wait_for_request("planner", 2).await;
+    let mut errors = sent.tool_result_errors();
     errors.sort_unstable();
     assert_eq!(errors, [false, true]);
-    let refused = asked.tool_results().into_iter().find(|it| it != "read");
+    let refused = sent.tool_results().into_iter().find(|it| it != "read");
     assert_eq!(
         refused.as_deref(),
         Some(

@@ -166,11 +166,11 @@ async fn a_log_without_its_database_is_refused_at_the_start() {
     app.run("solo", "go").await;
     app.daemon.kill().await;
     fs::remove_file(app.path("data/axed.db")).expect("removed");
-    let (ended, told) = command(&app, &["serve"]);
-    assert_eq!(ended, Some(1), "{told}");
+    let (ended, reported) = command(&app, &["serve"]);
+    assert_eq!(ended, Some(1), "{reported}");
     assert!(
-        told.contains("axed.db is missing") && told.contains("axed.db-wal"),
-        "{told}"
+        reported.contains("axed.db is missing") && reported.contains("axed.db-wal"),
+        "{reported}"
     );
     assert!(
         !app.path("data/axed.db").exists(),
@@ -197,9 +197,13 @@ async fn damage_is_told_as_damage() {
     .expect("damaged");
     drop(db);
 
-    let told = app.get(&format!("/runs/{bad}")).await;
-    assert_eq!(code(&told), (500, "store_damaged".to_owned()));
-    assert!(told.text.contains("axed data check"), "{}", told.text);
+    let reported = app.get(&format!("/runs/{bad}")).await;
+    assert_eq!(code(&reported), (500, "store_damaged".to_owned()));
+    assert!(
+        reported.text.contains("axed data check"),
+        "{}",
+        reported.text
+    );
     app.daemon
         .wait_for_log(&format!("the record of {bad}"))
         .await;
@@ -227,11 +231,11 @@ async fn damage_is_told_as_damage() {
         page[..16].fill(0xff);
     }
     fs::write(&file, bytes).expect("written");
-    let (ended, told) = command(&app, &["serve"]);
-    assert_eq!(ended, Some(1), "{told}");
+    let (ended, reported) = command(&app, &["serve"]);
+    assert_eq!(ended, Some(1), "{reported}");
     assert!(
-        told.contains("is damaged") && told.contains("axed data check"),
-        "{told}"
+        reported.contains("is damaged") && reported.contains("axed data check"),
+        "{reported}"
     );
     assert_eq!(command(&app, &["data", "check"]).0, Some(1));
 }
@@ -251,11 +255,14 @@ async fn a_backup_of_a_daemon_at_work_is_restored() {
     app.provider.wait_for_request("slow", 1).await;
     let copy = app.path("copy.db");
     let backup = ["data", "backup", copy.to_str().expect("a path")];
-    let (ended, told) = command(&app, &backup);
-    assert_eq!(ended, Some(0), "{told}");
+    let (ended, reported) = command(&app, &backup);
+    assert_eq!(ended, Some(0), "{reported}");
     let after = app.run("solo", "go").await.id().to_owned();
-    let (ended, told) = command(&app, &backup);
-    assert!(ended == Some(1) && told.contains("--force"), "{told}");
+    let (ended, reported) = command(&app, &backup);
+    assert!(
+        ended == Some(1) && reported.contains("--force"),
+        "{reported}"
+    );
     let own = app.path("data/axed.db");
     let own = ["data", "backup", "--force", own.to_str().expect("a path")];
     assert_eq!(command(&app, &own).0, Some(1));

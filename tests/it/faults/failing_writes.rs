@@ -154,9 +154,9 @@ async fn runs_at_work_outlive_a_locked_database() {
     let events = stream.rest().await;
     assert_complete(&events);
     assert_eq!(kinds(&events).last(), Some(&"run.completed"));
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     for id in &ids {
-        heard.push(ended_whole(&app, id).await);
+        received.push(ended_whole(&app, id).await);
     }
     // Each session kept its order: its first run heard one message, its second two.
     for (text, many) in [
@@ -165,7 +165,7 @@ async fn runs_at_work_outlive_a_locked_database() {
         ("planned", 24),
         ("done", 24),
     ] {
-        let found = heard.iter().filter(|output| *output == text).count();
+        let found = received.iter().filter(|output| *output == text).count();
         assert_eq!(found, many, "{text}");
     }
     is_ready(&app).await;

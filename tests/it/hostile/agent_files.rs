@@ -35,24 +35,24 @@ proptest! {
         let broken = with_line(&text, line, &format!("{key} = 1"));
         // In the middle of a text it is text, and in a schema whatever a schema says of it.
         if let Err(error) = check_agent(broken.as_bytes()) {
-            let told = error.to_string();
-            prop_assert!(told.contains(&key) || told.contains("is no JSON Schema"), "{told}");
+            let reported = error.to_string();
+            prop_assert!(reported.contains(&key) || reported.contains("is no JSON Schema"), "{reported}");
         }
-        let told = check_agent(with_line(&text, 0, &format!("{key} = 1")).as_bytes());
-        let told = told.expect_err("an unknown key").to_string();
-        prop_assert!(told.contains(&format!("agents/some.toml:1:1: unknown key \"{key}\"")), "{told}");
+        let reported = check_agent(with_line(&text, 0, &format!("{key} = 1")).as_bytes());
+        let reported = reported.expect_err("an unknown key").to_string();
+        prop_assert!(reported.contains(&format!("agents/some.toml:1:1: unknown key \"{key}\"")), "{reported}");
     }
 
     #[test]
     fn any_configuration_is_read_or_told_with_its_file((is_whole, text) in mutilated(vec![config()])) {
-        let told = configured(text.as_bytes());
-        prop_assert_eq!(&told, &configured(text.as_bytes()));
-        match told {
+        let reported = configured(text.as_bytes());
+        prop_assert_eq!(&reported, &configured(text.as_bytes()));
+        match reported {
             Ok(_) => {}
-            Err(told) => {
-                prop_assert!(!is_whole, "{}", told);
+            Err(reported) => {
+                prop_assert!(!is_whole, "{}", reported);
                 // A [[list]] where the house has one table is its own section's error; all name the file.
-                prop_assert!(told.lines().all(|line| line.contains("axed.toml") || line.starts_with("and ")), "{}", told);
+                prop_assert!(reported.lines().all(|line| line.contains("axed.toml") || line.starts_with("and ")), "{}", reported);
             }
         }
     }

@@ -272,12 +272,16 @@ async fn a_tool_call_with_a_name_of_ten_kilobytes() {
         let run = app.run(&agent, "go").await;
         match run.status() {
             "completed" => {
-                let told = app
+                let reported = app
                     .provider
                     .wait_for_request(&agent, 2)
                     .await
                     .tool_results();
-                assert!(told[0].starts_with("Unknown tool: \"x"), "{}", told[0]);
+                assert!(
+                    reported[0].starts_with("Unknown tool: \"x"),
+                    "{}",
+                    reported[0]
+                );
             }
             _ => assert_eq!(run.failure().0, "provider_server"),
         }

@@ -162,9 +162,9 @@ async fn every_route_asks_for_its_scope() {
                 let let_in = got.status != 401 && got.status != 403;
                 assert!(let_in, "{scope}: {method} {path}: {}", got.text);
             } else {
-                let told = got.problem(403);
+                let reported = got.problem(403);
                 assert_eq!(code(&got), "insufficient_scope");
-                assert!(told.contains(&format!("scope {needed}")), "{told}");
+                assert!(reported.contains(&format!("scope {needed}")), "{reported}");
             }
         }
     }
@@ -184,8 +184,11 @@ async fn an_agent_outside_a_keys_globs_does_not_exist_for_it() {
     for (method, path, _) in &ROUTES[2..7] {
         let path = path.replace("solo", "reader");
         let got = send(solist.request(method.clone(), &path)).await;
-        let told = got.problem(404);
-        assert_eq!(told, "agent config not found: reader", "{method} {path}");
+        let reported = got.problem(404);
+        assert_eq!(
+            reported, "agent config not found: reader",
+            "{method} {path}"
+        );
         assert_eq!(code(&got), "agent_not_found");
     }
     let names = |got: ApiResponse| -> Vec<Value> {
@@ -430,9 +433,9 @@ async fn commands_bring_a_key_along() {
         let output = within_timeout("the command's end", command.output()).await;
         let output = output.expect("run axed");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (said, told) = (text(&output.stdout), text(&output.stderr));
-        assert!(!told.contains("very-secret"), "{told}");
-        (output.status.code(), said.trim().to_owned(), told)
+        let (said, reported) = (text(&output.stdout), text(&output.stderr));
+        assert!(!reported.contains("very-secret"), "{reported}");
+        (output.status.code(), said.trim().to_owned(), reported)
     };
     let (ada, reader) = (text_of("ada"), text_of("reader"));
     let run = ["run", "solo", "hi", "--server", server];
@@ -440,14 +443,14 @@ async fn commands_bring_a_key_along() {
 
     assert_eq!(called(&with_flag, None).await.1, "first");
     assert_eq!(called(&run, Some(&ada)).await.1, "second");
-    let (code, _, told) = called(&run, None).await;
-    assert_eq!(code, Some(3), "{told}");
-    assert!(told.contains("Authorization"), "{told}");
-    let (code, _, told) = called(&run, Some(&reader)).await;
-    assert_eq!(code, Some(3), "{told}");
-    assert!(told.contains("scope run"), "{told}");
-    let (code, _, told) = called(&run, Some("very-secret\u{7}")).await;
-    assert_eq!(code, Some(2), "{told}");
+    let (code, _, reported) = called(&run, None).await;
+    assert_eq!(code, Some(3), "{reported}");
+    assert!(reported.contains("Authorization"), "{reported}");
+    let (code, _, reported) = called(&run, Some(&reader)).await;
+    assert_eq!(code, Some(3), "{reported}");
+    assert!(reported.contains("scope run"), "{reported}");
+    let (code, _, reported) = called(&run, Some("very-secret\u{7}")).await;
+    assert_eq!(code, Some(2), "{reported}");
     let gc = ["gc", "--all", "--server", server];
     assert_eq!(called(&gc, Some(&ada)).await.0, Some(0));
     assert_eq!(called(&gc, Some(&reader)).await.0, Some(3));
@@ -455,8 +458,8 @@ async fn commands_bring_a_key_along() {
     assert_eq!(called(&health, None).await.0, Some(0));
 
     // In process nobody is asked, whatever the configuration says of clients.
-    let (_, said, told) = called(&["run", "solo", "hi"], None).await;
-    assert_eq!(said, "in process", "{told}");
+    let (_, said, reported) = called(&["run", "solo", "hi"], None).await;
+    assert_eq!(said, "in process", "{reported}");
 }
 
 #[tokio::test]

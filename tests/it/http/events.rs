@@ -94,15 +94,15 @@ async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
     let header = |name: &str| live.headers()[name].to_str().expect("text").to_owned();
     assert_eq!(header("cache-control"), "no-store, no-transform");
     assert_eq!(header("x-accel-buffering"), "no");
-    let mut heard = live.until("agent.called").await;
+    let mut received = live.until("agent.called").await;
     gate.open();
-    heard.extend(live.rest().await);
+    received.extend(live.rest().await);
 
-    gapless(&heard);
-    assert_eq!(heard.last().map(Event::kind), Some("run.completed"));
-    assert_eq!(heard, run.events().await);
+    gapless(&received);
+    assert_eq!(received.last().map(Event::kind), Some("run.completed"));
+    assert_eq!(received, run.events().await);
     // A late listener hears the same.
-    assert_eq!(app.events(&run).await.rest().await, heard);
+    assert_eq!(app.events(&run).await.rest().await, received);
 }
 
 #[tokio::test]
@@ -154,17 +154,17 @@ async fn deltas_are_live_only() {
 
     let run = app.start("solo", "go").await;
     let mut live = app.events(&run).await;
-    let mut heard = live.until("run.queued").await;
+    let mut received = live.until("run.queued").await;
     gate.open();
-    heard.extend(live.rest().await);
+    received.extend(live.rest().await);
 
-    let told: String = heard
+    let reported: String = received
         .iter()
         .filter(|event| event.kind() == "text.delta")
         .map(|event| event["text"].as_str().expect("a text"))
         .collect();
-    assert!(told.ends_with("two three four"), "{told}");
-    let stored: Vec<_> = heard
+    assert!(reported.ends_with("two three four"), "{reported}");
+    let stored: Vec<_> = received
         .iter()
         .filter(|event| event.seq() > 0)
         .cloned()

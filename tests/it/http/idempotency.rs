@@ -274,12 +274,15 @@ async fn a_repeated_stream_tells_the_run_from_its_first_event() {
         (replayed, location, Events::new(response).rest().await)
     };
 
-    let (replayed, location, told) = listen().await;
+    let (replayed, location, reported) = listen().await;
     let (replayed_again, location_again, told_again) = listen().await;
 
     assert_eq!((replayed, replayed_again), (false, true));
     assert_eq!(location, location_again);
-    let numbered: Vec<Event> = told.into_iter().filter(|event| event.seq() > 0).collect();
+    let numbered: Vec<Event> = reported
+        .into_iter()
+        .filter(|event| event.seq() > 0)
+        .collect();
     assert_eq!(numbered, told_again);
     assert_eq!((runs(&app).await, app.provider.requests().len()), (1, 1));
 }

@@ -121,7 +121,7 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
         .to_owned();
     assert!(location.starts_with("/axed/runs/run_"), "{location}");
     let mut posted = Events::new(response);
-    let mut told = posted.until("turn.started").await;
+    let mut reported = posted.until("turn.started").await;
     app.provider.wait_for_concurrency("solo", 1).await;
     let events = client
         .get(format!("{}{location}/events", nginx.url))
@@ -131,10 +131,10 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
             .await
             .expect("a head"),
     );
-    let mut heard = followed.until("turn.started").await;
+    let mut received = followed.until("turn.started").await;
     gate.open();
-    told.extend(posted.rest().await);
-    heard.extend(followed.rest().await);
+    reported.extend(posted.rest().await);
+    received.extend(followed.rest().await);
 
     let numbered = |events: Vec<Event>| -> Vec<Event> {
         let numbered = events.into_iter().filter(|event| event.seq() > 0);
@@ -144,8 +144,8 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
         let deltas = events.iter().filter_map(|event| event["text"].as_str());
         deltas.collect()
     };
-    assert_eq!(text(&told), words);
-    assert_eq!(numbered(told), numbered(heard));
+    assert_eq!(text(&reported), words);
+    assert_eq!(numbered(reported), numbered(received));
     let run = send(client.get(format!("{}{location}?wait=30", nginx.url))).await;
     assert_eq!((run.status, &run.json()["content"]), (200, &json!(words)));
     let last = run.json()["last_event"].to_string();

@@ -35,7 +35,7 @@ impl Document {
             .flat_map(|(path, item)| {
                 let item = item.as_object().expect("operations");
                 item.iter()
-                    .map(move |(method, told)| (path.as_str(), method.as_str(), told))
+                    .map(move |(method, reported)| (path.as_str(), method.as_str(), reported))
             })
             .collect()
     }
@@ -153,8 +153,8 @@ async fn every_route_is_told_as_it_answers_and_no_other() {
     let mut names = BTreeSet::new();
     let operations = document.operations();
     assert!(operations.len() > 20, "{operations:?}");
-    for (path, method, told) in &operations {
-        let name = told["operationId"].as_str().expect("a name");
+    for (path, method, reported) in &operations {
+        let name = reported["operationId"].as_str().expect("a name");
         assert!(names.insert(name), "{name} is told twice");
         let got = ask(&app, method, &filled(path)).await;
         assert_ne!(code(&got), "route_not_found", "{method} {path}");
@@ -162,7 +162,10 @@ async fn every_route_is_told_as_it_answers_and_no_other() {
         if got.status >= 400 {
             document.holds(method, path, &got);
         }
-        let parameters = told["parameters"].as_array().cloned().unwrap_or_default();
+        let parameters = reported["parameters"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         for parameter in parameters.iter().filter(|it| it["in"] == "query") {
             let name = parameter["name"].as_str().expect("a name");
             let name = name.replace("label.", "label.team");
@@ -193,7 +196,7 @@ async fn the_document_is_open_and_names_the_scopes() {
         .spawn()
         .await;
     let document = Document::of(&app).await;
-    for (path, method, told) in document.operations() {
+    for (path, method, reported) in document.operations() {
         let got = ask(&app, method, &filled(path)).await;
         let with = app
             .request(
@@ -202,7 +205,7 @@ async fn the_document_is_open_and_names_the_scopes() {
             )
             .bearer_auth("a-key-for-metrics-only");
         let with = send(with).await;
-        match told["security"][0]["key"][0].as_str() {
+        match reported["security"][0]["key"][0].as_str() {
             None => assert_eq!(got.status, 200, "{path}"),
             Some(scope) => {
                 assert_eq!(got.status, 401, "{method} {path}");
@@ -289,8 +292,8 @@ async fn answers_are_as_the_document_says() {
     let ended = get(&format!("{path}?wait=30"), "/runs/{id}").await;
     assert_eq!(ended["structured"], json!({"done": true}), "{ended:#}");
     for below in ["tree", "children", "messages", "events"] {
-        let told = get(&format!("{path}/{below}"), &format!("/runs/{{id}}/{below}")).await;
-        assert!(told.to_string().contains("read"), "{told:#}");
+        let reported = get(&format!("{path}/{below}"), &format!("/runs/{{id}}/{below}")).await;
+        assert!(reported.to_string().contains("read"), "{reported:#}");
     }
     let session = get("/sessions/ada", "/sessions/{name}").await;
     assert_eq!(session["run"], id.as_str());
@@ -304,8 +307,11 @@ async fn answers_are_as_the_document_says() {
 
     let streamed = app.request(Method::GET, &format!("{path}/events"));
     let streamed = send(streamed.header("accept", "text/event-stream")).await;
-    let told = &document.0["paths"]["/runs/{id}/events"]["get"]["responses"]["200"]["content"];
-    assert!(told[streamed.header("content-type")].is_object(), "{told}");
+    let reported = &document.0["paths"]["/runs/{id}/events"]["get"]["responses"]["200"]["content"];
+    assert!(
+        reported[streamed.header("content-type")].is_object(),
+        "{reported}"
+    );
 
     let failed = app.run("failing", "go").await;
     get(&format!("/runs/{}", failed.id()), "/runs/{id}").await;

@@ -58,16 +58,16 @@ async fn a_streaming_post_tells_every_event_and_every_delta_in_order() {
     let id = id(&stream);
     assert_eq!(stream.headers()["cache-control"], "no-store, no-transform");
     assert_eq!(stream.headers()["location"], format!("/runs/{id}"));
-    let told = stream.rest().await;
+    let reported = stream.rest().await;
 
-    assert!(gapless(&told), "{:?}", numbers(&told));
-    let all: Vec<_> = told.iter().map(Event::kind).collect();
+    assert!(gapless(&reported), "{:?}", numbers(&reported));
+    let all: Vec<_> = reported.iter().map(Event::kind).collect();
     let (before, rest) = all.split_at(3);
     let (deltas, after) = rest.split_at(rest.len() - 2);
     assert_eq!(before, ["run.queued", "run.started", "turn.started"]);
     assert!(deltas.iter().all(|kind| *kind == "text.delta"), "{all:?}");
     assert_eq!(after, ["turn.completed", "run.completed"]);
-    let deltas = told.iter().filter_map(|event| event["text"].as_str());
+    let deltas = reported.iter().filter_map(|event| event["text"].as_str());
     assert_eq!(deltas.collect::<String>(), text.trim_end());
     assert_eq!(app.find(&id).await.output(), text.trim_end());
 }
@@ -89,16 +89,18 @@ async fn a_streaming_post_tells_a_whole_tree() {
     );
     app.provider.always("reader", |_| says("what I have read"));
 
-    let told = post(&app, "planner", json!({})).await.rest().await;
+    let reported = post(&app, "planner", json!({})).await.rest().await;
 
-    assert!(gapless(&told), "{:?}", numbers(&told));
-    let run = app.find(told[0]["run_id"].as_str().expect("an id")).await;
-    let numbered: Vec<_> = told.iter().filter(|event| event.seq() > 0).collect();
+    assert!(gapless(&reported), "{:?}", numbers(&reported));
+    let run = app
+        .find(reported[0]["run_id"].as_str().expect("an id"))
+        .await;
+    let numbered: Vec<_> = reported.iter().filter(|event| event.seq() > 0).collect();
     assert_eq!(numbered, run.events().await.iter().collect::<Vec<_>>());
     // A delta belongs to the turn of its run that has been told last, and that has not been told as completed.
-    for (at, delta) in told.iter().enumerate() {
+    for (at, delta) in reported.iter().enumerate() {
         if delta.kind() == "text.delta" {
-            let turn = told[..at].iter().rev().find(|event| {
+            let turn = reported[..at].iter().rev().find(|event| {
                 event.seq() > 0
                     && event["run_id"] == delta["run_id"]
                     && event.kind().starts_with("turn.")
@@ -108,7 +110,7 @@ async fn a_streaming_post_tells_a_whole_tree() {
             assert_eq!(turn["turn"], delta["turn"]);
         }
     }
-    let deltas = told.iter().filter(|event| event.kind() == "text.delta");
+    let deltas = reported.iter().filter(|event| event.kind() == "text.delta");
     assert_eq!(deltas.count(), 3 + 4 * 4 + 3);
 }
 
@@ -129,12 +131,12 @@ async fn a_body_can_do_without_deltas() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("one two three"));
 
-    let told = post(&app, "solo", json!({"stream": false}))
+    let reported = post(&app, "solo", json!({"stream": false}))
         .await
         .rest()
         .await;
 
-    assert_eq!(kinds(&told).len(), told.len(), "{told:?}");
+    assert_eq!(kinds(&reported).len(), reported.len(), "{reported:?}");
     assert!(!app.provider.requests()[0].wants_stream());
 }
 
@@ -163,14 +165,14 @@ async fn a_silence_is_broken_by_a_comment() {
     let mut stream = resume(&app, &path, 0).await;
 
     within_timeout("a heartbeat", async {
-        let mut told = String::new();
-        while !told.ends_with("\n\n:\n\n") {
+        let mut reported = String::new();
+        while !reported.ends_with("\n\n:\n\n") {
             let chunk = stream.chunk().await.expect("a whole stream");
-            told.push_str(&String::from_utf8_lossy(&chunk.expect("no end")));
+            reported.push_str(&String::from_utf8_lossy(&chunk.expect("no end")));
         }
         let first = "retry: 2000\nid: 1\nevent: run.queued\n";
-        assert!(told.starts_with(first), "{told}");
-        assert!(told.contains("event: turn.started"), "{told}");
+        assert!(reported.starts_with(first), "{reported}");
+        assert!(reported.contains("event: turn.started"), "{reported}");
     })
     .await;
 }
@@ -187,20 +189,20 @@ async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
     let mut stream = within_timeout("a head", request.send())
         .await
         .expect("a head");
-    let mut told = String::new();
-    while !told.contains("event: turn.started") || !told.ends_with("\n\n") {
+    let mut reported = String::new();
+    while !reported.contains("event: turn.started") || !reported.ends_with("\n\n") {
         let chunk = within_timeout("a chunk", stream.chunk())
             .await
             .expect("a stream")
             .expect("no end");
-        let is_first = told.is_empty();
-        told.push_str(&String::from_utf8_lossy(&chunk));
+        let is_first = reported.is_empty();
+        reported.push_str(&String::from_utf8_lossy(&chunk));
         if is_first {
             let first = "retry: 2000\nid: 1\nevent: run.queued\n";
-            assert!(told.starts_with(first), "{told}");
+            assert!(reported.starts_with(first), "{reported}");
         }
     }
-    let last = told.matches("\nid: ").count() as u64;
+    let last = reported.matches("\nid: ").count() as u64;
 
     // Nothing is new for who comes back: a comment says that the stream is open.
     let path = stream.headers()["location"].to_str().expect("text");
@@ -228,13 +230,13 @@ async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
 /// A client that keeps what it was told, and the number of the last event that came whole.
 #[derive(Default)]
 struct Reader {
-    told: Vec<Event>,
+    reported: Vec<Event>,
     cuts: usize,
 }
 
 impl Reader {
     fn last(&self) -> u64 {
-        self.told.last().map_or(0, Event::seq)
+        self.reported.last().map_or(0, Event::seq)
     }
 
     /// Listens on, reads a few events, and hangs up.
@@ -243,7 +245,7 @@ impl Reader {
         for _ in 0..few {
             let event = stream.next().await.expect("another event");
             if event.seq() > 0 {
-                self.told.push(event);
+                self.reported.push(event);
             }
         }
         self.cuts += 1;
@@ -290,11 +292,14 @@ async fn a_client_that_is_cut_a_hundred_times_misses_nothing_and_hears_nothing_t
     }
     assert_eq!(reader.cuts, 100);
     let rest = Events::new(resume(&app, &path, reader.last()).await);
-    reader.told.extend(rest.rest().await);
+    reader.reported.extend(rest.rest().await);
 
-    assert!(gapless(&reader.told), "{:?}", numbers(&reader.told));
-    assert_eq!(reader.told, app.find(&id).await.events().await);
-    assert_eq!(reader.told.last().map(Event::kind), Some("run.completed"));
+    assert!(gapless(&reader.reported), "{:?}", numbers(&reader.reported));
+    assert_eq!(reader.reported, app.find(&id).await.events().await);
+    assert_eq!(
+        reader.reported.last().map(Event::kind),
+        Some("run.completed")
+    );
     assert_eq!(resume(&app, &path, reader.last()).await.status(), 204);
 }
 
@@ -321,8 +326,8 @@ async fn who_comes_back_after_the_end_is_told_to_stay_away() {
         let over = resume(&app, &path, last).await;
         assert_eq!(over.status(), 204, "{path}");
         assert_eq!(over.headers()["cache-control"], "no-store, no-transform");
-        let asked = app.events_at(&format!("{path}&after={last}")).await;
-        assert_eq!(asked.rest().await, [], "{path}");
+        let sent = app.events_at(&format!("{path}&after={last}")).await;
+        assert_eq!(sent.rest().await, [], "{path}");
         let nearly = Events::new(resume(&app, &path, last - 1).await)
             .rest()
             .await;

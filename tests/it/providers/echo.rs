@@ -125,9 +125,9 @@ async fn equal_ids_are_told_apart_and_never_echoed() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
-    assert_eq!(told.tool_results(), ["Task: one", "Task: two"]);
-    let messages = &told.body["messages"];
+    let reported = app.provider.wait_for_request("planner", 2).await;
+    assert_eq!(reported.tool_results(), ["Task: one", "Task: two"]);
+    let messages = &reported.body["messages"];
     let (calls, results) = (&messages[1]["content"], &messages[2]["content"]);
     assert_eq!(calls[0]["id"], "same");
     assert_ne!(calls[1]["id"], "same");

@@ -317,7 +317,7 @@ async fn an_error_in_a_stream_ends_it() {
     assert!(openai.may_be_billed);
     let begun =
         "data: {\"type\":\"response.output_text.delta\",\"output_index\":0,\"delta\":\"he\"}\n\n";
-    for (event, told) in [
+    for (event, reported) in [
         (
             json!({"type": "error", "code": "rate_limit_exceeded", "message": "slow down", "param": null}),
             "rate_limit: slow down",
@@ -339,7 +339,7 @@ async fn an_error_in_a_stream_ends_it() {
     ] {
         let body = format!("{begun}data: {event}\n\n");
         let error = error(Wire::Responses, &body).await;
-        assert_eq!(error.to_string(), told);
+        assert_eq!(error.to_string(), reported);
         assert!(error.may_be_billed);
     }
     let whole =
@@ -415,8 +415,8 @@ async fn nobody_there_is_a_server_error_and_for_ollama_a_hint() {
             }
             _ => {
                 let place = base.strip_prefix("http://").expect("an address");
-                let told = format!("server: could not connect to {place}: Connection refused");
-                assert!(error.starts_with(&told), "{error}");
+                let reported = format!("server: could not connect to {place}: Connection refused");
+                assert!(error.starts_with(&reported), "{error}");
             }
         }
     }

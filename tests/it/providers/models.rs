@@ -160,8 +160,8 @@ async fn extra_keys_reach_the_body_and_stay_within_bounds() {
         let refused = app
             .post("/agents/paid/runs", &json!({"params": {"extra": extra}}))
             .await;
-        let told = refused.problem(422);
-        assert!(told.contains(why), "{told}");
+        let reported = refused.problem(422);
+        assert!(reported.contains(why), "{reported}");
         assert_eq!(refused.json()["errors"][0]["pointer"], "/params/extra");
     }
 }

@@ -22,8 +22,8 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
 
     let run = app.run("asker", "go").await;
     assert_eq!(run.output(), "done");
-    let asked = app.provider.wait_for_request("gemini-3.8-flash", 1).await;
-    assert_eq!(asked.api_key(), Some("key-of-gemini"));
+    let sent = app.provider.wait_for_request("gemini-3.8-flash", 1).await;
+    assert_eq!(sent.api_key(), Some("key-of-gemini"));
     assert!(
         run["tree"]["cost_usd"]
             .as_f64()
@@ -42,16 +42,16 @@ async fn a_key_in_the_environment_is_enough_for_a_known_service() {
         ("region", "set AWS_REGION"),
     ] {
         let refused = app.post(&format!("/agents/{agent}/runs"), &json!({})).await;
-        let told = refused.problem(422);
-        assert!(told.contains(why), "{told}");
+        let reported = refused.problem(422);
+        assert!(reported.contains(why), "{reported}");
     }
     let unknown = app
         .post("/agents/poor/runs", &json!({"model": "nobody/x"}))
         .await;
-    let told = unknown.problem(422);
+    let reported = unknown.problem(422);
     assert!(
-        told.ends_with("anthropic, openai, ollama, gemini, groq, responses"),
-        "{told}"
+        reported.ends_with("anthropic, openai, ollama, gemini, groq, responses"),
+        "{reported}"
     );
 }
 
@@ -69,7 +69,7 @@ async fn a_service_whose_address_is_written_keeps_its_field_for_the_longest_repl
 
     assert_eq!(app.run("cloud", "go").await.output(), "done");
 
-    let asked = app.provider.wait_for_request("my-deployment", 1).await;
-    assert_eq!(asked.body["max_completion_tokens"], 50);
-    assert_eq!(asked.body["max_tokens"], json!(null));
+    let sent = app.provider.wait_for_request("my-deployment", 1).await;
+    assert_eq!(sent.body["max_completion_tokens"], 50);
+    assert_eq!(sent.body["max_tokens"], json!(null));
 }

@@ -348,9 +348,9 @@ async fn after_a_restart_a_run_that_needs_the_key_fails_and_says_so() {
         app.provider.requests_for("closed")[0].api_key(),
         Some("key-of-anthropic")
     );
-    let asked = app.provider.requests_for("mixed");
+    let sent = app.provider.requests_for("mixed");
     assert!(
-        asked.iter().all(|seen| seen.api_key() == Some(OTHER)),
+        sent.iter().all(|seen| seen.api_key() == Some(OTHER)),
         "the operator's key was used"
     );
 }

@@ -250,25 +250,28 @@ async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
     app.provider.wait_for_concurrency("solo", 1).await;
     let mut events = app.events(&run).await;
     // Who has been told what is stored is listening to what comes.
-    let mut heard = events.until("run.queued").await;
+    let mut received = events.until("run.queued").await;
     gate.open();
-    heard.extend(events.rest().await);
+    received.extend(events.rest().await);
 
     let run = run.wait_for_end().await;
     assert_eq!(run.output(), "the whole story");
     // With what the broken reply had reported.
     assert_eq!(run.usage(), (10 + 3, 1 + 4, 0));
-    let withdrawn = heard
+    let withdrawn = received
         .iter()
         .position(|event| event.kind() == "text.withdrawn");
-    assert!(withdrawn.is_some(), "{heard:?}");
-    let told: String = heard[withdrawn.unwrap_or_default()..]
+    assert!(withdrawn.is_some(), "{received:?}");
+    let reports_seen: String = received[withdrawn.unwrap_or_default()..]
         .iter()
         .filter(|event| event.kind() == "text.delta")
         .map(|event| event["text"].as_str().expect("a text"))
         .collect();
-    assert_eq!(told, "the whole story");
-    assert!(kinds(&heard).contains(&"retry.scheduled"), "{heard:?}");
+    assert_eq!(reports_seen, "the whole story");
+    assert!(
+        kinds(&received).contains(&"retry.scheduled"),
+        "{received:?}"
+    );
     assert!(run.events().await.iter().all(|event| event.seq() > 0));
 }
 

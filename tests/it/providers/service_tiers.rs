@@ -144,8 +144,9 @@ async fn where_it_is_not_sold_a_warning_says_so_once() {
     for (agent, model) in [("claude", "anthropic/claude"), ("old", "openai/gpt-4.1")] {
         let run = app.run(agent, "go").await;
         assert_eq!(run.output(), "done");
-        let told = format!("{model} is not sold with service \"flex\": sent with the usual one");
-        assert_eq!(warnings(&run.events().await), [told]);
+        let reported =
+            format!("{model} is not sold with service \"flex\": sent with the usual one");
+        assert_eq!(warnings(&run.events().await), [reported]);
     }
     let seen = app.provider.requests();
     assert!(seen.iter().all(|seen| seen.body["service_tier"].is_null()));

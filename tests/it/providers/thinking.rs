@@ -414,7 +414,7 @@ async fn thinking_of_a_request_that_is_sent_again_is_withdrawn() {
 
 #[tokio::test]
 async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
-    for (wire, asked) in [
+    for (wire, sent) in [
         (
             Wire::Responses,
             json!({"reasoning": {"summary": "concise"}}),
@@ -428,7 +428,7 @@ async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
             json!({"thinking": {"type": "adaptive", "display": "summarized"}}),
         ),
     ] {
-        let effort = match asked["reasoning"]["effort"].as_str() {
+        let effort = match sent["reasoning"]["effort"].as_str() {
             Some(effort) => format!("effort = \"{effort}\"\n"),
             None => String::new(),
         };
@@ -450,7 +450,7 @@ async fn a_summary_is_asked_for_only_if_the_agent_says_so() {
             app.provider.will(agent, [says("done")]);
             assert_eq!(app.run(agent, "go").await.output(), "done");
         }
-        let (field, value) = asked
+        let (field, value) = sent
             .as_object()
             .and_then(|it| it.iter().next())
             .expect("a field");

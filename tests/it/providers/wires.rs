@@ -15,12 +15,12 @@ struct Steps {
     tree: (u64, u64, u64),
     events: Vec<String>,
     messages: Value,
-    asked: Vec<Asked>,
+    sent_request: Vec<SentRequest>,
 }
 
 /// What a request says, on whatever wire.
 #[derive(Debug, PartialEq)]
-struct Asked {
+struct SentRequest {
     system: String,
     user: Vec<String>,
     results: Vec<String>,
@@ -68,11 +68,11 @@ async fn delegation(wire: Wire, stream: bool) -> Steps {
         tree: run.tree_usage(),
         events: kinds(&events).into_iter().map(str::to_owned).collect(),
         messages: without_ids(run.messages().await),
-        asked: app
+        sent_request: app
             .provider
             .requests()
             .iter()
-            .map(|seen| Asked {
+            .map(|seen| SentRequest {
                 system: seen.system(),
                 user: seen.user_messages(),
                 results: seen.tool_results(),
@@ -322,24 +322,25 @@ async fn what_a_model_has_no_parameter_for_is_left_out_with_a_warning() {
     let old = app.run("old", "go").await;
 
     assert_eq!((new.output(), old.output()), ("done", "done"));
-    let asked = app.provider.wait_for_request("gpt-5-mini", 2).await;
-    assert_eq!(asked.wire, Wire::Responses);
-    assert_eq!(asked.body.get("stop"), None);
-    let asked = app.provider.wait_for_request("gpt-4.1", 1).await;
-    assert_eq!(asked.wire, Wire::Openai);
-    assert_eq!(asked.body["stop"], json!(["END"]));
+    let sent_request = app.provider.wait_for_request("gpt-5-mini", 2).await;
+    assert_eq!(sent_request.wire, Wire::Responses);
+    assert_eq!(sent_request.body.get("stop"), None);
+    let sent_request = app.provider.wait_for_request("gpt-4.1", 1).await;
+    assert_eq!(sent_request.wire, Wire::Openai);
+    assert_eq!(sent_request.body["stop"], json!(["END"]));
     let warnings = |events: &[Event]| {
         let warnings = events
             .iter()
             .filter(|event| event.kind() == "model.warning");
-        let told = warnings.map(|event| event["message"].as_str().unwrap_or_default().to_owned());
-        told.collect::<Vec<_>>()
+        let reported =
+            warnings.map(|event| event["message"].as_str().unwrap_or_default().to_owned());
+        reported.collect::<Vec<_>>()
     };
-    let told = warnings(&new.events().await);
-    assert_eq!(told.len(), 1, "once for a run: {told:?}");
+    let reported = warnings(&new.events().await);
+    assert_eq!(reported.len(), 1, "once for a run: {reported:?}");
     assert!(
-        told[0].starts_with("`stop` is not sent: gpt-5-mini"),
-        "{told:?}"
+        reported[0].starts_with("`stop` is not sent: gpt-5-mini"),
+        "{reported:?}"
     );
     assert!(warnings(&old.events().await).is_empty());
 }

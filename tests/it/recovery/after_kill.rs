@@ -86,10 +86,10 @@ async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
             resumed.map(|event| event["attempt"].clone()),
             Some(2.into())
         );
-        let asked = app.provider.requests();
-        assert_eq!(asked.len(), 2);
-        assert_eq!(asked[0].body, asked[1].body);
-        assert_eq!(asked[1].wants_stream(), stream);
+        let sent = app.provider.requests();
+        assert_eq!(sent.len(), 2);
+        assert_eq!(sent[0].body, sent[1].body);
+        assert_eq!(sent[1].wants_stream(), stream);
         is_as_charged(&app, &run);
         app.daemon.wait_for_log(&id).await;
     }
@@ -134,9 +134,9 @@ async fn children_done_under_way_and_not_yet_begun_each_count_once() {
     let tasks = [("reader", "1"), ("reader", "2"), ("reader", "3")];
     app.provider
         .will("planner", [delegates(tasks), says("done")]);
-    let asked = AtomicUsize::new(0);
+    let sent = AtomicUsize::new(0);
     app.provider.always("reader", move |seen| {
-        match asked.fetch_add(1, Ordering::SeqCst) {
+        match sent.fetch_add(1, Ordering::SeqCst) {
             1 => hangs(),
             _ => says(format!("read {}", seen.user_messages()[0])),
         }
@@ -286,9 +286,9 @@ async fn recorded_results_are_sent_again_as_they_were() {
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["turns"], 2);
-    let asked = app.provider.requests_for("planner");
-    assert_eq!(asked.len(), 3);
-    assert_eq!(asked[1].body, asked[2].body);
+    let sent = app.provider.requests_for("planner");
+    assert_eq!(sent.len(), 3);
+    assert_eq!(sent[1].body, sent[2].body);
     assert_eq!(app.provider.requests_for("reader").len(), 2);
     each_call_has_one_child(&run).await;
     is_as_charged(&app, &run);
@@ -359,11 +359,11 @@ async fn a_child_that_was_cancelled_alone_is_an_error_to_its_parent() {
     assert_eq!(child.status(), "cancelled");
     assert_eq!(child["cancel_reason"], "not needed");
     // Whenever it asks, it asks with the same result.
-    for asked in &app.provider.requests_for("planner")[1..] {
+    for sent in &app.provider.requests_for("planner")[1..] {
         assert!(
-            asked.tool_results()[0].contains("failed - cancelled: not needed"),
+            sent.tool_results()[0].contains("failed - cancelled: not needed"),
             "{:?}",
-            asked.tool_results()
+            sent.tool_results()
         );
     }
     assert_eq!(app.provider.requests_for("reader").len(), 1);
@@ -450,10 +450,10 @@ async fn a_queued_run_keeps_what_it_was_asked() {
 
     app.crash_and_restart().await;
     assert_eq!(app.find(&slow).await.wait_for_end().await.output(), "done");
-    let asked = app.provider.wait_for_request("solo", 1).await;
-    assert_eq!(asked.user_messages(), ["go\n\nContext:\nby noon"]);
-    assert_eq!(asked.system(), "Work.");
-    assert_eq!(asked.body["temperature"], 0.25);
+    let sent = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(sent.user_messages(), ["go\n\nContext:\nby noon"]);
+    assert_eq!(sent.system(), "Work.");
+    assert_eq!(sent.body["temperature"], 0.25);
     begun(&app, &id, 1).await;
     // Its first life ends here.
     app.crash_and_restart().await;
@@ -462,7 +462,7 @@ async fn a_queued_run_keeps_what_it_was_asked() {
     assert_eq!(run.output(), "done");
     assert_eq!(
         app.provider.wait_for_request("solo", 2).await.body,
-        asked.body
+        sent.body
     );
     let events = run.events().await;
     assert_complete(&events);
@@ -540,15 +540,11 @@ async fn what_a_run_was_started_with_is_what_it_goes_on_with() {
         app.find(&second).await.wait_for_end().await.output(),
         "read again"
     );
-    let asked = app.provider.requests_for("planner");
-    assert!(
-        asked[1].system().starts_with("Old."),
-        "{}",
-        asked[1].system()
-    );
-    assert_eq!(asked[1].body, asked[2].body);
-    let asked = app.provider.requests_for("reader");
-    assert_eq!(asked[1].body, asked[2].body);
+    let sent = app.provider.requests_for("planner");
+    assert!(sent[1].system().starts_with("Old."), "{}", sent[1].system());
+    assert_eq!(sent[1].body, sent[2].body);
+    let sent = app.provider.requests_for("reader");
+    assert_eq!(sent[1].body, sent[2].body);
     assert!(app.provider.requests_for("other").is_empty());
     assert_eq!(app.find(&first).await["agent_version"], version);
 }
@@ -576,9 +572,9 @@ async fn a_requests_own_words_survive() {
 
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run["labels"], json!({"team": "x"}));
-    let asked = app.provider.requests_for("planner");
-    assert_eq!(asked[1].body["temperature"], 0.25);
-    assert_eq!(asked[0].body, asked[1].body);
+    let sent = app.provider.requests_for("planner");
+    assert_eq!(sent[1].body["temperature"], 0.25);
+    assert_eq!(sent[0].body, sent[1].body);
     // The planner's 15 and the reader's 15.
     assert_eq!(run.failure().1, "budget exceeded: used 30 of 20 tokens");
 }
@@ -712,7 +708,7 @@ async fn a_crash_after_the_end_changes_nothing() {
     app.provider.will("reader", [says("read")]);
     let done = app.run("planner", "go").await.id().to_owned();
     let failed = app.run("failing", "go").await.id().to_owned();
-    let asked = app.provider.requests().len();
+    let sent = app.provider.requests().len();
     let look = async |app: &TestApp| {
         let mut texts = Vec::new();
         for id in [&done, &failed] {
@@ -727,7 +723,7 @@ async fn a_crash_after_the_end_changes_nothing() {
     app.crash_and_restart().await;
 
     assert_eq!(look(&app).await, before);
-    assert_eq!(app.provider.requests().len(), asked);
+    assert_eq!(app.provider.requests().len(), sent);
 }
 
 #[tokio::test]

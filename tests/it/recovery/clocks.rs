@@ -119,13 +119,13 @@ async fn a_persons_time_is_in_no_quota_after_a_restart() {
     // Once it waited before the kill, once it still waits.
     for place in 0..2 {
         let path = format!("/runs/{run}/events?after=0");
-        let asked = |got: &ApiResponse| -> Vec<Value> {
+        let sent = |got: &ApiResponse| -> Vec<Value> {
             let events = got.json()["data"].as_array().cloned().unwrap_or_default();
             let of = |event: &Value| event["type"] == "approval.requested";
             events.into_iter().filter(of).collect()
         };
-        let got = app.get_until(&path, |got| asked(got).len() > place).await;
-        let request = asked(&got).remove(place);
+        let got = app.get_until(&path, |got| sent(got).len() > place).await;
+        let request = sent(&got).remove(place);
         let text = |name: &str| request[name].as_str().expect("a text").to_owned();
         let child = text("run_id");
         app.get_until(&format!("/runs/{child}"), |got| {

@@ -235,7 +235,7 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
     let run = app.start("planner", "go").await;
     let id = run.id().to_owned();
     let mut stream = app.events(&run).await;
-    let mut heard = stream
+    let mut received = stream
         .until_matches(|events| {
             count(events, "tool.completed") == 1 && count(events, "turn.started") == 3
         })
@@ -246,26 +246,26 @@ async fn a_parked_tree_goes_on_where_it_stood_and_its_listener_misses_nothing() 
     let before = ids(&run.tree_runs().await);
 
     app.daemon.signal("TERM");
-    heard.extend(stream.rest().await);
+    received.extend(stream.rest().await);
     stopped(&mut app).await;
     // Both processes say what they did.
     app.daemon.wait_for_log(&id).await;
     app.restart_after_end().await;
 
-    let last = heard.last().expect("events").seq();
+    let last = received.last().expect("events").seq();
     let request = app
         .request(Method::GET, &format!("/runs/{id}/events"))
         .header("accept", "text/event-stream")
         .header("last-event-id", last.to_string());
     let response = within_timeout("the stream's head", request.send()).await;
-    heard.extend(Events::new(response.expect("listen")).rest().await);
-    assert_complete(&heard);
+    received.extend(Events::new(response.expect("listen")).rest().await);
+    assert_complete(&received);
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run["attempt"], 2);
-    assert_eq!(heard, run.events().await);
-    assert_eq!(count(&heard, "run.queued"), 3);
-    assert_eq!(count(&heard, "tool.completed"), 2);
+    assert_eq!(received, run.events().await);
+    assert_eq!(count(&received, "run.queued"), 3);
+    assert_eq!(count(&received, "tool.completed"), 2);
     assert_eq!(ids(&run.tree_runs().await), before);
     let attempts: u64 = run
         .children()
@@ -340,9 +340,9 @@ async fn a_stop_in_the_middle_of_a_streamed_reply_takes_nothing_half_said() {
 
     let run = app.find(&id).await.wait_for_end().await;
     assert_eq!(run.output(), "all of it");
-    let asked = app.provider.requests();
-    assert_eq!(asked[0].body, asked[1].body);
-    assert!(asked[1].wants_stream());
+    let sent = app.provider.requests();
+    assert_eq!(sent[0].body, sent[1].body);
+    assert!(sent[1].wants_stream());
 }
 
 #[tokio::test]

@@ -307,10 +307,10 @@ impl Node {
         })
     }
 
-    fn each(&self, name: &str, told: &mut impl FnMut(&str, &Node)) {
-        told(name, self);
+    fn each(&self, name: &str, reported: &mut impl FnMut(&str, &Node)) {
+        reported(name, self);
         for (name, node) in self.children(name) {
-            node.each(&name, told);
+            node.each(&name, reported);
         }
     }
 
@@ -525,7 +525,7 @@ fn facts(run: &Run) -> Value {
 impl Outcome {
     /// The log tells one life of each run, with every number once, and all of them have ended.
     fn is_in_order(&self) {
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for (at, event) in self.events.iter().enumerate() {
             assert_eq!(event.seq, at as u64 + 1, "{self:?}");
             let data: Value = serde_json::from_str(&event.data).expect("JSON");
@@ -535,7 +535,7 @@ impl Outcome {
                 _ => data["tool_call_id"].to_string(),
             };
             // A turn whose reply was lost is begun again.
-            let is_new = told.insert((event.run_id, event.name.to_string(), once));
+            let is_new = reported.insert((event.run_id, event.name.to_string(), once));
             assert!(
                 is_new || event.name == "turn.started",
                 "{data} twice in {self:?}"

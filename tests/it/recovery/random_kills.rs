@@ -63,14 +63,14 @@ fn house() -> Setup {
 /// What the models say: each mid delegates twice and repeats what it heard, and so does the root.
 fn teach(provider: &FakeProvider) {
     provider.always("root", |seen| match seen.tool_results().as_slice() {
-        [] => delegates("mid", &told(seen), mids_of(&told(seen))).with_usage(100, 10),
-        results => says(format!("{}: {}", told(seen), results.join(" | "))).with_usage(200, 20),
+        [] => delegates("mid", &reported(seen), mids_of(&reported(seen))).with_usage(100, 10),
+        results => says(format!("{}: {}", reported(seen), results.join(" | "))).with_usage(200, 20),
     });
     provider.always("mid", |seen| match seen.tool_results().as_slice() {
-        [] => delegates("leaf", &told(seen), LEAVES).with_usage(30, 3),
-        results => says(format!("{} [{}]", told(seen), results.join(", "))).with_usage(40, 4),
+        [] => delegates("leaf", &reported(seen), LEAVES).with_usage(30, 3),
+        results => says(format!("{} [{}]", reported(seen), results.join(", "))).with_usage(40, 4),
     });
-    provider.always("leaf", |seen| says(told(seen)).with_usage(5, 1));
+    provider.always("leaf", |seen| says(reported(seen)).with_usage(5, 1));
 }
 
 fn delegates(agent: &str, own: &str, count: usize) -> ScriptedAnswer {
@@ -81,7 +81,7 @@ fn delegates(agent: &str, own: &str, count: usize) -> ScriptedAnswer {
 }
 
 /// What a run was told to do.
-fn told(seen: &RecordedRequest) -> String {
+fn reported(seen: &RecordedRequest) -> String {
     let words = &seen.user_messages()[0];
     words.strip_prefix("Task: ").unwrap_or(words).to_owned()
 }
@@ -190,8 +190,8 @@ fn tells_one_life(run: &Value, log: &[Event]) {
     let calls: BTreeSet<_> = completed.iter().cloned().collect();
     assert_eq!(calls.len(), completed.len(), "a result twice in {own:#?}");
     for kind in ["tool.started", "agent.called", "agent.returned"] {
-        let told: BTreeSet<_> = named(kind, "tool_call_id").into_iter().collect();
-        assert_eq!(told, calls, "{kind} in {own:#?}");
+        let reported: BTreeSet<_> = named(kind, "tool_call_id").into_iter().collect();
+        assert_eq!(reported, calls, "{kind} in {own:#?}");
     }
 }
 
@@ -217,11 +217,14 @@ impl Story {
     async fn strike(&mut self, app: &mut TestApp, dice: &mut Dice, grove: &[Tree], ids: &[String]) {
         self.look(app, ids).await;
         let seen = app.provider.requests();
-        let asked: BTreeSet<_> = seen.iter().map(|seen| (told(seen), seen.turn())).collect();
+        let sent: BTreeSet<_> = seen
+            .iter()
+            .map(|seen| (reported(seen), seen.turn()))
+            .collect();
         let to_come = grove
             .iter()
             .flat_map(Tree::turns)
-            .filter(|turn| !asked.contains(turn))
+            .filter(|turn| !sent.contains(turn))
             .count();
         // Either when a request comes in, or when an event has just been committed.
         if dice.below(2) == 0 {
@@ -267,19 +270,19 @@ impl Story {
                 }
             }
         }
-        let asked = app.provider.requests().len();
+        let sent = app.provider.requests().len();
         for turn in turns {
-            self.recorded.entry(turn).or_insert(asked);
+            self.recorded.entry(turn).or_insert(sent);
         }
     }
 
     fn nothing_recorded_was_asked_again(&self, provider: &FakeProvider) {
         let mut requests: BTreeMap<Turn, usize> = BTreeMap::new();
         for (number, seen) in provider.requests().iter().enumerate() {
-            let turn = (told(seen), seen.turn());
-            if let Some(&asked) = self.recorded.get(&turn) {
+            let turn = (reported(seen), seen.turn());
+            if let Some(&sent) = self.recorded.get(&turn) {
                 assert!(
-                    number < asked,
+                    number < sent,
                     "{turn:?} is asked for again after its reply was recorded"
                 );
             }

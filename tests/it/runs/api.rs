@@ -247,11 +247,11 @@ async fn a_request_overrides_the_file() {
         .await;
 
     assert_eq!(run.output(), "done");
-    let asked = app.provider.wait_for_request("other", 1).await;
-    assert_eq!(asked.body["temperature"], 0.0);
-    assert_eq!(asked.body["top_p"], 0.8);
-    assert_eq!(asked.body["max_tokens"], 5);
-    assert!(asked.wants_stream());
+    let sent = app.provider.wait_for_request("other", 1).await;
+    assert_eq!(sent.body["temperature"], 0.0);
+    assert_eq!(sent.body["top_p"], 0.8);
+    assert_eq!(sent.body["max_tokens"], 5);
+    assert!(sent.wants_stream());
 }
 
 #[tokio::test]

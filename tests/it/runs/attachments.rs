@@ -527,8 +527,8 @@ async fn a_file_goes_with_a_run_of_the_command_line() {
     for more in [&["--server", app.daemon.url.as_str()][..], &[]] {
         let output = run(more).await;
         let said = String::from_utf8_lossy(&output.stdout);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(said, "a grey pixel\n", "{told}");
+        let reported = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, "a grey pixel\n", "{reported}");
     }
     for number in 1..=2 {
         assert_eq!(

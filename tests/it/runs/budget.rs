@@ -408,13 +408,13 @@ async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
         .agent("slow", "")
         .spawn()
         .await;
-    let (asked, done) = (Gate::closed(), Gate::closed());
+    let (sent, done) = (Gate::closed(), Gate::closed());
     app.provider
         .will("planner", [delegates([("child", "x"), ("slow", "y")])]);
     // The first is refused by the child's own budget, the second by the root's.
     app.provider.will(
         "child",
-        [delegates([("solo", "1"), ("solo", "2")]).after_gate(&asked)],
+        [delegates([("solo", "1"), ("solo", "2")]).after_gate(&sent)],
     );
     let door = done.clone();
     app.provider
@@ -422,7 +422,7 @@ async fn a_refusal_of_two_budgets_in_one_reply_outlives_a_crash() {
     let run = app.start("planner", "go").await;
     let id = run.id().to_owned();
     app.provider.wait_for_request("slow", 1).await;
-    asked.open();
+    sent.open();
     let mut events = app.events(&run).await;
     events.until("agent.returned").await;
 

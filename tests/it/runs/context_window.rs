@@ -543,9 +543,9 @@ async fn a_daemon_killed_after_a_summary_goes_on_with_it() {
 async fn what_is_no_longer_sent_can_be_recalled() {
     let toml = format!("{READER}\n[context]\nrecall = true");
     let app = library(&[("reader", &toml)]).spawn().await;
-    let (read, asked) = (reader(12), AtomicUsize::new(0));
+    let (read, sent) = (reader(12), AtomicUsize::new(0));
     app.provider.always("reader", move |seen| {
-        let is_done = !is_summary(seen) && asked.fetch_add(1, Ordering::SeqCst) == 12;
+        let is_done = !is_summary(seen) && sent.fetch_add(1, Ordering::SeqCst) == 12;
         match is_done {
             true => calls([("recall", json!({"query": "line 17 BOOK", "limit": 2}))]),
             false => read(seen),

@@ -165,8 +165,8 @@ async fn garbage_collection_analyses_and_trims() {
     assert_eq!(dry.status, 200, "{}", dry.text);
     assert_eq!(dry.json()["analysis"], "You count.");
     assert_eq!(entries(&app, "solo").await.len(), 3);
-    let asked = app.provider.wait_for_request("solo", 4).await;
-    assert!(asked.body.to_string().contains("three"), "{:?}", asked.body);
+    let sent = app.provider.wait_for_request("solo", 4).await;
+    assert!(sent.body.to_string().contains("three"), "{:?}", sent.body);
 
     let real = app.post("/agents/solo/gc", &json!({})).await;
     assert_eq!(real.status, 200, "{}", real.text);
@@ -188,9 +188,9 @@ async fn an_analysis_is_free_text_whatever_shape_the_agents_replies_have() {
     let got = app.post("/agents/solo/gc", &json!({"dry_run": true})).await;
 
     assert_eq!(got.status, 200, "{}", got.text);
-    let asked = |nth| app.provider.wait_for_request("solo", nth);
-    assert!(asked(1).await.body.get("output_config").is_some());
-    assert!(asked(2).await.body.get("output_config").is_none());
+    let sent = |nth| app.provider.wait_for_request("solo", nth);
+    assert!(sent(1).await.body.get("output_config").is_some());
+    assert!(sent(2).await.body.get("output_config").is_none());
 }
 
 #[tokio::test]

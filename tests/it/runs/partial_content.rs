@@ -23,7 +23,7 @@ async fn streaming<'a>(app: &'a TestApp, agent: &str) -> (Run<'a>, Events, Vec<E
     (app.find(id).await, events, before)
 }
 
-fn told(events: &[Event]) -> String {
+fn reported(events: &[Event]) -> String {
     let deltas = events.iter().filter(|event| event.kind() == "text.delta");
     deltas
         .map(|event| event["text"].as_str().expect("a text"))
@@ -61,7 +61,7 @@ async fn a_cancelled_stream_keeps_its_text_and_its_known_tokens() {
         assert_eq!(run.usage(), usage, "{wire}");
         assert_eq!(run["tree"]["complete"], false, "{wire}");
         before.extend(events.rest().await);
-        assert_eq!(told(&before), "first ");
+        assert_eq!(reported(&before), "first ");
         assert!(before.iter().all(|event| event.kind() != "text.withdrawn"));
     }
 }
@@ -104,7 +104,7 @@ async fn a_stream_that_breaks_for_good_keeps_its_text() {
 
         let run = run.wait_for_end().await;
         assert_eq!(run.failure().0, "provider_server");
-        assert_eq!(run["partial_content"], told(&before), "{run:?}");
+        assert_eq!(run["partial_content"], reported(&before), "{run:?}");
         assert!(before.iter().all(|event| event.kind() != "text.withdrawn"));
         assert_eq!(run.usage(), usage, "{wire}");
         assert_eq!(run["tree"]["complete"], false, "{wire}");
@@ -152,7 +152,7 @@ async fn the_turn_under_way_wins_over_the_one_before() {
     );
     app.provider.will("reader", [says("read")]);
     let (run, mut events, before) = streaming(&app, "planner").await;
-    let wanted = |events: &[Event]| told(events).ends_with("I ");
+    let wanted = |events: &[Event]| reported(events).ends_with("I ");
     if !wanted(&before) {
         events.until_matches(wanted).await;
     }

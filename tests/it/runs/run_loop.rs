@@ -27,10 +27,14 @@ async fn a_reply_without_calls_is_the_runs_content() {
     assert_eq!(run["stop_reason"], "end_turn");
     assert_eq!(run["turns"], 1);
     assert_eq!(run.usage(), (7, 3, 0));
-    let asked = app.provider.wait_for_request("solo", 1).await;
-    assert_eq!(asked.system(), "Be brief.");
-    assert_eq!(asked.user_messages(), ["greet me"]);
-    assert!(asked.body.get("tools").is_none(), "{:?}", asked.body);
+    let sent_request = app.provider.wait_for_request("solo", 1).await;
+    assert_eq!(sent_request.system(), "Be brief.");
+    assert_eq!(sent_request.user_messages(), ["greet me"]);
+    assert!(
+        sent_request.body.get("tools").is_none(),
+        "{:?}",
+        sent_request.body
+    );
     assert_eq!(
         kinds(&run.events().await),
         [
@@ -134,12 +138,12 @@ async fn a_tool_that_is_not_offered_is_unknown() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
+    let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.tool_results(),
+        reported.tool_results(),
         ["Unknown tool: \"fly\"", "Unknown tool: \"read_file\""]
     );
-    assert_eq!(told.tool_result_errors(), [true, true]);
+    assert_eq!(reported.tool_result_errors(), [true, true]);
     assert_eq!(run["tool_calls"], 2);
 }
 

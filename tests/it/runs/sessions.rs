@@ -36,7 +36,7 @@ fn counts(gate: &Gate) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + S
 }
 
 /// The last message of a user in each request, in order.
-fn asked(app: &TestApp) -> Vec<String> {
+fn sent_request(app: &TestApp) -> Vec<String> {
     let seen = app.provider.requests();
     let last = |seen: &std::sync::Arc<RecordedRequest>| {
         seen.user_messages().last().cloned().unwrap_or_default()
@@ -294,10 +294,13 @@ async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
     gate.open();
 
     assert_eq!(other.wait_for_end().await.output(), "heard 1");
-    for (run, heard) in runs.iter().zip(1..) {
-        assert_eq!(run.wait_for_end().await.output(), format!("heard {heard}"));
+    for (run, received) in runs.iter().zip(1..) {
+        assert_eq!(
+            run.wait_for_end().await.output(),
+            format!("heard {received}")
+        );
     }
-    let order: Vec<_> = asked(&app)
+    let order: Vec<_> = sent_request(&app)
         .into_iter()
         .filter(|said| said.len() == 1)
         .collect();
@@ -322,7 +325,7 @@ async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
 
     assert_eq!(first.wait_for_end().await.output(), "heard 1");
     assert_eq!(third.wait_for_end().await.output(), "heard 2");
-    assert_eq!(asked(&app), ["1", "3"]);
+    assert_eq!(sent_request(&app), ["1", "3"]);
 }
 
 #[tokio::test]
@@ -359,9 +362,9 @@ async fn a_busy_session_may_refuse() {
     gate.open();
     first.wait_for_end().await;
     // Who knows of the end finds the session free, however often.
-    for heard in 2..30 {
+    for received in 2..30 {
         let next = app.run_with("solo", busy("x", "reject")).await;
-        assert_eq!(next.output(), format!("heard {heard}"));
+        assert_eq!(next.output(), format!("heard {received}"));
     }
 }
 
@@ -392,7 +395,7 @@ async fn those_before_may_be_cancelled() {
             format!("{} takes its place in the session", third.id())
         );
     }
-    assert_eq!(asked(&app), ["0", "1", "3"]);
+    assert_eq!(sent_request(&app), ["0", "1", "3"]);
     // A free session has nobody to cancel.
     let fourth = app.run_with("solo", busy("4", "cancel_previous")).await;
     assert_eq!(fourth.output(), "heard 3");
@@ -439,11 +442,11 @@ async fn the_order_of_a_session_outlives_a_crash() {
 
     app.crash_and_restart().await;
 
-    for (id, heard) in runs.iter().zip(2..) {
+    for (id, received) in runs.iter().zip(2..) {
         let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.output(), format!("heard {heard}"));
+        assert_eq!(ended.output(), format!("heard {received}"));
     }
-    assert_eq!(asked(&app), ["0", "1", "1", "2", "3"]);
+    assert_eq!(sent_request(&app), ["0", "1", "1", "2", "3"]);
     assert_eq!(app.provider.max_concurrency("solo"), 1);
     assert_eq!(app.get("/sessions/talk").await.json()["messages"], 8);
 }
@@ -468,11 +471,11 @@ async fn a_stop_lets_no_run_of_a_session_overtake() {
 
     app.restart().await;
 
-    for (id, heard) in runs.iter().zip(1..) {
+    for (id, received) in runs.iter().zip(1..) {
         let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.output(), format!("heard {heard}"));
+        assert_eq!(ended.output(), format!("heard {received}"));
     }
-    assert_eq!(asked(&app), ["1", "1", "2", "3"]);
+    assert_eq!(sent_request(&app), ["1", "1", "2", "3"]);
 }
 
 #[tokio::test]

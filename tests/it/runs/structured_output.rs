@@ -58,12 +58,12 @@ async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
         assert_eq!(run["turns"], 2);
         assert_eq!(run.usage(), (30, 10, 0));
         let again = app.provider.wait_for_request("solo", 2).await;
-        let told = again.user_messages().pop().expect("a message");
+        let reported = again.user_messages().pop().expect("a message");
         assert!(
-            told.contains("- /n: \"seven\" is not of type \"integer\"\n"),
-            "{told}"
+            reported.contains("- /n: \"seven\" is not of type \"integer\"\n"),
+            "{reported}"
         );
-        assert!(told.contains("'m' was unexpected"), "{told}");
+        assert!(reported.contains("'m' was unexpected"), "{reported}");
         let messages = run.messages().await;
         let roles: Vec<&str> = messages["data"]
             .as_array()
@@ -72,7 +72,7 @@ async fn an_answer_that_does_not_fit_is_asked_for_once_more_with_its_errors() {
             .map(|message| message["role"].as_str().expect("a role"))
             .collect();
         assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
-        assert_eq!(messages["data"][2]["content"], told);
+        assert_eq!(messages["data"][2]["content"], reported);
         assert_complete(&run.events().await);
     }
 }
@@ -118,9 +118,9 @@ async fn nothing_is_asked_again_where_no_turn_is_left() {
 async fn a_request_can_ask_for_an_object_and_text_stays_text() {
     let app = TestApp::setup().agent("solo", "").spawn().await;
     app.provider.always("solo", |_| says("{\"a\": [1]}"));
-    let asked = json!({"input": "go", "response_format": {"type": "json_object"}});
+    let sent = json!({"input": "go", "response_format": {"type": "json_object"}});
 
-    let object = app.run_with("solo", asked).await;
+    let object = app.run_with("solo", sent).await;
     let text = app.run("solo", "go").await;
 
     assert_eq!(object["structured"], json!({"a": [1]}));
@@ -135,11 +135,11 @@ async fn a_schema_that_is_none_is_refused_at_once() {
         .agent("broken", broken)
         .spawn()
         .await;
-    let asked =
+    let sent =
         |schema: Value| json!({"response_format": {"type": "json_schema", "schema": schema}});
 
     let got = app
-        .post("/agents/solo/runs", &asked(json!({"type": "thing"})))
+        .post("/agents/solo/runs", &sent(json!({"type": "thing"})))
         .await;
     assert!(
         got.problem(422).contains("is no JSON Schema"),
@@ -150,7 +150,7 @@ async fn a_schema_that_is_none_is_refused_at_once() {
         got.json()["errors"][0]["pointer"],
         "/response_format/schema"
     );
-    let outside = asked(json!({"$ref": "http://127.0.0.1:9/x.json"}));
+    let outside = sent(json!({"$ref": "http://127.0.0.1:9/x.json"}));
     let got = app.post("/agents/solo/runs", &outside).await;
     assert!(
         got.problem(422).contains("is no JSON Schema"),
@@ -205,17 +205,17 @@ async fn a_childs_answer_is_held_against_its_own_schema() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app
+    let reported = app
         .provider
         .wait_for_request("planner", 2)
         .await
         .tool_results()
         .remove(0);
     assert!(
-        told.starts_with(
+        reported.starts_with(
             "Error: sub-agent \"reader\" failed - the final text does not have the shape that was asked for: "
         ),
-        "{told}"
+        "{reported}"
     );
 }
 

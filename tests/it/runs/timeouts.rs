@@ -70,15 +70,15 @@ async fn each_call_has_the_callers_timeout() {
     let run = app.run("planner", "go").await;
 
     assert_eq!(run.output(), "done");
-    let told = app.provider.wait_for_request("planner", 2).await;
+    let reported = app.provider.wait_for_request("planner", 2).await;
     assert_eq!(
-        told.tool_results(),
+        reported.tool_results(),
         [
             "Error: sub-agent \"slow\" failed - timeout after 1s. You may retry or proceed without this result.",
             "quick",
         ]
     );
-    assert_eq!(told.tool_result_errors(), [true, false]);
+    assert_eq!(reported.tool_result_errors(), [true, false]);
     assert_eq!(run.children().await[0].failure().0, "timeout");
     app.provider.wait_for_disconnects(1).await;
 }

@@ -50,12 +50,12 @@ impl Span {
 /// A collector: an HTTP server that takes OTLP and keeps it.
 struct Collector {
     url: String,
-    told: Arc<watch::Sender<Told>>,
+    reported: Arc<watch::Sender<Reported>>,
     _serving: JoinSet<()>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct Reported {
     spans: Vec<Span>,
     headers: Vec<HeaderMap>,
     services: Vec<String>,
@@ -68,15 +68,15 @@ impl Collector {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let told: Arc<watch::Sender<Told>> = Arc::default();
-        let keeping = Arc::clone(&told);
+        let reported: Arc<watch::Sender<Reported>> = Arc::default();
+        let keeping = Arc::clone(&reported);
         let take = async move |headers: HeaderMap, body: Bytes| take(&keeping, headers, &body);
         let router = Router::new().route("/v1/traces", post(take));
         let mut serving = JoinSet::new();
         serving.spawn(async { axum::serve(listener, router).await.expect("serve") });
         Self {
             url,
-            told,
+            reported,
             _serving: serving,
         }
     }
@@ -87,52 +87,60 @@ impl Collector {
     }
 
     /// What it was told, once that is as wished.
-    async fn until(&self, what: &str, wish: impl FnMut(&Told) -> bool) -> Told {
-        let mut told = self.told.subscribe();
-        let told = within_timeout(what, told.wait_for(wish)).await;
-        told.expect("the collector is there").clone()
+    async fn until(&self, what: &str, wish: impl FnMut(&Reported) -> bool) -> Reported {
+        let mut reported = self.reported.subscribe();
+        let reported = within_timeout(what, reported.wait_for(wish)).await;
+        reported.expect("the collector is there").clone()
     }
 
     /// All spans, once there are so many.
     async fn spans(&self, count: usize) -> Vec<Span> {
         let what = format!("{count} spans");
-        let told = self.until(&what, |told| told.spans.len() >= count).await;
-        assert_eq!(told.spans.len(), count, "{:#?}", told.spans);
-        told.spans
+        let reported = self
+            .until(&what, |reported| reported.spans.len() >= count)
+            .await;
+        assert_eq!(reported.spans.len(), count, "{:#?}", reported.spans);
+        reported.spans
     }
 }
 
-fn take(told: &watch::Sender<Told>, headers: HeaderMap, body: &[u8]) -> (StatusCode, Vec<u8>) {
+fn take(
+    reported: &watch::Sender<Reported>,
+    headers: HeaderMap,
+    body: &[u8],
+) -> (StatusCode, Vec<u8>) {
     let request = ExportTraceServiceRequest::decode(body).expect("OTLP");
     let mut is_refused = false;
-    told.send_modify(|told| {
-        if told.refusals > 0 {
-            told.refusals -= 1;
-            told.refused += 1;
+    reported.send_modify(|reported| {
+        if reported.refusals > 0 {
+            reported.refusals -= 1;
+            reported.refused += 1;
             is_refused = true;
             return;
         }
-        told.headers.push(headers);
+        reported.headers.push(headers);
         for of_resource in request.resource_spans {
             let resource = of_resource.resource.expect("a resource");
             let about = read(resource.attributes);
             let name = about["service.name"].as_str().expect("a name");
-            told.services.push(name.to_owned());
+            reported.services.push(name.to_owned());
             for of_scope in of_resource.scope_spans {
-                told.spans.extend(of_scope.spans.into_iter().map(|span| {
-                    let state = span.status.as_ref().map(|status| status.code());
-                    Span {
-                        kind: span.kind(),
-                        failed: state == Some(State::Error),
-                        trace: hex(&span.trace_id),
-                        id: hex(&span.span_id),
-                        parent: hex(&span.parent_span_id),
-                        name: span.name,
-                        from: span.start_time_unix_nano,
-                        to: span.end_time_unix_nano,
-                        says: read(span.attributes),
-                    }
-                }));
+                reported
+                    .spans
+                    .extend(of_scope.spans.into_iter().map(|span| {
+                        let state = span.status.as_ref().map(|status| status.code());
+                        Span {
+                            kind: span.kind(),
+                            failed: state == Some(State::Error),
+                            trace: hex(&span.trace_id),
+                            id: hex(&span.span_id),
+                            parent: hex(&span.parent_span_id),
+                            name: span.name,
+                            from: span.start_time_unix_nano,
+                            to: span.end_time_unix_nano,
+                            says: read(span.attributes),
+                        }
+                    }));
             }
         }
     });
@@ -303,7 +311,7 @@ async fn a_tree_is_told_span_by_span() {
 
     // Every provider was told where its request stands.
     let seen = app.provider.requests();
-    let mut told: Vec<String> = seen
+    let mut reported: Vec<String> = seen
         .iter()
         .map(|seen| {
             let header = seen.headers["traceparent"].to_str().expect("a header");
@@ -315,9 +323,9 @@ async fn a_tree_is_told_span_by_span() {
         .filter(|span| span.kind == SpanKind::Client)
         .map(|span| format!("00-{}-{}-01", span.trace, span.id))
         .collect();
-    told.sort();
+    reported.sort();
     chats.sort();
-    assert_eq!(told, chats);
+    assert_eq!(reported, chats);
 
     // Nothing of what was said, and no key.
     let all = format!("{spans:?}");
@@ -353,9 +361,9 @@ async fn what_was_said_is_told_where_that_is_asked_for() {
     let second = one(&spans, "chat planner", "axed.turn", &json!(2));
     let input = said(second, "gen_ai.input.messages");
     assert_eq!(input[0], words("user", "secret go")[0]);
-    let asked = &input[1]["parts"][0];
-    assert_eq!(asked["type"], "tool_call");
-    assert_eq!(asked["arguments"]["task"], "secret task");
+    let sent_request = &input[1]["parts"][0];
+    assert_eq!(sent_request["type"], "tool_call");
+    assert_eq!(sent_request["arguments"]["task"], "secret task");
     assert_eq!(input[2]["parts"][0]["response"], "secret words");
     assert!(second.of("gen_ai.system_instructions").is_string());
     let call = &run.children().await[0]["tool_call_id"];
@@ -440,11 +448,11 @@ async fn every_wire_passes_a_trace_on_also_where_nobody_keeps_it() {
     }
 
     let seen = app.provider.requests();
-    let told: Vec<Option<&str>> = seen
+    let reported: Vec<Option<&str>> = seen
         .iter()
         .map(|seen| Some(seen.headers.get("traceparent")?.to_str().expect("text")))
         .collect();
-    assert_eq!(told, [Some(CALLER), None].repeat(Wire::ALL.len()));
+    assert_eq!(reported, [Some(CALLER), None].repeat(Wire::ALL.len()));
 }
 
 #[tokio::test]
@@ -503,15 +511,18 @@ async fn a_cancelled_run_and_a_stop_leave_their_spans() {
     assert!(app.daemon.wait_for_exit().await.success());
 
     // It has gone, so what it had to tell is told.
-    let told = collector.told.borrow().clone();
-    assert_eq!(told.spans.len(), 2, "{told:#?}");
-    for span in &told.spans {
+    let reported = collector.reported.borrow().clone();
+    assert_eq!(reported.spans.len(), 2, "{reported:#?}");
+    for span in &reported.spans {
         assert!(span.failed);
         assert_eq!(*span.of("error.type"), json!("cancelled"));
     }
-    assert_eq!(told.headers[0]["x-token"], "a token");
-    assert_eq!(told.headers[0]["content-type"], "application/x-protobuf");
-    assert_eq!(told.services, ["agents"]);
+    assert_eq!(reported.headers[0]["x-token"], "a token");
+    assert_eq!(
+        reported.headers[0]["content-type"],
+        "application/x-protobuf"
+    );
+    assert_eq!(reported.services, ["agents"]);
 }
 
 #[tokio::test]
@@ -543,7 +554,9 @@ async fn a_collector_that_is_down_costs_a_warning_and_nothing_else() {
 #[tokio::test]
 async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
     let collector = Collector::start().await;
-    collector.told.send_modify(|told| told.refusals = 1);
+    collector
+        .reported
+        .send_modify(|reported| reported.refusals = 1);
     let app = TestApp::setup()
         .agent("solo", "")
         .config(&collector.config())
@@ -554,7 +567,7 @@ async fn a_collector_that_refuses_for_a_while_gets_the_spans_later() {
     app.run("solo", "go").await;
 
     collector.spans(2).await;
-    assert_eq!(collector.told.borrow().refused, 1);
+    assert_eq!(collector.reported.borrow().refused, 1);
     app.daemon.wait_for_log("Traces are sent again").await;
 }
 

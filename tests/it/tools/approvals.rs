@@ -32,17 +32,17 @@ fn writes(path: &str) -> ScriptedAnswer {
 async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
     let run = app.find(id).await;
     let mut events = app.events(&run).await;
-    let heard = events
+    let received = events
         .until_matches(|events| count(events, "approval.requested") == many)
         .await;
-    heard
+    received
         .into_iter()
         .filter(|event| event.kind() == "approval.requested")
         .collect()
 }
 
 /// Sets an agent to work and waits until it asks for approval once.
-async fn asked(app: &TestApp, agent: &str) -> (String, Event) {
+async fn sent(app: &TestApp, agent: &str) -> (String, Event) {
     let id = app.start(agent, "go").await.id().to_owned();
     let request = requests(app, &id, 1).await.remove(0);
     (id, request)
@@ -91,7 +91,7 @@ async fn ended_well(run: &Run<'_>, calls: u64) {
 async fn an_approved_call_is_performed() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
-    let (id, request) = asked(&app, "careful").await;
+    let (id, request) = sent(&app, "careful").await;
     assert_eq!(request["tool"], "write_file");
     assert_eq!(request["arguments"], json!({"path": "a", "content": "new"}));
     assert_eq!(request["turn"], 1);
@@ -128,7 +128,7 @@ async fn an_approved_call_is_performed() {
 async fn a_denial_and_its_reason_reach_the_model() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
-    let (id, request) = asked(&app, "careful").await;
+    let (id, request) = sent(&app, "careful").await;
     let no = json!({"decision": "deny", "reason": "not on a Friday"});
     assert_eq!(decide(&app, &request, no).await.status, 202);
     ended_well(&app.find(&id).await, 0).await;
@@ -151,7 +151,7 @@ async fn a_denial_and_its_reason_reach_the_model() {
 async fn a_call_nobody_decides_about_in_time_is_not_performed() {
     let app = careful("approve_timeout = 1").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
-    let (id, request) = asked(&app, "careful").await;
+    let (id, request) = sent(&app, "careful").await;
     assert!(request["deadline"].is_string(), "{request:?}");
     ended_well(&app.find(&id).await, 0).await;
     let seen = app.provider.wait_for_request("careful", 2).await;
@@ -219,7 +219,7 @@ async fn a_parent_waits_while_all_its_children_wait() {
     app.provider.will("careful", [writes("a"), says("written")]);
     app.provider
         .will("solo", [says("thought").after_gate(&gate)]);
-    let (id, request) = asked(&app, "planner").await;
+    let (id, request) = sent(&app, "planner").await;
     let child = request["run_id"].as_str().expect("an id");
     assert_eq!(app.find(child).await.status(), "waiting");
     assert_eq!(app.find(&id).await.status(), "running", "the other works");
@@ -280,7 +280,7 @@ async fn a_child_in_line_behind_one_that_waits_does_not_keep_its_parent_at_work(
         .will("planner", [delegates(both), says("done")]);
     let files = [writes("a"), says("one"), writes("b"), says("two")];
     app.provider.will("careful", files);
-    let (id, first) = asked(&app, "planner").await;
+    let (id, first) = sent(&app, "planner").await;
     let path = format!("/runs/{id}");
     app.get_until(&path, |got| got.json()["status"] == "waiting")
         .await;
@@ -301,7 +301,7 @@ async fn the_command_line_decides_and_the_metrics_do_not_count_who_waits() {
         [writes("a"), says("done"), writes("b"), says("done")],
     );
     for (decision, file) in [("approve", "a"), ("deny", "b")] {
-        let (id, request) = asked(&app, "careful").await;
+        let (id, request) = sent(&app, "careful").await;
         let metrics = app.get("/metrics").await.text;
         assert!(metrics.contains("\naxed_runs_running 0\n"), "{metrics}");
         let call = request["tool_call_id"].as_str().expect("an id");
@@ -327,7 +327,7 @@ async fn the_command_line_decides_and_the_metrics_do_not_count_who_waits() {
 async fn who_waits_gives_its_slot_back_and_takes_its_place_in_line_again() {
     let app = careful("").config("[runs]\nmax_running = 1").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
-    let (id, request) = asked(&app, "careful").await;
+    let (id, request) = sent(&app, "careful").await;
     app.provider.will("solo", [says("first")]);
     assert_eq!(app.run("solo", "go").await.output(), "first");
 
@@ -353,7 +353,7 @@ async fn a_run_that_waits_can_be_cancelled() {
         .will("planner", [delegates([("careful", "write")])]);
     for agent in ["careful", "planner"] {
         app.provider.will("careful", [writes("a")]);
-        let (id, request) = asked(&app, agent).await;
+        let (id, request) = sent(&app, agent).await;
         let run = app.find(&id).await.cancel("changed my mind").await;
         assert_eq!(run.status(), "cancelled");
         decide(&app, &request, json!({"decision": "approve"}))
@@ -364,7 +364,7 @@ async fn a_run_that_waits_can_be_cancelled() {
     // A child that is cancelled alone is an error result; its parent needs its slot to go on.
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
-    let (id, request) = asked(&app, "planner").await;
+    let (id, request) = sent(&app, "planner").await;
     let child = request["run_id"].as_str().expect("an id");
     assert_eq!(
         app.find(child).await.cancel("no").await.status(),
@@ -381,7 +381,7 @@ async fn a_killed_daemon_is_told_at_once_what_its_run_waits_for() {
         app.provider
             .will("planner", [delegates([("careful", "write")]), says("done")]);
         app.provider.will("careful", [writes("a"), says("done")]);
-        let (id, request) = asked(&app, agent).await;
+        let (id, request) = sent(&app, agent).await;
         app.crash_and_restart().await;
         assert_eq!(app.find(&id).await.status(), "waiting");
         approve(&app, &request).await;
@@ -419,7 +419,7 @@ async fn a_decision_outlives_the_daemon_that_took_it() {
     for (decision, calls) in [("approve", 1), ("deny", 0)] {
         let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
         app.provider.will("careful", [writes("a"), says("done")]);
-        let (id, request) = asked(&app, "careful").await;
+        let (id, request) = sent(&app, "careful").await;
         // It is decided, but cannot go on before it has a slot again.
         app.provider
             .will("solo", [says("x").after_gate(&Gate::closed())]);
@@ -449,7 +449,7 @@ async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
     app.provider
         .will("planner", [delegates([("careful", "write")]), says("done")]);
     app.provider.will("careful", [writes("a"), says("written")]);
-    let (id, request) = asked(&app, "planner").await;
+    let (id, request) = sent(&app, "planner").await;
     app.restart().await;
     assert_eq!(app.find(&id).await.status(), "waiting");
     approve(&app, &request).await;
@@ -514,8 +514,11 @@ async fn a_daemon_that_stops_lets_nobody_overtake_who_waits_in_a_session() {
         app.find(&second).await.wait_for_end().await.output(),
         "second"
     );
-    let heard = app.provider.requests();
-    assert_eq!(heard.last().expect("a request").user_messages(), ["1", "2"]);
+    let received = app.provider.requests();
+    assert_eq!(
+        received.last().expect("a request").user_messages(),
+        ["1", "2"]
+    );
 }
 
 #[tokio::test]
@@ -535,7 +538,7 @@ async fn who_waits_uses_up_no_time_of_a_quota() {
         says("done"),
     ];
     app.provider.will("careful", answers);
-    let (id, request) = asked(&app, "careful").await;
+    let (id, request) = sent(&app, "careful").await;
     // As long as the quota is.
     app.provider
         .will("other", [says("late").after_gate(&Gate::closed())]);
@@ -550,7 +553,7 @@ async fn who_waits_uses_up_no_time_of_a_quota() {
 async fn what_cannot_be_decided_is_refused() {
     let app = careful("").spawn().await;
     app.provider.will("careful", [writes("a"), says("done")]);
-    let (id, request) = asked(&app, "careful").await;
+    let (id, request) = sent(&app, "careful").await;
     for wrong in [
         json!({}),
         json!({"decision": "perhaps"}),

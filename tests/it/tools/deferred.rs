@@ -155,8 +155,8 @@ async fn a_person_approves_the_tool_itself() {
 
     let run = app.start("a", "go").await;
     let mut events = app.events(&run).await;
-    let heard = events.until("approval.requested").await;
-    let asks = heard.last().expect("an event");
+    let received = events.until("approval.requested").await;
+    let asks = received.last().expect("an event");
     assert_eq!(asks["tool"], "s__delete_order");
     assert_eq!(asks["arguments"], json!({"id": "o1"}));
     let id = asks["tool_call_id"].as_str().expect("an id");

@@ -29,16 +29,16 @@ fn worker(tools: &[&str]) -> Setup {
 }
 
 /// What the model is told of these calls, made one after another.
-async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
+async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     let before = app.provider.requests().len();
-    for call in asked {
+    for call in sent {
         app.provider.will("worker", [calls([call.clone()])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
     let seen = app
         .provider
-        .wait_for_request("worker", before + asked.len() + 1)
+        .wait_for_request("worker", before + sent.len() + 1)
         .await;
     let (results, errors) = (seen.tool_results(), seen.tool_result_errors());
     let marked = results.into_iter().zip(errors);
@@ -56,7 +56,7 @@ async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
 #[tokio::test]
 async fn a_model_works_with_files() {
     let app = worker(&ALL).spawn().await;
-    let told = told(
+    let reported = reported(
         &app,
         &[
             ("list_directory", json!({})),
@@ -84,7 +84,7 @@ async fn a_model_works_with_files() {
     )
     .await;
     assert_eq!(
-        told,
+        reported,
         [
             "notes/",
             "1: # One\n2: alpha",
@@ -108,7 +108,7 @@ async fn a_model_works_with_files() {
 async fn no_pattern_of_a_model_ends_the_daemon() {
     let app = worker(&["write_file", "grep", "find_path"]).spawn().await;
     let nested = |depth| format!("{}a{}", "{".repeat(depth), "}".repeat(depth));
-    let told = told(
+    let reported = reported(
         &app,
         &[
             ("find_path", json!({"pattern": nested(300)})),
@@ -126,7 +126,7 @@ async fn no_pattern_of_a_model_ends_the_daemon() {
     )
     .await;
     assert_eq!(
-        told[..4],
+        reported[..4],
         [
             "error: pattern is not a glob: it has more than 50 braces",
             "error: include is not a glob: it has more than 50 braces",
@@ -134,8 +134,8 @@ async fn no_pattern_of_a_model_ends_the_daemon() {
             "error: pattern has 4001 bytes, and at most 4000 are allowed",
         ]
     );
-    assert!(told[4].starts_with("error: the pattern cannot be used: "));
-    assert_eq!(told[7], "notes/a.md:2: alpha", "the other rules hold");
+    assert!(reported[4].starts_with("error: the pattern cannot be used: "));
+    assert_eq!(reported[7], "notes/a.md:2: alpha", "the other rules hold");
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
     let app = worker(&["read_file", "edit_file", "write_file", "grep"])
         .spawn()
         .await;
-    let told = told(
+    let reported = reported(
         &app,
         &[
             ("read_file", json!({})),
@@ -190,20 +190,24 @@ async fn what_is_wrong_is_said_so_that_a_model_can_correct_it() {
         "Unknown tool: \"delete_path\"",
         "Unknown tool: \"no_tool\"",
     ];
-    for (told, expected) in told.iter().zip(expected) {
+    for (reported, expected) in reported.iter().zip(expected) {
         assert!(
-            told.starts_with("error: ") && told.contains(expected),
-            "{told}"
+            reported.starts_with("error: ") && reported.contains(expected),
+            "{reported}"
         );
     }
-    assert!(told[1].contains("'lines' was unexpected"), "{}", told[1]);
+    assert!(
+        reported[1].contains("'lines' was unexpected"),
+        "{}",
+        reported[1]
+    );
     assert!(app.path("work/notes/a.md").exists());
 }
 
 #[tokio::test]
 async fn another_value_is_read_as_text_where_text_is_wanted() {
     let app = worker(&["write_file"]).spawn().await;
-    let told = told(
+    let reported = reported(
         &app,
         &[
             (
@@ -214,11 +218,11 @@ async fn another_value_is_read_as_text_where_text_is_wanted() {
         ],
     )
     .await;
-    assert_eq!(told[0], "wrote 14 bytes to 7");
+    assert_eq!(reported[0], "wrote 14 bytes to 7");
     assert!(
-        told[1].contains("/content: null is not of type \"string\""),
+        reported[1].contains("/content: null is not of type \"string\""),
         "{}",
-        told[1]
+        reported[1]
     );
     let written = fs::read_to_string(app.path("work/7")).expect("a file");
     assert_eq!(written, r#"{"a":[1,true]}"#);
@@ -270,7 +274,7 @@ async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
         .file("work/long.txt", &"some line of a long file\n".repeat(1000))
         .spawn()
         .await;
-    let told = told(
+    let reported = reported(
         &app,
         &[
             ("read_file", json!({"path": "long.txt"})),
@@ -282,18 +286,18 @@ async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
         ],
     )
     .await;
-    assert!(told[0].len() <= 4096);
-    let shown = told[0].lines().count() - 1;
-    assert!(told[0].ends_with(&format!(
+    assert!(reported[0].len() <= 4096);
+    let shown = reported[0].lines().count() - 1;
+    assert!(reported[0].ends_with(&format!(
         "... (more follows; go on with offset {})",
         shown + 1
     )));
     assert_eq!(
-        told[1],
+        reported[1],
         "999: some line of a long file\n1000: some line of a long file"
     );
     assert_eq!(
-        told[2],
+        reported[2],
         "2: some line of a long file\n... (more follows; go on with offset 3)"
     );
 }
@@ -397,13 +401,13 @@ async fn a_read_that_a_crash_cuts_short_is_made_again() {
         app.restart_after_end().await;
         let run = app.find(&id).await.wait_for_end().await;
         assert_eq!(run.output(), "done");
-        let told = app
+        let reported = app
             .provider
             .requests()
             .last()
             .expect("a request")
             .tool_results();
-        assert_eq!(told, [format!("{}: ", 20 << 20)]);
+        assert_eq!(reported, [format!("{}: ", 20 << 20)]);
         let events = run.events().await;
         assert_eq!(count(&events, "tool.started"), 1);
         let at = |kind: &str| events.iter().position(|event| event.kind() == kind);

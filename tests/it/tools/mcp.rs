@@ -101,9 +101,9 @@ async fn tools_are_offered_and_called_over_one_connection() {
     let app = with_server("").spawn().await;
     let answer = result_of(&app, "s__echo", json!({"text": "hello"})).await;
     assert_eq!(answer, ("hello".to_owned(), false));
-    let asked = &app.provider.requests_for("a")[0];
-    assert_eq!(asked.tool_names(), ALL);
-    let echo = &asked.tools()[0];
+    let sent = &app.provider.requests_for("a")[0];
+    assert_eq!(sent.tool_names(), ALL);
+    let echo = &sent.tools()[0];
     assert_eq!(echo["description"], "says it again");
     assert_eq!(echo["parameters"]["required"], json!(["text"]));
 

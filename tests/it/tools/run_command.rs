@@ -30,9 +30,9 @@ fn is_confined(app: &TestApp) -> bool {
 }
 
 /// What the model is told of these calls, made one after another.
-async fn told_of(app: &TestApp, asked: &[Value]) -> Vec<String> {
+async fn told_of(app: &TestApp, sent: &[Value]) -> Vec<String> {
     let before = app.provider.requests().len();
-    for call in asked {
+    for call in sent {
         app.provider
             .will("worker", [calls([("run_command", call.clone())])]);
     }
@@ -40,7 +40,7 @@ async fn told_of(app: &TestApp, asked: &[Value]) -> Vec<String> {
     assert_eq!(app.run("worker", "go").await.output(), "done");
     let seen = app
         .provider
-        .wait_for_request("worker", before + asked.len() + 1)
+        .wait_for_request("worker", before + sent.len() + 1)
         .await;
     let marked = seen
         .tool_results()
@@ -54,9 +54,9 @@ async fn told_of(app: &TestApp, asked: &[Value]) -> Vec<String> {
         .collect()
 }
 
-async fn told(app: &TestApp, commands: &[&str]) -> Vec<String> {
-    let asked: Vec<Value> = commands.iter().map(|it| json!({"command": it})).collect();
-    told_of(app, &asked).await
+async fn reported(app: &TestApp, commands: &[&str]) -> Vec<String> {
+    let sent: Vec<Value> = commands.iter().map(|it| json!({"command": it})).collect();
+    told_of(app, &sent).await
 }
 
 /// Waits until no process has this in its command line.
@@ -102,7 +102,7 @@ async fn a_model_runs_commands_in_the_workdir() {
     if !is_confined(&app) {
         return;
     }
-    let told = told(
+    let reported = reported(
         &app,
         &[
             "cat a.txt; echo oops >&2; echo more",
@@ -119,22 +119,26 @@ async fn a_model_runs_commands_in_the_workdir() {
         ],
     )
     .await;
-    assert_eq!(told[0], "alpha\noops\nmore\n");
-    assert_eq!(told[1], "x\n");
-    assert_eq!(told[2], "error: exit code 3");
-    assert_eq!(told[3], "error: ended by signal 9\nbefore\n");
-    assert_eq!(told[4], "");
-    assert_eq!(told[5], "\u{fffd}a\0b");
-    let lines: Vec<&str> = told[6].lines().collect();
-    assert_eq!((lines[0], lines[2]), (lines[1], "hi"), "{}", told[6]);
+    assert_eq!(reported[0], "alpha\noops\nmore\n");
+    assert_eq!(reported[1], "x\n");
+    assert_eq!(reported[2], "error: exit code 3");
+    assert_eq!(reported[3], "error: ended by signal 9\nbefore\n");
+    assert_eq!(reported[4], "");
+    assert_eq!(reported[5], "\u{fffd}a\0b");
+    let lines: Vec<&str> = reported[6].lines().collect();
+    assert_eq!((lines[0], lines[2]), (lines[1], "hi"), "{}", reported[6]);
     assert!(
         !Path::new(lines[0]).exists(),
         "the temporary folder is removed"
     );
-    assert_eq!(told[7], "100000\n/etc/passwd\n");
-    assert!(told[8].starts_with("error: exit code 127\n"), "{}", told[8]);
-    assert_eq!(told[9], "ran\n");
-    assert_eq!(told[10], "");
+    assert_eq!(reported[7], "100000\n/etc/passwd\n");
+    assert!(
+        reported[8].starts_with("error: exit code 127\n"),
+        "{}",
+        reported[8]
+    );
+    assert_eq!(reported[9], "ran\n");
+    assert_eq!(reported[10], "");
     assert!(app.path("work/d/e/b.txt").exists());
 }
 
@@ -144,7 +148,7 @@ async fn arguments_are_checked() {
     if !is_confined(&app) {
         return;
     }
-    let told = told_of(
+    let reported = told_of(
         &app,
         &[
             json!({}),
@@ -154,11 +158,15 @@ async fn arguments_are_checked() {
         ],
     )
     .await;
-    for (told, why) in told
-        .iter()
-        .zip(["\"command\" is a required", "/command", "/timeout", "NUL"])
+    for (reported, why) in
+        reported
+            .iter()
+            .zip(["\"command\" is a required", "/command", "/timeout", "NUL"])
     {
-        assert!(told.starts_with("error: ") && told.contains(why), "{told}");
+        assert!(
+            reported.starts_with("error: ") && reported.contains(why),
+            "{reported}"
+        );
     }
 }
 
@@ -181,8 +189,8 @@ async fn nothing_outlives_the_call() {
         ),
     ];
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-    for told in told(&app, &commands).await {
-        assert_eq!(told, "started\n");
+    for reported in reported(&app, &commands).await {
+        assert_eq!(reported, "started\n");
     }
     // The calls came back, so nothing is left, without any waiting.
     assert!(!is_alive(&format!("sleep\0{mark}")));
@@ -210,7 +218,7 @@ async fn a_daemon_of_its_own_making_ends_with_it() {
     let command = format!(
         "/usr/bin/python3 -c \"{code}\"; while [ ! -e up ]; do sleep 0.01; done; echo started"
     );
-    assert_eq!(told(&app, &[&command]).await, ["started\n"]);
+    assert_eq!(reported(&app, &[&command]).await, ["started\n"]);
     assert!(!is_alive(&mark));
 }
 
@@ -221,7 +229,7 @@ async fn a_command_that_takes_too_long_is_ended_whole() {
         return;
     }
     let mark = mark();
-    let told = told_of(
+    let reported = told_of(
         &app,
         &[
             json!({"command": format!("echo begun; trap '' TERM; setsid sleep {mark} & sleep {mark}"), "timeout": 1}),
@@ -230,16 +238,16 @@ async fn a_command_that_takes_too_long_is_ended_whole() {
     )
     .await;
     assert_eq!(
-        told[0],
+        reported[0],
         "error: timed out after 1 s. It was ended with everything that it had started.\nbegun\n"
     );
     assert!(!is_alive(&mark));
-    assert!(told[1].starts_with("error: timed out after 1 s."));
-    assert!(told[1].len() <= 256 << 10);
+    assert!(reported[1].starts_with("error: timed out after 1 s."));
+    assert!(reported[1].len() <= 256 << 10);
     assert!(
-        told[1].contains("the output was longer"),
+        reported[1].contains("the output was longer"),
         "{}",
-        &told[1][told[1].len() - 300..]
+        &reported[1][reported[1].len() - 300..]
     );
 }
 
@@ -249,16 +257,16 @@ async fn long_output_is_cut_with_a_notice_and_the_command_goes_on() {
     if !is_confined(&app) {
         return;
     }
-    let told = told(&app, &["seq 1000000; echo end > end"]).await;
+    let reported = reported(&app, &["seq 1000000; echo end > end"]).await;
     assert!(
-        told[0].starts_with("1\n2\n3\n") && told[0].len() <= 4096,
+        reported[0].starts_with("1\n2\n3\n") && reported[0].len() <= 4096,
         "{}",
-        told[0].len()
+        reported[0].len()
     );
     assert!(
-        told[0].contains("(the output was longer, 6888896 bytes in all"),
+        reported[0].contains("(the output was longer, 6888896 bytes in all"),
         "{}",
-        told[0]
+        reported[0]
     );
     assert!(app.path("work/end").exists());
 }
@@ -342,20 +350,27 @@ async fn a_command_sees_nothing_of_the_daemon() {
         "ln -s ../config c; cat c/axed.toml; ln ../config/axed.toml hard; cat hard".to_owned(),
     ];
     let spied: Vec<&str> = spied.iter().map(String::as_str).collect();
-    let told = told(&app, &spied).await;
-    assert!(told[0].contains("PASSED=passed-value"), "{}", told[0]);
-    assert!(told[0].contains("PATH="), "{}", told[0]);
-    let names = told[0].lines().filter_map(|line| line.split_once('='));
+    let reported = reported(&app, &spied).await;
+    assert!(
+        reported[0].contains("PASSED=passed-value"),
+        "{}",
+        reported[0]
+    );
+    assert!(reported[0].contains("PATH="), "{}", reported[0]);
+    let names = reported[0].lines().filter_map(|line| line.split_once('='));
     for (name, _) in names {
         let expected = [
             "PATH", "HOME", "LANG", "TZ", "TMPDIR", "PASSED", "PWD", "OLDPWD", "SHLVL", "_",
         ];
         assert!(expected.contains(&name), "{name}");
     }
-    for (command, told) in spied.iter().zip(&told).skip(1) {
-        assert!(told.starts_with("error: exit code"), "{command}: {told}");
-        let denied = told.contains("denied") || told.contains("not permitted");
-        assert!(denied, "{command}: {told}");
+    for (command, reported) in spied.iter().zip(&reported).skip(1) {
+        assert!(
+            reported.starts_with("error: exit code"),
+            "{command}: {reported}"
+        );
+        let denied = reported.contains("denied") || reported.contains("not permitted");
+        assert!(denied, "{command}: {reported}");
         for secret in [
             "s3cret",
             "key-of-anthropic",
@@ -363,7 +378,7 @@ async fn a_command_sees_nothing_of_the_daemon() {
             "root:",
             ".toml\n",
         ] {
-            assert!(!told.contains(secret), "{command}: {told}");
+            assert!(!reported.contains(secret), "{command}: {reported}");
         }
     }
 }
@@ -400,9 +415,9 @@ async fn a_command_changes_nothing_outside() {
         "unshare -Ur true".to_owned(),
     ];
     let tried: Vec<&str> = tried.iter().map(String::as_str).collect();
-    let told = told(&app, &tried).await;
-    for (command, told) in tried.iter().zip(&told) {
-        assert!(told.starts_with("error: e"), "{command}: {told}");
+    let reported = reported(&app, &tried).await;
+    for (command, reported) in tried.iter().zip(&reported) {
+        assert!(reported.starts_with("error: e"), "{command}: {reported}");
     }
     let kept = fs::read_to_string(app.path("other/kept.txt")).expect("a file");
     assert_eq!(kept, "kept");
@@ -438,7 +453,7 @@ async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
             false => "30",
         },
     );
-    let told = told(&app, &[&format!("/usr/bin/python3 -c \"{code}\"")]).await;
+    let reported = reported(&app, &[&format!("/usr/bin/python3 -c \"{code}\"")]).await;
     let expected = [
         "msgctl",
         "msgrcv",
@@ -453,7 +468,7 @@ async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
         .map(|it| format!("{it} Operation not permitted\n"))
         .concat();
     expected.push_str("0\n");
-    assert_eq!(told[0], expected);
+    assert_eq!(reported[0], expected);
 }
 
 // Whoever starts the daemon may leave files open for it, and Landlock lets what is open be.
@@ -511,9 +526,9 @@ async fn a_command_reaches_no_network() {
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
     }
-    let told = told(&app, &[&sockets(&app)]).await;
+    let reported = reported(&app, &[&sockets(&app)]).await;
     assert_eq!(
-        told[0],
+        reported[0],
         "tcp no\ntcp6 no\nudp no\nraw no\nlocal no\nvsock no\nnetlink no\npacket no\ndatagrams no\npair yes\ndaemon no\ndns no\n"
     );
 }
@@ -524,7 +539,7 @@ async fn the_network_can_be_allowed_and_local_sockets_stay_shut() {
     if !is_confined(&app) || !Path::new("/usr/bin/python3").exists() {
         return;
     }
-    let told = told(&app, &[&sockets(&app)]).await;
+    let reported = reported(&app, &[&sockets(&app)]).await;
     for line in [
         "tcp yes",
         "udp yes",
@@ -533,9 +548,13 @@ async fn the_network_can_be_allowed_and_local_sockets_stay_shut() {
         "packet no",
         "daemon yes",
     ] {
-        assert!(told[0].contains(&format!("{line}\n")), "{}", told[0]);
+        assert!(
+            reported[0].contains(&format!("{line}\n")),
+            "{}",
+            reported[0]
+        );
     }
-    assert!(told[0].contains("\nraw no\n"), "{}", told[0]);
+    assert!(reported[0].contains("\nraw no\n"), "{}", reported[0]);
 }
 
 /// A command that tries kinds of sockets and says which it got.
@@ -578,11 +597,11 @@ async fn a_workdir_with_the_daemons_own_files_takes_no_command() {
     if !is_confined(&app) {
         return;
     }
-    let told = told(&app, &["cat config/axed.toml"]).await;
+    let reported = reported(&app, &["cat config/axed.toml"]).await;
     assert!(
-        told[0].contains("the workdir contains the server's own files"),
+        reported[0].contains("the workdir contains the server's own files"),
         "{}",
-        told[0]
+        reported[0]
     );
 }
 
@@ -630,13 +649,13 @@ async fn twenty_commands_run_at_once() {
     let run = app.run("worker", "go").await;
     assert_eq!(run.output(), "done");
     assert_eq!(count(&run.events().await, "tool.completed"), 20);
-    let told = app
+    let reported = app
         .provider
         .wait_for_request("worker", 2)
         .await
         .tool_results();
     let expected: Vec<String> = (0..20).map(|number| format!("{number}\n")).collect();
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }
 
 #[tokio::test]
@@ -652,8 +671,8 @@ async fn where_commands_are_off_an_agent_that_lists_them_is_valid_and_not_offere
     app.daemon
         .wait_for_log("Agent worker lists run_command, which this server does not offer")
         .await;
-    let told = told(&app, &["touch here"]).await;
-    assert_eq!(told, ["error: Unknown tool: \"run_command\""]);
+    let reported = reported(&app, &["touch here"]).await;
+    assert_eq!(reported, ["error: Unknown tool: \"run_command\""]);
     let names = app
         .provider
         .wait_for_request("worker", 1)
@@ -716,10 +735,10 @@ fn without_landlock_they_run_unconfined_where_that_is_allowed_and_still_end_whol
             .await;
         let mark = mark();
         let hidden = format!("setsid sh -c 'setsid sleep {mark} &' & cat ../other/b.txt");
-        let told = told(&app, &[&hidden, "env", "exit 4"]).await;
-        assert_eq!(told[0], "beta\n");
+        let reported = reported(&app, &[&hidden, "env", "exit 4"]).await;
+        assert_eq!(reported[0], "beta\n");
         assert!(!is_alive(&mark));
-        assert!(!told[1].contains("s3cret"), "{}", told[1]);
-        assert_eq!(told[2], "error: exit code 4");
+        assert!(!reported[1].contains("s3cret"), "{}", reported[1]);
+        assert_eq!(reported[2], "error: exit code 4");
     });
 }

@@ -135,16 +135,16 @@ fn fetch(url: &str) -> (&'static str, Value) {
 }
 
 /// What the model is told of these calls, made one after another.
-async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
+async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     let before = app.provider.requests_for("worker").len();
-    for call in asked {
+    for call in sent {
         app.provider.will("worker", [calls([call.clone()])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
     let seen = app
         .provider
-        .wait_for_request("worker", before + asked.len() + 1)
+        .wait_for_request("worker", before + sent.len() + 1)
         .await;
     let marked = seen
         .tool_results()
@@ -159,8 +159,8 @@ async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
 
 /// What the model is told when it fetches these.
 async fn fetched(app: &TestApp, urls: &[String]) -> Vec<String> {
-    let asked: Vec<_> = urls.iter().map(|url| fetch(url)).collect();
-    told(app, &asked).await
+    let sent: Vec<_> = urls.iter().map(|url| fetch(url)).collect();
+    reported(app, &sent).await
 }
 
 #[tokio::test]
@@ -168,10 +168,10 @@ async fn a_model_reads_the_web() {
     let web = Web::start().await;
     let app = worker("").spawn().await;
     let paths = ["/page", "/latin", "/json", "/packed", "/moved", "/empty"];
-    let told = fetched(&app, &paths.map(|path| web.url(path))).await;
+    let reported = fetched(&app, &paths.map(|path| web.url(path))).await;
     let page = format!("Home\n\n# Hello\n\nSee [more]({}).", web.url("/more"));
     assert_eq!(
-        told,
+        reported,
         [
             page.clone(),
             "café".to_owned(),
@@ -193,9 +193,9 @@ async fn what_is_no_text_or_no_success_is_an_error_that_says_so() {
     let web = Web::start().await;
     let app = worker("").spawn().await;
     let paths = ["/image", "/nul", "/missing", "/picture-of-an-error"];
-    let told = fetched(&app, &paths.map(|path| web.url(path))).await;
+    let reported = fetched(&app, &paths.map(|path| web.url(path))).await;
     assert_eq!(
-        told,
+        reported,
         [
             format!(
                 "error: {} is image/png (1234 bytes), and url_fetch reads text only",
@@ -222,11 +222,11 @@ async fn what_is_no_text_or_no_success_is_an_error_that_says_so() {
         format!("http://me:hush@{}/page", web.address),
         "http://127.0.0.1:1/".to_owned(),
     ];
-    for (url, told) in wrong.iter().zip(fetched(&app, &wrong).await) {
-        assert!(told.starts_with("error: "), "{url}: {told}");
+    for (url, reported) in wrong.iter().zip(fetched(&app, &wrong).await) {
+        assert!(reported.starts_with("error: "), "{url}: {reported}");
         assert!(
-            !told.contains("hush") && !told.contains("root:"),
-            "{url}: {told}"
+            !reported.contains("hush") && !reported.contains("root:"),
+            "{url}: {reported}"
         );
     }
     assert_eq!(web.seen().len(), 4);
@@ -255,11 +255,11 @@ async fn this_machine_is_not_reached_however_it_is_spelt() {
         "169.254.169.254",
     ]
     .map(|host| format!("http://{host}:{port}/page"));
-    for (url, told) in urls.iter().zip(fetched(&app, &urls).await) {
-        assert!(told.starts_with("error: "), "{url}: {told}");
+    for (url, reported) in urls.iter().zip(fetched(&app, &urls).await) {
+        assert!(reported.starts_with("error: "), "{url}: {reported}");
         assert!(
-            told.contains("[tools.url_fetch] allow_hosts"),
-            "{url}: {told}"
+            reported.contains("[tools.url_fetch] allow_hosts"),
+            "{url}: {reported}"
         );
     }
     assert!(web.seen().is_empty());
@@ -281,17 +281,17 @@ async fn a_redirect_leads_nowhere_that_may_not_be_asked() {
         "http://".to_owned(),
     ];
     let urls = targets.map(|to| web.url(&format!("/to?{to}")));
-    for (url, told) in urls.iter().zip(fetched(&app, &urls).await) {
-        assert!(told.starts_with("error: "), "{url}: {told}");
+    for (url, reported) in urls.iter().zip(fetched(&app, &urls).await) {
+        assert!(reported.starts_with("error: "), "{url}: {reported}");
         assert!(
-            !told.contains("hush") && !told.contains("Hello"),
-            "{url}: {told}"
+            !reported.contains("hush") && !reported.contains("Hello"),
+            "{url}: {reported}"
         );
     }
     assert!(web.seen().iter().all(|(uri, _)| uri.path() == "/to"));
 
-    let told = fetched(&app, &[web.url("/round")]).await;
-    assert_eq!(told, ["error: It redirects more than 5 times"]);
+    let reported = fetched(&app, &[web.url("/round")]).await;
+    assert_eq!(reported, ["error: It redirects more than 5 times"]);
     let rounds = web
         .seen()
         .into_iter()
@@ -309,8 +309,8 @@ async fn what_never_ends_is_cut_off() {
         .spawn()
         .await;
     let paths = ["/endless", "/bomb", "/deep", "/head"];
-    let told = fetched(&app, &paths.map(|path| web.url(path))).await;
-    for text in &told[..2] {
+    let reported = fetched(&app, &paths.map(|path| web.url(path))).await;
+    for text in &reported[..2] {
         assert!(
             text.starts_with("xxx") && text.len() < 16 << 10,
             "{}",
@@ -323,14 +323,14 @@ async fn what_never_ends_is_cut_off() {
         );
     }
     assert!(
-        !told[2].starts_with("error: ") && told[2].len() < 16 << 10,
+        !reported[2].starts_with("error: ") && reported[2].len() < 16 << 10,
         "{}",
-        told[2]
+        reported[2]
     );
     assert!(
-        told[3].starts_with("error: No answer from 127.0.0.1"),
+        reported[3].starts_with("error: No answer from 127.0.0.1"),
         "{}",
-        told[3]
+        reported[3]
     );
 
     // Only for the drip: where much else is at work a second is short for a whole answer.
@@ -339,8 +339,8 @@ async fn what_never_ends_is_cut_off() {
         .config("[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\ntimeout = 1")
         .spawn()
         .await;
-    let told = fetched(&app, &[web.url("/drip")]).await;
-    assert_eq!(told, ["error: No whole answer came within 1 seconds"]);
+    let reported = fetched(&app, &[web.url("/drip")]).await;
+    assert_eq!(reported, ["error: No whole answer came within 1 seconds"]);
 }
 
 #[tokio::test]
@@ -455,7 +455,7 @@ async fn a_model_searches_the_web() {
     let app = searcher(&format!("url = \"{}\"", web.url("/search?language=en")))
         .spawn()
         .await;
-    let found = told(&app, &[query("rust & axum")]).await;
+    let found = reported(&app, &[query("rust & axum")]).await;
     let lines: Vec<&str> = found[0].lines().collect();
     assert_eq!(
         lines[..3],
@@ -465,7 +465,7 @@ async fn a_model_searches_the_web() {
     let (uri, headers) = &web.seen()[0];
     assert_eq!(uri.query(), Some("language=en&q=rust+%26+axum&format=json"));
     assert!(!headers.contains_key("authorization"));
-    let wrong = told(&app, &[query(""), ("web_search", json!({}))]).await;
+    let wrong = reported(&app, &[query(""), ("web_search", json!({}))]).await;
     assert!(
         wrong
             .iter()
@@ -478,7 +478,7 @@ async fn a_model_searches_the_web() {
         web.url("/brave")
     ));
     let app = brave.environment("SEARCH_KEY", "hush-key").spawn().await;
-    let found = told(&app, &[query("word")]).await;
+    let found = reported(&app, &[query("word")]).await;
     assert_eq!(
         found,
         ["1. A & B\n   https://example.com/b\n   the **word**\n"]
@@ -510,11 +510,11 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
             .environment("SEARCH_KEY", "hush-key")
             .spawn()
             .await;
-        let told = told(&app, &[query("x")]).await;
-        assert!(told[0].starts_with(words), "{told:?}");
+        let reported = reported(&app, &[query("x")]).await;
+        assert!(reported[0].starts_with(words), "{reported:?}");
         assert!(
-            !told[0].contains("hush") && !app.daemon.log().contains("hush"),
-            "{told:?}"
+            !reported[0].contains("hush") && !app.daemon.log().contains("hush"),
+            "{reported:?}"
         );
         let (_, headers) = web.seen().pop().expect("it was asked");
         assert_eq!(headers["authorization"], "Bearer hush-key");
@@ -522,7 +522,7 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
     let app = searcher("url = \"http://127.0.0.1:1/?token=hush\"")
         .spawn()
         .await;
-    let lost = told(&app, &[query("x")]).await;
+    let lost = reported(&app, &[query("x")]).await;
     assert!(
         lost[0].starts_with("error: No answer from the search service"),
         "{lost:?}"
@@ -534,15 +534,15 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
     ))
     .spawn()
     .await;
-    let unset = told(&app, &[query("x")]).await;
+    let unset = reported(&app, &[query("x")]).await;
     assert!(unset[0].contains("UNSET_KEY"), "{unset:?}");
 }
 
 #[tokio::test]
 async fn without_a_service_no_search_is_offered() {
     let app = worker("").spawn().await;
-    let told = told(&app, &[query("x")]).await;
-    assert_eq!(told, ["error: Unknown tool: \"web_search\""]);
+    let reported = reported(&app, &[query("x")]).await;
+    assert_eq!(reported, ["error: Unknown tool: \"web_search\""]);
     assert_eq!(app.provider.requests()[0].tool_names(), ["url_fetch"]);
 }
 

@@ -22,16 +22,16 @@ fn worker() -> Setup {
 }
 
 /// What the model is told of these calls, made one after another.
-async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
+async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     let before = app.provider.requests().len();
-    for call in asked {
+    for call in sent {
         app.provider.will("worker", [calls([call.clone()])]);
     }
     app.provider.will("worker", [says("done")]);
     assert_eq!(app.run("worker", "go").await.output(), "done");
     let seen = app
         .provider
-        .wait_for_request("worker", before + asked.len() + 1)
+        .wait_for_request("worker", before + sent.len() + 1)
         .await;
     let marked = seen
         .tool_results()
@@ -46,11 +46,11 @@ async fn told(app: &TestApp, asked: &[(&str, Value)]) -> Vec<String> {
 }
 
 /// Every call is refused because the file belongs to the daemon.
-async fn refused(app: &TestApp, asked: &[(&str, Value)]) {
-    for (told, call) in told(app, asked).await.iter().zip(asked) {
+async fn refused(app: &TestApp, sent: &[(&str, Value)]) {
+    for (reported, call) in reported(app, sent).await.iter().zip(sent) {
         assert!(
-            told.starts_with("error: ") && told.contains(OWN),
-            "{call:?}: {told}"
+            reported.starts_with("error: ") && reported.contains(OWN),
+            "{call:?}: {reported}"
         );
     }
 }
@@ -116,16 +116,16 @@ async fn no_file_tool_reaches_the_daemons_own_files() {
     // What a link leads to counts; the link itself is the model's to take away.
     refused(&app, &everything_with("alias.toml")[..4]).await;
     for path in ["agents", "config", "data", "scripts"] {
-        let asked = [
+        let sent = [
             ("list_directory", json!({"path": path})),
             ("grep", json!({"path": path, "pattern": "."})),
             ("delete_path", json!({"path": path})),
             ("move_path", json!({"from": path, "to": "stolen"})),
             ("copy_path", json!({"from": path, "to": "stolen"})),
         ];
-        refused(&app, &asked).await;
+        refused(&app, &sent).await;
     }
-    let found = told(
+    let found = reported(
         &app,
         &[
             ("find_path", json!({"pattern": "**"})),
@@ -196,7 +196,7 @@ async fn a_directory_with_the_daemons_own_in_it_is_not_moved_and_what_is_missing
         ),
     ];
     assert_eq!(
-        told(&app, &beside).await,
+        reported(&app, &beside).await,
         ["1: notes", "wrote 3 bytes to etc/new.md"]
     );
     assert!(!app.path("old").exists() && !app.path("later").exists());
@@ -328,8 +328,8 @@ async fn a_queued_run_refuses_a_directory_that_was_replaced() {
         app.provider.will("first", [says("done").after_gate(&gate)]);
         let first = app.start("first", "go").await;
         let by_file = app.start("worker", "go").await;
-        let asked = json!({"workdir": app.path("area/work").to_str().expect("text")});
-        let by_request = app.start_with("worker", asked).await;
+        let sent = json!({"workdir": app.path("area/work").to_str().expect("text")});
+        let by_request = app.start_with("worker", sent).await;
         assert_eq!(by_request.status(), "queued");
         replace(&app, "area/work", |at| match is_link {
             true => symlink(app.path("other"), at),
@@ -455,16 +455,16 @@ async fn links_above_workdirs_and_roots_are_followed() {
     symlink("real", app.path("to-real")).expect("a link");
     symlink("to-real/area", app.path("to-area")).expect("a link");
     let read = [("read_file", json!({"path": "a.md"}))];
-    assert_eq!(told(&app, &read).await, ["1: a"]);
+    assert_eq!(reported(&app, &read).await, ["1: a"]);
     for path in [
         "to-real/area/in",
         "real/area/in",
         "to-real/area/../area/./in",
     ] {
         app.provider.will("worker", [says("done")]);
-        let asked = json!({"workdir": app.path(path).to_str().expect("text")});
+        let sent = json!({"workdir": app.path(path).to_str().expect("text")});
         assert_eq!(
-            app.run_with("worker", asked).await.output(),
+            app.run_with("worker", sent).await.output(),
             "done",
             "{path}"
         );
@@ -475,8 +475,8 @@ async fn links_above_workdirs_and_roots_are_followed() {
         "to-area/in",
         "to-real/area/../../agents",
     ] {
-        let asked = json!({"workdir": app.path(path).to_str().expect("text")});
-        app.post("/agents/worker/runs", &asked).await.problem(422);
+        let sent = json!({"workdir": app.path(path).to_str().expect("text")});
+        app.post("/agents/worker/runs", &sent).await.problem(422);
     }
 }
 
@@ -512,8 +512,8 @@ async fn commands_are_withheld_where_they_would_reach_the_daemons_own_files() {
         app.provider.wait_for_request("other", 1).await.tool_names()
     ));
     // Whatever directory a request names.
-    let asked = json!({"workdir": app.path("").to_str().expect("text")});
-    app.run_with("other", asked).await.output();
+    let sent = json!({"workdir": app.path("").to_str().expect("text")});
+    app.run_with("other", sent).await.output();
     assert!(!offered(
         app.provider.wait_for_request("other", 2).await.tool_names()
     ));
