@@ -11,7 +11,7 @@ use crate::domain::run::{RunId, Status};
 #[cfg(doc)]
 use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::context::Engine;
-use crate::engine::record::journal;
+use crate::engine::record::journal::{self, Journal};
 use crate::engine::state::active_run::{ActiveRun, CancelState};
 use crate::store::{Change, StoreError, Write};
 
@@ -19,39 +19,38 @@ use crate::store::{Change, StoreError, Write};
 /// where there is no such run. One that nobody drives at this moment (the daemon drains, or its parent has not come to it
 /// since a restart) ends when it is taken up.
 pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
-    let live = {
+    let run = {
         let _gate = engine.suspension.resume_lock.read().await;
-        let live = engine.active_runs.get(id);
-        match &live {
-            Some(live) => cancel_active(engine, live, reason).await?,
+        let run = engine.active_runs.get(id);
+        match &run {
+            Some(run) => cancel_active(&engine.journal, run, reason).await?,
             None => cancel_inactive(engine, id, reason).await?,
         }
-        live
+        run
     };
-    match live {
-        Some(live) if live.is_ending() => await_end(&live).await,
+    match run {
+        Some(run) if run.is_ending() => await_end(&run).await,
         _ => Ok(()),
     }
 }
 
-async fn cancel_active(engine: &Engine, live: &ActiveRun, reason: &str) -> Result<(), StoreError> {
-    let Some(reason) = begin_cancel(live, reason) else {
+async fn cancel_active(journal: &Journal, run: &ActiveRun, reason: &str) -> Result<(), StoreError> {
+    let Some(reason) = begin_cancel(run, reason) else {
         return Ok(());
     };
     let (change, event) = cancel_entry(&reason);
-    let journal = &engine.journal;
-    let recorded = journal.append_request(live, change, event).await;
+    let recorded = journal.append_request(run, change, event).await;
     match recorded {
-        Ok(()) => live.cancel(&reason),
-        Err(_) => live.withdraw_cancel(),
+        Ok(()) => run.cancel(&reason),
+        Err(_) => run.withdraw_cancel(),
     }
     recorded
 }
 
 /// The reason to record, `None` if nothing is to be recorded. Two cancels at once record the same reason, that of the
 /// first: the store ignores the second write, and either may be it.
-fn begin_cancel(live: &ActiveRun, reason: &str) -> Option<String> {
-    match live.begin_cancel(reason) {
+fn begin_cancel(run: &ActiveRun, reason: &str) -> Option<String> {
+    match run.begin_cancel(reason) {
         CancelState::Recorded | CancelState::TooLate => None,
         CancelState::Started => Some(reason.to_owned()),
         CancelState::Pending(first) => Some(first),
@@ -59,9 +58,9 @@ fn begin_cancel(live: &ActiveRun, reason: &str) -> Option<String> {
 }
 
 /// Waits for the end of a run that is ending by itself; fails where that cannot be recorded.
-async fn await_end(live: &ActiveRun) -> Result<(), StoreError> {
-    match live.wait_for_end().await {
-        None if live.is_suspended() => Err(StoreError::Suspended),
+async fn await_end(run: &ActiveRun) -> Result<(), StoreError> {
+    match run.wait_for_end().await {
+        None if run.is_suspended() => Err(StoreError::Suspended),
         _ => Ok(()),
     }
 }
@@ -79,8 +78,8 @@ async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(),
         return Ok(());
     }
     // Its parent may have come to it meanwhile.
-    if let Some(live) = engine.active_runs.get(id) {
-        live.cancel(reason);
+    if let Some(active_run) = engine.active_runs.get(id) {
+        active_run.cancel(reason);
     }
     Ok(())
 }
@@ -109,10 +108,10 @@ pub async fn begin_cancels(
     let gate = engine.suspension.resume_lock.read().await;
     // The last first: none of them is to start because the one before it has ended.
     for (id, _) in predecessors.into_iter().rev() {
-        let live = engine.active_runs.get(id);
-        runs.extend(live.and_then(|live| {
-            let reason = begin_cancel(&live, &reason)?;
-            Some((live, reason))
+        let run = engine.active_runs.get(id);
+        runs.extend(run.and_then(|run| {
+            let reason = begin_cancel(&run, &reason)?;
+            Some((run, reason))
         }));
     }
     PendingCancels {
@@ -129,17 +128,17 @@ impl PendingCancels<'_> {
 
     /// What is to be recorded.
     pub fn writes(&self) -> Vec<Write> {
-        let write = |(live, reason): &(Arc<ActiveRun>, String)| {
+        let write = |(run, reason): &(Arc<ActiveRun>, String)| {
             let (change, event) = cancel_entry(reason);
-            journal::build_write(live, change, Vec::new(), vec![event])
+            journal::build_write(run, change, Vec::new(), vec![event])
         };
         self.runs.iter().map(write).collect()
     }
 
     /// Their cancels are on the record: stops the runs.
     pub fn apply(mut self) {
-        for (live, reason) in std::mem::take(&mut self.runs) {
-            live.cancel(&reason);
+        for (run, reason) in std::mem::take(&mut self.runs) {
+            run.cancel(&reason);
         }
     }
 }
@@ -147,8 +146,8 @@ impl PendingCancels<'_> {
 impl Drop for PendingCancels<'_> {
     /// Who is not cancelled by now will not be.
     fn drop(&mut self) {
-        for (live, _) in &self.runs {
-            live.withdraw_cancel();
+        for (run, _) in &self.runs {
+            run.withdraw_cancel();
         }
     }
 }

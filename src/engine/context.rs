@@ -1,4 +1,4 @@
-//! What every part of the engine can reach: the catalogue, the providers, the journal, the live runs. Only data.
+//! What every part of the engine can reach: the catalogue, the providers, the journal, the active runs. Only data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::engine::record::journal::Journal;
 use crate::engine::replay::history::HistoryLimits;
 use crate::engine::replay::recovery::OrphanedChildren;
 use crate::engine::replay::suspension::Suspension;
-use crate::engine::state::active_run::ActiveRuns;
+use crate::engine::state::active_run::{ActiveRun, ActiveRuns};
 use crate::fair::Limits;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
@@ -94,6 +94,22 @@ pub struct Engine {
     pub tasks: TaskTracker,
     /// Drops every run where it stands, for a stop that does not wait.
     pub shutdown: CancellationToken,
+}
+
+/// A run that this process drives, and the engine that drives it.
+#[derive(Clone)]
+pub struct RunContext {
+    pub engine: Arc<Engine>,
+    pub run: Arc<ActiveRun>,
+}
+
+impl RunContext {
+    pub fn new(engine: &Arc<Engine>, run: &Arc<ActiveRun>) -> Self {
+        Self {
+            engine: Arc::clone(engine),
+            run: Arc::clone(run),
+        }
+    }
 }
 
 /// What the configuration says of runs.

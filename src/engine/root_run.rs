@@ -10,7 +10,7 @@ use crate::domain::run::{Run, RunId, Status};
 use crate::engine::admission::sessions::{RunPermits, SessionGuard, SessionKey};
 use crate::engine::approval::pause;
 use crate::engine::cancel::{self, PendingCancels};
-use crate::engine::context::Engine;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::RunInput;
 use crate::engine::record::run_record;
 use crate::engine::replay::recovery;
@@ -29,8 +29,7 @@ use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step};
 
 /// A root run that has been checked.
 pub struct NewRoot {
-    /// The run at work.
-    pub live: Arc<ActiveRun>,
+    pub context: RunContext,
     /// One record for the store, the caller and the run itself: thousands wait at once.
     pub run: Arc<Run>,
     /// What its model is asked, but for what its session holds.
@@ -49,29 +48,23 @@ pub struct NewRoot {
 
 impl NewRoot {
     /// Commits the run, tells `accepted`, and works until it has ended or the house is halted.
-    pub async fn run_task(mut self, engine: Arc<Engine>, accepted: AcceptedSender) {
-        let shutdown = engine.shutdown.clone();
-        let live = Arc::clone(&self.live);
+    pub async fn run_task(mut self, accepted: AcceptedSender) {
+        let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
         let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
         tokio::select! {
-            () = self.run_to_end(&engine, accepted, &mut session_guard) => {}
-            () = shutdown.cancelled() => return suspend(&engine, &live),
-            () = pause::suspended(&engine, &live, session_suspended) => return suspend(&engine, &live),
+            () = self.run_to_end(accepted, &mut session_guard) => {}
+            () = context.engine.shutdown.cancelled() => return suspend(&context),
+            () = pause::suspended(&context, session_suspended) => return suspend(&context),
         }
-        if live.is_suspended() {
-            suspension::suspend(&engine, &live, session_guard);
+        if context.run.is_suspended() {
+            suspension::suspend(&context, session_guard);
         }
     }
 
-    async fn run_to_end(
-        self,
-        engine: &Arc<Engine>,
-        accepted: AcceptedSender,
-        session_guard: &mut Option<SessionGuard>,
-    ) {
+    async fn run_to_end(self, accepted: AcceptedSender, session_guard: &mut Option<SessionGuard>) {
         let Self {
-            live,
+            context,
             run,
             input,
             timeout,
@@ -91,24 +84,25 @@ impl NewRoot {
                 },
             ),
             admission => {
-                workdir::record_id(engine, &live).await;
+                workdir::record_id(&context).await;
                 let predecessors = session_guard
                     .as_ref()
                     .filter(|_| cancels)
                     .map(SessionGuard::preceding_runs);
                 let cancels =
-                    cancel::begin_cancels(engine, predecessors.unwrap_or_default(), id).await;
-                let opening = opening_entry(&live, &run, &input, timeout, claim);
-                if !commit_queued(engine, &live, &run, opening, cancels, accepted).await {
-                    if !live.is_suspended() {
-                        unregister(engine, live.scope.run);
+                    cancel::begin_cancels(&context.engine, predecessors.unwrap_or_default(), id)
+                        .await;
+                let opening = opening_entry(&context.run, &run, &input, timeout, claim);
+                if !commit_queued(&context, &run, opening, cancels, accepted).await {
+                    if !context.run.is_suspended() {
+                        unregister(&context.engine, context.run.scope.run);
                     }
                     return;
                 }
                 input.drop_data();
                 let acquired = turn::within_deadline(
-                    &live,
-                    acquire_permit(engine, session_guard.as_mut(), admission),
+                    &context.run,
+                    acquire_permit(&context.engine, session_guard.as_mut(), admission),
                 )
                 .await;
                 match acquired {
@@ -119,26 +113,25 @@ impl NewRoot {
                             session_guard: Some(session_guard),
                         };
                         let ending = Ending::new(LoopOutcome::Cancelled);
-                        finish::finish_without_loop(engine, &live, run, ending, permits).await;
+                        finish::finish_without_loop(&context, run, ending, permits).await;
                         return;
                     }
                 }
             }
         };
         // Its time starts when it starts, not while it is queued.
-        live.set_deadline(Deadline::within(timeout));
+        context.run.set_deadline(Deadline::within(timeout));
         let permits = RunPermits {
             run_permit: Some(permit),
             session_guard: Some(session_guard),
         };
-        drive::drive(engine, &live, run, input, start, permits).await;
+        drive::drive(&context, run, input, start, permits).await;
     }
 }
 
 /// A root run that is taken up from its record.
 pub struct ResumedRoot {
-    /// The run at work.
-    pub live: Arc<ActiveRun>,
+    pub context: RunContext,
     /// Its record.
     pub run: Arc<Run>,
     /// How long it may take from its start, where it has not started.
@@ -151,29 +144,28 @@ pub struct ResumedRoot {
 
 impl ResumedRoot {
     /// Goes on until it has ended or the house is halted; settles what is left of its tree.
-    pub async fn run_task(mut self, engine: Arc<Engine>) {
-        let shutdown = engine.shutdown.clone();
-        let live = Arc::clone(&self.live);
+    pub async fn run_task(mut self) {
+        let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
         let session_suspended = session_guard.as_ref().map(SessionGuard::suspended);
         tokio::select! {
-            () = self.run_to_end(&engine, &mut session_guard) => {}
-            () = shutdown.cancelled() => return suspend(&engine, &live),
-            () = pause::suspended(&engine, &live, session_suspended) => return suspend(&engine, &live),
+            () = self.run_to_end(&mut session_guard) => {}
+            () = context.engine.shutdown.cancelled() => return suspend(&context),
+            () = pause::suspended(&context, session_suspended) => return suspend(&context),
         }
-        if !live.is_suspended()
-            && let Err(error) = recovery::fail_orphans(&engine, live.scope.run).await
+        if !context.run.is_suspended()
+            && let Err(error) = recovery::fail_orphans(&context.engine, context.run.scope.run).await
         {
-            live.suspend(&error);
+            context.run.suspend(&error);
         }
-        if live.is_suspended() {
-            suspension::suspend(&engine, &live, session_guard);
+        if context.run.is_suspended() {
+            suspension::suspend(&context, session_guard);
         }
     }
 
-    async fn run_to_end(self, engine: &Arc<Engine>, session_guard: &mut Option<SessionGuard>) {
+    async fn run_to_end(self, session_guard: &mut Option<SessionGuard>) {
         let Self {
-            live,
+            context,
             run,
             timeout,
             admission,
@@ -183,8 +175,8 @@ impl ResumedRoot {
         // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
         let permit = match admission {
             Some(admission) => {
-                let permit = acquire_permit(engine, session_guard.as_mut(), admission);
-                turn::within_deadline(&live, permit).await.ok()
+                let permit = acquire_permit(&context.engine, session_guard.as_mut(), admission);
+                turn::within_deadline(&context.run, permit).await.ok()
             }
             None => None,
         };
@@ -194,13 +186,13 @@ impl ResumedRoot {
         };
         if is_queued && permits.run_permit.is_none() {
             let ending = Ending::new(LoopOutcome::Cancelled);
-            finish::finish_without_loop(engine, &live, run, ending, permits).await;
+            finish::finish_without_loop(&context, run, ending, permits).await;
             return;
         }
-        let recorded_run = match run_log::load(engine, &run).await {
+        let recorded_run = match run_log::load(&context.engine, &run).await {
             Ok(recorded_run) => recorded_run,
             Err(error) => {
-                finish::finish_without_loop(engine, &live, run, error.into(), permits).await;
+                finish::finish_without_loop(&context, run, error.into(), permits).await;
                 return;
             }
         };
@@ -215,12 +207,12 @@ impl ResumedRoot {
         );
         let start = match is_queued {
             true => {
-                live.set_deadline(Deadline::within(timeout));
+                context.run.set_deadline(Deadline::within(timeout));
                 RunStart::Queued
             }
             false => RunStart::Resumed(Box::new(recorded_run)),
         };
-        drive::drive(engine, &live, run, input, start, permits).await;
+        drive::drive(&context, run, input, start, permits).await;
     }
 }
 
@@ -232,8 +224,13 @@ pub fn resume_all(
 ) {
     // Those that had a slot come first: their time runs. The others keep their order, all before anybody new.
     recovered.sort_by_key(|root| root.run.started_at.is_none());
-    for RecoveredRun { live, run, timeout } in recovered {
-        engine.active_runs.add(&live);
+    for RecoveredRun {
+        active_run,
+        run,
+        timeout,
+    } in recovered
+    {
+        engine.active_runs.add(&active_run);
         let owner = run.owner.as_deref();
         let (permit, session_guard) = kept_permits.remove(&run.id).unwrap_or_default();
         let session_guard = session_guard.or_else(|| {
@@ -251,19 +248,19 @@ pub fn resume_all(
                 match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
                     true => engine
                         .queue
-                        .enter_accepted_deferred(owner, &live.agent.name),
-                    false => engine.queue.enter_accepted(owner, &live.agent.name),
+                        .enter_accepted_deferred(owner, &active_run.agent.name),
+                    false => engine.queue.enter_accepted(owner, &active_run.agent.name),
                 }
             }),
         };
         let root = ResumedRoot {
-            live,
+            context: RunContext::new(engine, &active_run),
             run,
             timeout: Duration::from_secs(timeout),
             admission,
             session_guard,
         };
-        engine.tasks.spawn(root.run_task(Arc::clone(engine)));
+        engine.tasks.spawn(root.run_task());
     }
 }
 
@@ -284,12 +281,12 @@ async fn acquire_permit(
 }
 
 /// Lets go of a root run where it stands.
-pub fn suspend(engine: &Engine, live: &ActiveRun) {
-    let id = live.scope.run;
+pub fn suspend(context: &RunContext) {
+    let id = context.run.scope.run;
     tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
-    unregister(engine, id);
+    unregister(&context.engine, id);
     // Who waits for its end waits in vain, and reads how it stands.
-    live.publish_end(None);
+    context.run.publish_end(None);
 }
 
 /// Takes a root run off the list of those at work, and its bell down.
@@ -300,7 +297,7 @@ fn unregister(engine: &Engine, id: RunId) {
 
 /// The first entry of a run that waits for a slot.
 fn opening_entry(
-    live: &ActiveRun,
+    active_run: &ActiveRun,
     run: &Arc<Run>,
     input: &RunInput,
     timeout: Duration,
@@ -314,7 +311,7 @@ fn opening_entry(
     };
     let continuation = ResumeState {
         timeout: timeout.as_secs(),
-        ..run_record::continuation(live)
+        ..run_record::continuation(active_run)
     };
     let change = Change::Create(Box::new(NewRun {
         run: Arc::clone(run),
@@ -326,8 +323,7 @@ fn opening_entry(
 
 /// Commits a run that waits for a slot together with the cancels of those that it replaces; false where that failed.
 async fn commit_queued(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     run: &Arc<Run>,
     (change, prompt): (Change, Step),
     cancels: PendingCancels<'_>,
@@ -337,11 +333,16 @@ async fn commit_queued(
         parent_id: None,
         tool_call_id: None,
     }];
-    let journal = &engine.journal;
+    let journal = &context.engine.journal;
     let committed = match cancels.is_empty() {
-        true => journal.append(live, change, vec![prompt], queued).await,
+        true => {
+            journal
+                .append(&context.run, change, vec![prompt], queued)
+                .await
+        }
         false => {
-            let appended = journal.append_with(live, change, prompt, queued, cancels.writes());
+            let appended =
+                journal.append_with(&context.run, change, prompt, queued, cancels.writes());
             appended.await
         }
     };

@@ -83,8 +83,8 @@ pub struct ChatSpan {
 
 impl ChatSpan {
     /// One that begins now; none where nobody traces.
-    pub fn start(live: &ActiveRun) -> Option<Box<Self>> {
-        let context = match live.tree.trace.as_deref()? {
+    pub fn start(run: &ActiveRun) -> Option<Box<Self>> {
+        let context = match run.tree.trace.as_deref()? {
             TreeTrace::Exported { id, .. } => {
                 // The hasher's keys are random; no span is all zeros.
                 let random = RandomState::new().hash_one(Instant::now()) | 1;
@@ -102,16 +102,15 @@ impl ChatSpan {
     /// Its span, `chat {model}`.
     pub fn end(
         &self,
-        live: &ActiveRun,
+        run: &ActiveRun,
         turn_request: &TurnRequest<'_>,
         model: &ModelRef,
         result: &Result<Result<Reply, ProviderError>, TurnError>,
     ) {
-        let Some(TreeTrace::Exported { exporter: to, .. }) = live.tree.trace.as_deref() else {
+        let Some(TreeTrace::Exported { exporter: to, .. }) = run.tree.trace.as_deref() else {
             return;
         };
-        let run = live.scope.run;
-        let parent = Some(run_span_id(run));
+        let parent = Some(run_span_id(run.scope.run));
         let span = Span::new(
             "chat",
             &model.model,
@@ -120,7 +119,7 @@ impl ChatSpan {
             parent,
             self.started_at,
         );
-        let mut span = with_request_model(with_run(span, live), model)
+        let mut span = with_request_model(with_run(span, run), model)
             .with_int(key::TURN, turn_request.turn.into());
         if to.records_content() {
             let system =
@@ -159,7 +158,7 @@ impl ChatSpan {
 
 /// The span of a tool call that ended now, `execute_tool {tool}`.
 pub fn end_tool_call(
-    live: &ActiveRun,
+    run: &ActiveRun,
     turn: u32,
     call: &ToolCall,
     result: &ToolResult,
@@ -167,17 +166,16 @@ pub fn end_tool_call(
 ) {
     let Some(TreeTrace::Exported {
         exporter: to, id, ..
-    }) = live.tree.trace.as_deref()
+    }) = run.tree.trace.as_deref()
     else {
         return;
     };
-    let run = live.scope.run;
-    let context = sampled_context(*id, call_span_id(run, &call.id));
+    let context = sampled_context(*id, call_span_id(run.scope.run, &call.id));
     let duration = SignedDuration::try_from(duration).unwrap_or_default();
     let started_at = Timestamp::now()
         .saturating_sub(duration)
         .unwrap_or_default();
-    let parent = Some(run_span_id(run));
+    let parent = Some(run_span_id(run.scope.run));
     let span = Span::new(
         "execute_tool",
         &call.name,
@@ -186,7 +184,7 @@ pub fn end_tool_call(
         parent,
         started_at,
     );
-    let mut span = with_run(span, live)
+    let mut span = with_run(span, run)
         .with_text(key::TOOL, &call.name)
         .with_text(key::TOOL_TYPE, "function")
         .with_text(key::TOOL_CALL, &call.id)
@@ -210,7 +208,7 @@ pub fn end_tool_call(
 
 /// The span of a run whose end was recorded, `invoke_agent {agent}`: from its start, which may have been in another
 /// process.
-pub fn end_run(live: &ActiveRun, run: &Run) {
+pub fn end_run(run: &ActiveRun, record: &Run) {
     let (
         Some(TreeTrace::Exported {
             exporter: to,
@@ -218,42 +216,42 @@ pub fn end_run(live: &ActiveRun, run: &Run) {
             caller_span: caller,
         }),
         Some(started_at),
-    ) = (live.tree.trace.as_deref(), run.started_at)
+    ) = (run.tree.trace.as_deref(), record.started_at)
     else {
         return;
     };
-    let parent = match (&live.parent, &run.tool_call_id) {
+    let parent = match (&run.parent, &record.tool_call_id) {
         (Some(parent), Some(call)) => Some(call_span_id(parent.scope.run, call)),
         (Some(parent), None) => Some(run_span_id(parent.scope.run)),
         (None, _) => *caller,
     };
-    let context = sampled_context(*id, run_span_id(run.id));
+    let context = sampled_context(*id, run_span_id(record.id));
     let span = Span::new(
         "invoke_agent",
-        &run.agent,
+        &record.agent,
         SpanKind::Internal,
         context,
         parent,
         started_at,
     );
     let mut span = with_response(
-        with_request_model(with_run(span, live), &live.agent.model),
-        Some(&run.model),
-        Some(&run.usage.tokens),
+        with_request_model(with_run(span, run), &run.agent.model),
+        Some(&record.model),
+        Some(&record.usage.tokens),
     )
-    .with_int(key::ATTEMPT, run.attempt.into());
+    .with_int(key::ATTEMPT, record.attempt.into());
     if to.records_content() {
         let message_json = |role: &str, text: &str| json!([{"role": role, "parts": [{"type": "text", "content": truncate_content(text)}]}]);
         span = span.with_attribute(
             key::INPUT,
-            AttributeValue::Text(message_json("user", &run.input.to_plain_text()).to_string()),
+            AttributeValue::Text(message_json("user", &record.input.to_plain_text()).to_string()),
         );
-        if let Some(text) = &run.content {
+        if let Some(text) = &record.content {
             let output = message_json("assistant", text).to_string();
             span = span.with_attribute(key::OUTPUT, AttributeValue::Text(output));
         }
     }
-    to.send(match (&run.status, &run.error) {
+    to.send(match (&record.status, &record.error) {
         (Status::Cancelled, _) => span.with_error("cancelled"),
         (_, Some(failure)) => {
             let code = serde_json::to_value(failure.code).unwrap_or_default();
@@ -263,13 +261,13 @@ pub fn end_run(live: &ActiveRun, run: &Run) {
     });
 }
 
-fn with_run(span: Span, live: &ActiveRun) -> Span {
-    let scope = &live.scope;
-    let run = scope.run.to_string();
-    span.with_text(key::AGENT, &live.agent.name)
+fn with_run(span: Span, run: &ActiveRun) -> Span {
+    let scope = &run.scope;
+    let run_id = scope.run.to_string();
+    span.with_text(key::AGENT, &run.agent.name)
         // What a run and its model say to each other is a conversation of its own.
-        .with_text(key::CONVERSATION, &run)
-        .with_text(key::RUN, &run)
+        .with_text(key::CONVERSATION, &run_id)
+        .with_text(key::RUN, &run_id)
         .with_text(key::ROOT, &scope.root.to_string())
         .with_int(key::DEPTH, scope.depth.0.into())
 }

@@ -18,7 +18,7 @@ use crate::engine::admission::root_permit::RootPermit;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
 use crate::engine::approval::decision::{self, DecideError, PendingApprovals};
 use crate::engine::cancel;
-use crate::engine::context::{Engine, EngineDeps};
+use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::memory::memory_gc;
 use crate::engine::prepare::{self, RunInput};
@@ -113,7 +113,7 @@ impl Runner {
             .engine
             .journal
             .broadcaster()
-            .subscribe(root.live.scope.run);
+            .subscribe(root.context.run.scope.run);
         let run = self.spawn(root).await?;
         Ok((run, subscription))
     }
@@ -185,15 +185,15 @@ impl Runner {
         // A root's own run counts; it is never refused, whatever its budget says.
         let _ = tree.budgets.count_run(&accounts);
         let agent_json = engine.agent_snapshots.agent_json(&agent);
-        let live = ActiveRun::new(scope, agent, tree, None, accounts, agent_json);
+        let active_run = ActiveRun::new(scope, agent, tree, None, accounts, agent_json);
         let run = Arc::new(Run {
             input: request.input.unwrap_or_default().into_redacted(),
             labels: request.labels,
             session: request.session,
-            ..run_record::new_run(&live)
+            ..run_record::new_run(&active_run)
         });
         Ok(NewRoot {
-            live,
+            context: RunContext::new(engine, &active_run),
             run,
             input,
             timeout,
@@ -209,11 +209,9 @@ impl Runner {
         let engine = &self.engine;
         let accepted_token = root.session_guard.as_ref().map(SessionGuard::accepted);
         let _accepted_guard = accepted_token.map(CancellationToken::drop_guard);
-        engine.active_runs.add(&root.live);
+        engine.active_runs.add(&root.context.run);
         let (sender, receiver) = oneshot::channel();
-        engine
-            .tasks
-            .spawn(root.run_task(Arc::clone(engine), sender));
+        engine.tasks.spawn(root.run_task(sender));
         receiver
             .await
             .unwrap_or(Err(StoreError::Closed))
@@ -249,9 +247,9 @@ impl Runner {
             let mut changed = pin!(suspension.changed.notified());
             changed.as_mut().enable();
             match active_runs.get(id) {
-                Some(live) => match live.wait_for_end().await {
+                Some(active_run) => match active_run.wait_for_end().await {
                     Some(run) => return Some(run),
-                    None if live.is_suspended() => {}
+                    None if active_run.is_suspended() => {}
                     None => return None,
                 },
                 // Its parent has not come to it yet.
@@ -378,7 +376,7 @@ impl Runner {
     pub fn gauges(&self) -> GaugeSnapshot {
         let (_, queued) = self.queue_load();
         GaugeSnapshot {
-            // The live runs include those that are queued and those that are idle.
+            // The active runs include those that are queued and those that are idle.
             running: (self.engine.active_runs.count())
                 .saturating_sub(queued + self.engine.active_runs.idle_count()),
             queued,

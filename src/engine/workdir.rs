@@ -5,9 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
-use crate::engine::context::Engine;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::run_blocking;
-use crate::engine::state::active_run::ActiveRun;
 use crate::workdirs::{FileId, Workdir};
 
 /// The directory of a run, so far as it is known.
@@ -55,29 +54,40 @@ pub fn is_used(engine: &Engine, agent: &Agent) -> bool {
 ///
 /// # Errors
 /// Why that cannot be the run's directory.
-pub async fn open(engine: &Arc<Engine>, live: &ActiveRun) -> Result<(), PromptError> {
-    if live.workdir.dir().is_some() || !is_used(engine, &live.agent) {
+pub async fn open(context: &RunContext) -> Result<(), PromptError> {
+    if context.run.workdir.dir().is_some() || !is_used(&context.engine, &context.run.agent) {
         return Ok(());
     }
     // An ad-hoc sub-agent works where its caller works.
-    let caller = live.parent.as_ref().filter(|_| live.agent.ad_hoc.is_some());
+    let caller = context
+        .run
+        .parent
+        .as_ref()
+        .filter(|_| context.run.agent.ad_hoc.is_some());
     let shared = caller.and_then(|caller| caller.workdir.dir());
-    let dir = match shared.filter(|dir| live.workdir.id().is_none_or(|id| id == dir.id())) {
+    let dir = match shared.filter(|dir| context.run.workdir.id().is_none_or(|id| id == dir.id())) {
         Some(dir) => Arc::clone(dir),
-        None => open_dir(engine, &live.agent, live.workdir.id()).await?,
+        None => {
+            open_dir(
+                &context.engine,
+                &context.run.agent,
+                context.run.workdir.id(),
+            )
+            .await?
+        }
     };
-    live.workdir.set(dir);
+    context.run.workdir.set(dir);
     Ok(())
 }
 
 /// Looks which directory the run of a queued root will work in, and holds none open meanwhile. What is wrong with it shows
 /// when the run starts.
-pub async fn record_id(engine: &Arc<Engine>, live: &ActiveRun) {
-    if !is_used(engine, &live.agent) {
+pub async fn record_id(context: &RunContext) {
+    if !is_used(&context.engine, &context.run.agent) {
         return;
     }
-    if let Ok(dir) = open_dir(engine, &live.agent, None).await {
-        let _ = live.workdir.id.set(dir.id());
+    if let Ok(dir) = open_dir(&context.engine, &context.run.agent, None).await {
+        let _ = context.run.workdir.id.set(dir.id());
     }
 }
 

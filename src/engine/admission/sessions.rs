@@ -190,15 +190,15 @@ pub struct RunPermits<'s> {
 
 impl RunPermits<'_> {
     /// Gives everything back, unless the run's tree is suspended before it `has_ended`: then it keeps its order.
-    pub fn release(self, live: &ActiveRun, has_ended: bool) {
-        if live.is_suspended() && !has_ended {
+    pub fn release(self, run: &ActiveRun, has_ended: bool) {
+        if run.is_suspended() && !has_ended {
             if let Some(permit) = self.run_permit {
-                live.tree.root_permit.set(permit);
+                run.tree.root_permit.set(permit);
             }
             return;
         }
-        if live.parent.is_none() {
-            drop(live.tree.root_permit.take());
+        if run.parent.is_none() {
+            drop(run.tree.root_permit.take());
         }
         drop(self.run_permit);
         if let Some(guard) = self.session_guard {

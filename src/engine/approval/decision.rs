@@ -13,11 +13,10 @@ use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{ToolCall, shorten, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::approval::pause::{self, PauseReason};
-use crate::engine::context::Engine;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::record::run_record;
 use crate::engine::replay::run_log::{self, ApprovalDecision, RecordedCalls};
 use crate::engine::run_loop::turn_error::TurnError;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, StoreError};
 
@@ -69,8 +68,7 @@ pub enum DecideError {
 /// Waits for the word on a call: nothing where it may be performed, else what its model is told. `begun` has what an
 /// earlier process asked and was told.
 pub async fn await_decision(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     recorded_calls: &RecordedCalls,
     turn: u32,
     call: &ToolCall,
@@ -80,19 +78,27 @@ pub async fn await_decision(
     let mut pending = None;
     if decision.is_none() {
         let _guard = match requested_at {
-            Some(_) => Some(engine.pending_approvals.early_decision_lock.lock().await),
+            Some(_) => Some(
+                context
+                    .engine
+                    .pending_approvals
+                    .early_decision_lock
+                    .lock()
+                    .await,
+            ),
             None => None,
         };
         if requested_at.is_some() {
             // Somebody may have answered since this run's record was read.
-            let scope = &live.scope;
-            let recorded_calls = run_log::load_calls(engine, scope.root, scope.run).await?;
+            let scope = &context.run.scope;
+            let recorded_calls =
+                run_log::load_calls(&context.engine, scope.root, scope.run).await?;
             decision = recorded_calls.decisions.get(&call.id).cloned();
         }
         if decision.is_none() {
             pending = Some(PendingApproval::register(
-                &engine.pending_approvals,
-                live.scope.run,
+                &context.engine.pending_approvals,
+                context.run.scope.run,
                 &call.id,
             ));
         }
@@ -100,27 +106,33 @@ pub async fn await_decision(
     let name = shorten(&call.name, 200);
     let decision = match (decision, pending) {
         (Some(decision), _) => {
-            pause::ensure_running(engine, live).await?;
+            pause::ensure_running(context).await?;
             decision
         }
         (None, None) => return Err(StoreError::Closed),
         (None, Some(pending)) => {
-            let limit = live.agent.approve_timeout;
+            let limit = context.run.agent.approve_timeout;
             let deadline =
                 limit.map(|limit| saturating_add(requested_at.unwrap_or_else(now), limit));
             let event = requested_at
                 .is_none()
                 .then(|| requested_event(turn, call, &name, deadline));
-            pause::pause(engine, live, PauseReason::Approval, event).await?;
-            let outcome = receive_decision(engine, live, pending, &call.id, deadline).await?;
-            pause::unpause(engine, live, PauseReason::Approval).await?;
+            pause::pause(context, PauseReason::Approval, event).await?;
+            let outcome = receive_decision(context, pending, &call.id, deadline).await?;
+            pause::unpause(context, PauseReason::Approval).await?;
             match outcome {
                 Ok(decision) => decision,
-                Err(error) => return Ok(Err(failures::interruption_message(live, &error))),
+                Err(error) => return Ok(Err(failures::interruption_message(&context.run, &error))),
             }
         }
     };
-    let seconds = || live.agent.approve_timeout.map_or(0, |it| it.as_secs());
+    let seconds = || {
+        context
+            .run
+            .agent
+            .approve_timeout
+            .map_or(0, |it| it.as_secs())
+    };
     Ok(match (decision.decision, decision.reason) {
         (Decision::Approved, _) => Ok(()),
         (Decision::Denied, Some(reason)) => Err(format!("The call of {name} was denied: {reason}")),
@@ -134,8 +146,7 @@ pub async fn await_decision(
 
 /// Waits for the word, or the end of the wait, and commits it.
 async fn receive_decision(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     mut pending: PendingApproval<'_>,
     call: &str,
     deadline: Option<Timestamp>,
@@ -143,7 +154,11 @@ async fn receive_decision(
     let timeout = async {
         match deadline {
             Some(deadline) => {
-                let limit = live.agent.approve_timeout.map_or(0, |it| it.as_secs());
+                let limit = context
+                    .run
+                    .agent
+                    .approve_timeout
+                    .map_or(0, |it| it.as_secs());
                 let remaining = run_record::remaining_time(now().duration_until(deadline), limit);
                 tokio::time::sleep(remaining).await;
             }
@@ -157,7 +172,7 @@ async fn receive_decision(
             () = timeout => None,
         }
     };
-    let message = match pause::within_deadline(live, received).await {
+    let message = match pause::within_deadline(&context.run, received).await {
         Ok(message) => message,
         Err(error) => return Ok(Err(error)),
     };
@@ -166,9 +181,10 @@ async fn receive_decision(
         None => (ApprovalDecision::timed_out(), None),
     };
     let event = decision.to_event(call);
-    let committed = engine
+    let committed = context
+        .engine
         .journal
-        .append(live, Change::Unchanged, Vec::new(), vec![event])
+        .append(&context.run, Change::Unchanged, Vec::new(), vec![event])
         .await
         .map(drop);
     if let Some(ack) = ack {
@@ -242,23 +258,26 @@ async fn decide_early(
     if recorded_calls.decisions.contains_key(call) {
         return Err(not_pending(id, call, "it is decided"));
     }
-    let live = engine.active_runs.get(id);
-    if live.as_ref().is_some_and(|live| live.is_suspended()) {
+    let active_run = engine.active_runs.get(id);
+    if active_run
+        .as_ref()
+        .is_some_and(|active_run| active_run.is_suspended())
+    {
         return Err(StoreError::Suspended.into());
     }
     // A call of this process that waits no more has given up, and its result says why.
-    let is_over = live.as_ref().is_some_and(|live| {
-        let is_ours = !live.tree.is_recovered && !engine.draining.is_cancelled();
-        is_ours || live.cancel_token.is_cancelled()
+    let is_over = active_run.as_ref().is_some_and(|active_run| {
+        let is_ours = !active_run.tree.is_recovered && !engine.draining.is_cancelled();
+        is_ours || active_run.cancel_token.is_cancelled()
     });
     if is_over || recorded_calls.completed.contains(call) {
         return Err(not_pending(id, call, "it waits no more"));
     }
     let event = decision.to_event(call);
-    match live {
-        Some(live) => {
+    match active_run {
+        Some(active_run) => {
             let journal = &engine.journal;
-            let commit = journal.append_request(&live, Change::Unchanged, event);
+            let commit = journal.append_request(&active_run, Change::Unchanged, event);
             commit.await?;
         }
         None => {

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{WaitingFor, now};
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::record::run_record;
 use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
@@ -28,14 +28,13 @@ pub enum PauseReason {
 /// A call that was at work waits from now on. The event is committed before this returns, and whoever reads it finds the
 /// run `waiting` where that is all it does.
 pub async fn pause(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     reason: PauseReason,
     event: Option<EventKind>,
 ) -> Result<(), StoreError> {
-    let _guard = live.tree.root_permit.update_lock.lock().await;
+    let _guard = context.run.tree.root_permit.update_lock.lock().await;
     {
-        let mut clock = live.clock();
+        let mut clock = context.run.clock();
         match reason {
             PauseReason::Approval => {
                 clock.running_calls = clock.running_calls.saturating_sub(1);
@@ -49,11 +48,11 @@ pub async fn pause(
             }
         }
     }
-    propagate_pause(engine, live, false).await?;
+    propagate_pause(context, false).await?;
     if let Some(event) = event {
-        let journal = &engine.journal;
+        let journal = &context.engine.journal;
         journal
-            .append(live, Change::Unchanged, Vec::new(), vec![event])
+            .append(&context.run, Change::Unchanged, Vec::new(), vec![event])
             .await?;
     }
     Ok(())
@@ -61,20 +60,16 @@ pub async fn pause(
 
 /// A call that waited is at work again, once its tree has a slot; without one where the run is stopped or overdue, and
 /// so has nothing to do but to end.
-pub async fn unpause(
-    engine: &Engine,
-    live: &ActiveRun,
-    reason: PauseReason,
-) -> Result<(), StoreError> {
+pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), StoreError> {
     loop {
-        let acquired = reacquire_permit(engine, live).await;
-        let _guard = live.tree.root_permit.update_lock.lock().await;
-        if acquired.is_ok() && !live.tree.root_permit.is_held() {
+        let acquired = reacquire_permit(context).await;
+        let _guard = context.run.tree.root_permit.update_lock.lock().await;
+        if acquired.is_ok() && !context.run.tree.root_permit.is_held() {
             // Others went on and came to rest in between, and gave it back.
             continue;
         }
         {
-            let mut clock = live.clock();
+            let mut clock = context.run.clock();
             match reason {
                 PauseReason::Approval => {
                     clock.running_calls += 1;
@@ -88,59 +83,59 @@ pub async fn unpause(
                 }
             }
         }
-        return propagate_pause(engine, live, true).await;
+        return propagate_pause(context, true).await;
     }
 }
 
 /// A call has its result.
-pub async fn finish_call(engine: &Engine, live: &ActiveRun) -> Result<(), StoreError> {
+pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
     {
-        let mut clock = live.clock();
+        let mut clock = context.run.clock();
         if clock.waiting_calls == 0 {
             // Nothing can begin to stand still for it.
             clock.running_calls = clock.running_calls.saturating_sub(1);
             return Ok(());
         }
     }
-    let _guard = live.tree.root_permit.update_lock.lock().await;
+    let _guard = context.run.tree.root_permit.update_lock.lock().await;
     {
-        let mut clock = live.clock();
+        let mut clock = context.run.clock();
         clock.running_calls = clock.running_calls.saturating_sub(1);
     }
-    propagate_pause(engine, live, false).await
+    propagate_pause(context, false).await
 }
 
 /// Sees to it that a run that goes on has its tree's slot, and does not stand as `waiting` in the record: what an earlier
 /// process left waiting begins without one. That it is stopped or overdue is for the caller to find out.
-pub async fn ensure_running(engine: &Engine, live: &ActiveRun) -> Result<(), StoreError> {
-    if live.tree.root_permit.is_held() && !live.clock().is_pause_recorded {
+pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
+    if context.run.tree.root_permit.is_held() && !context.run.clock().is_pause_recorded {
         return Ok(());
     }
-    let _ = reacquire_permit(engine, live).await;
-    let _guard = live.tree.root_permit.update_lock.lock().await;
-    propagate_pause(engine, live, true).await
+    let _ = reacquire_permit(context).await;
+    let _guard = context.run.tree.root_permit.update_lock.lock().await;
+    propagate_pause(context, true).await
 }
 
 /// Waits for something within the run's deadline and as long as nobody stops it, as [`crate::engine::run_loop::turn::bounded`] does,
 /// but while the run's time, or an ancestor's, may begin to stand still or to go on.
 pub async fn within_deadline<T>(
-    live: &ActiveRun,
+    run: &ActiveRun,
     work: impl Future<Output = T>,
 ) -> Result<T, TurnError> {
     let mut work = pin!(work);
     loop {
         // Listens before it looks at the clock.
-        let mut changed = pin!(live.tree.root_permit.changed.notified());
+        let mut changed = pin!(run.tree.root_permit.changed.notified());
         changed.as_mut().enable();
         let deadline_passed = async {
-            match live.deadline() {
+            match run.deadline() {
                 Some(deadline) => sleep_until(deadline.at).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
-            () = live.cancel_token.cancelled() => return Err(TurnError::Cancelled),
+            () = run.cancel_token.cancelled() => return Err(TurnError::Cancelled),
             output = &mut work => return Ok(output),
             () = &mut changed => {}
             () = deadline_passed => return Err(TurnError::DeadlineExceeded),
@@ -150,18 +145,14 @@ pub async fn within_deadline<T>(
 
 /// Returns once the house is being left and all that this root does is to wait, for a person or behind one that does in
 /// its session, which `left` tells: whoever returns first leaves the session to nobody.
-pub async fn suspended(
-    engine: &Engine,
-    root: &ActiveRun,
-    session_suspended: Option<CancellationToken>,
-) {
-    engine.draining.cancelled().await;
+pub async fn suspended(context: &RunContext, session_suspended: Option<CancellationToken>) {
+    context.engine.draining.cancelled().await;
     // Without a session nobody else hears it.
     let session_suspended = session_suspended.unwrap_or_default();
     loop {
-        let mut changed = pin!(root.tree.root_permit.changed.notified());
+        let mut changed = pin!(context.run.tree.root_permit.changed.notified());
         changed.as_mut().enable();
-        if root.is_waiting() {
+        if context.run.is_waiting() {
             // Before its seat is free.
             session_suspended.cancel();
             return;
@@ -174,38 +165,39 @@ pub async fn suspended(
 }
 
 /// Takes a place in line again where the tree has given its slot back.
-async fn reacquire_permit(engine: &Engine, live: &ActiveRun) -> Result<(), TurnError> {
-    let root_permit = &live.tree.root_permit;
+async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
+    let root_permit = &context.run.tree.root_permit;
     if root_permit.is_held() {
         return Ok(());
     }
-    let root = live.self_and_ancestors().last().unwrap_or(live);
+    let root = context
+        .run
+        .self_and_ancestors()
+        .last()
+        .unwrap_or(&context.run);
     let reacquired = async {
         // One slot for the tree, however many of its calls were decided at once.
         let _guard = root_permit.acquire_lock.lock().await;
         if !root_permit.is_held() {
-            let owner = live.tree.owner.as_deref();
-            let admission = engine.queue.enter_accepted(owner, &root.agent.name);
+            let owner = context.run.tree.owner.as_deref();
+            let admission = context.engine.queue.enter_accepted(owner, &root.agent.name);
             let _queued = root_permit.mark_queued();
             let permit = admission.permit().await;
             root_permit.set(permit);
         }
     };
-    within_deadline(live, reacquired).await
+    within_deadline(&context.run, reacquired).await
 }
 
 /// Finds out who stands still now, from this run upwards, and writes it down. `goes` says that this run is at work: then
 /// neither it nor what is above it stands as `waiting` in the record.
-async fn propagate_pause(
-    engine: &Engine,
-    live: &ActiveRun,
-    is_running: bool,
-) -> Result<(), StoreError> {
-    let mut next = Some(live);
+async fn propagate_pause(context: &RunContext, is_running: bool) -> Result<(), StoreError> {
+    let mut next = Some(&*context.run);
     while let Some(run) = next {
         let (pause_change, change) = update_pause(run, is_running);
         if let Some(change) = change {
-            engine
+            context
+                .engine
                 .journal
                 .enqueue(run, change, Vec::new(), Vec::new())
                 .await?;
@@ -225,12 +217,12 @@ async fn propagate_pause(
                 clock.running_calls += 1;
                 clock.waiting_calls = clock.waiting_calls.saturating_sub(1);
             }
-            (Some(true), None) => drop(live.tree.root_permit.take()),
+            (Some(true), None) => drop(context.run.tree.root_permit.take()),
             (None, _) if !is_running => break,
             (Some(false) | None, _) => {}
         }
     }
-    live.tree.root_permit.changed.notify_waiters();
+    context.run.tree.root_permit.changed.notify_waiters();
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::domain::agent::{Agent, Budget, Delegation, Memory, ResponseFormat, SubagentSettings};
 use crate::domain::run::{Run, now};
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::delegation::child_run;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::StoreError;
@@ -61,13 +61,18 @@ pub fn quota_settings(parent: &ActiveRun) -> Vec<SubagentSettings> {
 
 /// Restores what the ad-hoc children of a recovered tree used in an earlier process. Has to run before any quota is
 /// checked.
-pub async fn restore_quotas(engine: &Engine, parent: &ActiveRun) -> Result<(), StoreError> {
-    let tree = &parent.tree;
+pub async fn restore_quotas(parent: &RunContext) -> Result<(), StoreError> {
+    let tree = &parent.run.tree;
     if !tree.is_recovered {
         return Ok(());
     }
     let restore = async {
-        let runs = engine.journal.store().tree(parent.scope.root).await?;
+        let runs = parent
+            .engine
+            .journal
+            .store()
+            .tree(parent.run.scope.root)
+            .await?;
         let parent_of = |run: &&Run| runs.iter().find(|other| Some(other.id) == run.parent_id);
         for run in runs.iter().filter(|run| run.label.is_some()) {
             let mut ancestors = std::iter::successors(parent_of(&run), parent_of);

@@ -7,7 +7,7 @@ use crate::domain::agent::Agent;
 use crate::domain::event::{EventKind, usage_totals};
 use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
 use crate::domain::usage::TreeUsage;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::run_record;
 use crate::engine::state::active_run::{ActiveRun, Deadline};
@@ -16,32 +16,31 @@ use crate::tools::{AdHocRequest, ChildRequest};
 
 /// A child run, ready to be driven.
 pub struct ChildRun {
-    pub live: Arc<ActiveRun>,
+    pub active_run: Arc<ActiveRun>,
     pub run: Arc<Run>,
     pub message: String,
 }
 
 /// Creates a child of `parent` under this id.
 pub fn prepare(
-    engine: &Engine,
-    parent: &Arc<ActiveRun>,
+    parent: &RunContext,
     request: &ChildRequest<'_>,
     id: RunId,
 ) -> Result<ChildRun, String> {
     let name = request.agent;
-    let agents = engine.catalog.current();
+    let agents = parent.engine.catalog.current();
     let mut agent = Arc::clone(agents.get(name).map_err(|error| match error {
         LoadError::Model(error) => format!("invalid model for agent \"{name}\": {error}"),
         other => format!("failed to load agent \"{name}\": {other}"),
     })?);
-    let hosts = &parent.agent.allowed_hosts;
+    let hosts = &parent.run.agent.allowed_hosts;
     if agent.allowed_hosts.is_empty() && !hosts.is_empty() {
         // Set in the definition, which is recorded with the run: it then also holds after a restart, and for the
         // child's children.
         Arc::make_mut(&mut agent).allowed_hosts.clone_from(hosts);
     }
-    let max_depth = parent.scope.max_depth;
-    let mut child = build(engine, parent, agent, max_depth, &parent.accounts, id)?;
+    let max_depth = parent.run.scope.max_depth;
+    let mut child = build(parent, agent, max_depth, &parent.run.accounts, id)?;
     child.message = prompt::child_message(request.task, request.context);
     let run = Arc::make_mut(&mut child.run);
     run.tool_call_id = Some(request.tool_call_id.to_owned());
@@ -52,16 +51,15 @@ pub fn prepare(
 
 /// Creates an ad-hoc child of `parent` under this id.
 pub fn prepare_ad_hoc(
-    engine: &Engine,
-    parent: &Arc<ActiveRun>,
+    parent: &RunContext,
     request: &AdHocRequest<'_>,
     id: RunId,
 ) -> Result<ChildRun, String> {
-    let agent = ad_hoc::derive_agent(&parent.agent, request);
-    let settings = ad_hoc::subagent_settings(&parent.agent);
-    let max_depth = parent.scope.max_ad_hoc_depth(settings.max_depth);
-    let accounts = ad_hoc::account_ids(parent);
-    let mut child = build(engine, parent, agent, max_depth, &accounts, id)?;
+    let agent = ad_hoc::derive_agent(&parent.run.agent, request);
+    let settings = ad_hoc::subagent_settings(&parent.run.agent);
+    let max_depth = parent.run.scope.max_ad_hoc_depth(settings.max_depth);
+    let accounts = ad_hoc::account_ids(&parent.run);
+    let mut child = build(parent, agent, max_depth, &accounts, id)?;
     request.task.clone_into(&mut child.message);
     let run = Arc::make_mut(&mut child.run);
     run.tool_call_id = Some(request.tool_call_id.to_owned());
@@ -73,46 +71,48 @@ pub fn prepare_ad_hoc(
 
 /// `max_depth` is the deepest level allowed; `accounts` are the child's budget accounts beside its own.
 fn build(
-    engine: &Engine,
-    parent: &Arc<ActiveRun>,
+    parent: &RunContext,
     agent: Arc<Agent>,
     max_depth: u8,
     accounts: &[usize],
     id: RunId,
 ) -> Result<ChildRun, String> {
     let provider = &agent.model.provider;
-    let has_key = parent.tree.provider_keys.has_own_key(&agent, provider);
-    engine
+    let has_key = parent.run.tree.provider_keys.has_own_key(&agent, provider);
+    parent
+        .engine
         .providers
         .get_with_key(provider, has_key)
         .map_err(|unavailable| unavailable.to_string())?;
-    let child_scope: Option<Scope> = parent
-        .scope
-        .child(id, agent.delegation.max_depth, max_depth);
+    let child_scope: Option<Scope> =
+        parent
+            .run
+            .scope
+            .child(id, agent.delegation.max_depth, max_depth);
     let scope =
         child_scope.ok_or_else(|| format!("maximum sub-agent depth ({max_depth}) reached"))?;
-    let accounts = reserve_run(engine, parent, &agent, accounts)?;
-    let timeouts = [agent.timeout, parent.agent.delegation.timeout].into_iter();
+    let accounts = reserve_run(parent, &agent, accounts)?;
+    let timeouts = [agent.timeout, parent.run.agent.delegation.timeout].into_iter();
     let deadlines = timeouts.flatten().map(Deadline::within);
     let deadline = deadlines
-        .chain(parent.deadline())
+        .chain(parent.run.deadline())
         .min_by_key(|deadline| deadline.at);
-    let agent_json = engine.agent_snapshots.agent_json(&agent);
-    let tree = Arc::clone(&parent.tree);
-    let live = ActiveRun::new(
+    let agent_json = parent.engine.agent_snapshots.agent_json(&agent);
+    let tree = Arc::clone(&parent.run.tree);
+    let active_run = ActiveRun::new(
         scope,
         agent,
         tree,
-        Some(Arc::clone(parent)),
+        Some(Arc::clone(&parent.run)),
         accounts,
         agent_json,
     );
     if let Some(deadline) = deadline {
-        live.set_deadline(deadline);
+        active_run.set_deadline(deadline);
     }
-    let run = Arc::new(run_record::new_run(&live));
+    let run = Arc::new(run_record::new_run(&active_run));
     Ok(ChildRun {
-        live,
+        active_run,
         run,
         message: String::new(),
     })
@@ -120,12 +120,11 @@ fn build(
 
 /// Counts the new run against the server's limit and the budgets. Returns its budget accounts.
 fn reserve_run(
-    engine: &Engine,
-    parent: &ActiveRun,
+    parent: &RunContext,
     agent: &Agent,
     accounts: &[usize],
 ) -> Result<AccountIds, String> {
-    let (tree, max) = (&parent.tree, engine.settings.runs.max_tree);
+    let (tree, max) = (&parent.run.tree, parent.engine.settings.runs.max_tree);
     if !tree.count_run(max) {
         return Err(format!(
             "the whole task has had {max} runs, the maximum that the server allows"
@@ -137,7 +136,7 @@ fn reserve_run(
         Ok(()) => Ok(accounts),
         Err(refusal) => {
             tree.uncount_run();
-            parent.record_refusal(&refusal);
+            parent.run.record_refusal(&refusal);
             Err(refusal.exceeded.to_string())
         }
     }

@@ -12,7 +12,7 @@ use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::sessions::RunPermits;
 use crate::engine::approval::pause::{self, PauseReason};
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::delegation::child_run::{self, ChildRun};
 use crate::engine::prepare::RunInput;
@@ -21,24 +21,17 @@ use crate::engine::replay::run_log::{self, RecordedCalls};
 use crate::engine::run_loop::finish;
 use crate::engine::run_loop::recall;
 use crate::engine::run_loop::start::RunStart;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::ad_hoc_quotas::ChildTimer;
 use crate::engine::state::failures;
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocRequest, ChildRequest, Delegate};
 
 /// The loop, as a function that drives a child.
-pub type DriveFn = for<'a> fn(
-    &'a Arc<Engine>,
-    &'a Arc<ActiveRun>,
-    Arc<Run>,
-    RunInput,
-    RunStart,
-) -> BoxFuture<'a, Option<Arc<Run>>>;
+pub type DriveFn =
+    for<'a> fn(&'a RunContext, Arc<Run>, RunInput, RunStart) -> BoxFuture<'a, Option<Arc<Run>>>;
 
 pub struct RunDelegate {
-    engine: Arc<Engine>,
-    live: Arc<ActiveRun>,
+    context: RunContext,
     child_permits: Option<Arc<Semaphore>>,
     recorded_calls: Arc<RecordedCalls>,
     /// Permits of children that an earlier process started, by call. New children wait behind them.
@@ -54,7 +47,7 @@ impl Delegate for RunDelegate {
                 Some(child) if child.status.is_terminal() => Arc::new(child.clone()),
                 Some(child) => self.resume_child(child).await?,
                 None => {
-                    let prepare = |id| child_run::prepare(&self.engine, &self.live, &request, id);
+                    let prepare = |id| child_run::prepare(&self.context, &request, id);
                     self.start_child(call, request.task, prepare).await?
                 }
             };
@@ -66,14 +59,14 @@ impl Delegate for RunDelegate {
 
     fn check_quota<'a>(&'a self, call: &'a str) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            let tree = &self.live.tree;
-            let restored = ad_hoc::restore_quotas(&self.engine, &self.live).await;
+            let tree = &self.context.run.tree;
+            let restored = ad_hoc::restore_quotas(&self.context).await;
             restored.map_err(|error| ad_hoc::failure_message(&self.handle_store_error(error)))?;
             if self.recorded_calls.children.contains_key(call) {
                 // An earlier process has admitted this call.
                 return Ok(());
             }
-            let quota_settings = ad_hoc::quota_settings(&self.live);
+            let quota_settings = ad_hoc::quota_settings(&self.context.run);
             tree.ad_hoc_quotas.check(&quota_settings, &tree.budgets)
         })
     }
@@ -93,8 +86,8 @@ impl Delegate for RunDelegate {
                         .map_err(|reason| ad_hoc::failure_message(&reason))?
                 }
                 None => {
-                    let tree = &self.live.tree;
-                    let quota_settings = ad_hoc::quota_settings(&self.live);
+                    let tree = &self.context.run.tree;
+                    let quota_settings = ad_hoc::quota_settings(&self.context.run);
                     // Several calls that passed `check_quota` may arrive here at once; the quota admits only as many as
                     // it allows.
                     tree.ad_hoc_quotas
@@ -102,7 +95,7 @@ impl Delegate for RunDelegate {
                     let mut time_guard = None;
                     let prepare = |id| {
                         time_guard = self.track_time(id);
-                        child_run::prepare_ad_hoc(&self.engine, &self.live, &request, id)
+                        child_run::prepare_ad_hoc(&self.context, &request, id)
                     };
                     let result = self.start_child(call, request.task, prepare).await;
                     result.map_err(|reason| ad_hoc::failure_message(&reason))?
@@ -116,7 +109,13 @@ impl Delegate for RunDelegate {
 
     fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>> {
         Box::pin(async move {
-            let result = recall::search(&self.engine, self.live.scope.run, query, limit).await;
+            let result = recall::search(
+                &self.context.engine,
+                self.context.run.scope.run,
+                query,
+                limit,
+            )
+            .await;
             result.map_err(|error| format!("the record could not be read: {error}"))
         })
     }
@@ -124,13 +123,8 @@ impl Delegate for RunDelegate {
 
 impl RunDelegate {
     /// For the calls of one reply of this run. `drive` drives the children.
-    pub fn new(
-        engine: &Arc<Engine>,
-        live: &Arc<ActiveRun>,
-        recorded_calls: &Arc<RecordedCalls>,
-        drive: DriveFn,
-    ) -> Self {
-        let max_concurrent = live.agent.delegation.max_concurrent;
+    pub fn new(context: &RunContext, recorded_calls: &Arc<RecordedCalls>, drive: DriveFn) -> Self {
+        let max_concurrent = context.run.agent.delegation.max_concurrent;
         let child_permits = max_concurrent.map(|max| Arc::new(Semaphore::new(max)));
         let unfinished = recorded_calls
             .children
@@ -144,8 +138,7 @@ impl RunDelegate {
         });
         let reserved_permits = Mutex::new(permits.collect());
         Self {
-            engine: Arc::clone(engine),
-            live: Arc::clone(live),
+            context: context.clone(),
             child_permits,
             recorded_calls: Arc::clone(recorded_calls),
             reserved_permits,
@@ -155,9 +148,9 @@ impl RunDelegate {
 
     /// Starts the timer of an ad-hoc child, unless an ad-hoc ancestor's timer already covers it.
     fn track_time(&self, child: RunId) -> Option<ChildTimer<'_>> {
-        let mut runs = self.live.self_and_ancestors();
+        let mut runs = self.context.run.self_and_ancestors();
         let is_within_ad_hoc = runs.any(|run| run.agent.ad_hoc.is_some());
-        (!is_within_ad_hoc).then(|| self.live.tree.ad_hoc_quotas.start_timer(child))
+        (!is_within_ad_hoc).then(|| self.context.run.tree.ad_hoc_quotas.start_timer(child))
     }
 
     /// Creates a child under the id that `prepare` is given, and drives it to its end.
@@ -168,25 +161,26 @@ impl RunDelegate {
         prepare: impl FnOnce(RunId) -> Result<ChildRun, String>,
     ) -> Result<Arc<Run>, String> {
         let Self {
-            engine,
+            context,
             child_permits,
             recorded_calls,
             ..
         } = self;
+        let engine = &context.engine;
         let _permit = match child_permits {
             Some(child_permits) => Some(self.acquire_child_permit(child_permits).await?),
             None => None,
         };
         // An earlier process may have recorded the call and stopped before it created the child.
         let recorded_id = recorded_calls.delegated.get(call).copied();
-        let root_permit = &self.live.tree.root_permit;
+        let root_permit = &self.context.run.tree.root_permit;
         let child_permit = match recorded_id {
             Some(_) => Some(root_permit.restore_child()),
             None => root_permit.add_child(),
         };
         let _child_permit = child_permit.ok_or_else(|| {
             let max_live = engine.settings.runs.max_live;
-            match self.live.tree.owner {
+            match self.context.run.tree.owner {
                 Some(_) => format!(
                     "this task's API key is at its current limit of active runs, of {max_live} in total"
                 ),
@@ -194,7 +188,7 @@ impl RunDelegate {
             }
         })?;
         let ChildRun {
-            live: child,
+            active_run: child,
             run,
             message,
         } = prepare(recorded_id.unwrap_or_default())?;
@@ -214,7 +208,8 @@ impl RunDelegate {
             accepted: None,
             claim: None,
         };
-        (self.drive)(engine, &child, run, RunInput::from(message), entry)
+        let child_context = RunContext::new(engine, &child);
+        (self.drive)(&child_context, run, RunInput::from(message), entry)
             .await
             .ok_or_else(unrecorded_message)
     }
@@ -225,39 +220,41 @@ impl RunDelegate {
         &self,
         child_permits: &'s Semaphore,
     ) -> Result<SemaphorePermit<'s>, String> {
-        let Self { engine, live, .. } = self;
+        let Self { context, .. } = self;
         if let Ok(permit) = child_permits.try_acquire() {
             return Ok(permit);
         }
-        let paused = pause::pause(engine, live, PauseReason::Queue, None).await;
+        let paused = pause::pause(context, PauseReason::Queue, None).await;
         paused.map_err(|error| self.handle_store_error(error))?;
-        let permit = pause::within_deadline(live, child_permits.acquire()).await;
-        let unpaused = pause::unpause(engine, live, PauseReason::Queue).await;
+        let permit = pause::within_deadline(&context.run, child_permits.acquire()).await;
+        let unpaused = pause::unpause(context, PauseReason::Queue).await;
         unpaused.map_err(|error| self.handle_store_error(error))?;
-        let permit = permit.map_err(|error| failures::interruption_message(live, &error))?;
+        let permit =
+            permit.map_err(|error| failures::interruption_message(&context.run, &error))?;
         permit.map_err(|error| error.to_string())
     }
 
     /// Resumes a child that an earlier process left unfinished.
     async fn resume_child(&self, child: &Run) -> Result<Arc<Run>, String> {
-        let Self { engine, live, .. } = self;
+        let Self { context, .. } = self;
+        let engine = &context.engine;
         let call = child.tool_call_id.as_deref().unwrap_or_default();
         let _permit = self
             .reserved_permits
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(call);
-        let _child_permit = live.tree.root_permit.restore_child();
+        let _child_permit = context.run.tree.root_permit.restore_child();
         let account_ids = match child.label {
-            Some(_) => ad_hoc::account_ids(live),
-            None => live.accounts.clone(),
+            Some(_) => ad_hoc::account_ids(&context.run),
+            None => context.run.accounts.clone(),
         };
         let handle_store_error = |error| self.handle_store_error(error);
         let recorded_run = run_log::load(engine, child).await;
         // From here on the child is driven to its end, which also unregisters it.
         let Some((child, run)) = engine
             .orphans
-            .recover_child(engine, child.id, live, &account_ids)
+            .recover_child(child.id, context, &account_ids)
         else {
             let interrupted = recovery::interrupt(engine, child.id, &[]).await;
             interrupted.map_err(handle_store_error)?;
@@ -265,18 +262,19 @@ impl RunDelegate {
             let stored_run = stored_run.map_err(handle_store_error)?;
             return stored_run.map(Arc::new).ok_or_else(unrecorded_message);
         };
+        let child_context = RunContext::new(engine, &child);
         let recorded_run = match recorded_run {
             Ok(recorded_run) => recorded_run,
             Err(error) => {
                 let (run, permits) = (Arc::new(run), RunPermits::default());
                 let finished_run =
-                    finish::finish_without_loop(engine, &child, run, error.into(), permits).await;
+                    finish::finish_without_loop(&child_context, run, error.into(), permits).await;
                 return finished_run.ok_or_else(unrecorded_message);
             }
         };
         let input = RunInput::from(run.input.clone());
         let entry = RunStart::Resumed(Box::new(recorded_run));
-        (self.drive)(engine, &child, Arc::new(run), input, entry)
+        (self.drive)(&child_context, Arc::new(run), input, entry)
             .await
             .ok_or_else(unrecorded_message)
     }
@@ -299,9 +297,10 @@ impl RunDelegate {
 
     async fn record_event(&self, kind: EventKind) -> Result<(), String> {
         let result = self
+            .context
             .engine
             .journal
-            .enqueue(&self.live, Change::Unchanged, Vec::new(), vec![kind])
+            .enqueue(&self.context.run, Change::Unchanged, Vec::new(), vec![kind])
             .await;
         result.map_err(|error| self.handle_store_error(error))
     }
@@ -309,10 +308,10 @@ impl RunDelegate {
     /// Suspends the tree if its record cannot be written or read; the returned text is then not recorded. If the record
     /// can never be read, the text is the call's result.
     fn handle_store_error(&self, error: StoreError) -> String {
-        if self.live.is_unreadable(&error) {
+        if self.context.run.is_unreadable(&error) {
             return error.to_string();
         }
-        self.live.suspend(&error);
+        self.context.run.suspend(&error);
         unrecorded_message()
     }
 }

@@ -111,60 +111,60 @@ impl Journal {
     /// that fails, and a suspended one writes nothing.
     pub async fn append(
         &self,
-        live: &ActiveRun,
+        run: &ActiveRun,
         change: Change,
         steps: Vec<Step>,
         kinds: Vec<EventKind>,
     ) -> Result<u64, StoreError> {
-        check_not_suspended(live)?;
+        check_not_suspended(run)?;
         let result = self
             .store
-            .write(build_write(live, change, steps, kinds))
+            .write(build_write(run, change, steps, kinds))
             .await;
-        suspend_on_error(live, result)
+        suspend_on_error(run, result)
     }
 
     /// Commits what somebody requests of a run, who is told if that fails: the run goes on as if nobody had.
     pub async fn append_request(
         &self,
-        live: &ActiveRun,
+        run: &ActiveRun,
         change: Change,
         event: EventKind,
     ) -> Result<(), StoreError> {
-        check_not_suspended(live)?;
-        let write = build_write(live, change, Vec::new(), vec![event]);
+        check_not_suspended(run)?;
+        let write = build_write(run, change, Vec::new(), vec![event]);
         self.store.write(write).await.map(drop)
     }
 
     /// Hands a change over without waiting: for what the next recorded step makes good.
     pub async fn enqueue(
         &self,
-        live: &ActiveRun,
+        run: &ActiveRun,
         change: Change,
         steps: Vec<Step>,
         kinds: Vec<EventKind>,
     ) -> Result<(), StoreError> {
-        check_not_suspended(live)?;
+        check_not_suspended(run)?;
         let result = self
             .store
-            .enqueue(build_write(live, change, steps, kinds))
+            .enqueue(build_write(run, change, steps, kinds))
             .await;
-        suspend_on_error(live, result)
+        suspend_on_error(run, result)
     }
 
     /// Commits a change as [`Journal::record`] does, with writes about other runs in the same transaction.
     pub async fn append_with(
         &self,
-        live: &ActiveRun,
+        run: &ActiveRun,
         change: Change,
         step: Step,
         kinds: Vec<EventKind>,
         others: Vec<Write>,
     ) -> Result<u64, StoreError> {
-        check_not_suspended(live)?;
-        let write = build_write(live, change, vec![step], kinds);
+        check_not_suspended(run)?;
+        let write = build_write(run, change, vec![step], kinds);
         let result = self.store.write_with(write, others).await;
-        suspend_on_error(live, result)
+        suspend_on_error(run, result)
     }
 
     /// Writes something that happened to a run which nobody drives now.
@@ -228,15 +228,15 @@ impl Journal {
     }
 
     /// Tells listeners something that has no number and may be lost.
-    pub fn publish_ephemeral(&self, live: &ActiveRun, kind: EventKind) {
-        let root = live.scope.root;
+    pub fn publish_ephemeral(&self, run: &ActiveRun, kind: EventKind) {
+        let root = run.scope.root;
         if !self.broadcaster.has_subscribers(root) {
             return;
         }
         let name = kind.name();
-        let data = serde_json::to_string(&live.event(kind)).unwrap_or_default();
+        let data = serde_json::to_string(&run.event(kind)).unwrap_or_default();
         let event = StreamEvent::Ephemeral {
-            run_id: live.scope.run,
+            run_id: run.scope.run,
             name,
             data: data.into(),
         };
@@ -245,17 +245,17 @@ impl Journal {
 }
 
 /// Whether anything may be written about the run's tree.
-fn check_not_suspended(live: &ActiveRun) -> Result<(), StoreError> {
-    match live.is_suspended() {
+fn check_not_suspended(run: &ActiveRun) -> Result<(), StoreError> {
+    match run.is_suspended() {
         true => Err(StoreError::Suspended),
         false => Ok(()),
     }
 }
 
 /// Suspends the run's tree if its write failed.
-fn suspend_on_error<T>(live: &ActiveRun, result: Result<T, StoreError>) -> Result<T, StoreError> {
+fn suspend_on_error<T>(run: &ActiveRun, result: Result<T, StoreError>) -> Result<T, StoreError> {
     if let Err(error) = &result {
-        live.suspend(error);
+        run.suspend(error);
     }
     result
 }
@@ -274,23 +274,23 @@ fn new_event(run: &Run, kind: EventKind) -> Event {
 
 /// A write about a run at work, with what its webhook is sent.
 pub fn build_write(
-    live: &ActiveRun,
+    run: &ActiveRun,
     change: Change,
     steps: Vec<Step>,
     kinds: Vec<EventKind>,
 ) -> Write {
-    let events: Vec<Event> = kinds.into_iter().map(|kind| live.event(kind)).collect();
-    let webhooks = &live.tree.webhooks;
-    let deliveries = match live.parent.is_none() && !webhooks.is_empty() {
+    let events: Vec<Event> = kinds.into_iter().map(|kind| run.event(kind)).collect();
+    let webhooks = &run.tree.webhooks;
+    let deliveries = match run.parent.is_none() && !webhooks.is_empty() {
         true => {
-            let (own, tree) = live.usage();
+            let (own, tree) = run.usage();
             webhook_events::deliveries(webhooks, &events, (&own, &tree))
         }
         false => Vec::new(),
     };
     Write {
-        run: live.scope.run,
-        root: live.scope.root,
+        run: run.scope.run,
+        root: run.scope.root,
         change,
         steps,
         events,

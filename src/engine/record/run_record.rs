@@ -12,39 +12,39 @@ use crate::engine::state::active_run::{ActiveRun, Deadline};
 use crate::store::ResumeState;
 
 /// The record of a run that has just been accepted; what only a root or only a child has is left empty.
-pub fn new_run(live: &ActiveRun) -> Run {
+pub fn new_run(run: &ActiveRun) -> Run {
     Run {
-        owner: live.tree.owner.clone(),
-        agent_version: live.agent.version.clone(),
-        model: live.agent.model.model.clone(),
+        owner: run.tree.owner.clone(),
+        agent_version: run.agent.version.clone(),
+        model: run.agent.model.model.clone(),
         tree: TreeUsage {
             runs: 1,
             usage: Usage::default(),
         },
-        ..Run::queued(&live.scope, live.agent.name.clone())
+        ..Run::queued(&run.scope, run.agent.name.clone())
     }
 }
 
 /// What another process needs to go on with it, as far as it is known now.
-pub fn continuation(live: &ActiveRun) -> ResumeState {
-    let deadline = wall_clock_deadline(live);
+pub fn continuation(run: &ActiveRun) -> ResumeState {
+    let deadline = wall_clock_deadline(run);
     ResumeState {
-        definition: Arc::clone(&live.agent_json),
+        definition: Arc::clone(&run.agent_json),
         deadline,
         timeout: deadline.map_or(0, |(_, seconds)| seconds),
-        stream: live.tree.is_streaming,
-        webhooks: match live.parent {
-            None => live.tree.webhooks.clone(),
+        stream: run.tree.is_streaming,
+        webhooks: match run.parent {
+            None => run.tree.webhooks.clone(),
             Some(_) => Vec::new(),
         },
         waiting_since: None,
-        workdir: live.workdir.id(),
+        workdir: run.workdir.id(),
     }
 }
 
 /// Its deadline on the calendar's clock, which outlives the process, with the bound that set it.
-pub fn wall_clock_deadline(live: &ActiveRun) -> Option<(Timestamp, u64)> {
-    live.deadline().map(to_wall_clock)
+pub fn wall_clock_deadline(run: &ActiveRun) -> Option<(Timestamp, u64)> {
+    run.deadline().map(to_wall_clock)
 }
 
 /// A deadline on the calendar's clock, with the bound that set it.

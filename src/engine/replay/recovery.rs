@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::admission::root_permit::RootPermit;
-use crate::engine::context::Engine;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
 use crate::engine::record::run_record;
@@ -34,17 +34,16 @@ impl OrphanedChildren {
     /// here or there.
     pub fn recover_child(
         &self,
-        engine: &Engine,
         child: RunId,
-        parent: &Arc<ActiveRun>,
+        parent: &RunContext,
         callers: &[usize],
     ) -> Option<(Arc<ActiveRun>, Run)> {
         let mut children = self.lock();
         let orphan = children.remove(&child)?;
-        let live = recover(engine, &orphan, Some(parent), callers)?;
-        engine.active_runs.add(&live);
-        engine.suspension.changed.notify_waiters();
-        Some((live, orphan.run))
+        let active_run = recover(&parent.engine, &orphan, Some(&parent.run), callers)?;
+        parent.engine.active_runs.add(&active_run);
+        parent.engine.suspension.changed.notify_waiters();
+        Some((active_run, orphan.run))
     }
 
     /// Whether a child waits here.
@@ -93,7 +92,7 @@ pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError
 /// A root run that can go on.
 pub struct RecoveredRun {
     /// The run at work.
-    pub live: Arc<ActiveRun>,
+    pub active_run: Arc<ActiveRun>,
     /// Its record.
     pub run: Arc<Run>,
     /// Whole seconds that it may take from its start, where it still waits for a slot.
@@ -112,13 +111,13 @@ pub async fn recover_all(
     for unfinished_run in unfinished {
         match unfinished_run.run.parent_id {
             None => match recover(engine, &unfinished_run, None, &[]) {
-                Some(live) => {
+                Some(active_run) => {
                     recovered_ids.insert(unfinished_run.run.id);
                     let timeout = unfinished_run
                         .resume_state
                         .map_or(0, |continuation| continuation.timeout);
                     recovered.push(RecoveredRun {
-                        live,
+                        active_run,
                         run: Arc::new(unfinished_run.run),
                         timeout,
                     });
@@ -227,22 +226,22 @@ pub fn recover(
         usage: run.usage,
         tree_usage: run.tree,
     };
-    let live = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
+    let active_run = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {
         // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
         let since = continuation.waiting_since.unwrap_or_else(now);
-        live.set_deadline(Deadline {
+        active_run.set_deadline(Deadline {
             at: Instant::now() + run_record::remaining_time(since.duration_until(at), seconds),
             seconds,
         });
-        live.clock().is_pause_recorded = continuation.waiting_since.is_some();
+        active_run.clock().is_pause_recorded = continuation.waiting_since.is_some();
     }
     if run.status == Status::Cancelling {
-        live.cancel(
+        active_run.cancel(
             run.cancel_reason
                 .as_deref()
                 .unwrap_or("requested by client"),
         );
     }
-    Some(live)
+    Some(active_run)
 }

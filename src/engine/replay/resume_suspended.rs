@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use crate::domain::run::{Run, RunId};
-use crate::engine::context::Engine;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::replay::recovery::{self, RecoveredRun};
 use crate::engine::replay::suspension::{
     INITIAL_PROBE_INTERVAL, MAX_PROBE_INTERVAL, SuspendedTree,
@@ -69,7 +69,7 @@ async fn resume_trees(
     trees: Vec<SuspendedTree>,
 ) -> Result<(), (StoreError, Vec<SuspendedTree>)> {
     let _gate = engine.suspension.resume_lock.write().await;
-    let roots: HashSet<RunId> = trees.iter().map(|tree| tree.live.scope.run).collect();
+    let roots: HashSet<RunId> = trees.iter().map(|tree| tree.root.scope.run).collect();
     let store = engine.journal.store();
     let read = async {
         store.clear_failed(roots.iter().copied().collect()).await?;
@@ -91,17 +91,19 @@ async fn resume_trees(
     let (mut active_runs, mut permits) = (HashMap::new(), HashMap::new());
     let (mut recovered, mut resolved) = (Vec::new(), HashSet::new());
     for tree in trees {
-        let id = tree.live.scope.run;
+        let id = tree.root.scope.run;
         match load_tree(engine, id, by_root.remove(&id).unwrap_or_default()).await {
             Ok(TreeState::Resumable(recovered_root)) => {
-                recovered_root.live.inherit_from(&tree.live, tree.attempts);
-                active_runs.insert(id, Arc::clone(&recovered_root.live));
+                recovered_root
+                    .active_run
+                    .inherit_from(&tree.root, tree.attempts);
+                active_runs.insert(id, Arc::clone(&recovered_root.active_run));
                 permits.insert(id, (tree.run_permit, tree.session_guard));
                 recovered.push(recovered_root);
             }
             Ok(TreeState::Ended(run)) => {
                 engine.journal.broadcaster().close(id);
-                tree.live.publish_end(run);
+                tree.root.publish_end(run);
             }
             Err(error) => {
                 tracing::warn!(run.id = %id, run.root = %id, error = %error, "{id} stays suspended: {error}");
@@ -142,12 +144,12 @@ async fn load_tree(
 }
 
 /// The daemon stops: what is suspended stays as last committed, and nobody of its sessions overtakes it.
-fn keep_suspended(engine: &Engine) {
+fn keep_suspended(engine: &Arc<Engine>) {
     for tree in engine.suspension.take_all() {
         if let Some(guard) = &tree.session_guard {
             guard.suspended().cancel();
         }
-        root_run::suspend(engine, &tree.live);
+        root_run::suspend(&RunContext::new(engine, &tree.root));
     }
     engine.suspension.changed.notify_waiters();
 }

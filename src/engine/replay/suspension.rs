@@ -9,7 +9,7 @@ use tokio::sync::{Notify, RwLock};
 use tokio::time::Instant;
 
 use crate::engine::admission::sessions::SessionGuard;
-use crate::engine::context::Engine;
+use crate::engine::context::{Engine, RunContext};
 use crate::engine::state::active_run::ActiveRun;
 use crate::fair::admission::RunPermit;
 
@@ -45,7 +45,7 @@ struct SuspendedTrees {
 /// A tree all of whose tasks have ended.
 pub struct SuspendedTree {
     /// Its root, as it was at work.
-    pub live: Arc<ActiveRun>,
+    pub root: Arc<ActiveRun>,
     /// Its slot, if it had one.
     pub run_permit: Option<RunPermit>,
     /// Its place in its session.
@@ -138,27 +138,30 @@ impl Suspension {
 }
 
 /// Keeps a tree whose tasks have ended until the store works.
-pub fn suspend(engine: &Arc<Engine>, live: &Arc<ActiveRun>, session_guard: Option<SessionGuard>) {
-    let attempts = match live.tree.suspension.last_resume.get() {
+pub fn suspend(context: &RunContext, session_guard: Option<SessionGuard>) {
+    let attempts = match context.run.tree.suspension.last_resume.get() {
         Some((at, attempts)) if at.elapsed() < BACKOFF_RESET_AFTER => attempts + 1,
         _ => 0,
     };
     let tree = SuspendedTree {
-        live: Arc::clone(live),
-        run_permit: live.tree.root_permit.take(),
+        root: Arc::clone(&context.run),
+        run_permit: context.run.tree.root_permit.take(),
         session_guard,
         attempts,
         retry_at: Instant::now() + backoff(attempts),
         // It was taken up from a store that worked: until a probe says otherwise, it alone fails.
         is_probed: attempts > 0,
     };
-    let mut trees = engine.suspension.lock();
+    let mut trees = context.engine.suspension.lock();
     trees.is_store_down |= !tree.is_probed;
     trees.waiting.push(tree);
     if !trees.is_supervised {
         trees.is_supervised = true;
-        let supervise = engine.suspension.supervise;
-        engine.tasks.spawn(supervise(Arc::clone(engine)));
+        let supervise = context.engine.suspension.supervise;
+        context
+            .engine
+            .tasks
+            .spawn(supervise(Arc::clone(&context.engine)));
     }
 }
 

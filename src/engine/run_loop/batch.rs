@@ -10,7 +10,7 @@ use crate::domain::event::EventKind;
 use crate::domain::run::now;
 use crate::domain::usage::Usage;
 use crate::engine::approval::pause::{self, PauseReason};
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
 use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
@@ -38,8 +38,7 @@ pub struct BatchRequest<'a> {
 
 /// Submits the request as a batch, or takes over the batch that an earlier process submitted, and waits for its reply.
 pub async fn complete(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     batch_request: BatchRequest<'_>,
     deltas: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<Result<Reply, ProviderError>, TurnError> {
@@ -51,13 +50,13 @@ pub async fn complete(
         let message = "the provider does not support batches";
         return Ok(Err(ProviderError::new(ErrorCategory::BadRequest, message)));
     };
-    let name = format!("{}-{}", live.scope.run, batch_request.turn);
+    let name = format!("{}-{}", context.run.scope.run, batch_request.turn);
     let batches = batched.batch_client();
-    let submitted = match live.pending_batch.get() {
+    let submitted = match context.run.pending_batch.get() {
         PendingBatch::Submitted(submitted)
             if submitted.turn == batch_request.turn && submitted.model == batch_request.model =>
         {
-            pause::pause(engine, live, PauseReason::Batch, None).await?;
+            pause::pause(context, PauseReason::Batch, None).await?;
             submitted
         }
         pending => {
@@ -66,12 +65,12 @@ pub async fn complete(
                     turn: batch_request.turn,
                 };
             let found = match may_exist {
-                true => pause::within_deadline(live, batches.find(&name, key)).await?,
+                true => pause::within_deadline(&context.run, batches.find(&name, key)).await?,
                 false => Ok(None),
             };
             let batch = match found {
                 Ok(Some(found)) => Ok(found),
-                Ok(None) => submit(engine, live, batched, &batch_request, &name).await?,
+                Ok(None) => submit(context, batched, &batch_request, &name).await?,
                 Err(error) => Err(error),
             };
             let batch = match batch {
@@ -85,8 +84,7 @@ pub async fn complete(
                 submitted_at: now(),
             };
             pause::pause(
-                engine,
-                live,
+                context,
                 PauseReason::Batch,
                 Some(submitted_event(&submitted)),
             )
@@ -94,16 +92,16 @@ pub async fn complete(
             submitted
         }
     };
-    live.pending_batch.set(PendingBatch::Absent);
-    let result = poll_until_done(live, batches, &submitted, &name, key).await;
-    if result.is_err() && !live.is_suspended() {
+    context.run.pending_batch.set(PendingBatch::Absent);
+    let result = poll_until_done(&context.run, batches, &submitted, &name, key).await;
+    if result.is_err() && !context.run.is_suspended() {
         cancel_batch(batches, &submitted, key).await;
     }
-    pause::unpause(engine, live, PauseReason::Batch).await?;
+    pause::unpause(context, PauseReason::Batch).await?;
     match result? {
         Ok(BatchStatus::Completed { status, body }) => {
             let reply = pause::within_deadline(
-                live,
+                &context.run,
                 batched.read_batch_reply(request, status, body, deltas),
             );
             Ok(reply.await?.map_err(|error| redact_key(error, key)))
@@ -120,21 +118,24 @@ pub async fn complete(
 
 /// Cancels the batch of an earlier process if no turn waits for it any more. Its cost stays unknown and counts as
 /// unreported usage.
-pub async fn abandon(engine: &Engine, live: &ActiveRun) {
-    let PendingBatch::Submitted(submitted) = live.pending_batch.get() else {
+pub async fn abandon(context: &RunContext) {
+    let PendingBatch::Submitted(submitted) = context.run.pending_batch.get() else {
         return;
     };
-    live.pending_batch.set(PendingBatch::Absent);
-    live.add_usage(&Usage {
+    context.run.pending_batch.set(PendingBatch::Absent);
+    context.run.add_usage(&Usage {
         unreported: 1,
         ..Usage::default()
     });
     let provider_name = submitted.model.split('/').next().unwrap_or_default();
-    let keys = &live.tree.provider_keys;
-    let Ok(key) = keys.get(&live.agent, provider_name) else {
+    let keys = &context.run.tree.provider_keys;
+    let Ok(key) = keys.get(&context.run.agent, provider_name) else {
         return;
     };
-    let provider = engine.providers.get_with_key(provider_name, key.is_some());
+    let provider = context
+        .engine
+        .providers
+        .get_with_key(provider_name, key.is_some());
     if let Some(batched) = provider
         .ok()
         .and_then(|provider| provider.provider.batch_provider())
@@ -144,19 +145,20 @@ pub async fn abandon(engine: &Engine, live: &ActiveRun) {
 }
 
 async fn submit(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     batched: &dyn BatchProvider,
     batch_request: &BatchRequest<'_>,
     name: &str,
 ) -> Result<Result<String, ProviderError>, TurnError> {
     // A permit is needed to create the batch, not to wait for it.
     let _permit = match &batch_request.provider.permits {
-        Some(permits) => pause::within_deadline(live, permits.acquire()).await?.ok(),
+        Some(permits) => pause::within_deadline(&context.run, permits.acquire())
+            .await?
+            .ok(),
         None => None,
     };
     // The bytes of images and files are dropped before the wait for the batch.
-    let blobs = Box::pin(blobs::load(engine, batch_request.request.messages)).await?;
+    let blobs = Box::pin(blobs::load(&context.engine, batch_request.request.messages)).await?;
     let request = ChatRequest {
         blobs: blobs.as_ref(),
         ..batch_request.request
@@ -169,12 +171,12 @@ async fn submit(
     let created = batched
         .batch_client()
         .create(name, &item, batch_request.request.api_key);
-    pause::within_deadline(live, created).await
+    pause::within_deadline(&context.run, created).await
 }
 
 /// Polls the batch until it is done or has expired.
 async fn poll_until_done(
-    live: &ActiveRun,
+    run: &ActiveRun,
     batches: &BatchClient,
     submitted: &SubmittedBatch,
     name: &str,
@@ -182,17 +184,17 @@ async fn poll_until_done(
 ) -> Result<Result<BatchStatus, ProviderError>, TurnError> {
     let mut pause = FIRST_POLL_INTERVAL.min(batches.max_poll_interval);
     loop {
-        pause::within_deadline(live, tokio::time::sleep(pause)).await?;
+        pause::within_deadline(run, tokio::time::sleep(pause)).await?;
         pause = (pause * 2).min(batches.max_poll_interval);
         let poll = batches.poll(&submitted.batch_id, name, key);
-        match pause::within_deadline(live, tokio::time::timeout(POLL_TIMEOUT, poll)).await? {
+        match pause::within_deadline(run, tokio::time::timeout(POLL_TIMEOUT, poll)).await? {
             Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
             Ok(Ok(status)) => return Ok(Ok(status)),
             Ok(Err(error)) if error.category.is_retryable() => {
                 let error = redact_key(error, key);
                 tracing::warn!(
-                    run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-                    depth = live.scope.depth.0,
+                    run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
+                    depth = run.scope.depth.0,
                     "Batch {} could not be polled ({error}), retrying in {pause:?}", submitted.batch_id
                 );
             }

@@ -1,14 +1,12 @@
 //! Compacts a conversation if its next request would fill too much of its model's context window.
 
-use std::sync::Arc;
-
 use crate::domain::agent::{Params, ResponseFormat};
 use crate::domain::context::{Compaction, ContextStrategy};
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::run::Failure;
 use crate::domain::usage::TokenUsage;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::conversation::Conversation;
 use crate::engine::run_loop::finish::{Ending, LoopState};
@@ -18,7 +16,6 @@ use crate::engine::run_loop::summary_request::SummaryRequest;
 use crate::engine::run_loop::tool_results::{check_limits, error_ending};
 use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
 use crate::engine::run_loop::turn_error::TurnError;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, Step};
 
@@ -32,14 +29,9 @@ pub struct RequestBounds {
 
 impl RequestBounds {
     /// `None` if the model's context window is unknown.
-    pub fn new(
-        engine: &Engine,
-        live: &ActiveRun,
-        system: &str,
-        tools: &[ToolSpec],
-    ) -> Option<Self> {
+    pub fn new(context: &RunContext, system: &str, tools: &[ToolSpec]) -> Option<Self> {
         Some(Self {
-            window: ContextWindow::for_agent(&engine.settings.models, &live.agent)?,
+            window: ContextWindow::for_agent(&context.engine.settings.models, &context.run.agent)?,
             preamble: request_size::preamble_bytes(system, tools),
         })
     }
@@ -66,33 +58,32 @@ enum SummaryError {
 /// Makes the next request smaller, by the strategy of the agent's settings. Commits the pending write first, since a
 /// summary may take long.
 pub async fn compact(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &mut LoopState,
     bounds: &RequestBounds,
     conversation: &mut Conversation,
     pending_write: &mut Option<Box<PendingWrite>>,
 ) -> Result<(), Ending> {
-    if check_limits(live).is_err() {
+    if check_limits(&context.run).is_err() {
         // The loop ends the run before the request.
         return Ok(());
     }
     if let Some(pending_write) = pending_write.take() {
-        pending_write.write(engine, live).await?;
+        pending_write.write(context).await?;
     }
     let RequestBounds { window, preamble } = *bounds;
     let before = conversation.estimate_tokens(preamble);
-    let settings = &live.agent.context;
+    let settings = &context.run.agent.context;
     let failure = match settings.strategy {
         ContextStrategy::Fail => {
             let failure = failures::compaction_disabled(before, &window, settings.compact_at);
             return Err(Ending::failed(failure));
         }
         ContextStrategy::DropToolResults => {
-            drop_results(engine, live, state, bounds, conversation).await?;
+            drop_results(context, state, bounds, conversation).await?;
             None
         }
-        ContextStrategy::Compact => summarize(engine, live, state, bounds, conversation).await?,
+        ContextStrategy::Compact => summarize(context, state, bounds, conversation).await?,
     };
     let after = conversation.estimate_tokens(preamble);
     if after <= window.max_request_tokens() {
@@ -105,8 +96,7 @@ pub async fn compact(
 
 /// Asks the model to summarize the oldest turns. If that fails, drops the oldest tool results and returns the failure.
 async fn summarize(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &mut LoopState,
     bounds: &RequestBounds,
     conversation: &mut Conversation,
@@ -124,13 +114,12 @@ async fn summarize(
         return Ok(None);
     }
     let messages = oldest.len();
-    let journal = &engine.journal;
+    let journal = &context.engine.journal;
     // Recorded before the request is paid for: a process that resumes the run then knows that there was one.
     let steps = vec![Step::Compacting];
-    let commit = journal.append(live, Change::Unchanged, steps, Vec::new());
+    let commit = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
     commit.await?;
-    let summary = match generate_summary(engine, live, &window, conversation, &compaction, oldest)
-        .await
+    let summary = match generate_summary(context, &window, conversation, &compaction, oldest).await
     {
         Ok(summary) => summary,
         Err(SummaryError::RunEnded(ending)) => return Err(ending),
@@ -140,11 +129,13 @@ async fn summarize(
                 "the conversation could not be summarized ({}); the oldest tool results are dropped instead",
                 failure.message
             );
-            state.progress.usage = live.usage().0;
+            state.progress.usage = context.run.usage().0;
             let change = Change::Progress(state.progress.clone());
             let warning = vec![EventKind::ModelWarning { turn, message }];
-            journal.enqueue(live, change, Vec::new(), warning).await?;
-            drop_results(engine, live, state, bounds, conversation).await?;
+            journal
+                .enqueue(&context.run, change, Vec::new(), warning)
+                .await?;
+            drop_results(context, state, bounds, conversation).await?;
             return Ok(Some(failure));
         }
     };
@@ -168,14 +159,13 @@ async fn summarize(
         input_tokens: summary.tokens.input,
         output_tokens: summary.tokens.output,
     };
-    record_compaction(engine, live, state, conversation, compacted).await?;
+    record_compaction(context, state, conversation, compacted).await?;
     Ok(None)
 }
 
 /// Summarizes the oldest messages, in as many requests as their text needs.
 async fn generate_summary(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     window: &ContextWindow,
     conversation: &Conversation,
     compaction: &Compaction,
@@ -193,7 +183,7 @@ async fn generate_summary(
     let params = Params {
         response_format: ResponseFormat::Text,
         stop: Vec::new(),
-        ..live.agent.params.clone()
+        ..context.run.agent.params.clone()
     };
     let mut summary = Summary {
         text: current.summary.clone(),
@@ -211,7 +201,7 @@ async fn generate_summary(
             is_turn: false,
         };
         let mut streamed = StreamedReply::default();
-        let result = Box::pin(turn::request(engine, live, turn_request, &mut streamed)).await;
+        let result = Box::pin(turn::request(context, turn_request, &mut streamed)).await;
         let TurnReply {
             reply,
             requested_model,
@@ -220,7 +210,7 @@ async fn generate_summary(
             Err(TurnError::Provider(error)) => {
                 return Err(SummaryError::Failed(failures::provider_error(&error)));
             }
-            Err(error) => return Err(SummaryError::RunEnded(error_ending(live, error))),
+            Err(error) => return Err(SummaryError::RunEnded(error_ending(&context.run, error))),
         };
         let tokens = reply.usage.unwrap_or_default();
         summary.tokens.input = summary.tokens.input.saturating_add(tokens.input);
@@ -241,8 +231,7 @@ async fn generate_summary(
 /// Drops the oldest tool results until the request is a quarter below the compaction threshold. The prompt then stays
 /// the same for some turns, so that services can cache it.
 async fn drop_results(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &mut LoopState,
     bounds: &RequestBounds,
     conversation: &mut Conversation,
@@ -272,24 +261,23 @@ async fn drop_results(
         input_tokens: 0,
         output_tokens: 0,
     };
-    record_compaction(engine, live, state, conversation, compacted).await
+    record_compaction(context, state, conversation, compacted).await
 }
 
 /// Commits the conversation's new compaction.
 async fn record_compaction(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     state: &mut LoopState,
     conversation: &Conversation,
     compacted: EventKind,
 ) -> Result<(), Ending> {
-    state.progress.usage = live.usage().0;
+    state.progress.usage = context.run.usage().0;
     let change = Change::Progress(state.progress.clone());
     let step = Step::Compacted {
         compaction: conversation.request_messages().compaction().clone(),
     };
-    let journal = &engine.journal;
-    let recorded = journal.append(live, change, vec![step], vec![compacted]);
+    let journal = &context.engine.journal;
+    let recorded = journal.append(&context.run, change, vec![step], vec![compacted]);
     recorded.await?;
     Ok(())
 }

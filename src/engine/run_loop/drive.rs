@@ -12,7 +12,7 @@ use crate::domain::run::{Failure, Run};
 use crate::domain::structured;
 use crate::engine::admission::sessions::RunPermits;
 use crate::engine::approval::pause;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::prepare::{self, Prompt, RunInput};
 use crate::engine::record::links;
 use crate::engine::replay::history;
@@ -31,7 +31,6 @@ use crate::engine::run_loop::tool_results::{
 };
 use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
 use crate::engine::run_loop::turn_error::TurnError;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget;
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
@@ -45,15 +44,14 @@ use crate::tools::mcp::McpToolset;
 /// permit and its session before its end is published, so that a client that starts the next run at once finds both
 /// free.
 pub async fn drive(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     mut run: Arc<Run>,
     input: RunInput,
     start: RunStart,
     mut permits: RunPermits<'_>,
 ) -> Option<Arc<Run>> {
     if let Some(permit) = permits.run_permit.take() {
-        live.tree.root_permit.set(permit);
+        context.run.tree.root_permit.set(permit);
     }
     let mut state = LoopState {
         progress: Progress {
@@ -64,78 +62,75 @@ pub async fn drive(
         },
         partial: None,
     };
-    let work = attempt(engine, live, &mut run, &mut state, input, start);
+    let work = attempt(context, &mut run, &mut state, input, start);
     let ending = match AssertUnwindSafe(work).catch_unwind().await {
         Ok(ending) => ending,
         Err(_) => Ending::failed(failures::internal("panicked")),
     };
-    if !live.is_suspended() {
-        batch::abandon(engine, live).await;
+    if !context.run.is_suspended() {
+        batch::abandon(context).await;
     }
-    let end_result = Box::pin(finish::commit_end(engine, live, run, state, ending)).await;
-    permits.release(live, end_result.is_ok());
-    finish::finish(engine, live, end_result)
+    let end_result = Box::pin(finish::commit_end(context, run, state, ending)).await;
+    permits.release(&context.run, end_result.is_ok());
+    finish::finish(context, end_result)
 }
 
 async fn attempt(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     run: &mut Arc<Run>,
     state: &mut LoopState,
     mut input: RunInput,
     mut start: RunStart,
 ) -> Ending {
-    if workdir::is_used(engine, &live.agent)
-        && let Err(error) = Box::pin(workdir::open(engine, live)).await
+    if workdir::is_used(&context.engine, &context.run.agent)
+        && let Err(error) = Box::pin(workdir::open(context)).await
     {
-        let pending_write = start_run(engine, live, run, start);
+        let pending_write = start_run(context, run, start);
         let failure = failures::config(&error.to_string());
-        return Box::pin(fail_before_prompt(engine, live, pending_write, failure)).await;
+        return Box::pin(fail_before_prompt(context, pending_write, failure)).await;
     }
     let mut recorded_run = match &mut start {
         RunStart::Resumed(recorded) => Some(std::mem::take(recorded)),
         RunStart::Queued | RunStart::New { .. } => None,
     };
     if let Some(recorded_run) = &recorded_run {
-        live.pending_batch.set(recorded_run.pending_batch());
+        context.run.pending_batch.set(recorded_run.pending_batch());
     }
     let recorded_prompt = recorded_run
         .as_mut()
         .and_then(|recorded_run| recorded_run.prompt.take());
     let (prompt, pending_write) = match recorded_prompt {
         // A recorded prompt is used unchanged, even if the files have changed since.
-        Some(prompt) => (prompt, Box::new(start_run(engine, live, run, start))),
+        Some(prompt) => (prompt, Box::new(start_run(context, run, start))),
         None => {
             if run.session.is_some() {
-                match Box::pin(history::session_history(engine, run)).await {
+                match Box::pin(history::session_history(&context.engine, run)).await {
                     Ok(SessionHistory {
                         messages,
                         compaction,
                     }) => (input.earlier, input.compaction) = (messages, compaction),
-                    Err(error) if live.is_unreadable(&error) => {
-                        let pending_write = start_run(engine, live, run, start);
+                    Err(error) if context.run.is_unreadable(&error) => {
+                        let pending_write = start_run(context, run, start);
                         let failure = failures::internal(&error.to_string());
-                        return Box::pin(fail_before_prompt(engine, live, pending_write, failure))
-                            .await;
+                        return Box::pin(fail_before_prompt(context, pending_write, failure)).await;
                     }
                     Err(error) => return error.into(),
                 }
             }
             let assembled = Box::pin(prepare::assemble_prompt(
-                engine,
-                &live.agent,
-                live.workdir.dir(),
-                live.tree.owner.as_deref(),
+                &context.engine,
+                &context.run.agent,
+                context.run.workdir.dir(),
+                context.run.tree.owner.as_deref(),
                 input,
             ))
             .await;
-            let mut pending_write = Box::new(start_run(engine, live, run, start));
+            let mut pending_write = Box::new(start_run(context, run, start));
             let prompt = match assembled {
                 Ok(prompt) => prompt,
                 Err(error) => {
                     let failure = failures::config(&error.to_string());
-                    return Box::pin(fail_before_prompt(engine, live, *pending_write, failure))
-                        .await;
+                    return Box::pin(fail_before_prompt(context, *pending_write, failure)).await;
                 }
             };
             pending_write.steps.extend(prompt_steps(&prompt));
@@ -148,8 +143,7 @@ async fn attempt(
         }
     };
     Box::pin(run_turns(
-        engine,
-        live,
+        context,
         state,
         prompt,
         pending_write,
@@ -160,20 +154,18 @@ async fn attempt(
 
 /// Ends a run whose prompt or working directory is unavailable: it is accepted, or resumed, and fails.
 async fn fail_before_prompt(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     pending_write: PendingWrite,
     failure: Failure,
 ) -> Ending {
-    match pending_write.write(engine, live).await {
+    match pending_write.write(context).await {
         Ok(()) => Ending::failed(failure),
         Err(error) => error.into(),
     }
 }
 
 async fn run_turns(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &mut LoopState,
     prompt: Prompt,
     mut pending_write: Box<PendingWrite>,
@@ -185,21 +177,21 @@ async fn run_turns(
             &mut pending_write,
             Box::new(PendingWrite::new(Change::Unchanged)),
         );
-        if let Err(ending) = Box::pin(fetch_links(engine, live, *start_write, &mut prompt)).await {
+        if let Err(ending) = Box::pin(fetch_links(context, *start_write, &mut prompt)).await {
             return ending;
         }
     }
-    let limits = &engine.settings;
-    let max_turns = live.agent.max_turns;
+    let limits = &context.engine.settings;
+    let max_turns = context.run.agent.max_turns;
     let mut offer = McpToolset::default();
-    if !live.agent.mcp_servers.is_empty() {
+    if !context.run.agent.mcp_servers.is_empty() {
         let is_new = recorded_run.is_none();
-        offer = match Box::pin(list_mcp_tools(engine, live, &mut pending_write, is_new)).await {
+        offer = match Box::pin(list_mcp_tools(context, &mut pending_write, is_new)).await {
             Ok(offer) => offer,
             Err(error) => return error.into(),
         };
         if let Some(reason) = offer.required_failure.take() {
-            return match Box::pin(pending_write.write(engine, live)).await {
+            return match Box::pin(pending_write.write(context)).await {
                 Ok(()) => Ending::failed(failures::config(&reason)),
                 Err(error) => error.into(),
             };
@@ -207,10 +199,10 @@ async fn run_turns(
     }
     let tool_context = ToolContext {
         toolbox: Arc::new(prepare::build_toolbox(
-            engine,
-            &live.agent,
-            &live.scope,
-            live.workdir.dir(),
+            &context.engine,
+            &context.run.agent,
+            &context.run.scope,
+            context.run.workdir.dir(),
             offer,
         )),
         drive: drive_child,
@@ -230,7 +222,7 @@ async fn run_turns(
     if let Some(compaction) = input.compaction.or(recorded_compaction) {
         conversation.compact(compaction);
     }
-    let bounds = RequestBounds::new(engine, live, &system, toolbox.offered_specs());
+    let bounds = RequestBounds::new(context, &system, toolbox.offered_specs());
     if let Some(recorded_run) = recorded_run {
         // Written now, because the next step may take long.
         let start_write = std::mem::replace(
@@ -238,8 +230,7 @@ async fn run_turns(
             Box::new(PendingWrite::new(Change::Unchanged)),
         );
         let replayed = Box::pin(resume::resume(
-            engine,
-            live,
+            context,
             state,
             &tool_context,
             *recorded_run,
@@ -250,8 +241,7 @@ async fn run_turns(
             Ok(None) => {}
             Ok(Some(fallback)) => {
                 return Box::pin(summary::request_summary(
-                    engine,
-                    live,
+                    context,
                     state,
                     &system,
                     &mut conversation,
@@ -268,15 +258,14 @@ async fn run_turns(
     let mut pending_write = Some(pending_write);
     loop {
         // A run that still waits for its batch needs no permit.
-        if !matches!(live.pending_batch.get(), PendingBatch::Submitted(_))
-            && let Err(error) = pause::ensure_running(engine, live).await
+        if !matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_))
+            && let Err(error) = pause::ensure_running(context).await
         {
             return error.into();
         }
         if let Some(bounds) = bounds.filter(|bounds| bounds.is_exceeded(&conversation)) {
             let compacting = compaction::compact(
-                engine,
-                live,
+                context,
                 state,
                 &bounds,
                 &mut conversation,
@@ -286,7 +275,7 @@ async fn run_turns(
                 return ending;
             }
         }
-        let limits_check = check_limits(live).and_then(|()| {
+        let limits_check = check_limits(&context.run).and_then(|()| {
             check_conversation_size(conversation.messages(), limits.max_conversation_bytes)
         });
         let mut turn_write = pending_write
@@ -303,13 +292,13 @@ async fn run_turns(
                 results: conversation.results_pending(),
             });
         }
-        let must_commit_first = turn_write.must_commit_first(live);
+        let must_commit_first = turn_write.must_commit_first(&context.run);
         // Boxed, like the next two: a future has space for every future that it awaits, and thousands of runs wait
         // here.
-        let commit = Box::pin(turn_write.write(engine, live));
+        let commit = Box::pin(turn_write.write(context));
         if let Err(error) = limits_check {
             return match commit.await {
-                Ok(()) => error_ending(live, error),
+                Ok(()) => error_ending(&context.run, error),
                 Err(error) => error.into(),
             };
         }
@@ -318,11 +307,11 @@ async fn run_turns(
             system: &system,
             messages: conversation.messages(),
             tools: toolbox.offered_specs(),
-            params: &live.agent.params,
+            params: &context.run.agent.params,
             is_turn: true,
         };
         let mut streamed = StreamedReply::default();
-        let request = Box::pin(turn::request(engine, live, turn_request, &mut streamed));
+        let request = Box::pin(turn::request(context, turn_request, &mut streamed));
         let result = match must_commit_first {
             true => sequentially(commit, request).await,
             false => concurrently(commit, request).await,
@@ -336,7 +325,7 @@ async fn run_turns(
                 if !streamed.text.is_empty() {
                     state.partial = Some(streamed.text);
                 }
-                return error_ending(live, error);
+                return error_ending(&context.run, error);
             }
         };
         let tokens = reply.usage.unwrap_or_default();
@@ -344,7 +333,7 @@ async fn run_turns(
             turns: turn,
             model: reply.model.clone().unwrap_or(requested_model.model),
             stop_reason: reply.stop_reason.clone(),
-            usage: live.usage().0,
+            usage: context.run.usage().0,
         };
         let end = reply.outcome;
         conversation.set_echo_prefix(&mut reply, || *prefix);
@@ -377,7 +366,7 @@ async fn run_turns(
         }
         let message = match action {
             ReplyAction::Final(message) => {
-                if let Some(summary_prompt) = summary::summary_prompt(live) {
+                if let Some(summary_prompt) = summary::summary_prompt(&context.run) {
                     let fallback = message.content.clone();
                     let steps = vec![
                         Step::Reply {
@@ -389,14 +378,16 @@ async fn run_turns(
                         },
                     ];
                     let change = Change::Progress(state.progress.clone());
-                    let journal = &engine.journal;
-                    if let Err(error) = journal.append(live, change, steps, vec![completed]).await {
+                    let journal = &context.engine.journal;
+                    if let Err(error) = journal
+                        .append(&context.run, change, steps, vec![completed])
+                        .await
+                    {
                         return error.into();
                     }
                     conversation.push_followup(turn, message, summary_prompt.to_owned());
                     return Box::pin(summary::request_summary(
-                        engine,
-                        live,
+                        context,
                         state,
                         &system,
                         &mut conversation,
@@ -411,13 +402,8 @@ async fn run_turns(
                     }],
                     events: vec![completed],
                 };
-                let checked = final_text::check_output(
-                    engine,
-                    live,
-                    state,
-                    &message.content,
-                    &mut unrecorded,
-                );
+                let checked =
+                    final_text::check_output(context, state, &message.content, &mut unrecorded);
                 let structured = match Box::pin(checked).await {
                     Ok(Ok(structured)) => structured,
                     Ok(Err(errors)) => {
@@ -430,7 +416,7 @@ async fn run_turns(
                         steps.push(Step::Said {
                             content: repair_prompt.clone(),
                         });
-                        if let Err(ending) = unrecorded.record(engine, live, state).await {
+                        if let Err(ending) = unrecorded.record(context, state).await {
                             return ending;
                         }
                         conversation.push_followup(turn, message, repair_prompt);
@@ -438,8 +424,8 @@ async fn run_turns(
                     }
                     Err(ending) => return ending,
                 };
-                let has_memory = live.agent.memory.enabled;
-                let memory_time = has_memory.then(|| engine.memories.next_time());
+                let has_memory = context.run.agent.memory.enabled;
+                let memory_time = has_memory.then(|| context.engine.memories.next_time());
                 let outcome = LoopOutcome::Completed {
                     content: message.content.clone(),
                     structured,
@@ -451,7 +437,7 @@ async fn run_turns(
                     // to find the reply, so that it does not request another one, and the time that identifies the
                     // entry.
                     unrecorded.steps.push(Step::Remembers { at });
-                    return match unrecorded.record(engine, live, state).await {
+                    return match unrecorded.record(context, state).await {
                         Ok(()) => Ending::new(outcome),
                         Err(ending) => ending,
                     };
@@ -459,7 +445,7 @@ async fn run_turns(
                 return Ending::new(outcome).with_records(unrecorded.steps, unrecorded.events);
             }
             ReplyAction::OutOfTurns(message) => {
-                let ending = match live.agent.ad_hoc {
+                let ending = match context.run.agent.ad_hoc {
                     Some(_) => Ending::new(LoopOutcome::Incomplete),
                     None => Ending::failed(failures::max_turns(max_turns)),
                 };
@@ -470,15 +456,16 @@ async fn run_turns(
         let calls = message.tool_calls.clone();
         let steps = vec![Step::Reply { turn, message }];
         let change = Change::Progress(state.progress.clone());
-        if let Err(error) = engine
+        if let Err(error) = context
+            .engine
             .journal
-            .append(live, change, steps, vec![completed])
+            .append(&context.run, change, steps, vec![completed])
             .await
         {
             return error.into();
         }
-        if let Err(error) = check_limits(live) {
-            return error_ending(live, error);
+        if let Err(error) = check_limits(&context.run) {
+            return error_ending(&context.run, error);
         }
         let results = calls.iter().map(|_| None).collect();
         let call_batch = CallBatch {
@@ -488,8 +475,7 @@ async fn run_turns(
             recorded_calls: Arc::default(),
         };
         if let Err(ending) = Box::pin(execute_calls(
-            engine,
-            live,
+            context,
             &tool_context,
             call_batch,
             &mut conversation,
@@ -504,20 +490,25 @@ async fn run_turns(
 /// Commits the start of the run, fetches the URLs of the prompt and records the prompt with their content, so that a
 /// later process does not fetch them again.
 async fn fetch_links(
-    engine: &Arc<Engine>,
-    live: &ActiveRun,
+    context: &RunContext,
     start_write: PendingWrite,
     prompt: &mut Prompt,
 ) -> Result<(), Ending> {
-    start_write.write(engine, live).await?;
-    let owner = live.tree.owner.as_deref();
-    let fetched = turn::within_deadline(live, links::fetch(engine, owner, &mut prompt.input)).await;
-    let fetched = fetched.map_err(|error| error_ending(live, error))?;
+    start_write.write(context).await?;
+    let owner = context.run.tree.owner.as_deref();
+    let fetched = turn::within_deadline(
+        &context.run,
+        links::fetch(&context.engine, owner, &mut prompt.input),
+    )
+    .await;
+    let fetched = fetched.map_err(|error| error_ending(&context.run, error))?;
     fetched.map_err(|reason| Ending::failed(failures::config(&reason)))?;
     let steps = prompt_steps(prompt).collect();
-    let recorded = engine
-        .journal
-        .append(live, Change::Unchanged, steps, Vec::new());
+    let recorded =
+        context
+            .engine
+            .journal
+            .append(&context.run, Change::Unchanged, steps, Vec::new());
     recorded.await?;
     prompt.input.drop_data();
     Ok(())
@@ -554,8 +545,7 @@ fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<(),
 
 /// The tools of the agent's MCP servers. This list holds for the whole run.
 async fn list_mcp_tools(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     pending_write: &mut Box<PendingWrite>,
     is_new: bool,
 ) -> Result<McpToolset, StoreError> {
@@ -565,16 +555,23 @@ async fn list_mcp_tools(
             pending_write,
             Box::new(PendingWrite::new(Change::Unchanged)),
         );
-        start_write.write(engine, live).await?;
+        start_write.write(context).await?;
     }
     // On a cancel or a passed deadline the run ends before its next turn.
-    let offer = turn::within_deadline(live, engine.mcp.list_tools(&live.agent.mcp_servers)).await;
+    let offer = turn::within_deadline(
+        &context.run,
+        context
+            .engine
+            .mcp
+            .list_tools(&context.run.agent.mcp_servers),
+    )
+    .await;
     let mut offer = offer.unwrap_or_default();
     let warnings = std::mem::take(&mut offer.warnings);
     for warning in &warnings {
         tracing::warn!(
-            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-            depth = live.scope.depth.0, "{warning}"
+            run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
+            depth = context.run.scope.depth.0, "{warning}"
         );
     }
     let warnings = warnings.into_iter();
@@ -612,18 +609,10 @@ async fn sequentially(
 
 /// Drives a child, which holds neither a permit nor a session.
 fn drive_child<'a>(
-    engine: &'a Arc<Engine>,
-    live: &'a Arc<ActiveRun>,
+    context: &'a RunContext,
     run: Arc<Run>,
     input: RunInput,
     start: RunStart,
 ) -> BoxFuture<'a, Option<Arc<Run>>> {
-    Box::pin(drive(
-        engine,
-        live,
-        run,
-        input,
-        start,
-        RunPermits::default(),
-    ))
+    Box::pin(drive(context, run, input, start, RunPermits::default()))
 }

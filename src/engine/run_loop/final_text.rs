@@ -2,10 +2,8 @@
 //! starts only after the reply is recorded: a process that resumes the run then does not request another reply, and
 //! gives up after too many interrupted checks.
 
-use std::sync::Arc;
-
 use crate::domain::event::EventKind;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::run_loop::finish::{Ending, LoopState};
 use crate::engine::run_loop::tool_results::error_ending;
 use crate::engine::run_loop::turn;
@@ -26,12 +24,7 @@ impl UnrecordedReply {
     /// Does nothing if the reply is already recorded.
     /// # Errors
     /// The run's ending, if the record could not be written.
-    pub async fn record(
-        &mut self,
-        engine: &Arc<Engine>,
-        live: &Arc<ActiveRun>,
-        state: &LoopState,
-    ) -> Result<(), Ending> {
+    pub async fn record(&mut self, context: &RunContext, state: &LoopState) -> Result<(), Ending> {
         if self.steps.is_empty() && self.events.is_empty() {
             return Ok(());
         }
@@ -40,7 +33,11 @@ impl UnrecordedReply {
             std::mem::take(&mut self.events),
         );
         let change = Change::Progress(state.progress.clone());
-        engine.journal.append(live, change, steps, events).await?;
+        context
+            .engine
+            .journal
+            .append(&context.run, change, steps, events)
+            .await?;
         Ok(())
     }
 }
@@ -50,21 +47,20 @@ impl UnrecordedReply {
 /// # Errors
 /// The run's ending, if it was cancelled, its deadline passed, or the reply could not be recorded.
 pub async fn check_output(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &LoopState,
     content: &str,
     reply: &mut UnrecordedReply,
 ) -> Result<Result<bool, Vec<String>>, Ending> {
-    let format = &live.agent.params.response_format;
+    let format = &context.run.agent.params.response_format;
     if let Some(checked) = validation::check_output_inline(format, content) {
         return Ok(checked);
     }
-    Box::pin(reply.record(engine, live, state)).await?;
-    let owner = live.tree.owner.as_deref();
+    Box::pin(reply.record(context, state)).await?;
+    let owner = context.run.tree.owner.as_deref();
     let checked = Box::pin(validation::check_output(format, content, owner));
-    let checked = turn::within_deadline(live, checked).await;
-    checked.map_err(|error| error_ending(live, error))
+    let checked = turn::within_deadline(&context.run, checked).await;
+    checked.map_err(|error| error_ending(&context.run, error))
 }
 
 /// Like [`check_output`], for a reply that an earlier process recorded. `resume_count` is how often the run was resumed
@@ -72,11 +68,11 @@ pub async fn check_output(
 /// # Errors
 /// The run's ending, if it was cancelled or its deadline passed.
 pub async fn check_recorded_output(
-    live: &ActiveRun,
+    run: &ActiveRun,
     content: &str,
     resume_count: u32,
 ) -> Result<Result<bool, Vec<String>>, Ending> {
-    let format = &live.agent.params.response_format;
+    let format = &run.agent.params.response_format;
     if let Some(checked) = validation::check_output_inline(format, content) {
         return Ok(checked);
     }
@@ -87,8 +83,8 @@ pub async fn check_recorded_output(
         );
         return Ok(Err(vec![message]));
     }
-    let owner = live.tree.owner.as_deref();
+    let owner = run.tree.owner.as_deref();
     let checked = Box::pin(validation::check_output(format, content, owner));
-    let checked = turn::within_deadline(live, checked).await;
-    checked.map_err(|error| error_ending(live, error))
+    let checked = turn::within_deadline(run, checked).await;
+    checked.map_err(|error| error_ending(run, error))
 }

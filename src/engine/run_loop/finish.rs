@@ -8,11 +8,10 @@ use jiff::Timestamp;
 use crate::domain::event::EventKind;
 use crate::domain::run::{Failure, Outcome, Run, now};
 use crate::engine::admission::sessions::RunPermits;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::memory::memory::NewEntry;
 use crate::engine::run_spans;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, FinishedRun, Progress, Step, StoreError};
 
@@ -84,8 +83,7 @@ impl From<StoreError> for Ending {
 /// Decides the outcome and commits the terminal state. If the record could not be written or read, the run's tree is
 /// suspended; a run whose record can never be read fails instead.
 pub async fn commit_end(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     run: Arc<Run>,
     mut state: LoopState,
     ending: Ending,
@@ -97,26 +95,26 @@ pub async fn commit_end(
     } = ending;
     let loop_outcome = match loop_outcome {
         Ok(loop_outcome) => loop_outcome,
-        Err(error) if live.is_unreadable(&error) => {
+        Err(error) if context.run.is_unreadable(&error) => {
             LoopOutcome::Failed(failures::internal(&error.to_string()))
         }
         Err(error) => {
-            live.suspend(&error);
+            context.run.suspend(&error);
             return Err(error);
         }
     };
-    if live.is_suspended() {
+    if context.run.is_suspended() {
         return Err(StoreError::Suspended);
     }
     let is_incomplete = matches!(loop_outcome, LoopOutcome::Incomplete);
-    let (cancel_reason, requested_at) = live.begin_finish().await.unzip();
+    let (cancel_reason, requested_at) = context.run.begin_finish().await.unzip();
     let outcome = match (cancel_reason, loop_outcome) {
         (Some(reason), _) => Outcome::Cancelled {
             reason,
             partial: state.partial.take(),
         },
         (None, LoopOutcome::Cancelled) => Outcome::Cancelled {
-            reason: live.cancel_reason(),
+            reason: context.run.cancel_reason(),
             partial: state.partial.take(),
         },
         (None, LoopOutcome::Incomplete) => Outcome::Completed {
@@ -136,8 +134,8 @@ pub async fn commit_end(
                 memory_time,
             },
         ) => {
-            if live.agent.memory.enabled {
-                let at = memory_time.unwrap_or_else(|| engine.memories.next_time());
+            if context.run.agent.memory.enabled {
+                let at = memory_time.unwrap_or_else(|| context.engine.memories.next_time());
                 // An earlier attempt may have written the entry before it stopped.
                 let entry = NewEntry {
                     time: at,
@@ -145,7 +143,7 @@ pub async fn commit_end(
                     task,
                     result: content.clone(),
                 };
-                events.extend(append_memory(engine, live, entry).await);
+                events.extend(append_memory(context, entry).await);
             }
             Outcome::Completed {
                 content,
@@ -165,10 +163,10 @@ pub async fn commit_end(
             reason: reason.clone(),
         },
     });
-    let (own_usage, tree) = live.usage();
+    let (own_usage, tree) = context.run.usage();
     state.progress.usage = own_usage;
     let at = now();
-    let is_ad_hoc = live.agent.ad_hoc.is_some();
+    let is_ad_hoc = context.run.agent.ad_hoc.is_some();
     let completion_status = match &outcome {
         Outcome::Completed { .. } if is_incomplete => Some(ad_hoc::INCOMPLETE),
         Outcome::Completed { .. } if is_ad_hoc => Some(ad_hoc::COMPLETE),
@@ -181,18 +179,28 @@ pub async fn commit_end(
         progress: state.progress.clone(),
         tree_usage: tree,
     };
-    let last_event = engine
+    let last_event = context
+        .engine
         .journal
-        .append(live, Change::Finish(Box::new(finished)), steps, events)
+        .append(
+            &context.run,
+            Change::Finish(Box::new(finished)),
+            steps,
+            events,
+        )
         .await?;
     let duration = run
         .started_at
         .map(|_| Duration::from_millis(run.duration_ms(at)));
-    engine
+    context
+        .engine
         .metrics
         .run_finished(&run.agent, outcome.status(), duration);
     if let Some(requested_at) = requested_at {
-        engine.metrics.cancel_completed(requested_at.elapsed());
+        context
+            .engine
+            .metrics
+            .cancel_completed(requested_at.elapsed());
     }
     let mut run = Arc::unwrap_or_clone(run);
     run.last_event = last_event;
@@ -233,55 +241,51 @@ pub async fn commit_end(
 }
 
 /// Appends to the agent's memory. A failure becomes a warning and does not fail the run.
-async fn append_memory(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
-    entry: NewEntry,
-) -> Option<EventKind> {
-    let (task_engine, task_live) = (Arc::clone(engine), Arc::clone(live));
+async fn append_memory(context: &RunContext, entry: NewEntry) -> Option<EventKind> {
+    let (task_engine, task_live) = (Arc::clone(&context.engine), Arc::clone(&context.run));
     let result = tokio::task::spawn_blocking(move || {
         let owner = task_live.tree.owner.as_deref();
         task_engine.memories.append(&task_live.agent, owner, &entry)
     })
     .await;
-    let max = live.agent.memory.max_entries as usize;
+    let max = context.run.agent.memory.max_entries as usize;
     let message = match result {
         Ok(Ok(count)) if max > 0 && count >= max => format!(
             "memory of agent \"{}\" has {count} entries (max_entries is {max}); run its garbage collection",
-            live.agent.name
+            context.run.agent.name
         ),
         Ok(Ok(_)) => return None,
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!(
             "memory of agent \"{}\": writing it panicked",
-            live.agent.name
+            context.run.agent.name
         ),
     };
     tracing::warn!(
-        run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-        depth = live.scope.depth.0, "{message}"
+        run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
+        depth = context.run.scope.depth.0, "{message}"
     );
     Some(EventKind::MemoryWarning { message })
 }
 
 /// Removes a finished run from the active runs and notifies everyone who waits for it. A run of a suspended tree stays
 /// listed until the tree is resumed.
-pub fn finish(
-    engine: &Engine,
-    live: &ActiveRun,
-    end_result: Result<Arc<Run>, StoreError>,
-) -> Option<Arc<Run>> {
-    if end_result.is_err() && live.is_suspended() {
-        live.publish_end(None);
+pub fn finish(context: &RunContext, end_result: Result<Arc<Run>, StoreError>) -> Option<Arc<Run>> {
+    if end_result.is_err() && context.run.is_suspended() {
+        context.run.publish_end(None);
         return None;
     }
-    engine.active_runs.remove(live.scope.run);
-    if live.parent.is_none() {
-        engine.journal.broadcaster().close(live.scope.root);
+    context.engine.active_runs.remove(context.run.scope.run);
+    if context.run.parent.is_none() {
+        context
+            .engine
+            .journal
+            .broadcaster()
+            .close(context.run.scope.root);
     }
     match &end_result {
         Ok(run) => {
-            run_spans::end_run(live, run);
+            run_spans::end_run(&context.run, run);
             if let Some(error) = &run.error {
                 tracing::warn!(
                     run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
@@ -292,20 +296,19 @@ pub fn finish(
         // The run never existed: its caller gets the run that claimed the idempotency key first.
         Err(StoreError::AlreadyClaimed(_)) => {}
         Err(error) => tracing::error!(
-            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-            depth = live.scope.depth.0, "The end of {} could not be recorded: {error}", live.scope.run
+            run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
+            depth = context.run.scope.depth.0, "The end of {} could not be recorded: {error}", context.run.scope.run
         ),
     }
     let run = end_result.ok();
-    live.publish_end(run.clone());
+    context.run.publish_end(run.clone());
     run
 }
 
 /// Ends a run without the loop: it was cancelled before its clock started, or its record cannot be read. Its permits
 /// are released before its end is published.
 pub async fn finish_without_loop(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     run: Arc<Run>,
     ending: Ending,
     permits: RunPermits<'_>,
@@ -319,7 +322,7 @@ pub async fn finish_without_loop(
         },
         partial: None,
     };
-    let end_result = commit_end(engine, live, run, state, ending).await;
-    permits.release(live, end_result.is_ok());
-    finish(engine, live, end_result)
+    let end_result = commit_end(context, run, state, ending).await;
+    permits.release(&context.run, end_result.is_ok());
+    finish(context, end_result)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::domain::message::ToolCall;
 use crate::domain::structured;
 use crate::domain::usage::Usage;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::{RecordedRun, RecordedTurn};
 use crate::engine::run_loop::conversation::Conversation;
 use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS};
@@ -16,7 +16,6 @@ use crate::engine::run_loop::summary;
 use crate::engine::run_loop::tool_results::{
     CallBatch, ToolContext, check_limits, error_ending, execute_calls,
 };
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::store::{Change, Step};
@@ -25,8 +24,7 @@ use crate::store::{Change, Step};
 /// to their end even if this run cannot continue; it ends after them. Returns the final text of the task if only its
 /// summary is still to be requested.
 pub async fn resume(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &mut LoopState,
     tool_context: &ToolContext,
     recorded: RecordedRun,
@@ -40,17 +38,17 @@ pub async fn resume(
         is_compacting,
         ..
     } = recorded;
-    let is_batch_known = matches!(live.pending_batch.get(), PendingBatch::Submitted(_));
+    let is_batch_known = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
     let is_request_lost =
         !is_batch_known && recorded_calls.last_turn > turns.last().map_or(0, |last| last.turn);
     if is_compacting || is_request_lost {
         // The interrupted request is sent again. The cost of the first one stays unknown.
-        live.add_usage(&Usage {
+        context.run.add_usage(&Usage {
             unreported: 1,
             ..Usage::default()
         });
     }
-    pending_write.write(engine, live).await?;
+    pending_write.write(context).await?;
     let recorded_calls = Arc::new(recorded_calls);
     let mut task_text = None;
     for RecordedTurn {
@@ -66,7 +64,7 @@ pub async fn resume(
         }
         if message.tool_calls.is_empty() {
             if let Some(followup) = followup {
-                task_text = summary::summary_prompt(live).map(|_| message.content.clone());
+                task_text = summary::summary_prompt(&context.run).map(|_| message.content.clone());
                 conversation.push_followup(turn, message, followup);
                 if let Some(compaction) = compaction {
                     conversation.compact(compaction);
@@ -77,19 +75,22 @@ pub async fn resume(
                 Some(task) if message.content.trim().is_empty() => task,
                 _ => message.content.clone(),
             };
-            let checked =
-                final_text::check_recorded_output(live, &content, recorded_calls.resume_count);
+            let checked = final_text::check_recorded_output(
+                &context.run,
+                &content,
+                recorded_calls.resume_count,
+            );
             match Box::pin(checked).await? {
                 Ok(structured) => {
                     let mut memory_time = recorded_memory_time;
-                    if memory_time.is_none() && live.agent.memory.enabled {
+                    if memory_time.is_none() && context.run.agent.memory.enabled {
                         // The earlier process was still checking the reply. From now on the memory entry has a fixed
                         // time.
-                        let at = engine.memories.next_time();
+                        let at = context.engine.memories.next_time();
                         let step = Step::Remembers { at };
-                        let journal = &engine.journal;
+                        let journal = &context.engine.journal;
                         journal
-                            .append(live, Change::Unchanged, vec![step], Vec::new())
+                            .append(&context.run, Change::Unchanged, vec![step], Vec::new())
                             .await?;
                         memory_time = Some(at);
                     }
@@ -112,9 +113,10 @@ pub async fn resume(
                         content: followup.clone(),
                     };
                     let change = Change::Progress(state.progress.clone());
-                    engine
+                    context
+                        .engine
                         .journal
-                        .append(live, change, vec![step], Vec::new())
+                        .append(&context.run, change, vec![step], Vec::new())
                         .await?;
                     conversation.push_followup(turn, message, followup);
                     continue;
@@ -128,8 +130,8 @@ pub async fn resume(
         };
         if has_missing_results && !message.tool_calls.iter().any(is_started) {
             // The earlier process had not yet checked the limits for these calls.
-            if let Err(error) = check_limits(live) {
-                return Err(error_ending(live, error));
+            if let Err(error) = check_limits(&context.run) {
+                return Err(error_ending(&context.run, error));
             }
         }
         let calls = message.tool_calls.clone();
@@ -140,7 +142,7 @@ pub async fn resume(
             results,
             recorded_calls: Arc::clone(&recorded_calls),
         };
-        execute_calls(engine, live, tool_context, batch, conversation).await?;
+        execute_calls(context, tool_context, batch, conversation).await?;
         if let Some(compaction) = compaction {
             conversation.compact(compaction);
         }

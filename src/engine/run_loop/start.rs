@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, Status, now};
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::record::run_record;
 use crate::engine::replay::run_log::RecordedRun;
 use crate::engine::state::active_run::ActiveRun;
@@ -53,8 +53,8 @@ impl PendingWrite {
     /// Whether the request to the provider has to wait for this commit: because the commit may be rejected, because its
     /// events have to reach subscribers before the first delta, or because the request reads back images and files from
     /// it.
-    pub fn must_commit_first(&self, live: &ActiveRun) -> bool {
-        live.is_streaming()
+    pub fn must_commit_first(&self, run: &ActiveRun) -> bool {
+        run.is_streaming()
             || self.has_attachments()
             || matches!(&self.change, Change::Create(new_run) if new_run.claim.is_some())
     }
@@ -65,8 +65,8 @@ impl PendingWrite {
     }
 
     /// Waits for the commit if somebody depends on it, else only enqueues the write.
-    pub async fn write(self, engine: &Engine, live: &ActiveRun) -> Result<(), StoreError> {
-        let must_wait = live.is_streaming() || self.has_attachments();
+    pub async fn write(self, context: &RunContext) -> Result<(), StoreError> {
+        let must_wait = context.run.is_streaming() || self.has_attachments();
         let Self {
             change,
             steps,
@@ -75,16 +75,24 @@ impl PendingWrite {
         } = self;
         match accepted {
             // A streaming client gets the start of a turn before its first delta.
-            None if must_wait => engine
+            None if must_wait => context
+                .engine
                 .journal
-                .append(live, change, steps, events)
+                .append(&context.run, change, steps, events)
                 .await
                 .map(drop),
-            None => engine.journal.enqueue(live, change, steps, events).await,
-            Some((sender, run)) => {
-                let committed = engine
+            None => {
+                context
+                    .engine
                     .journal
-                    .append(live, change, steps, events)
+                    .enqueue(&context.run, change, steps, events)
+                    .await
+            }
+            Some((sender, run)) => {
+                let committed = context
+                    .engine
+                    .journal
+                    .append(&context.run, change, steps, events)
                     .await
                     .map(drop);
                 // The run continues even if its caller is gone.
@@ -95,12 +103,7 @@ impl PendingWrite {
     }
 }
 
-pub fn start_run(
-    engine: &Engine,
-    live: &ActiveRun,
-    run: &mut Arc<Run>,
-    start: RunStart,
-) -> PendingWrite {
+pub fn start_run(context: &RunContext, run: &mut Arc<Run>, start: RunStart) -> PendingWrite {
     let at = now();
     let record = Arc::make_mut(run);
     if let RunStart::Resumed(_) = start {
@@ -115,26 +118,27 @@ pub fn start_run(
     }
     record.status = Status::Running;
     record.started_at = Some(at);
-    if live.parent.is_none() {
+    if context.run.parent.is_none() {
         // Wall-clock time, because the run may have been queued by an earlier process.
         let queue_time = match start {
             RunStart::New { .. } => SignedDuration::ZERO,
             RunStart::Queued | RunStart::Resumed(_) => at.duration_since(record.created_at),
         };
-        engine
+        context
+            .engine
             .metrics
             .run_started(Duration::try_from(queue_time).unwrap_or_default());
     }
     let started = EventKind::RunStarted {
-        model: live.agent.model.to_string(),
-        agent_version: live.agent.version.clone(),
+        model: context.run.agent.model.to_string(),
+        agent_version: context.run.agent.version.clone(),
     };
     match start {
         RunStart::Queued | RunStart::Resumed(_) => PendingWrite {
             events: vec![started],
             ..PendingWrite::new(Change::Start {
                 at,
-                deadline: run_record::wall_clock_deadline(live).unwrap_or((at, 0)),
+                deadline: run_record::wall_clock_deadline(&context.run).unwrap_or((at, 0)),
             })
         },
         RunStart::New { accepted, claim } => {
@@ -147,7 +151,7 @@ pub fn start_run(
                 accepted: accepted.map(|accepted| (accepted, Arc::clone(run))),
                 ..PendingWrite::new(Change::Create(Box::new(NewRun {
                     run: Arc::clone(run),
-                    resume_state: run_record::continuation(live),
+                    resume_state: run_record::continuation(&context.run),
                     claim,
                 })))
             }

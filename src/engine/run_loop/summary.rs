@@ -1,9 +1,7 @@
 //! The summary of an ad-hoc sub-agent: one more turn after its task is done.
 
-use std::sync::Arc;
-
 use crate::domain::event::EventKind;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::run_loop::compaction::{self, RequestBounds};
 use crate::engine::run_loop::conversation::Conversation;
 use crate::engine::run_loop::finish::{Ending, LoopOutcome, LoopState};
@@ -15,15 +13,14 @@ use crate::providers::ReplyOutcome;
 use crate::store::{Change, Step};
 
 /// The message that requests a summary, if this is an ad-hoc sub-agent that has one configured.
-pub fn summary_prompt(live: &ActiveRun) -> Option<&str> {
-    live.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
+pub fn summary_prompt(run: &ActiveRun) -> Option<&str> {
+    run.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
 }
 
 /// Requests the summary: a turn without tools, which does not count. If it fails, `fallback`, the final text of the
 /// task, is the result.
 pub async fn request_summary(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     state: &mut LoopState,
     system: &str,
     conversation: &mut Conversation,
@@ -38,17 +35,11 @@ pub async fn request_summary(
         task,
         memory_time: None,
     };
-    let bounds = RequestBounds::new(engine, live, system, &[]);
+    let bounds = RequestBounds::new(context, system, &[]);
     if let Some(bounds) = bounds.filter(|bounds| bounds.is_exceeded(conversation)) {
         let mut pending_write = None;
-        let compacting = compaction::compact(
-            engine,
-            live,
-            state,
-            &bounds,
-            conversation,
-            &mut pending_write,
-        );
+        let compacting =
+            compaction::compact(context, state, &bounds, conversation, &mut pending_write);
         match Box::pin(compacting).await {
             Ok(()) => {}
             Err(ending) if matches!(ending.outcome, Ok(LoopOutcome::Failed(_))) => {
@@ -68,17 +59,22 @@ pub async fn request_summary(
         system,
         messages: conversation.messages(),
         tools: &[],
-        params: &live.agent.params,
+        params: &context.run.agent.params,
         is_turn: true,
     };
     // If the summary is interrupted, the result is the text of the task, not a part of the summary.
     let mut streamed = StreamedReply::default();
     let result = async {
-        check_limits(live)?;
-        let journal = &engine.journal;
-        let commit = journal.append(live, Change::Unchanged, Vec::new(), vec![turn_started]);
+        check_limits(&context.run)?;
+        let journal = &context.engine.journal;
+        let commit = journal.append(
+            &context.run,
+            Change::Unchanged,
+            Vec::new(),
+            vec![turn_started],
+        );
         commit.await?;
-        turn::request(engine, live, turn_request, &mut streamed).await
+        turn::request(context, turn_request, &mut streamed).await
     };
     let TurnReply {
         reply,
@@ -86,14 +82,14 @@ pub async fn request_summary(
     } = match result.await {
         Ok(turn_reply) => turn_reply,
         Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
-            return error_ending(live, error);
+            return error_ending(&context.run, error);
         }
         Err(_) => return Ending::new(completed_with(fallback)),
     };
     let tokens = reply.usage.unwrap_or_default();
     state.progress.model = reply.model.unwrap_or(requested_model.model);
     state.progress.stop_reason = reply.stop_reason;
-    state.progress.usage = live.usage().0;
+    state.progress.usage = context.run.usage().0;
     let completed = EventKind::TurnCompleted {
         turn,
         model: state.progress.model.clone(),

@@ -12,12 +12,11 @@ use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::Usage;
 use crate::engine::approval::decision;
 use crate::engine::approval::pause;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::RecordedCalls;
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::turn;
 use crate::engine::run_spans;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
@@ -25,8 +24,7 @@ use crate::tools::{Delegate, Effect, ToolOutput};
 
 /// What all calls of one reply share.
 pub struct BatchContext {
-    pub engine: Arc<Engine>,
-    pub live: Arc<ActiveRun>,
+    pub context: RunContext,
     pub toolbox: Arc<Toolbox>,
     pub delegate: Arc<dyn Delegate>,
     /// The turn whose reply made the calls.
@@ -51,23 +49,23 @@ impl From<StoreError> for CallsError {
 /// Returns the results in the order of the calls. `results` has those that an earlier process recorded; `results.len()
 /// == calls.len()`. A call that fails does not affect the others.
 pub async fn execute(
-    context: BatchContext,
+    batch: BatchContext,
     calls: Vec<ToolCall>,
     mut results: Vec<Option<ToolResult>>,
 ) -> Result<Vec<ToolResult>, CallsError> {
     for (position, call) in calls.iter().enumerate() {
         // The result arrived while the record could not be written.
-        if let Some(result) = context.live.take_stashed_result(&call.id)
+        if let Some(result) = batch.context.run.take_stashed_result(&call.id)
             && results[position].is_none()
         {
             let events = Vec::new();
-            record_result(&context, position, call, &result, Duration::ZERO, events).await?;
+            record_result(&batch, position, call, &result, Duration::ZERO, events).await?;
             results[position] = Some(result);
         }
     }
-    reject_excess(&context, &calls, &mut results).await?;
-    let has_started = |call: &ToolCall| context.recorded_calls.started.contains(&call.id);
-    let effect = |call: &ToolCall| context.toolbox.effect(&call.name);
+    reject_excess(&batch, &calls, &mut results).await?;
+    let has_started = |call: &ToolCall| batch.recorded_calls.started.contains(&call.id);
+    let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
     let interrupted = pending
         .find(|(call, _)| has_started(call) && effect(call) == Some(Effect::Mutating))
@@ -75,14 +73,14 @@ pub async fn execute(
     if interrupted.is_some() {
         // The run fails. Children that had started end in order first; no other call is started, and nothing reads the
         // results that are filled in here.
-        context.live.cancel_token.cancel();
+        batch.context.run.cancel_token.cancel();
         for (call, result) in calls.iter().zip(&mut results) {
             if !has_started(call) || effect(call) != Some(Effect::Delegating) {
                 result.get_or_insert_with(|| ToolResult::text(&call.id, "", true));
             }
         }
     }
-    let results = execute_pending(context, calls, results).await?;
+    let results = execute_pending(batch, calls, results).await?;
     match interrupted {
         Some(tool) => Err(CallsError::Interrupted(tool)),
         None => Ok(results),
@@ -91,14 +89,14 @@ pub async fn execute(
 
 /// Gives every call above the server's limits for one reply an error as its result, all in one commit.
 async fn reject_excess(
-    context: &BatchContext,
+    batch: &BatchContext,
     calls: &[ToolCall],
     results: &mut [Option<ToolResult>],
 ) -> Result<(), StoreError> {
-    let runs = &context.engine.settings.runs;
+    let runs = &batch.context.engine.settings.runs;
     let (mut delegations, mut steps, mut events) = (0, Vec::new(), Vec::new());
     for (position, call) in calls.iter().enumerate() {
-        let is_delegation = context.toolbox.effect(&call.name) == Some(Effect::Delegating);
+        let is_delegation = batch.toolbox.effect(&call.name) == Some(Effect::Delegating);
         delegations += usize::from(is_delegation);
         let (max, kind) = match position < runs.max_calls {
             false => (runs.max_calls, "tool calls"),
@@ -117,11 +115,11 @@ async fn reject_excess(
         let result = ToolResult::text(&call.id, message, true);
         let tool = shorten(&call.name, 200);
         events.push(EventKind::ToolStarted {
-            turn: context.turn,
+            turn: batch.turn,
             tool_call_id: call.id.clone(),
             tool,
         });
-        let (step, event) = completion_records(context, position, call, &result, Duration::ZERO);
+        let (step, event) = completion_records(batch, position, call, &result, Duration::ZERO);
         steps.push(step);
         events.push(event);
         results[position] = Some(result);
@@ -129,39 +127,39 @@ async fn reject_excess(
     if steps.is_empty() {
         return Ok(());
     }
-    let journal = &context.engine.journal;
-    let recorded = journal.append(&context.live, Change::Unchanged, steps, events);
+    let journal = &batch.context.engine.journal;
+    let recorded = journal.append(&batch.context.run, Change::Unchanged, steps, events);
     recorded.await.map(drop)
 }
 
 async fn execute_pending(
-    context: BatchContext,
+    batch: BatchContext,
     calls: Vec<ToolCall>,
     mut results: Vec<Option<ToolResult>>,
 ) -> Result<Vec<ToolResult>, StoreError> {
-    let context = Arc::new(context);
+    let batch = Arc::new(batch);
     let pending_count = results.iter().filter(|result| result.is_none()).count();
-    if pending_count <= 1 || !context.live.agent.delegation.parallel {
+    if pending_count <= 1 || !batch.context.run.agent.delegation.parallel {
         for (position, call) in calls.iter().enumerate() {
             if results[position].is_none() {
-                context.live.clock().running_calls += 1;
-                results[position] = Some(execute_one(&context, position, call).await?);
+                batch.context.run.clock().running_calls += 1;
+                results[position] = Some(execute_one(&batch, position, call).await?);
             }
         }
         return Ok(results.into_iter().flatten().collect());
     }
     // Counted before the first call starts, so that the run never looks as if it only waits.
-    context.live.clock().running_calls += pending_count;
+    batch.context.run.clock().running_calls += pending_count;
     // Dropping the set aborts the tasks, so that a dropped run leaves nothing behind.
     let mut tasks = JoinSet::new();
-    let cancel_token = context.live.cancel_token.clone();
+    let cancel_token = batch.context.run.cancel_token.clone();
     for (position, call) in calls
         .into_iter()
         .enumerate()
         .filter(|(index, _)| results[*index].is_none())
     {
-        let context = Arc::clone(&context);
-        tasks.spawn(async move { (position, execute_one(&context, position, &call).await) });
+        let batch = Arc::clone(&batch);
+        tasks.spawn(async move { (position, execute_one(&batch, position, &call).await) });
     }
     let mut store_error = None;
     while let Some(joined) = tasks.join_next().await {
@@ -183,65 +181,61 @@ async fn execute_pending(
 }
 
 async fn execute_one(
-    context: &BatchContext,
+    batch: &BatchContext,
     position: usize,
     call: &ToolCall,
 ) -> Result<ToolResult, StoreError> {
-    let result = execute_when_approved(context, position, call).await;
-    let pause_result = pause::finish_call(&context.engine, &context.live).await;
+    let result = execute_when_approved(batch, position, call).await;
+    let pause_result = pause::finish_call(&batch.context).await;
     let result = result.and_then(|result| pause_result.map(|()| result));
     if let Err(error) = &result {
         // Before the other calls are cancelled and record that as their result.
-        context.live.suspend(error);
+        batch.context.run.suspend(error);
     }
     result
 }
 
 /// Executes a call, after approval if the agent's settings require it.
 async fn execute_when_approved(
-    context: &BatchContext,
+    batch: &BatchContext,
     position: usize,
     call: &ToolCall,
 ) -> Result<ToolResult, StoreError> {
     let BatchContext {
-        engine,
-        live,
+        context,
         turn,
         recorded_calls,
         ..
-    } = context;
-    let needs_approval = live.agent.approve.contains(&call.name)
+    } = batch;
+    let needs_approval = context.run.agent.approve.contains(&call.name)
         && !recorded_calls.started.contains(&call.id)
         // A call that would be rejected anyway needs no approval.
-        && Box::pin(context.toolbox.can_call(call, live.tree.owner.as_deref())).await;
+        && Box::pin(batch.toolbox.can_call(call, context.run.tree.owner.as_deref())).await;
     if !needs_approval {
-        return execute_call(context, position, call).await;
+        return execute_call(batch, position, call).await;
     }
     let decision = Box::pin(decision::await_decision(
-        engine,
-        live,
+        context,
         recorded_calls,
         *turn,
         call,
     ))
     .await?;
     let Err(reason) = decision else {
-        return execute_call(context, position, call).await;
+        return execute_call(batch, position, call).await;
     };
     // The call never started: it does not count, and it took no time.
     let result = ToolResult::text(&call.id, reason, true);
-    record_result(context, position, call, &result, Duration::ZERO, Vec::new()).await?;
+    record_result(batch, position, call, &result, Duration::ZERO, Vec::new()).await?;
     Ok(result)
 }
 
 async fn execute_call(
-    context: &BatchContext,
+    batch: &BatchContext,
     position: usize,
     call: &ToolCall,
 ) -> Result<ToolResult, StoreError> {
-    let BatchContext {
-        engine, live, turn, ..
-    } = context;
+    let BatchContext { context, turn, .. } = batch;
     let tool = shorten(&call.name, 200);
     let started = EventKind::ToolStarted {
         turn: *turn,
@@ -250,37 +244,42 @@ async fn execute_call(
     };
     let start_time = Instant::now();
     // A call that an earlier process started is already counted and recorded.
-    let has_started = context.recorded_calls.started.contains(&call.id);
+    let has_started = batch.recorded_calls.started.contains(&call.id);
     let budget_check = match has_started {
         true => Ok(()),
-        false => live.tree.budgets.count_tool_call(&live.accounts),
+        false => context
+            .run
+            .tree
+            .budgets
+            .count_tool_call(&context.run.accounts),
     };
     match &budget_check {
         // Counted when it starts: a running call is part of the tree's usage.
-        Ok(()) if !has_started => live.add_usage(&Usage {
+        Ok(()) if !has_started => context.run.add_usage(&Usage {
             tool_calls: 1,
             ..Usage::default()
         }),
         Ok(()) => {}
-        Err(refusal) => live.record_refusal(refusal),
+        Err(refusal) => context.run.record_refusal(refusal),
     }
     let is_within_budget = budget_check.is_ok();
-    let effect = context.toolbox.effect(&call.name);
+    let effect = batch.toolbox.effect(&call.name);
     let mut has_finished = false;
     let mut events = Vec::new();
     match has_started {
         true => {}
         false if is_within_budget => {
-            let (journal, started) = (&engine.journal, vec![started]);
+            let (journal, started) = (&context.engine.journal, vec![started]);
             match effect {
                 // Recorded before the tool changes anything, so that no later process executes it again.
                 Some(Effect::Mutating) => {
-                    let recorded = journal.append(live, Change::CountToolCall, Vec::new(), started);
+                    let recorded =
+                        journal.append(&context.run, Change::CountToolCall, Vec::new(), started);
                     recorded.await.map(drop)?;
                 }
                 _ => {
                     let enqueued =
-                        journal.enqueue(live, Change::CountToolCall, Vec::new(), started);
+                        journal.enqueue(&context.run, Change::CountToolCall, Vec::new(), started);
                     enqueued.await?;
                 }
             }
@@ -289,31 +288,31 @@ async fn execute_call(
         false => events.push(started),
     }
     let outcome = match budget_check {
-        Ok(()) if has_exhausted_checks(context, call) => Err(format!(
+        Ok(()) if has_exhausted_checks(batch, call) => Err(format!(
             "The arguments of {tool} could not be checked: the daemon stopped too often during the check"
         )),
         Ok(()) => {
-            let owner = live.tree.owner.as_deref();
-            let work = context
+            let owner = context.run.tree.owner.as_deref();
+            let work = batch
                 .toolbox
-                .call(call, &live.scope, owner, context.delegate.as_ref());
+                .call(call, &context.run.scope, owner, batch.delegate.as_ref());
             let work = AssertUnwindSafe(work).catch_unwind();
             let finished = match effect {
                 // A delegating call ends when its child has ended.
                 Some(Effect::Delegating) => Ok(work.await),
-                _ => turn::within_deadline(live, work).await,
+                _ => turn::within_deadline(&context.run, work).await,
             };
             has_finished = finished.is_ok();
             match finished {
                 Ok(output) => output.unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked"))),
-                Err(error) => Err(failures::interruption_message(live, &error)),
+                Err(error) => Err(failures::interruption_message(&context.run, &error)),
             }
         }
         Err(refusal) => Err(refusal.exceeded.to_string()),
     };
     let duration = start_time.elapsed();
     if is_within_budget {
-        engine.metrics.tool_call_completed(duration);
+        context.engine.metrics.tool_call_completed(duration);
     }
     let is_error = outcome.is_err();
     let output = outcome.unwrap_or_else(ToolOutput::from);
@@ -322,14 +321,14 @@ async fn execute_call(
         ..ToolResult::text(&call.id, output.text, is_error)
     };
     if is_within_budget {
-        run_spans::end_tool_call(live, *turn, call, &result, duration);
+        run_spans::end_tool_call(&context.run, *turn, call, &result, duration);
     }
-    let recorded = record_result(context, position, call, &result, duration, events).await;
+    let recorded = record_result(batch, position, call, &result, duration, events).await;
     match recorded {
         Ok(()) => Ok(result),
         Err(error) => {
             if has_finished && effect == Some(Effect::Mutating) {
-                live.stash_result(result);
+                context.run.stash_result(result);
             }
             Err(error)
         }
@@ -337,49 +336,50 @@ async fn execute_call(
 }
 
 /// Whether the check of a call's arguments was interrupted too often to start it again.
-fn has_exhausted_checks(context: &BatchContext, call: &ToolCall) -> bool {
+fn has_exhausted_checks(batch: &BatchContext, call: &ToolCall) -> bool {
     let RecordedCalls {
         started,
         resume_count,
         ..
-    } = &*context.recorded_calls;
+    } = &*batch.recorded_calls;
     *resume_count >= MAX_RESUMED_CHECKS
         && started.contains(&call.id)
-        && !context.toolbox.is_checked_inline(call)
+        && !batch.toolbox.is_checked_inline(call)
 }
 
 async fn record_result(
-    context: &BatchContext,
+    batch: &BatchContext,
     position: usize,
     call: &ToolCall,
     result: &ToolResult,
     duration: Duration,
     mut events: Vec<EventKind>,
 ) -> Result<(), StoreError> {
-    let (step, event) = completion_records(context, position, call, result, duration);
+    let (step, event) = completion_records(batch, position, call, result, duration);
     events.push(event);
-    context
+    batch
+        .context
         .engine
         .journal
-        .append(&context.live, Change::Unchanged, vec![step], events)
+        .append(&batch.context.run, Change::Unchanged, vec![step], events)
         .await
         .map(drop)
 }
 
 fn completion_records(
-    context: &BatchContext,
+    batch: &BatchContext,
     position: usize,
     call: &ToolCall,
     result: &ToolResult,
     duration: Duration,
 ) -> (Step, EventKind) {
     let step = Step::Result {
-        turn: context.turn,
+        turn: batch.turn,
         position: u32::try_from(position).unwrap_or(u32::MAX),
         result: result.clone(),
     };
     let event = EventKind::ToolCompleted {
-        turn: context.turn,
+        turn: batch.turn,
         tool_call_id: call.id.clone(),
         tool: shorten(&call.name, 200),
         duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),

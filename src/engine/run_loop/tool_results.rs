@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::RunId;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::delegation::delegate::{DriveFn, RunDelegate};
 use crate::engine::replay::run_log::RecordedCalls;
 use crate::engine::run_loop::conversation::{Conversation, LoopVerdict};
@@ -39,8 +39,7 @@ pub struct CallBatch {
 
 /// Executes the calls that have no result yet, and adds all results to the conversation.
 pub async fn execute_calls(
-    engine: &Arc<Engine>,
-    live: &Arc<ActiveRun>,
+    context: &RunContext,
     tool_context: &ToolContext,
     call_batch: CallBatch,
     conversation: &mut Conversation,
@@ -65,20 +64,18 @@ pub async fn execute_calls(
         .map(|child| child.id)
         .collect();
     let delegate = Arc::new(RunDelegate::new(
-        engine,
-        live,
+        context,
         &recorded_calls,
         tool_context.drive,
     ));
-    let context = BatchContext {
-        engine: Arc::clone(engine),
-        live: Arc::clone(live),
+    let batch = BatchContext {
+        context: context.clone(),
         toolbox: Arc::clone(&tool_context.toolbox),
         delegate,
         turn,
         recorded_calls,
     };
-    let results = match tool_calls::execute(context, calls, results).await {
+    let results = match tool_calls::execute(batch, calls, results).await {
         Ok(results) => results,
         Err(CallsError::Store(error)) => return Err(error.into()),
         Err(CallsError::Interrupted(tool)) => {
@@ -92,9 +89,9 @@ pub async fn execute_calls(
     if is_resumed {
         // A refusal that was recorded before the restart ends the run now, as it would have then.
         for result in results.iter().filter(|result| result.is_error) {
-            live.restore_refusal(&result.content);
+            context.run.restore_refusal(&result.content);
         }
-        restore_child_refusals(engine, live, &finished_children).await?;
+        restore_child_refusals(context, &finished_children).await?;
     }
     match conversation.push_results(results) {
         LoopVerdict::Continue => Ok(()),
@@ -106,9 +103,10 @@ pub async fn execute_calls(
                 repeats,
                 message: failures::loop_detected(repeats).message,
             };
-            engine
+            context
+                .engine
                 .journal
-                .enqueue(live, Change::Unchanged, Vec::new(), vec![warning])
+                .enqueue(&context.run, Change::Unchanged, Vec::new(), vec![warning])
                 .await?;
             Ok(())
         }
@@ -119,21 +117,26 @@ pub async fn execute_calls(
 /// Restores the budget refusals that children of this run met before a restart. A child's own end names only the first
 /// limit that it reached.
 async fn restore_child_refusals(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     children: &[RunId],
 ) -> Result<(), StoreError> {
-    if live.tree.budgets.refusals(&live.accounts).is_empty() {
+    if context
+        .run
+        .tree
+        .budgets
+        .refusals(&context.run.accounts)
+        .is_empty()
+    {
         return Ok(());
     }
-    let store = engine.journal.store();
+    let store = context.engine.journal.store();
     for child in children {
         for run in store.tree(*child).await? {
             for step in store.steps(run.id).await? {
                 if let Step::Result { result, .. } = step
                     && result.is_error
                 {
-                    live.restore_refusal(&result.content);
+                    context.run.restore_refusal(&result.content);
                 }
             }
         }
@@ -142,26 +145,26 @@ async fn restore_child_refusals(
 }
 
 /// Checks for a cancel, the deadline and the budgets.
-pub fn check_limits(live: &ActiveRun) -> Result<(), TurnError> {
-    if live.cancel_token.is_cancelled() {
+pub fn check_limits(run: &ActiveRun) -> Result<(), TurnError> {
+    if run.cancel_token.is_cancelled() {
         return Err(TurnError::Cancelled);
     }
-    if live
+    if run
         .deadline()
         .is_some_and(|deadline| deadline.at <= Instant::now())
     {
         return Err(TurnError::DeadlineExceeded);
     }
-    live.check_budgets().map_err(TurnError::Budget)
+    run.check_budgets().map_err(TurnError::Budget)
 }
 
 /// The ending of a run whose turn failed.
-pub fn error_ending(live: &ActiveRun, error: TurnError) -> Ending {
+pub fn error_ending(run: &ActiveRun, error: TurnError) -> Ending {
     Ending::new(match error {
         TurnError::Cancelled => LoopOutcome::Cancelled,
         TurnError::Store(error) => return error.into(),
         TurnError::DeadlineExceeded => {
-            LoopOutcome::Failed(failures::deadline_exceeded(live.deadline()))
+            LoopOutcome::Failed(failures::deadline_exceeded(run.deadline()))
         }
         TurnError::Budget(exceeded) => LoopOutcome::Failed(failures::budget_exceeded(&exceeded)),
         TurnError::Provider(error) => LoopOutcome::Failed(failures::provider_error(&error)),

@@ -12,7 +12,7 @@ use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, Usage};
 use crate::engine::approval::pause;
-use crate::engine::context::Engine;
+use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
 use crate::engine::run_loop::batch;
 use crate::engine::run_loop::request_size;
@@ -53,30 +53,29 @@ pub struct TurnReply {
 
 /// Sends the request to the agent's model, then to its fallbacks. The usage is added to the run and its ancestors.
 pub async fn request(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     turn_request: TurnRequest<'_>,
     streamed: &mut StreamedReply,
 ) -> Result<TurnReply, TurnError> {
-    let (agent, started_at) = (&live.agent, Instant::now());
+    let (agent, started_at) = (&context.run.agent, Instant::now());
     let mut last_error = None;
     let models = || std::iter::once(&agent.model).chain(&agent.fallback_models);
     // The batch of an earlier process may belong to a fallback.
-    let start_index = match live.pending_batch.get() {
+    let start_index = match context.run.pending_batch.get() {
         PendingBatch::Submitted(submitted) => {
             models().position(|model| model.to_string() == submitted.model)
         }
         PendingBatch::Absent | PendingBatch::Unknown { .. } => None,
     };
     for model in models().skip(start_index.unwrap_or(0)) {
-        let target = match resolve_target(engine, live, model) {
+        let target = match resolve_target(context, model) {
             Ok(target) => target,
             Err(error) if last_error.is_none() => return Err(error),
             // An unavailable fallback is skipped; the error of the model before it is the one to report.
             Err(_) => continue,
         };
         if let Some(TurnError::Provider(error)) = &last_error {
-            withdraw_streamed(engine, live, turn_request.turn, streamed, error);
+            withdraw_streamed(context, turn_request.turn, streamed, error);
             let retry_event = EventKind::RetryScheduled {
                 turn: turn_request.turn,
                 model: model.to_string(),
@@ -84,18 +83,24 @@ pub async fn request(
                 wait_ms: 0,
                 reason: error.to_string(),
             };
-            engine
+            context
+                .engine
                 .journal
-                .enqueue(live, Change::Unchanged, Vec::new(), vec![retry_event])
+                .enqueue(
+                    &context.run,
+                    Change::Unchanged,
+                    Vec::new(),
+                    vec![retry_event],
+                )
                 .await?;
         }
-        match request_with_retries(engine, live, &turn_request, model, target, streamed).await {
+        match request_with_retries(context, &turn_request, model, target, streamed).await {
             Err(TurnError::Provider(error)) if error.category.is_retryable() => {
                 last_error = Some(TurnError::Provider(error));
             }
             result => {
                 if result.is_ok() {
-                    engine.metrics.turn_completed(started_at.elapsed());
+                    context.engine.metrics.turn_completed(started_at.elapsed());
                 }
                 return result;
             }
@@ -112,15 +117,12 @@ struct Target<'a> {
     key: Option<&'a SecretString>,
 }
 
-fn resolve_target<'a>(
-    engine: &'a Engine,
-    live: &'a ActiveRun,
-    model: &ModelRef,
-) -> Result<Target<'a>, TurnError> {
-    let keys = &live.tree.provider_keys;
-    let key = keys.get(&live.agent, &model.provider);
+fn resolve_target<'a>(context: &'a RunContext, model: &ModelRef) -> Result<Target<'a>, TurnError> {
+    let keys = &context.run.tree.provider_keys;
+    let key = keys.get(&context.run.agent, &model.provider);
     let key = key.map_err(TurnError::Provider)?;
-    let provider = engine
+    let provider = context
+        .engine
         .providers
         .get_with_key(&model.provider, key.is_some());
     let provider = provider.map_err(TurnError::Unavailable)?;
@@ -129,18 +131,17 @@ fn resolve_target<'a>(
 
 /// Sends the request to one model, with retries by the agent's policy.
 async fn request_with_retries(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     turn_request: &TurnRequest<'_>,
     model: &ModelRef,
     target: Target<'_>,
     streamed: &mut StreamedReply,
 ) -> Result<TurnReply, TurnError> {
     let provider = target.provider;
-    let policy = &live.agent.retry;
+    let policy = &context.run.agent.retry;
     let mut attempt = 0;
     loop {
-        let error = match request_once(engine, live, turn_request, model, target, streamed).await {
+        let error = match request_once(context, turn_request, model, target, streamed).await {
             Ok(reply) => {
                 return Ok(TurnReply {
                     reply,
@@ -155,7 +156,8 @@ async fn request_with_retries(
             return Err(TurnError::Provider(error));
         }
         let wait = retry::retry_delay(policy, attempt, error.retry_after, random_fraction());
-        let remaining = live
+        let remaining = context
+            .run
             .deadline()
             .map(|deadline| deadline.at.saturating_duration_since(Instant::now()));
         if remaining.is_some_and(|remaining| wait >= remaining) {
@@ -163,12 +165,12 @@ async fn request_with_retries(
             return Err(TurnError::Provider(error));
         }
         tracing::warn!(
-            run.id = %live.scope.run, run.root = %live.scope.root, agent = %live.agent.name,
-            depth = live.scope.depth.0, provider = %provider.name,
+            run.id = %context.run.scope.run, run.root = %context.run.scope.root, agent = %context.run.agent.name,
+            depth = context.run.scope.depth.0, provider = %provider.name,
             "{} failed ({error}), retrying in {wait:?}", provider.name
         );
-        engine.metrics.request_retried(&provider.name);
-        withdraw_streamed(engine, live, turn_request.turn, streamed, &error);
+        context.engine.metrics.request_retried(&provider.name);
+        withdraw_streamed(context, turn_request.turn, streamed, &error);
         let retry_event = EventKind::RetryScheduled {
             turn: turn_request.turn,
             model: model.to_string(),
@@ -176,25 +178,34 @@ async fn request_with_retries(
             wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             reason: error.to_string(),
         };
-        engine
+        context
+            .engine
             .journal
-            .enqueue(live, Change::Unchanged, Vec::new(), vec![retry_event])
+            .enqueue(
+                &context.run,
+                Change::Unchanged,
+                Vec::new(),
+                vec![retry_event],
+            )
             .await?;
-        within_deadline(live, tokio::time::sleep(wait)).await?;
+        within_deadline(&context.run, tokio::time::sleep(wait)).await?;
     }
 }
 
 /// Sends one request: reserves budget, takes a permit, sends, and adds the usage.
 async fn request_once(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     turn_request: &TurnRequest<'_>,
     model: &ModelRef,
     Target { provider, key }: Target<'_>,
     streamed: &mut StreamedReply,
 ) -> Result<Reply, TurnError> {
     let model_name = model.to_string();
-    let facts = engine.settings.models.get(&model.provider, &model.model);
+    let facts = context
+        .engine
+        .settings
+        .models
+        .get(&model.provider, &model.model);
     let (mut params, mut warnings) =
         model_params::fit_to_model(&model_name, turn_request.params, facts);
     warnings.extend(model_params::fit_service_tier(
@@ -208,7 +219,7 @@ async fn request_once(
         params.to_mut().service = None;
     }
     let is_batch = params.service == Some(Service::Batch);
-    let estimated_usage = match live.accounts.is_empty() {
+    let estimated_usage = match context.run.accounts.is_empty() {
         true => Amount::default(),
         false => {
             let price = price_for_request(facts, &params, params.service.unwrap_or_default());
@@ -216,15 +227,19 @@ async fn request_once(
         }
     };
     let reservation = within_deadline(
-        live,
-        live.tree.budgets.reserve(&live.accounts, estimated_usage),
+        &context.run,
+        context
+            .run
+            .tree
+            .budgets
+            .reserve(&context.run.accounts, estimated_usage),
     )
     .await?
     .map_err(TurnError::Budget)?;
     // A batch loads its own when it is submitted, and drops them afterwards.
     let blobs = match is_batch {
         true => None,
-        false => Box::pin(blobs::load(engine, turn_request.messages)).await?,
+        false => Box::pin(blobs::load(&context.engine, turn_request.messages)).await?,
     };
     warnings.extend(
         provider
@@ -238,8 +253,8 @@ async fn request_once(
             facts,
         ));
     }
-    record_warnings(engine, live, turn_request.turn, warnings).await?;
-    let chat_span = ChatSpan::start(live);
+    record_warnings(context, turn_request.turn, warnings).await?;
+    let chat_span = ChatSpan::start(&context.run);
     let request = ChatRequest {
         model: &model.model,
         system: turn_request.system,
@@ -248,10 +263,10 @@ async fn request_once(
         tools: turn_request.tools,
         params: &params,
         facts,
-        stream: live.is_streaming() && !is_batch,
-        multi_turn: !turn_request.tools.is_empty() && live.agent.max_turns > 1,
+        stream: context.run.is_streaming() && !is_batch,
+        multi_turn: !turn_request.tools.is_empty() && context.run.agent.max_turns > 1,
         cache_key: match turn_request.is_turn {
-            true => &live.agent.version,
+            true => &context.run.agent.version,
             false => "",
         },
         trace: chat_span.as_deref().map(|span| &span.context),
@@ -287,7 +302,10 @@ async fn request_once(
                 EventKind::ReasoningStarted { turn }
             }
         };
-        engine.journal.publish_ephemeral(live, event);
+        context
+            .engine
+            .journal
+            .publish_ephemeral(&context.run, event);
     };
     let result = match is_batch {
         true => {
@@ -297,12 +315,11 @@ async fn request_once(
                 provider,
                 request,
             };
-            Box::pin(batch::complete(engine, live, batch_request, &mut on_delta)).await
+            Box::pin(batch::complete(context, batch_request, &mut on_delta)).await
         }
         false => {
             request_now(
-                engine,
-                live,
+                context,
                 turn_request.is_turn,
                 provider,
                 request,
@@ -314,7 +331,7 @@ async fn request_once(
     let explain_error = |error| explain(error, model, turn_request, facts);
     let result = result.map(|reply| reply.map_err(explain_error));
     if let Some(chat_span) = chat_span {
-        chat_span.end(live, turn_request, model, &result);
+        chat_span.end(&context.run, turn_request, model, &result);
     }
     let (token_usage, is_complete) = match &result {
         Ok(Ok(reply)) => (reply.usage, true),
@@ -336,9 +353,10 @@ async fn request_once(
             .map(|(price, tokens)| price.cost(&tokens)),
         unreported: u64::from(!is_complete || token_usage.is_none()),
     };
-    live.add_usage(&usage);
+    context.run.add_usage(&usage);
     if is_complete || token_usage.is_some() {
-        engine
+        context
+            .engine
             .metrics
             .record_usage(&model_name, &usage.tokens, usage.cost);
     }
@@ -351,26 +369,25 @@ async fn request_once(
 
 /// Sends a request whose reply comes on the same connection.
 async fn request_now(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     is_turn: bool,
     provider: &ProviderHandle,
     request: ChatRequest<'_>,
     on_delta: &mut (dyn FnMut(Delta<'_>) + Send),
 ) -> Result<Result<Reply, ProviderError>, TurnError> {
-    if live.pending_batch.get() != PendingBatch::Absent {
+    if context.run.pending_batch.get() != PendingBatch::Absent {
         if is_turn {
             // The configuration no longer asks for a batch.
-            batch::abandon(engine, live).await;
+            batch::abandon(context).await;
         }
-        pause::ensure_running(engine, live).await?;
+        pause::ensure_running(context).await?;
     }
     // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
     let _permit = match &provider.permits {
-        Some(permits) => within_deadline(live, permits.acquire()).await?.ok(),
+        Some(permits) => within_deadline(&context.run, permits.acquire()).await?.ok(),
         None => None,
     };
-    within_deadline(live, provider.complete(request, on_delta)).await
+    within_deadline(&context.run, provider.complete(request, on_delta)).await
 }
 
 /// Adds advice to a rejected request with images or files if it is unknown whether the model accepts them.
@@ -391,8 +408,7 @@ fn explain(
 
 /// Withdraws what subscribers have been sent of a reply that is requested again.
 fn withdraw_streamed(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     turn: u32,
     streamed: &mut StreamedReply,
     error: &ProviderError,
@@ -401,27 +417,31 @@ fn withdraw_streamed(
         *streamed = StreamedReply::default();
         let reason = error.to_string();
         let event = EventKind::TextWithdrawn { turn, reason };
-        engine.journal.publish_ephemeral(live, event);
+        context
+            .engine
+            .journal
+            .publish_ephemeral(&context.run, event);
     }
 }
 
 /// Records what a request had to leave out, once per run for each text.
 async fn record_warnings(
-    engine: &Engine,
-    live: &ActiveRun,
+    context: &RunContext,
     turn: u32,
     warnings: Vec<String>,
 ) -> Result<(), StoreError> {
-    let new_warnings = warnings.into_iter().filter(|it| live.insert_warning(it));
+    let new_warnings = warnings
+        .into_iter()
+        .filter(|it| context.run.insert_warning(it));
     let events: Vec<_> = new_warnings
         .map(|message| EventKind::ModelWarning { turn, message })
         .collect();
     match events.is_empty() {
         true => Ok(()),
         false => {
-            let journal = &engine.journal;
+            let journal = &context.engine.journal;
             journal
-                .enqueue(live, Change::Unchanged, Vec::new(), events)
+                .enqueue(&context.run, Change::Unchanged, Vec::new(), events)
                 .await
         }
     }
@@ -441,18 +461,18 @@ fn price_for_request(
 
 /// Awaits `work` until the run's deadline passes or it is cancelled.
 pub async fn within_deadline<T>(
-    live: &ActiveRun,
+    run: &ActiveRun,
     work: impl Future<Output = T>,
 ) -> Result<T, TurnError> {
     let deadline_passed = async {
-        match live.deadline() {
+        match run.deadline() {
             Some(deadline) => tokio::time::sleep_until(deadline.at).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
         biased;
-        () = live.cancel_token.cancelled() => Err(TurnError::Cancelled),
+        () = run.cancel_token.cancelled() => Err(TurnError::Cancelled),
         done = work => Ok(done),
         () = deadline_passed => Err(TurnError::DeadlineExceeded),
     }

@@ -221,7 +221,7 @@ impl ActiveRun {
         accounts: AccountIds,
         agent_json: Arc<str>,
     ) -> Arc<Self> {
-        let live = Self::resume(
+        let run = Self::resume(
             scope,
             agent,
             tree,
@@ -234,8 +234,8 @@ impl ActiveRun {
                 tree_usage: TreeUsage::default(),
             },
         );
-        live.update_usage(|counter| counter.tree.runs += 1);
-        live
+        run.update_usage(|counter| counter.tree.runs += 1);
+        run
     }
 
     /// A run that an earlier process opened; its usage counts for its ancestors already.
@@ -304,13 +304,13 @@ impl ActiveRun {
     pub fn deadline(&self) -> Option<Deadline> {
         let deadlines = self
             .self_and_ancestors()
-            .filter_map(|live| live.clock().active_deadline());
+            .filter_map(|run| run.clock().active_deadline());
         deadlines.min_by_key(|deadline| deadline.at)
     }
 
     /// This run and all above it, the root last.
     pub fn self_and_ancestors(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |live| live.parent.as_deref())
+        std::iter::successors(Some(self), |run| run.parent.as_deref())
     }
 
     /// Whether all that it does is to wait for a person's word.
@@ -330,10 +330,10 @@ impl ActiveRun {
 
     /// Remembers that a call of this run was refused, here and above as far as the limit reaches.
     pub fn record_refusal(&self, refusal: &BudgetRefusal) {
-        let shares_account = |live: &&Self| live.accounts.contains(&refusal.account);
-        for live in self.self_and_ancestors().take_while(shares_account) {
+        let shares_account = |run: &&Self| run.accounts.contains(&refusal.account);
+        for run in self.self_and_ancestors().take_while(shares_account) {
             // The first limit that was reached is the one that is told.
-            let _ = live.exceeded_budget.set(Box::new(refusal.exceeded.clone()));
+            let _ = run.exceeded_budget.set(Box::new(refusal.exceeded.clone()));
         }
     }
 
@@ -445,8 +445,8 @@ impl ActiveRun {
     }
 
     fn update_usage(&self, change: impl Fn(&mut UsageCounter)) {
-        for live in self.self_and_ancestors() {
-            change(&mut lock(&live.usage));
+        for run in self.self_and_ancestors() {
+            change(&mut lock(&run.usage));
         }
     }
 
@@ -545,7 +545,7 @@ impl ActiveRun {
     pub fn cancel_reason(&self) -> String {
         let reason = self
             .self_and_ancestors()
-            .find_map(|live| match &*lock(&live.phase) {
+            .find_map(|run| match &*lock(&run.phase) {
                 Phase::Cancelling { reason, .. } => Some(reason.clone()),
                 Phase::Open | Phase::Ending => None,
             });
@@ -579,8 +579,8 @@ pub struct ActiveRuns {
 
 impl ActiveRuns {
     /// Adds one.
-    pub fn add(&self, live: &Arc<ActiveRun>) {
-        lock(&self.runs).insert(live.scope.run, Arc::clone(live));
+    pub fn add(&self, run: &Arc<ActiveRun>) {
+        lock(&self.runs).insert(run.scope.run, Arc::clone(run));
     }
 
     /// Finds one.
@@ -590,9 +590,9 @@ impl ActiveRuns {
 
     /// How many of them do nothing: they are suspended, or wait for an approval and are not queued for a slot to resume.
     pub fn idle_count(&self) -> usize {
-        let is_idle = |live: &&Arc<ActiveRun>| {
-            let is_queued = live.parent.is_none() && live.tree.root_permit.is_queued();
-            !is_queued && (live.is_waiting() || live.is_suspended())
+        let is_idle = |run: &&Arc<ActiveRun>| {
+            let is_queued = run.parent.is_none() && run.tree.root_permit.is_queued();
+            !is_queued && (run.is_waiting() || run.is_suspended())
         };
         lock(&self.runs).values().filter(is_idle).count()
     }
@@ -604,15 +604,15 @@ impl ActiveRuns {
 
     /// Suspends a tree, if it is at work.
     pub fn suspend(&self, root: RunId, error: &StoreError) {
-        if let Some(live) = self.get(root) {
-            live.suspend(error);
+        if let Some(run) = self.get(root) {
+            run.suspend(error);
         }
     }
 
     /// Puts these roots in the place of all runs of `trees`.
     pub fn replace(&self, trees: &HashSet<RunId>, roots: HashMap<RunId, Arc<ActiveRun>>) {
         let mut runs = lock(&self.runs);
-        runs.retain(|_, live| !trees.contains(&live.scope.root));
+        runs.retain(|_, run| !trees.contains(&run.scope.root));
         runs.extend(roots);
     }
 

@@ -39,10 +39,10 @@ pub fn interrupted(message: &str) -> Failure {
 }
 
 /// What a call is told whose run was stopped, or ran out of time, before it had its result.
-pub fn interruption_message(live: &ActiveRun, error: &TurnError) -> String {
+pub fn interruption_message(run: &ActiveRun, error: &TurnError) -> String {
     match error {
-        TurnError::DeadlineExceeded => deadline_exceeded(live.deadline()).message,
-        _ => format!("cancelled: {}", live.cancel_reason()),
+        TurnError::DeadlineExceeded => deadline_exceeded(run.deadline()).message,
+        _ => format!("cancelled: {}", run.cancel_reason()),
     }
 }
 
