@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::Config;
-use crate::domain::agent::{Agent, ModelRefError};
+use crate::domain::agent::Agent;
+use crate::domain::agent::model_ref::ModelRefError;
 
 pub mod context_files;
 pub mod mcp_servers;

@@ -13,10 +13,12 @@ use crate::catalog::mcp_servers;
 use crate::config::document::{self, Node, Value};
 use crate::config::load::{check_variable_name, expand_home, home_dir};
 use crate::config::table_reader::{self, MAX_COUNT, TableReader};
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::{Cache, Effort, Params, ReasoningSummary, check_extra};
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{
-    Agent, BUILT_IN_TOOLS, Backoff, Budget, Cache, Delegation, Effort, HARD_MAX_DEPTH, MAX_TURNS,
-    Memory, ModelRef, Params, ReasoningSummary, ResponseFormat, Retry, SubagentSettings,
-    SummaryMode, check_extra, is_agent_name,
+    Agent, BUILT_IN_TOOLS, Backoff, Budget, Delegation, HARD_MAX_DEPTH, MAX_TURNS, Memory, Retry,
+    SubagentSettings, SummaryMode, is_agent_name,
 };
 use crate::domain::context::{ContextSettings, ContextStrategy};
 use crate::domain::event::STORED_EVENT_NAMES;
@@ -493,7 +495,8 @@ mod tests {
 
     use super::read;
     use crate::catalog::LoadError;
-    use crate::domain::agent::{Agent, ResponseFormat};
+    use crate::domain::agent::Agent;
+    use crate::domain::agent::response_format::ResponseFormat;
 
     fn agent(text: &str) -> Agent {
         let text = format!("name = \"x\"\nmodel = \"p/m\"\n{text}");

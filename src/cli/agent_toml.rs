@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::domain::agent::{Agent, Backoff, Cache, ResponseFormat, SummaryMode};
+use crate::domain::agent::params::Cache;
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::agent::{Agent, Backoff, SummaryMode};
 use crate::domain::mcp::{McpServer, McpTransport, Template};
 
 /// The agent as a file that would define it. Keys that are unset and have no default are left out.

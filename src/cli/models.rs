@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::cli::{Sources, load_quiet_config, output};
 use crate::config::models::ModelFacts;
-use crate::domain::agent::Effort;
+use crate::domain::agent::params::Effort;
 use crate::domain::usage::LongPrice;
 
 #[derive(Debug, clap::Args)]

@@ -15,7 +15,8 @@ use crate::config::{
     Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Retention,
     RetentionLimit, Runs, Server, Tools, Webhooks, auth, providers, telemetry,
 };
-use crate::domain::agent::{ModelRef, is_agent_name};
+use crate::domain::agent::is_agent_name;
+use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::usage::Price;
 use crate::ssrf::normalize_host;
 

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::config::{Provider, ProviderKind};
-use crate::domain::agent::{Effort, ModelRef};
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::Effort;
 use crate::domain::service::Service;
 use crate::domain::usage::{LongPrice, Price};
 
@@ -388,7 +389,7 @@ mod tests {
     use jiff::civil::date;
 
     use super::{ConfiguredPrice, ModelOverride, Models, SHIPPED, Sampling, stale_since};
-    use crate::domain::agent::Effort;
+    use crate::domain::agent::params::Effort;
     use crate::domain::usage::Price;
 
     #[test]

@@ -12,7 +12,7 @@ use crate::config::models::{ModelOverride, Sampling};
 use crate::config::presets::{PRESETS, Preset, find_preset};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};
-use crate::domain::agent::{Effort, check_extra};
+use crate::domain::agent::params::{Effort, check_extra};
 use crate::domain::service::Service;
 
 const KINDS: [(&str, ProviderKind); 4] = [

@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::domain::agent::ResponseFormat;
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::shorten;
 
@@ -162,7 +162,7 @@ mod tests {
     use serde_json::json;
 
     use super::{check, extract_json, repair_prompt};
-    use crate::domain::agent::ResponseFormat;
+    use crate::domain::agent::response_format::ResponseFormat;
 
     #[test]
     fn json_is_found_whole_or_in_a_fence() {

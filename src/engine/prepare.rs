@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::catalog::prompt::{self, PromptError, PromptParts};
-use crate::domain::agent::{Agent, Budget, ModelRef, Params};
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::Params;
+use crate::domain::agent::{Agent, Budget};
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::Message;

@@ -10,7 +10,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::catalog::LoadError;
-use crate::domain::agent::{Budget, Effort, ModelRef, ModelRefError, Params, ResponseFormat};
+use crate::domain::agent::Budget;
+use crate::domain::agent::model_ref::{ModelRef, ModelRefError};
+use crate::domain::agent::params::{Effort, Params};
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content;
 use crate::domain::context::ContextSettings;
 use crate::domain::message::{Message, ToolSpec};

@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
-use crate::domain::agent::ModelRef;
+use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::trace::{SpanId, TraceContext, TraceId};

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
-use crate::domain::agent::{Cache, Effort, Params, ResponseFormat};
+use crate::domain::agent::params::{Cache, Effort, Params};
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;

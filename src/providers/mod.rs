@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::models::ModelFacts;
-use crate::domain::agent::Params;
+use crate::domain::agent::params::Params;
 use crate::domain::attachment::Blobs;
 use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::service::Service;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::config::models::ModelFacts;
-use crate::domain::agent::{Effort, Params};
+use crate::domain::agent::params::{Effort, Params};
 use crate::domain::service::Service;
 
 /// The parameters as the model takes them, with a warning for each that was changed.
@@ -92,7 +92,7 @@ fn effort_warning(model: &str, wanted: Effort, fitted: Option<Effort>) -> Option
 mod tests {
     use super::fit_to_model;
     use crate::config::models::{ModelFacts, Sampling};
-    use crate::domain::agent::{Effort, Params};
+    use crate::domain::agent::params::{Effort, Params};
 
     fn params(effort: Option<Effort>, temperature: Option<f64>) -> Params {
         Params {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config;
-use crate::domain::agent::{Effort, ResponseFormat};
+use crate::domain::agent::params::Effort;
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::domain::usage::TokenUsage;

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::config::{self, OpenAiApi};
-use crate::domain::agent::{Effort, Params, ResponseFormat};
+use crate::domain::agent::params::{Effort, Params};
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolSpec};
 use crate::domain::service::Service;

@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 
 use crate::catalog::{Entry, LoadError};
 use crate::config::load::is_valid_name;
-use crate::domain::agent::{
-    Agent, Backoff, Cache, Effort, ModelRef, ReasoningSummary, ResponseFormat, SubagentSettings,
-    SummaryMode,
-};
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::{Cache, Effort, ReasoningSummary};
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::agent::{Agent, Backoff, SubagentSettings, SummaryMode};
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::{McpServer, McpTransport};
 use crate::domain::service::Service;
@@ -438,7 +438,9 @@ mod tests {
 
     use super::{AgentBrief, AgentView, DefinitionView};
     use crate::catalog::{Entry, LoadError};
-    use crate::domain::agent::{Agent, Params, ResponseFormat};
+    use crate::domain::agent::Agent;
+    use crate::domain::agent::params::Params;
+    use crate::domain::agent::response_format::ResponseFormat;
 
     fn entry() -> Entry {
         let schema = RawValue::from_string(r#"{"type":"object"}"#.to_owned()).expect("JSON");

@@ -14,7 +14,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::domain::agent::{Budget, Effort, ResponseFormat, check_extra, is_agent_name};
+use crate::domain::agent::params::{Effort, check_extra};
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::agent::{Budget, is_agent_name};
 use crate::domain::run::Run;
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
@@ -602,7 +604,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::CreateRunRequest;
-    use crate::domain::agent::ResponseFormat;
+    use crate::domain::agent::response_format::ResponseFormat;
     use crate::domain::usage::Cost;
     use crate::engine::request::RunRequest;
     use crate::web::error::Problem;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::agent::{Agent, Budget, Delegation, Memory, ResponseFormat, SubagentSettings};
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::agent::{Agent, Budget, Delegation, Memory, SubagentSettings};
 use crate::domain::run::{Run, now};
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_run;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::domain::agent::{Agent, Params, ResponseFormat};
+use crate::domain::agent::Agent;
+use crate::domain::agent::params::Params;
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::message::Message;
 use crate::engine::context::Engine;
 use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};

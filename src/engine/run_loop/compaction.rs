@@ -1,6 +1,7 @@
 //! Compacts a conversation if its next request would fill too much of its model's context window.
 
-use crate::domain::agent::{Params, ResponseFormat};
+use crate::domain::agent::params::Params;
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::context::{Compaction, ContextStrategy};
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};

@@ -6,7 +6,8 @@ use secrecy::SecretString;
 use tokio::time::Instant;
 
 use crate::config::models::ModelFacts;
-use crate::domain::agent::{Cache, ModelRef, Params};
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::{Cache, Params};
 use crate::domain::event::EventKind;
 use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;

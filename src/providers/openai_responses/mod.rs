@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::config::models::ModelFacts;
-use crate::domain::agent::{Effort, Params, ReasoningSummary, ResponseFormat};
+use crate::domain::agent::params::{Effort, Params, ReasoningSummary};
+use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::content::Content as MessageContent;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
 use crate::providers::batches::{BatchClient, BatchItem};

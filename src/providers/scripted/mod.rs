@@ -363,7 +363,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::ScriptedProvider;
-    use crate::domain::agent::Params;
+    use crate::domain::agent::params::Params;
     use crate::domain::message::{AssistantMessage, Message, ToolResult};
     use crate::providers::{ChatRequest, Delta, ErrorCategory, Provider, ProviderError, Reply};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axed::config::models::ModelFacts;
-use axed::domain::agent::Params;
+use axed::domain::agent::params::Params;
 use axed::domain::attachment::{Attachment, Blobs};
 use axed::domain::content::{Content, Part};
 use axed::domain::message::{

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axed::config::Provider as ProviderConfig;
-use axed::domain::agent::{Params, ResponseFormat};
+use axed::domain::agent::params::Params;
+use axed::domain::agent::response_format::ResponseFormat;
 use axed::domain::message::{AssistantMessage, Echo, Message, ToolCall, ToolResult, ToolSpec};
 use axed::providers::registry::ProviderRegistry;
 use axed::providers::{ChatRequest, Delta};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axed::config::{DEFAULT_MAX_REPLY, OpenAiApi, Provider as ProviderConfig, ProviderKind};
-use axed::domain::agent::Params;
+use axed::domain::agent::params::Params;
 use axed::domain::message::Message;
 use axed::domain::usage::TokenUsage;
 use axed::providers::registry::{ProviderHandle, ProviderRegistry};

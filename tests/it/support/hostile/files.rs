@@ -5,7 +5,8 @@ use std::path::Path;
 
 use axed::catalog::LoadError;
 use axed::catalog::read::read;
-use axed::domain::agent::{Agent, ResponseFormat};
+use axed::domain::agent::Agent;
+use axed::domain::agent::response_format::ResponseFormat;
 use axed::engine::record::agent_snapshots::{self, AgentSnapshots};
 use std::sync::Arc;
 

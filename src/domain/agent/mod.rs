@@ -1,0 +1,324 @@
+//! An agent's definition, checked: what a TOML file says once the catalogue has read it. It never runs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::{Effort, Params};
+use crate::domain::context::ContextSettings;
+use crate::domain::mcp::McpServer;
+use crate::domain::service::Service;
+use crate::domain::usage::Cost;
+use crate::domain::webhook::Webhook;
+
+pub mod model_ref;
+pub mod params;
+pub mod response_format;
+
+/// The deepest tree that any configuration may ask for.
+pub const HARD_MAX_DEPTH: u8 = 5;
+/// Levels below a root whose file says nothing.
+pub const DEFAULT_MAX_DEPTH: u8 = 3;
+/// The most turns a run may have, and what a file that says nothing gets.
+pub const MAX_TURNS: u32 = 50;
+
+/// The built-in tools that an agent may list in `tools`; the tools' shelf has them, where the server allows them.
+pub const BUILT_IN_TOOLS: &[&str] = &[
+    "copy_path",
+    "create_directory",
+    "delete_path",
+    "edit_file",
+    "find_path",
+    "grep",
+    "list_directory",
+    "move_path",
+    "read_file",
+    "run_command",
+    "url_fetch",
+    "web_search",
+    "write_file",
+];
+
+/// A definition: immutable, shared by every run that started with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Agent {
+    /// The file's stem.
+    pub name: String,
+    /// `sha256:` and the hex digest of the file's bytes.
+    pub version: String,
+    /// For lists, and for the models of callers.
+    pub description: Option<String>,
+    /// Who answers its turns.
+    pub model: ModelRef,
+    /// Tried in order when `model` is overloaded, rate-limited or down after its retries.
+    pub fallback_models: Vec<ModelRef>,
+    /// First part of the prompt.
+    pub system_prompt: String,
+    /// Path or bare name of a skill, as written.
+    pub skill: Option<String>,
+    /// Whether a request named the skill: then it is read as what a client chooses, not as what the operator wrote.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_requested_skill: bool,
+    /// Globs of context files, as written, relative to the workdir.
+    pub files: Vec<String>,
+    /// Where its files and tools live; unset means the daemon's working directory.
+    pub workdir: Option<PathBuf>,
+    /// Names of the built-in tools it is offered.
+    pub tools: Vec<String>,
+    /// The hosts that `url_fetch` may ask, as `net::matches` reads them; empty means every public one, or its caller's.
+    #[serde(default)]
+    pub allowed_hosts: Vec<String>,
+    /// Who `call_agent` may call, duplicates folded, in the file's order.
+    pub sub_agents: Vec<String>,
+    /// Whether replies are streamed from the provider.
+    pub stream: bool,
+    /// The run's deadline; unset means the server's default for a root, and only the caller's bound for a child.
+    pub timeout: Option<Duration>,
+    /// How it delegates.
+    pub delegation: Delegation,
+    /// Sampling parameters.
+    pub params: Params,
+    /// The keys of `extra` that a request may set.
+    #[serde(default)]
+    pub allow_extra: Vec<String>,
+    /// Whether its requests may use a person's own key for a provider, where the root's request came with one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_provider_keys: bool,
+    /// The providers that a root's request came with keys for. The keys themselves are in memory only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given_keys: Vec<String>,
+    /// Turns of one run, 1 to [`MAX_TURNS`].
+    pub max_turns: u32,
+    /// What becomes of a conversation that outgrows the model's window.
+    #[serde(default)]
+    pub context: ContextSettings,
+    /// Limits of its whole subtree.
+    pub budget: Budget,
+    /// How provider failures are retried.
+    pub retry: Retry,
+    /// Its memory.
+    pub memory: Memory,
+    /// Ad-hoc delegation, where it is turned on.
+    #[serde(default)]
+    pub subagent: Option<SubagentSettings>,
+    /// What makes it an unnamed agent, started by a call of `subagent`; none for those of files.
+    #[serde(default)]
+    pub ad_hoc: Option<AdHocSettings>,
+    /// Whose tools it is offered beside the built-in ones, in the file's order.
+    #[serde(default)]
+    pub mcp_servers: Vec<McpServer>,
+    /// Where the events of its root runs are told.
+    #[serde(default)]
+    pub webhook: Option<Webhook>,
+    /// The tools whose calls wait for a person's word.
+    #[serde(default)]
+    pub approve: Vec<String>,
+    /// How long each of them waits; unset means as long as it takes.
+    #[serde(default)]
+    pub approve_timeout: Option<Duration>,
+}
+
+/// `[subagent]`: how an agent starts unnamed ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SubagentSettings {
+    /// The deepest level that they may stand at, 1 to [`HARD_MAX_DEPTH`].
+    pub max_depth: u8,
+    /// Turns of one whose call does not say, 1 to [`MAX_TURNS`].
+    pub default_max_turns: u32,
+    /// Most bytes of a result.
+    pub output_max_size: usize,
+    /// When one is asked to sum up.
+    pub summary: SummaryMode,
+    /// Most of them in one tree; unset means no limit.
+    pub max_executions: Option<u64>,
+    /// Most tokens of all of them in one tree; unset means no limit.
+    pub max_total_tokens: Option<u64>,
+    /// Most time of all of them together in one tree; unset means no limit.
+    pub max_total_time: Option<Duration>,
+    /// Who answers them; unset means the caller's model.
+    pub model: Option<ModelRef>,
+    /// How much they are to think; unset means as their caller.
+    #[serde(default)]
+    pub effort: Option<Effort>,
+    /// How soon the service has to answer them; unset means as their caller.
+    #[serde(default)]
+    pub service: Option<Service>,
+}
+
+impl Default for SubagentSettings {
+    fn default() -> Self {
+        Self {
+            max_depth: DEFAULT_MAX_DEPTH,
+            default_max_turns: 10,
+            output_max_size: 4096,
+            summary: SummaryMode::OnRequest,
+            max_executions: None,
+            max_total_tokens: None,
+            max_total_time: None,
+            model: None,
+            effort: None,
+            service: None,
+        }
+    }
+}
+
+/// When an unnamed agent is asked to sum up what it found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "AgentSubagentSummary")]
+#[serde(rename_all = "snake_case")]
+pub enum SummaryMode {
+    /// Where its caller asks for it.
+    #[default]
+    OnRequest,
+    /// Always.
+    Always,
+}
+
+/// What makes an agent an unnamed one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdHocSettings {
+    /// The only tools it has; unset means all of its caller's.
+    pub allowed_tools: Option<Vec<String>>,
+    /// Asked when its task is done; the answer is its result.
+    pub summary_prompt: Option<String>,
+}
+
+/// `[sub_agents_config]`: how an agent calls others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delegation {
+    /// Levels below this agent; unset means [`DEFAULT_MAX_DEPTH`] for a root and nothing for a child.
+    pub max_depth: Option<u8>,
+    /// Whether several tool calls of one reply run at once.
+    pub parallel: bool,
+    /// Bound on each child run.
+    pub timeout: Option<Duration>,
+    /// Most children of one reply at once; unset means no bound of its own.
+    pub max_concurrent: Option<usize>,
+}
+
+impl Default for Delegation {
+    fn default() -> Self {
+        Self {
+            max_depth: None,
+            parallel: true,
+            timeout: None,
+            max_concurrent: None,
+        }
+    }
+}
+
+/// `[budget]`: limits of a run with all its descendants; unset means none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Budget {
+    /// Input and output tokens together.
+    pub max_tokens: Option<u64>,
+    /// Money, at configured prices.
+    pub max_cost: Option<Cost>,
+    /// Tool calls performed.
+    pub max_tool_calls: Option<u64>,
+    /// Runs, the root included.
+    pub max_runs: Option<u64>,
+}
+
+/// `[retry]`: how a failed provider request is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Retry {
+    /// Tries after the first.
+    pub max_retries: u32,
+    /// How the bound of the wait grows.
+    pub backoff: Backoff,
+    /// The first wait's bound.
+    pub initial_delay: Duration,
+    /// No wait's bound is above this.
+    pub max_delay: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            max_retries: 2,
+            backoff: Backoff::Exponential,
+            initial_delay: Duration::from_millis(500),
+            max_delay: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How the bound of a retry's wait grows with the tries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Backoff {
+    /// Doubles.
+    #[default]
+    Exponential,
+    /// Grows by the first delay.
+    Linear,
+    /// Stays.
+    Fixed,
+}
+
+/// `[memory]`: what an agent remembers of its earlier runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Whether it has one.
+    pub enabled: bool,
+    /// Whether it has one memory for all keys; else each key has one of its own.
+    #[serde(default)]
+    pub shared: bool,
+    /// Its file; unset means `<data_dir>/memory/<agent>.md`, or `<data_dir>/memory/<agent>/<key>.md`.
+    pub path: Option<PathBuf>,
+    /// Entries that enter the prompt, newest last; 0 means all.
+    pub last_n: u32,
+    /// From this count on a warning is given; 0 means never.
+    pub max_entries: u32,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            shared: false,
+            path: None,
+            last_n: 10,
+            max_entries: 100,
+        }
+    }
+}
+
+/// Whether `name` may name an agent: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`. Anything else never reaches the disk.
+pub fn is_agent_name(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    (1..=64).contains(&bytes.len())
+        && bytes[0].is_ascii_alphanumeric()
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_agent_name;
+
+    #[test]
+    fn names_cannot_leave_a_directory() {
+        for good in ["a", "planner-2", "A.b_c", "0"] {
+            assert!(is_agent_name(good), "{good}");
+        }
+        for bad in [
+            "",
+            "..",
+            ".a",
+            "a/b",
+            "a\\b",
+            "a\0",
+            "ä",
+            "-a",
+            &"a".repeat(65),
+        ] {
+            assert!(!is_agent_name(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `provider/model`: which model answers, and of which provider.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `provider/model`, split at the first `/`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct ModelRef {
+    /// The provider's configured name.
+    pub provider: String,
+    /// The model's name as the provider knows it.
+    pub model: String,
+}
+
+/// Why a text is no `provider/model`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModelRefError {
+    /// No slash in it.
+    #[error("invalid model format \"{0}\": expected provider/model-name")]
+    NoSlash(String),
+    /// Nothing before the slash.
+    #[error("invalid model format \"{0}\": empty provider")]
+    NoProvider(String),
+    /// Nothing after it.
+    #[error("invalid model format \"{0}\": empty model name")]
+    NoModel(String),
+}
+
+impl std::str::FromStr for ModelRef {
+    type Err = ModelRefError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let Some((provider, model)) = text.split_once('/') else {
+            return Err(ModelRefError::NoSlash(text.to_owned()));
+        };
+        if provider.trim().is_empty() {
+            return Err(ModelRefError::NoProvider(text.to_owned()));
+        }
+        if model.trim().is_empty() {
+            return Err(ModelRefError::NoModel(text.to_owned()));
+        }
+        Ok(Self {
+            provider: provider.to_owned(),
+            model: model.to_owned(),
+        })
+    }
+}
+
+impl TryFrom<String> for ModelRef {
+    type Error = ModelRefError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ModelRef> for String {
+    fn from(model: ModelRef) -> Self {
+        model.to_string()
+    }
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.provider, self.model)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ModelRef;
+
+    #[test]
+    fn a_model_splits_at_its_first_slash() {
+        let model: ModelRef = "vllm/meta/llama".parse().expect("a model");
+        assert_eq!(
+            (model.provider.as_str(), model.model.as_str()),
+            ("vllm", "meta/llama")
+        );
+        let why = |text: &str| text.parse::<ModelRef>().expect_err("no model").to_string();
+        assert_eq!(
+            why("gpt"),
+            "invalid model format \"gpt\": expected provider/model-name"
+        );
+        assert_eq!(why("/gpt"), "invalid model format \"/gpt\": empty provider");
+        assert_eq!(
+            why("openai/"),
+            "invalid model format \"openai/\": empty model name"
+        );
+    }
+}

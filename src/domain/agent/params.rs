@@ -1,0 +1,182 @@
+//! `[params]` of an agent: what is sent to the provider with each request.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::service::Service;
+
+/// `[params]`: what is sent to the provider only when it is set.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Params {
+    /// 0.0 is a real temperature.
+    pub temperature: Option<f64>,
+    /// Most tokens of one reply.
+    pub max_tokens: Option<u32>,
+    /// Nucleus sampling.
+    pub top_p: Option<f64>,
+    /// Texts that end a reply.
+    pub stop: Vec<String>,
+    /// The shape of the reply's text.
+    pub response_format: ResponseFormat,
+    /// How much the model is to think; `None` leaves it to the service.
+    #[serde(default)]
+    pub effort: Option<Effort>,
+    /// How long a summary of its thinking is asked for; `None` asks for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_summary: Option<ReasoningSummary>,
+    /// Merged into the body of each request; see [`check_extra`].
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub extra: Map<String, Value>,
+    /// How long the service is asked to keep the prompt for the run's next turns.
+    #[serde(default)]
+    pub cache: Cache,
+    /// How soon the service has to answer; unset leaves it to the service.
+    #[serde(default)]
+    pub service: Option<Service>,
+}
+
+/// How long a summary of its thinking a model is asked for, in OpenAI's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ReasoningSummary {
+    Auto,
+    Concise,
+    Detailed,
+}
+
+impl ReasoningSummary {
+    /// All by name.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("auto", Self::Auto),
+        ("concise", Self::Concise),
+        ("detailed", Self::Detailed),
+    ];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
+
+/// How long a service is asked to keep a prompt. Services that cache by themselves are asked nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Cache {
+    /// Five minutes after its last use.
+    #[default]
+    #[serde(rename = "5m")]
+    FiveMinutes,
+    /// An hour after its last use, at a higher price.
+    #[serde(rename = "1h")]
+    OneHour,
+    /// Not at all.
+    #[serde(rename = "off")]
+    Off,
+}
+
+impl Cache {
+    /// All by name.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("5m", Self::FiveMinutes),
+        ("1h", Self::OneHour),
+        ("off", Self::Off),
+    ];
+}
+
+/// The keys of a request's body that are ours, on one wire or another: `extra` may not set them.
+const RESERVED_KEYS: [&str; 15] = [
+    "model",
+    "messages",
+    "input",
+    "system",
+    "instructions",
+    "tools",
+    "stream",
+    "store",
+    "previous_response_id",
+    "conversation",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "background",
+];
+
+/// Whether `extra` leaves alone what is ours. The error follows the key's name: `may not set "model"`.
+pub fn check_extra(extra: &Map<String, Value>) -> Result<(), String> {
+    let reserved = extra
+        .keys()
+        .find(|key| RESERVED_KEYS.contains(&key.as_str()));
+    if let Some(key) = reserved {
+        return Err(format!(
+            "may not set \"{key}\": axed sets it, or an agent's own settings do"
+        ));
+    }
+    let options = extra.get("options").and_then(Value::as_object);
+    match options.is_some_and(|options| options.contains_key("num_predict")) {
+        true => Err("may not set \"options.num_predict\": use max_tokens in [params]".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// How much a model is to think before it answers, from nothing to all it can.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl Effort {
+    /// All levels by name, the least first.
+    pub const ALL: [(&'static str, Self); 7] = [
+        ("none", Self::None),
+        ("minimal", Self::Minimal),
+        ("low", Self::Low),
+        ("medium", Self::Medium),
+        ("high", Self::High),
+        ("xhigh", Self::Xhigh),
+        ("max", Self::Max),
+    ];
+
+    /// The level's name.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+
+    /// The level among `levels` that is nearest to this one; of two equally near ones the higher. `None` if there are
+    /// no levels.
+    pub fn nearest(self, levels: &[Self]) -> Option<Self> {
+        let distance = |level: &Self| (*level as i32 - self as i32).abs();
+        levels
+            .iter()
+            .copied()
+            .min_by_key(|level| (distance(level), std::cmp::Reverse(*level)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Effort;
+
+    #[test]
+    fn an_unknown_effort_becomes_the_nearest_level() {
+        use Effort::{High, Low, Max, Medium, Minimal, None as Nothing, Xhigh};
+        for (name, level) in Effort::ALL {
+            assert_eq!(level.as_str(), name);
+        }
+        assert_eq!(Max.nearest(&[Low, Medium, High]), Some(High));
+        assert_eq!(Nothing.nearest(&[Low, Medium]), Some(Low));
+        assert_eq!(Minimal.nearest(&[Nothing, Low]), Some(Low));
+        assert_eq!(Xhigh.nearest(&[Xhigh, Max]), Some(Xhigh));
+        assert_eq!(High.nearest(&[]), None);
+    }
+}
