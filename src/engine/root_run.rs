@@ -18,10 +18,10 @@ use crate::engine::replay::recovery::RecoveredRun;
 use crate::engine::replay::run_log;
 use crate::engine::replay::suspension;
 use crate::engine::run_loop::drive;
+use crate::engine::run_loop::ending::{Ending, LoopOutcome};
 use crate::engine::run_loop::finish;
-use crate::engine::run_loop::finish::{Ending, LoopOutcome};
+use crate::engine::run_loop::limits;
 use crate::engine::run_loop::start::{AcceptedSender, RunStart};
-use crate::engine::run_loop::turn;
 use crate::engine::state::active_run::{ActiveRun, Deadline};
 use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
@@ -100,7 +100,7 @@ impl NewRoot {
                     return;
                 }
                 input.drop_data();
-                let acquired = turn::within_deadline(
+                let acquired = limits::within_deadline(
                     &context.run,
                     acquire_permit(&context.engine, session_guard.as_mut(), admission),
                 )
@@ -176,7 +176,7 @@ impl ResumedRoot {
         let permit = match admission {
             Some(admission) => {
                 let permit = acquire_permit(&context.engine, session_guard.as_mut(), admission);
-                turn::within_deadline(&context.run, permit).await.ok()
+                limits::within_deadline(&context.run, permit).await.ok()
             }
             None => None,
         };

@@ -16,8 +16,8 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, tr
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::trace::{SpanId, TraceContext, TraceId};
 use crate::domain::usage::TokenUsage;
-use crate::engine::run_loop::turn::TurnRequest;
 use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::run_loop::turn_request::TurnRequest;
 use crate::engine::state::active_run::ActiveRun;
 use crate::providers::{ProviderError, Reply};
 use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanSender, key};

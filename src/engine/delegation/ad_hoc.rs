@@ -1,4 +1,4 @@
-//! Ad-hoc sub-agents: their definition, their quotas, and the texts of their results.
+//! Ad-hoc sub-agents: their definition and their quotas.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +7,9 @@ use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::agent::{Agent, Budget, Delegation, Memory, SubagentSettings};
 use crate::domain::run::{Run, now};
 use crate::engine::context::RunContext;
-use crate::engine::delegation::child_run;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::StoreError;
 use crate::tools::AdHocRequest;
-
-/// The `completion_status` of a task that ran out of turns.
-pub const INCOMPLETE: &str = "incomplete";
-/// The `completion_status` of a task that was done.
-pub const COMPLETE: &str = "complete";
 
 pub fn subagent_settings(parent: &Agent) -> SubagentSettings {
     parent.subagent.clone().unwrap_or_default()
@@ -107,21 +101,4 @@ pub fn account_ids(parent: &ActiveRun) -> Vec<usize> {
         }
     }
     account_ids
-}
-
-/// The child's result for its caller's model, or the error.
-pub fn result(run: &Run) -> Result<String, String> {
-    let text = child_run::result(run).map_err(|reason| failure_message(&reason))?;
-    match run.completion_status.as_deref() {
-        Some(INCOMPLETE) => Ok(format!(
-            "[This result is incomplete: no turn was left after {}.]\n\n{text}",
-            run.turns
-        )),
-        _ => Ok(text),
-    }
-}
-
-/// The text is fixed by the contract.
-pub fn failure_message(reason: &str) -> String {
-    format!("Subagent task execution failed: {reason}")
 }

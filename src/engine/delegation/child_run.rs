@@ -1,11 +1,10 @@
-//! Creates child runs, and turns their end into a result for the caller's model.
+//! Creates child runs.
 
 use std::sync::Arc;
 
 use crate::catalog::{LoadError, prompt};
 use crate::domain::agent::Agent;
-use crate::domain::event::{EventKind, usage_totals};
-use crate::domain::run::{FailureCode, Run, RunId, Scope, Status};
+use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
@@ -139,39 +138,5 @@ fn reserve_run(
             parent.run.record_refusal(&refusal);
             Err(refusal.exceeded.to_string())
         }
-    }
-}
-
-/// The child's final text, or the error.
-pub fn result(run: &Run) -> Result<String, String> {
-    if run.status == Status::Completed {
-        return Ok(run.content.clone().unwrap_or_default());
-    }
-    match (&run.error, &run.cancel_reason) {
-        (Some(failure), _) if failure.code == FailureCode::MaxTurns => Err(failure
-            .message
-            .replacen("agent exceeded", "sub-agent exceeded", 1)),
-        (Some(failure), _) => Err(failure.message.clone()),
-        (None, Some(reason)) => Err(format!("cancelled: {reason}")),
-        (None, None) => Err("ended without a result".to_owned()),
-    }
-}
-
-pub fn returned_event(
-    tool_call_id: &str,
-    run: &Run,
-    outcome: &Result<String, String>,
-) -> EventKind {
-    let (input_tokens, output_tokens, tool_calls) = usage_totals(&run.tree.usage);
-    EventKind::AgentReturned {
-        tool_call_id: tool_call_id.to_owned(),
-        child_id: run.id,
-        child_agent: run.agent.clone(),
-        duration_ms: run.duration_ms(crate::domain::run::now()),
-        characters: outcome.as_ref().ok().map(|text| text.chars().count()),
-        error: outcome.as_ref().err().cloned(),
-        input_tokens,
-        output_tokens,
-        tool_calls,
     }
 }

@@ -14,6 +14,7 @@ use crate::engine::admission::sessions::RunPermits;
 use crate::engine::approval::pause::{self, PauseReason};
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
+use crate::engine::delegation::child_result;
 use crate::engine::delegation::child_run::{self, ChildRun};
 use crate::engine::prepare::RunInput;
 use crate::engine::replay::recovery;
@@ -51,7 +52,7 @@ impl Delegate for RunDelegate {
                     self.start_child(call, request.task, prepare).await?
                 }
             };
-            let outcome = child_run::result(&run);
+            let outcome = child_result::result(&run);
             self.record_returned(call, &run, &outcome).await?;
             outcome
         })
@@ -61,7 +62,8 @@ impl Delegate for RunDelegate {
         Box::pin(async move {
             let tree = &self.context.run.tree;
             let restored = ad_hoc::restore_quotas(&self.context).await;
-            restored.map_err(|error| ad_hoc::failure_message(&self.handle_store_error(error)))?;
+            restored
+                .map_err(|error| child_result::failure_message(&self.handle_store_error(error)))?;
             if self.recorded_calls.children.contains_key(call) {
                 // An earlier process has admitted this call.
                 return Ok(());
@@ -83,7 +85,7 @@ impl Delegate for RunDelegate {
                     let _time_guard = self.track_time(child.id);
                     self.resume_child(child)
                         .await
-                        .map_err(|reason| ad_hoc::failure_message(&reason))?
+                        .map_err(|reason| child_result::failure_message(&reason))?
                 }
                 None => {
                     let tree = &self.context.run.tree;
@@ -98,10 +100,10 @@ impl Delegate for RunDelegate {
                         child_run::prepare_ad_hoc(&self.context, &request, id)
                     };
                     let result = self.start_child(call, request.task, prepare).await;
-                    result.map_err(|reason| ad_hoc::failure_message(&reason))?
+                    result.map_err(|reason| child_result::failure_message(&reason))?
                 }
             };
-            let outcome = ad_hoc::result(&run);
+            let outcome = child_result::ad_hoc_result(&run);
             self.record_returned(call, &run, &outcome).await?;
             outcome
         })
@@ -289,7 +291,7 @@ impl RunDelegate {
         match self.recorded_calls.returned.contains(call) {
             true => Ok(()),
             false => {
-                self.record_event(child_run::returned_event(call, run, outcome))
+                self.record_event(child_result::returned_event(call, run, outcome))
                     .await
             }
         }

@@ -10,13 +10,14 @@ use crate::domain::usage::TokenUsage;
 use crate::engine::context::RunContext;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::conversation::Conversation;
-use crate::engine::run_loop::finish::{Ending, LoopState};
+use crate::engine::run_loop::ending::{Ending, LoopState, error_ending};
+use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::request_size;
 use crate::engine::run_loop::start::PendingWrite;
 use crate::engine::run_loop::summary_request::SummaryRequest;
-use crate::engine::run_loop::tool_results::{check_limits, error_ending};
-use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
+use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::failures;
 use crate::store::{Change, Step};
 

@@ -7,7 +7,6 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Either, select};
 
 use crate::domain::event::EventKind;
-use crate::domain::message::Message;
 use crate::domain::run::{Failure, Run};
 use crate::domain::structured;
 use crate::engine::admission::sessions::RunPermits;
@@ -15,23 +14,22 @@ use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::prepare::{self, Prompt, RunInput};
 use crate::engine::record::links;
-use crate::engine::replay::history;
-use crate::engine::replay::history::SessionHistory;
+use crate::engine::replay::history::{self, SessionHistory};
 use crate::engine::replay::run_log::RecordedRun;
 use crate::engine::run_loop::batch;
 use crate::engine::run_loop::compaction::{self, RequestBounds};
 use crate::engine::run_loop::conversation::{Conversation, ReplyAction};
+use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
 use crate::engine::run_loop::final_text::{self, UnrecordedReply};
-use crate::engine::run_loop::finish::{self, Ending, LoopOutcome, LoopState};
+use crate::engine::run_loop::finish;
+use crate::engine::run_loop::limits::{self, check_conversation_size, check_limits};
 use crate::engine::run_loop::resume;
 use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
 use crate::engine::run_loop::summary;
-use crate::engine::run_loop::tool_results::{
-    CallBatch, ToolContext, check_limits, error_ending, execute_calls,
-};
-use crate::engine::run_loop::turn::{self, StreamedReply, TurnReply, TurnRequest};
+use crate::engine::run_loop::tool_results::{CallBatch, ToolContext, execute_calls};
+use crate::engine::run_loop::turn;
 use crate::engine::run_loop::turn_error::TurnError;
-use crate::engine::state::budget;
+use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::engine::workdir;
@@ -53,15 +51,7 @@ pub async fn drive(
     if let Some(permit) = permits.run_permit.take() {
         context.run.tree.root_permit.set(permit);
     }
-    let mut state = LoopState {
-        progress: Progress {
-            turns: run.turns,
-            model: run.model.clone(),
-            stop_reason: run.stop_reason.clone(),
-            usage: run.usage,
-        },
-        partial: None,
-    };
+    let mut state = LoopState::new(&run);
     let work = attempt(context, &mut run, &mut state, input, start);
     let ending = match AssertUnwindSafe(work).catch_unwind().await {
         Ok(ending) => ending,
@@ -496,7 +486,7 @@ async fn fetch_links(
 ) -> Result<(), Ending> {
     start_write.write(context).await?;
     let owner = context.run.tree.owner.as_deref();
-    let fetched = turn::within_deadline(
+    let fetched = limits::within_deadline(
         &context.run,
         links::fetch(&context.engine, owner, &mut prompt.input),
     )
@@ -530,19 +520,6 @@ fn prompt_steps(prompt: &Prompt) -> impl Iterator<Item = Step> {
     std::iter::once(step).chain(compacted)
 }
 
-/// Whether the conversation may be sent: its size counts in memory, in the record and in every request.
-fn check_conversation_size(messages: &[Message], max_bytes: usize) -> Result<(), TurnError> {
-    let bytes: usize = messages
-        .iter()
-        .map(|message| history::message_bytes(message) + history::attachment_bytes(message))
-        .sum();
-    if bytes <= max_bytes {
-        return Ok(());
-    }
-    let unit = "bytes of conversation (limits.conversation_bytes)";
-    Err(TurnError::Budget(budget::exceeded(bytes, max_bytes, unit)))
-}
-
 /// The tools of the agent's MCP servers. This list holds for the whole run.
 async fn list_mcp_tools(
     context: &RunContext,
@@ -558,7 +535,7 @@ async fn list_mcp_tools(
         start_write.write(context).await?;
     }
     // On a cancel or a passed deadline the run ends before its next turn.
-    let offer = turn::within_deadline(
+    let offer = limits::within_deadline(
         &context.run,
         context
             .engine

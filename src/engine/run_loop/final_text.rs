@@ -4,9 +4,8 @@
 
 use crate::domain::event::EventKind;
 use crate::engine::context::RunContext;
-use crate::engine::run_loop::finish::{Ending, LoopState};
-use crate::engine::run_loop::tool_results::error_ending;
-use crate::engine::run_loop::turn;
+use crate::engine::run_loop::ending::{Ending, LoopState, error_ending};
+use crate::engine::run_loop::limits;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, Step};
 use crate::validation;
@@ -59,7 +58,7 @@ pub async fn check_output(
     Box::pin(reply.record(context, state)).await?;
     let owner = context.run.tree.owner.as_deref();
     let checked = Box::pin(validation::check_output(format, content, owner));
-    let checked = turn::within_deadline(&context.run, checked).await;
+    let checked = limits::within_deadline(&context.run, checked).await;
     checked.map_err(|error| error_ending(&context.run, error))
 }
 
@@ -85,6 +84,6 @@ pub async fn check_recorded_output(
     }
     let owner = run.tree.owner.as_deref();
     let checked = Box::pin(validation::check_output(format, content, owner));
-    let checked = turn::within_deadline(run, checked).await;
+    let checked = limits::within_deadline(run, checked).await;
     checked.map_err(|error| error_ending(run, error))
 }

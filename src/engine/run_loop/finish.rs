@@ -3,82 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
-
 use crate::domain::event::EventKind;
-use crate::domain::run::{Failure, Outcome, Run, now};
+use crate::domain::run::{Outcome, Run, now};
 use crate::engine::admission::sessions::RunPermits;
 use crate::engine::context::RunContext;
-use crate::engine::delegation::ad_hoc;
+use crate::engine::delegation::child_result;
 use crate::engine::memory::memory::NewEntry;
+use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState};
 use crate::engine::run_spans;
 use crate::engine::state::failures;
-use crate::store::{Change, FinishedRun, Progress, Step, StoreError};
-
-/// What is kept if the loop panics.
-pub struct LoopState {
-    pub progress: Progress,
-    /// The model's last text.
-    pub partial: Option<String>,
-}
-
-/// How the loop ended, and what is still to be recorded.
-pub struct Ending {
-    /// An error if the record could not be written or read.
-    pub outcome: Result<LoopOutcome, StoreError>,
-    /// Steps that are committed together with the terminal state.
-    pub steps: Vec<Step>,
-    /// Events that are committed together with the terminal state.
-    pub events: Vec<EventKind>,
-}
-
-pub enum LoopOutcome {
-    Completed {
-        content: String,
-        /// Whether JSON was requested and `content` is valid.
-        structured: bool,
-        /// The user message that the text answers.
-        task: String,
-        /// The recorded time of the entry in the agent's memory, if one was chosen.
-        memory_time: Option<Timestamp>,
-    },
-    /// An ad-hoc sub-agent had no turn left; its last text is the result.
-    Incomplete,
-    Failed(Failure),
-    Cancelled,
-}
-
-impl Ending {
-    pub fn new(outcome: LoopOutcome) -> Self {
-        Self {
-            outcome: Ok(outcome),
-            steps: Vec::new(),
-            events: Vec::new(),
-        }
-    }
-
-    pub fn failed(failure: Failure) -> Self {
-        Self::new(LoopOutcome::Failed(failure))
-    }
-
-    pub fn with_records(self, steps: Vec<Step>, events: Vec<EventKind>) -> Self {
-        Self {
-            steps,
-            events,
-            ..self
-        }
-    }
-}
-
-impl From<StoreError> for Ending {
-    fn from(error: StoreError) -> Self {
-        Self {
-            outcome: Err(error),
-            steps: Vec::new(),
-            events: Vec::new(),
-        }
-    }
-}
+use crate::store::{Change, FinishedRun, Progress, StoreError};
 
 /// Decides the outcome and commits the terminal state. If the record could not be written or read, the run's tree is
 /// suspended; a run whose record can never be read fails instead.
@@ -168,8 +102,8 @@ pub async fn commit_end(
     let at = now();
     let is_ad_hoc = context.run.agent.ad_hoc.is_some();
     let completion_status = match &outcome {
-        Outcome::Completed { .. } if is_incomplete => Some(ad_hoc::INCOMPLETE),
-        Outcome::Completed { .. } if is_ad_hoc => Some(ad_hoc::COMPLETE),
+        Outcome::Completed { .. } if is_incomplete => Some(child_result::INCOMPLETE),
+        Outcome::Completed { .. } if is_ad_hoc => Some(child_result::COMPLETE),
         _ => None,
     };
     let finished = FinishedRun {
@@ -313,15 +247,7 @@ pub async fn finish_without_loop(
     ending: Ending,
     permits: RunPermits<'_>,
 ) -> Option<Arc<Run>> {
-    let state = LoopState {
-        progress: Progress {
-            turns: run.turns,
-            model: run.model.clone(),
-            stop_reason: run.stop_reason.clone(),
-            usage: run.usage,
-        },
-        partial: None,
-    };
+    let state = LoopState::new(&run);
     let end_result = commit_end(context, run, state, ending).await;
     permits.release(&context.run, end_result.is_ok());
     finish(context, end_result)

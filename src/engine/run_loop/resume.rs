@@ -9,13 +9,12 @@ use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::{RecordedRun, RecordedTurn};
 use crate::engine::run_loop::conversation::Conversation;
+use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
 use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS};
-use crate::engine::run_loop::finish::{Ending, LoopOutcome, LoopState};
+use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::start::PendingWrite;
 use crate::engine::run_loop::summary;
-use crate::engine::run_loop::tool_results::{
-    CallBatch, ToolContext, check_limits, error_ending, execute_calls,
-};
+use crate::engine::run_loop::tool_results::{CallBatch, ToolContext, execute_calls};
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::store::{Change, Step};

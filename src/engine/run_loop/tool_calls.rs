@@ -15,7 +15,7 @@ use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::RecordedCalls;
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
-use crate::engine::run_loop::turn;
+use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
 use crate::engine::state::failures;
 use crate::store::{Change, Step, StoreError};
@@ -300,7 +300,7 @@ async fn execute_call(
             let finished = match effect {
                 // A delegating call ends when its child has ended.
                 Some(Effect::Delegating) => Ok(work.await),
-                _ => turn::within_deadline(&context.run, work).await,
+                _ => limits::within_deadline(&context.run, work).await,
             };
             has_finished = finished.is_ok();
             match finished {

@@ -1,8 +1,6 @@
-//! Executes a reply's calls and adds their results to the conversation; checks the limits of a run.
+//! Executes a reply's calls and adds their results to the conversation.
 
 use std::sync::Arc;
-
-use tokio::time::Instant;
 
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
@@ -11,10 +9,8 @@ use crate::engine::context::RunContext;
 use crate::engine::delegation::delegate::{DriveFn, RunDelegate};
 use crate::engine::replay::run_log::RecordedCalls;
 use crate::engine::run_loop::conversation::{Conversation, LoopVerdict};
-use crate::engine::run_loop::finish::{Ending, LoopOutcome};
+use crate::engine::run_loop::ending::Ending;
 use crate::engine::run_loop::tool_calls::{self, BatchContext, CallsError};
-use crate::engine::run_loop::turn_error::TurnError;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
@@ -142,35 +138,4 @@ async fn restore_child_refusals(
         }
     }
     Ok(())
-}
-
-/// Checks for a cancel, the deadline and the budgets.
-pub fn check_limits(run: &ActiveRun) -> Result<(), TurnError> {
-    if run.cancel_token.is_cancelled() {
-        return Err(TurnError::Cancelled);
-    }
-    if run
-        .deadline()
-        .is_some_and(|deadline| deadline.at <= Instant::now())
-    {
-        return Err(TurnError::DeadlineExceeded);
-    }
-    run.check_budgets().map_err(TurnError::Budget)
-}
-
-/// The ending of a run whose turn failed.
-pub fn error_ending(run: &ActiveRun, error: TurnError) -> Ending {
-    Ending::new(match error {
-        TurnError::Cancelled => LoopOutcome::Cancelled,
-        TurnError::Store(error) => return error.into(),
-        TurnError::DeadlineExceeded => {
-            LoopOutcome::Failed(failures::deadline_exceeded(run.deadline()))
-        }
-        TurnError::Budget(exceeded) => LoopOutcome::Failed(failures::budget_exceeded(&exceeded)),
-        TurnError::Provider(error) => LoopOutcome::Failed(failures::provider_error(&error)),
-        TurnError::BatchExpired => LoopOutcome::Failed(failures::batch_expired()),
-        TurnError::Unavailable(unavailable) => {
-            LoopOutcome::Failed(failures::provider_unavailable(&unavailable))
-        }
-    })
 }

@@ -9,17 +9,17 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::{Cache, Params};
 use crate::domain::event::EventKind;
-use crate::domain::message::{Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::usage::{Cost, Price, Usage};
 use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
 use crate::engine::run_loop::batch;
+use crate::engine::run_loop::limits;
 use crate::engine::run_loop::request_size;
 use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::run_spans::ChatSpan;
-use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::Amount;
 use crate::engine::state::pending_batch::PendingBatch;
 use crate::providers::registry::ProviderHandle;
@@ -27,30 +27,6 @@ use crate::providers::{
     ChatRequest, Delta, ErrorCategory, ProviderError, Reply, content_parts, model_params, retry,
 };
 use crate::store::{Change, StoreError};
-
-pub struct TurnRequest<'a> {
-    pub turn: u32,
-    pub system: &'a str,
-    pub messages: &'a [Message],
-    pub tools: &'a [ToolSpec],
-    pub params: &'a Params,
-    /// Whether this is a turn of the run's own conversation. Only these are streamed to subscribers.
-    pub is_turn: bool,
-}
-
-/// What subscribers have been sent of a reply and what has not been withdrawn.
-#[derive(Debug, Default)]
-pub struct StreamedReply {
-    /// The text: all that there is of an interrupted reply.
-    pub text: String,
-    has_reasoning: bool,
-}
-
-pub struct TurnReply {
-    pub reply: Reply,
-    /// The model that the request named; the reply may name another.
-    pub requested_model: ModelRef,
-}
 
 /// Sends the request to the agent's model, then to its fallbacks. The usage is added to the run and its ancestors.
 pub async fn request(
@@ -189,7 +165,7 @@ async fn request_with_retries(
                 vec![retry_event],
             )
             .await?;
-        within_deadline(&context.run, tokio::time::sleep(wait)).await?;
+        limits::within_deadline(&context.run, tokio::time::sleep(wait)).await?;
     }
 }
 
@@ -227,7 +203,7 @@ async fn request_once(
             estimate_usage(turn_request, &params, price.as_ref())
         }
     };
-    let reservation = within_deadline(
+    let reservation = limits::within_deadline(
         &context.run,
         context
             .run
@@ -385,10 +361,12 @@ async fn request_now(
     }
     // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
     let _permit = match &provider.permits {
-        Some(permits) => within_deadline(&context.run, permits.acquire()).await?.ok(),
+        Some(permits) => limits::within_deadline(&context.run, permits.acquire())
+            .await?
+            .ok(),
         None => None,
     };
-    within_deadline(&context.run, provider.complete(request, on_delta)).await
+    limits::within_deadline(&context.run, provider.complete(request, on_delta)).await
 }
 
 /// Adds advice to a rejected request with images or files if it is unknown whether the model accepts them.
@@ -457,25 +435,6 @@ fn price_for_request(
     match params.cache {
         Cache::OneHour => Some(price.with_hour_cache()),
         Cache::FiveMinutes | Cache::Off => Some(price),
-    }
-}
-
-/// Awaits `work` until the run's deadline passes or it is cancelled.
-pub async fn within_deadline<T>(
-    run: &ActiveRun,
-    work: impl Future<Output = T>,
-) -> Result<T, TurnError> {
-    let deadline_passed = async {
-        match run.deadline() {
-            Some(deadline) => tokio::time::sleep_until(deadline.at).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        () = run.cancel_token.cancelled() => Err(TurnError::Cancelled),
-        done = work => Ok(done),
-        () = deadline_passed => Err(TurnError::DeadlineExceeded),
     }
 }
 

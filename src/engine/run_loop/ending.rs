@@ -1,0 +1,106 @@
+//! How the loop of a run ends, and what is kept of it until then.
+
+use jiff::Timestamp;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Failure, Run};
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::failures;
+use crate::store::{Progress, Step, StoreError};
+
+/// What is kept if the loop panics.
+pub struct LoopState {
+    pub progress: Progress,
+    /// The model's last text.
+    pub partial: Option<String>,
+}
+
+impl LoopState {
+    pub fn new(run: &Run) -> Self {
+        Self {
+            progress: Progress {
+                turns: run.turns,
+                model: run.model.clone(),
+                stop_reason: run.stop_reason.clone(),
+                usage: run.usage,
+            },
+            partial: None,
+        }
+    }
+}
+
+/// How the loop ended, and what is still to be recorded.
+pub struct Ending {
+    /// An error if the record could not be written or read.
+    pub outcome: Result<LoopOutcome, StoreError>,
+    /// Steps that are committed together with the terminal state.
+    pub steps: Vec<Step>,
+    /// Events that are committed together with the terminal state.
+    pub events: Vec<EventKind>,
+}
+
+pub enum LoopOutcome {
+    Completed {
+        content: String,
+        /// Whether JSON was requested and `content` is valid.
+        structured: bool,
+        /// The user message that the text answers.
+        task: String,
+        /// The recorded time of the entry in the agent's memory, if one was chosen.
+        memory_time: Option<Timestamp>,
+    },
+    /// An ad-hoc sub-agent had no turn left; its last text is the result.
+    Incomplete,
+    Failed(Failure),
+    Cancelled,
+}
+
+impl Ending {
+    pub fn new(outcome: LoopOutcome) -> Self {
+        Self {
+            outcome: Ok(outcome),
+            steps: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    pub fn failed(failure: Failure) -> Self {
+        Self::new(LoopOutcome::Failed(failure))
+    }
+
+    pub fn with_records(self, steps: Vec<Step>, events: Vec<EventKind>) -> Self {
+        Self {
+            steps,
+            events,
+            ..self
+        }
+    }
+}
+
+impl From<StoreError> for Ending {
+    fn from(error: StoreError) -> Self {
+        Self {
+            outcome: Err(error),
+            steps: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+}
+
+/// The ending of a run whose turn failed.
+pub fn error_ending(run: &ActiveRun, error: TurnError) -> Ending {
+    Ending::new(match error {
+        TurnError::Cancelled => LoopOutcome::Cancelled,
+        TurnError::Store(error) => return error.into(),
+        TurnError::DeadlineExceeded => {
+            LoopOutcome::Failed(failures::deadline_exceeded(run.deadline()))
+        }
+        TurnError::Budget(exceeded) => LoopOutcome::Failed(failures::budget_exceeded(&exceeded)),
+        TurnError::Provider(error) => LoopOutcome::Failed(failures::provider_error(&error)),
+        TurnError::BatchExpired => LoopOutcome::Failed(failures::batch_expired()),
+        TurnError::Unavailable(unavailable) => {
+            LoopOutcome::Failed(failures::provider_unavailable(&unavailable))
+        }
+    })
+}

@@ -1,0 +1,30 @@
+//! A turn's request and its reply. Only data.
+
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::Params;
+use crate::domain::message::{Message, ToolSpec};
+use crate::providers::Reply;
+
+pub struct TurnRequest<'a> {
+    pub turn: u32,
+    pub system: &'a str,
+    pub messages: &'a [Message],
+    pub tools: &'a [ToolSpec],
+    pub params: &'a Params,
+    /// Whether this is a turn of the run's own conversation. Only these are streamed to subscribers.
+    pub is_turn: bool,
+}
+
+/// What subscribers have been sent of a reply and what has not been withdrawn.
+#[derive(Debug, Default)]
+pub struct StreamedReply {
+    /// The text: all that there is of an interrupted reply.
+    pub text: String,
+    pub has_reasoning: bool,
+}
+
+pub struct TurnReply {
+    pub reply: Reply,
+    /// The model that the request named; the reply may name another.
+    pub requested_model: ModelRef,
+}
