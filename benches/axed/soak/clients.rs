@@ -162,7 +162,7 @@ impl Client {
         let mut tokens = Vec::new();
         for (token, id) in runs {
             tokens.push(token);
-            let expected = Expected::completed(format!("heard {} #", tokens.join(",")));
+            let expected = Expected::completed(format!("got {} #", tokens.join(",")));
             self.check(&id, "talker", expected).await?;
         }
         Ok(())

@@ -210,7 +210,7 @@ impl ParsedRequest {
                 Reply::Calls("run_command", vec![json!({ "command": command })])
             }
             ("talker", _) => {
-                Reply::Text(format!("heard {} #{serial}", self.session_tokens.join(",")))
+                Reply::Text(format!("got {} #{serial}", self.session_tokens.join(",")))
             }
             _ => Reply::Text(format!("done {token} #{serial}")),
         }
@@ -251,7 +251,7 @@ impl ParsedRequest {
         let finish = match reply {
             Reply::Text(text) => {
                 let words = text.split_inclusive(' ');
-                chunks.extend(words.map(|word| event(json!({ "content": word }), None)));
+                chunks.extend(words.map(|term| event(json!({ "content": term }), None)));
                 "stop"
             }
             Reply::Calls(tool, calls) => {

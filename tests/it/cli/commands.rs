@@ -99,7 +99,7 @@ impl Ended {
     }
 }
 
-const ECHO: &str = "[[replies]]\ntext = \"heard: {{input}}\"\n";
+const ECHO: &str = "[[replies]]\ntext = \"got: {{input}}\"\n";
 
 #[tokio::test]
 async fn serve_prints_one_line_and_a_signal_ends_it_well() {
@@ -166,7 +166,7 @@ async fn the_demo_shows_a_tree_and_leaves_nothing() {
     let home = Home::new();
     let ended = home.axed(&["demo"]).await;
     let shown = ended.with(0);
-    for word in [
+    for term in [
         "planner-scripted",
         "  researcher-scripted",
         "    (read the README)",
@@ -177,7 +177,7 @@ async fn the_demo_shows_a_tree_and_leaves_nothing() {
         "(seen): 1: Version 2.0 of the importer reads empty files, too.",
         "Plan for: Prepare the release of version 2.0",
     ] {
-        assert!(shown.contains(word), "{word:?} is missing in {shown}");
+        assert!(shown.contains(term), "{term:?} is missing in {shown}");
     }
     assert!(!shown.contains('\x1b'), "{shown}");
     assert_eq!(leftovers(&home), [".keep"]);
@@ -211,14 +211,11 @@ async fn the_demo_can_stay_up() {
 async fn run_prints_the_final_text() {
     let home = Home::new();
     home.agent("echo", "", ECHO);
-    assert_eq!(
-        home.axed(&["run", "echo", "hi"]).await.with(0),
-        "heard: hi\n"
-    );
+    assert_eq!(home.axed(&["run", "echo", "hi"]).await.with(0), "got: hi\n");
     let arguments = ["run", "echo", "hi", "--context", "there"];
     assert_eq!(
         home.axed(&arguments).await.with(0),
-        "heard: hi\n\nContext:\nthere\n"
+        "got: hi\n\nContext:\nthere\n"
     );
     assert_eq!(leftovers(&home), [".keep"]);
     assert!(!home.path().join("data").exists());
@@ -240,14 +237,14 @@ async fn run_takes_its_input_from_stdin() {
     let output = within_timeout("the end", child.wait_with_output()).await;
     assert_eq!(
         Ended::from(output.expect("wait")).with(0),
-        "heard: from afar\n"
+        "got: from afar\n"
     );
 }
 
 #[tokio::test]
 async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
     let home = Home::new();
-    home.agent("deaf", "", "[[replies]]\ntext = \"heard\"\n");
+    home.agent("deaf", "", "[[replies]]\ntext = \"got\"\n");
     for (size, code) in [(5 << 20, 0), (65 << 20, 2)] {
         let mut command = home.command(&["run", "deaf"]);
         command
@@ -262,7 +259,7 @@ async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
         let output = within_timeout("the end", child.wait_with_output()).await;
         let ended = Ended::from(output.expect("wait"));
         match code {
-            0 => assert_eq!(ended.with(0), "heard\n"),
+            0 => assert_eq!(ended.with(0), "got\n"),
             _ => {
                 ended.with(code);
                 assert!(ended.err.contains("larger than 64 MiB"), "{}", ended.err);
@@ -279,7 +276,7 @@ async fn run_keeps_its_record_where_it_is_told() {
         .axed(&["run", "echo", "hi", "--data", "kept", "--json"])
         .await;
     let run: Value = serde_json::from_str(ended.with(0)).expect("JSON");
-    assert_eq!(run["content"], "heard: hi");
+    assert_eq!(run["content"], "got: hi");
     assert_eq!(run["status"], "completed");
     let id = run["id"].as_str().expect("an id");
     let arguments = ["serve", "--data", "kept", "--listen", "127.0.0.1:0"];
@@ -302,7 +299,7 @@ async fn run_tells_turns_and_child_runs_when_asked() {
         ]"#,
     );
     let ended = home.axed(&["run", "lead", "go", "--verbose"]).await;
-    assert_eq!(ended.with(0), "heard: Task: say it\n");
+    assert_eq!(ended.with(0), "got: Task: say it\n");
     for line in [
         "lead: turn 1: ",
         "lead: → echo: say it",
@@ -329,8 +326,8 @@ async fn a_dry_run_needs_no_key() {
     );
     let ended = home.axed(&["run", "real", "hi", "--dry-run"]).await;
     let shown = ended.with(0);
-    for word in ["Be kind.", "anthropic/some-model", "hi"] {
-        assert!(shown.contains(word), "{word:?} is missing in {shown}");
+    for term in ["Be kind.", "anthropic/some-model", "hi"] {
+        assert!(shown.contains(term), "{term:?} is missing in {shown}");
     }
     let ended = home
         .axed(&["run", "real", "hi", "--dry-run", "--json"])
@@ -368,7 +365,7 @@ async fn exit_codes_tell_how_a_run_ended() {
         let script = format!("[[replies]]\nerrors = [{{ category = \"{category}\" }}]\n");
         home.agent(category, "[retry]\nmax_retries = 0\n", &script);
     }
-    for (arguments, code, word) in [
+    for (arguments, code, term) in [
         (&["nobody"][..], 2, "agent config not found"),
         (&["../echo"], 2, "agent config not found: ../echo"),
         (&["broken"], 2, "modle"),
@@ -394,7 +391,7 @@ async fn exit_codes_tell_how_a_run_ended() {
         let arguments: Vec<&str> = ["run"].iter().chain(arguments).copied().collect();
         let ended = home.axed(&arguments).await;
         assert_eq!(ended.code, code, "{arguments:?}: {}", ended.err);
-        assert!(ended.err.contains(word), "{arguments:?}: {}", ended.err);
+        assert!(ended.err.contains(term), "{arguments:?}: {}", ended.err);
         assert_eq!(ended.out, "", "{arguments:?}");
     }
 }
@@ -405,7 +402,7 @@ async fn run_can_use_a_daemon() {
     let home = Home::new();
     let server = app.daemon.url.as_str();
     let arguments = ["run", "echo", "hi", "--server", server, "--label", "who=me"];
-    assert_eq!(home.axed(&arguments).await.with(0), "heard: hi\n");
+    assert_eq!(home.axed(&arguments).await.with(0), "got: hi\n");
     let found = app.get("/runs?label.who=me").await.json();
     assert_eq!(found["data"].as_array().map(Vec::len), Some(1), "{found}");
 }
@@ -529,10 +526,10 @@ async fn invalid_files_are_listed_with_their_mistakes() {
     home.write("agents/bad.toml", "name = \"bad\"\n");
     home.write("agents/two words.toml", "name = \"two words\"\n");
     let list = home.axed(&["agents", "list"]).await;
-    for word in ["good", "is fine", "bad", "missing required field: model"] {
+    for term in ["good", "is fine", "bad", "missing required field: model"] {
         assert!(
-            list.with(0).contains(word),
-            "{word:?} is missing in {}",
+            list.with(0).contains(term),
+            "{term:?} is missing in {}",
             list.out
         );
     }
@@ -560,16 +557,16 @@ async fn invalid_files_are_listed_with_their_mistakes() {
 #[tokio::test]
 async fn memories_are_analysed_and_trimmed() {
     let home = Home::new();
-    home.agent("keeper", "[memory]\nenabled = true\nlast_n = 1\n", ECHO);
+    home.agent("notes", "[memory]\nenabled = true\nlast_n = 1\n", ECHO);
     home.agent("forgetful", "", ECHO);
     for input in ["one", "two"] {
-        let arguments = ["run", "keeper", input, "--data", "kept"];
+        let arguments = ["run", "notes", input, "--data", "kept"];
         home.axed(&arguments).await.with(0);
     }
     for (arguments, before, after) in [
-        (&["gc", "keeper", "--dry-run"][..], 2, 2),
+        (&["gc", "notes", "--dry-run"][..], 2, 2),
         (&["gc", "--all"], 2, 1),
-        (&["gc", "keeper"], 1, 1),
+        (&["gc", "notes"], 1, 1),
     ] {
         let arguments: Vec<&str> = arguments
             .iter()
@@ -578,7 +575,7 @@ async fn memories_are_analysed_and_trimmed() {
             .collect();
         let ended = home.axed(&arguments).await;
         let report: Value = serde_json::from_str(ended.with(0)).expect("one report");
-        assert_eq!(report["agent"], "keeper");
+        assert_eq!(report["agent"], "notes");
         assert_eq!(report["entries_before"], before, "{report}");
         assert_eq!(report["entries_after"], after, "{report}");
     }
@@ -591,11 +588,11 @@ async fn memories_are_analysed_and_trimmed() {
 #[tokio::test]
 async fn run_remembers_where_the_daemon_would() {
     let home = Home::new();
-    home.agent("keeper", "[memory]\nenabled = true\n", ECHO);
+    home.agent("notes", "[memory]\nenabled = true\n", ECHO);
     for input in ["one", "two"] {
-        home.axed(&["run", "keeper", input]).await.with(0);
+        home.axed(&["run", "notes", input]).await.with(0);
     }
-    let arguments = ["gc", "keeper", "--dry-run", "--json"];
+    let arguments = ["gc", "notes", "--dry-run", "--json"];
     let ended = home.axed(&arguments).await;
     let report: Value = serde_json::from_str(ended.with(0)).expect("one report");
     assert_eq!(report["entries_before"], 2, "{report}");

@@ -12,7 +12,7 @@ use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::run::Run;
 
 /// Agents `l0` to `l4`, each of which asks three of the next; the last ones never hear from their model.
-fn house(of_l3: &str) -> Setup {
+fn scenario(of_l3: &str) -> Setup {
     TestApp::setup()
         .agent(
             "l0",
@@ -53,7 +53,7 @@ fn ends(events: &[Event], reason: &str) -> BTreeMap<String, u64> {
 
 #[tokio::test]
 async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
-    let app = house("").spawn().await;
+    let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
 
     let cancelled = run.cancel("the house is closed").await;
@@ -96,7 +96,7 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
 
 #[tokio::test]
 async fn a_tree_is_cancelling_until_the_last_of_it_has_ended() {
-    let app = house("").spawn().await;
+    let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
 
     let looking = async {
@@ -138,7 +138,7 @@ async fn a_tree_is_cancelling_until_the_last_of_it_has_ended() {
 
 #[tokio::test]
 async fn children_in_line_all_over_a_tree_are_never_made() {
-    let app = house("[sub_agents_config]\nmax_concurrent = 1")
+    let app = scenario("[sub_agents_config]\nmax_concurrent = 1")
         .spawn()
         .await;
     let run = at_work(&app, 27).await;
@@ -160,7 +160,7 @@ async fn children_in_line_all_over_a_tree_are_never_made() {
 
 #[tokio::test]
 async fn a_branch_that_is_cancelled_alone_ends_whole_and_its_caller_goes_on() {
-    let app = house("").spawn().await;
+    let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
     app.provider.will("l0", [says("did without it")]);
     let branches = run.children().await;

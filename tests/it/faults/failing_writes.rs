@@ -105,7 +105,7 @@ async fn runs_at_work_outlive_a_locked_database() {
     });
     let door = gate.clone();
     app.provider.always("talker", move |seen| {
-        says(format!("heard {}", seen.user_messages().len())).after_gate(&door)
+        says(format!("got {}", seen.user_messages().len())).after_gate(&door)
     });
     app.provider.will("slow", [hangs()]);
     app.provider.always("slow", |_| hangs());
@@ -159,12 +159,7 @@ async fn runs_at_work_outlive_a_locked_database() {
         received.push(ended_whole(&app, id).await);
     }
     // Each session kept its order: its first run heard one message, its second two.
-    for (text, many) in [
-        ("heard 1", 12),
-        ("heard 2", 12),
-        ("planned", 24),
-        ("done", 24),
-    ] {
+    for (text, many) in [("got 1", 12), ("got 2", 12), ("planned", 24), ("done", 24)] {
         let found = received.iter().filter(|output| *output == text).count();
         assert_eq!(found, many, "{text}");
     }
@@ -352,7 +347,7 @@ async fn a_daemon_that_stops_while_the_store_fails_leaves_its_runs_to_the_next()
     let gate = Gate::closed();
     let door = gate.clone();
     app.provider.always("solo", move |seen| {
-        says(format!("heard {}", seen.user_messages().len())).after_gate(&door)
+        says(format!("got {}", seen.user_messages().len())).after_gate(&door)
     });
     let talk = json!({"input": "go", "session": "talk"});
     let first = app.start_with("solo", talk.clone()).await.id().to_owned();
@@ -370,8 +365,8 @@ async fn a_daemon_that_stops_while_the_store_fails_leaves_its_runs_to_the_next()
     lock.release();
     app.restart_after_end().await;
 
-    assert_eq!(ended_whole(&app, &first).await, "heard 1");
-    assert_eq!(ended_whole(&app, &second).await, "heard 2");
+    assert_eq!(ended_whole(&app, &first).await, "got 1");
+    assert_eq!(ended_whole(&app, &second).await, "got 2");
 }
 
 /// Starts the app's daemon anew with a data directory of so little room; false where that is not permitted.

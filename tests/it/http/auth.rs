@@ -419,7 +419,7 @@ async fn commands_bring_a_key_along() {
         ("ada", "scopes = [\"admin\"]"),
         ("reader", "scopes = [\"read\"]"),
     ])
-    .agent("keeper", "[memory]\nenabled = true")
+    .agent("notes", "[memory]\nenabled = true")
     .spawn()
     .await;
     app.provider

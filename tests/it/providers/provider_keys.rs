@@ -150,10 +150,10 @@ async fn what_is_wrong_with_the_header_is_said_without_the_key() {
             "openai",
         ),
     ];
-    for (got, status, word) in cases {
+    for (got, status, term) in cases {
         let why = got.problem(status);
         assert!(
-            why.contains("X-Provider-Key") && why.contains(word),
+            why.contains("X-Provider-Key") && why.contains(term),
             "{why}"
         );
         assert!(!got.text.contains(OWN), "{}", got.text);

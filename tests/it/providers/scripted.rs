@@ -42,14 +42,14 @@ async fn a_script_delegates_and_quotes_what_comes_back() {
         output_tokens = 3
         "#,
     );
-    let reader = "[[replies]]\ntext = \"heard <{{input}}>\"\ninput_tokens = 5\noutput_tokens = 1\n";
+    let reader = "[[replies]]\ntext = \"got <{{input}}>\"\ninput_tokens = 5\noutput_tokens = 1\n";
     let app = also(setup, "reader", "", reader).spawn().await;
 
     let run = app.run("lead", "read").await;
 
     assert_eq!(
         run.output(),
-        "heard <Task: read twice> / heard <Task: read once>"
+        "got <Task: read twice> / got <Task: read once>"
     );
     assert_eq!(run.usage(), (30, 5, 2));
     assert_eq!(run.tree_usage(), (40, 7, 2));

@@ -214,8 +214,8 @@ async fn the_last_cancel_lets_the_daemon_go() {
     stopped(&mut app).await;
     app.restart_after_end().await;
     let family = app.find(&id).await.tree_runs().await;
-    let stands: Vec<_> = family.iter().map(|run| run["status"].clone()).collect();
-    assert_eq!(stands, ["cancelled", "cancelled"]);
+    let statuses: Vec<_> = family.iter().map(|run| run["status"].clone()).collect();
+    assert_eq!(statuses, ["cancelled", "cancelled"]);
     assert_eq!(app.provider.requests().len(), 2);
 }
 

@@ -50,7 +50,7 @@ type Place = (u32, u32);
 
 /// A tree of agents, by what their models say.
 #[derive(Clone, Debug)]
-struct House {
+struct Scenario {
     root: Node,
     parallel: bool,
     at_once: usize,
@@ -105,21 +105,21 @@ proptest! {
 
     #[test]
     fn what_a_process_left_goes_on_as_if_it_had_lived(
-        house in house(),
+        scenario in scenario(),
         deaths in prop::collection::vec((any::<prop::sample::Index>(), trouble()), 1..4),
     ) {
         let runtime = Runtime::new().expect("a runtime");
         runtime.block_on(async {
-            let (whole, writes) = house.undisturbed().await;
+            let (whole, writes) = scenario.undisturbed().await;
             for (after, trouble) in &deaths {
-                house.dies_after(after.index(writes), *trouble, &whole).await;
+                scenario.dies_after(after.index(writes), *trouble, &whole).await;
             }
         });
     }
 }
 
-fn house() -> impl Strategy<Value = House> {
-    (node(), any::<bool>(), 0..3_usize).prop_map(|(root, parallel, at_once)| House {
+fn scenario() -> impl Strategy<Value = Scenario> {
+    (node(), any::<bool>(), 0..3_usize).prop_map(|(root, parallel, at_once)| Scenario {
         root,
         parallel,
         at_once,
@@ -172,7 +172,7 @@ fn trouble() -> impl Strategy<Value = Trouble> {
     ]
 }
 
-impl House {
+impl Scenario {
     /// A life that nothing happens to: what it comes to, and its writes.
     async fn undisturbed(&self) -> (Outcome, usize) {
         let place = tempfile::tempdir().expect("a directory");
@@ -359,10 +359,10 @@ struct Life {
 }
 
 impl Life {
-    async fn begin(house: &House, place: &Path, lets_through: usize) -> Self {
+    async fn begin(scenario: &Scenario, place: &Path, lets_through: usize) -> Self {
         // A provider for each life: what the dead one sent may still be on its way.
         let provider = FakeProvider::start().await;
-        house.root.each(ROOT, &mut |name, node| {
+        scenario.root.each(ROOT, &mut |name, node| {
             let (own, node) = (name.to_owned(), node.clone());
             provider.always(name, move |seen| node.says(&own, seen));
         });

@@ -26,7 +26,7 @@ async fn no_run_is_lost_or_doubled_by_kills_at_random() {
         Some(number) => number.parse().expect("AXED_KILLS is a number"),
         None => KILLS,
     };
-    let mut app = house().spawn().await;
+    let mut app = scenario().spawn().await;
     teach(&app.provider);
     let mut dice = Dice(0x0a_5e_ed);
     let mut story = Story::default();
@@ -50,7 +50,7 @@ async fn no_run_is_lost_or_doubled_by_kills_at_random() {
     story.is_accounted_for(&app).await;
 }
 
-fn house() -> Setup {
+fn scenario() -> Setup {
     TestApp::setup()
         .agent(
             "root",

@@ -381,7 +381,7 @@ fn talker() -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'stat
                 "gist {}",
                 1 + summaries.fetch_add(1, Ordering::SeqCst)
             )),
-            false => says(format!("Heard: {task}")),
+            false => says(format!("Got: {task}")),
         }
     }
 }
@@ -394,7 +394,7 @@ async fn a_session_far_longer_than_the_window_goes_on_and_pays_once() {
     const RUNS: usize = 45;
     for number in 1..=RUNS {
         let run = app.run_with("talker", talk(number)).await;
-        assert!(run.output().starts_with(&format!("Heard: {number}:")));
+        assert!(run.output().starts_with(&format!("Got: {number}:")));
         if number == 30 {
             app.crash_and_restart().await;
         }
@@ -433,7 +433,7 @@ async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
     for number in 1..=30 {
         let body = json!({"input": essay(number), "session": "talk"});
         let run = app.run_with("talker", body).await;
-        assert!(run.output().starts_with("Heard"), "{number}");
+        assert!(run.output().starts_with("Got"), "{number}");
     }
     let seen = app.provider.requests();
     let last = seen.last().expect("requests").user_messages();

@@ -31,7 +31,7 @@ async fn solo() -> TestApp {
 fn counts(gate: &Gate) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
     let gate = gate.clone();
     move |seen: &RecordedRequest| {
-        says(format!("heard {}", seen.user_messages().len())).after_gate(&gate)
+        says(format!("got {}", seen.user_messages().len())).after_gate(&gate)
     }
 }
 
@@ -293,12 +293,9 @@ async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
     app.provider.wait_for_concurrency("solo", 2).await;
     gate.open();
 
-    assert_eq!(other.wait_for_end().await.output(), "heard 1");
+    assert_eq!(other.wait_for_end().await.output(), "got 1");
     for (run, received) in runs.iter().zip(1..) {
-        assert_eq!(
-            run.wait_for_end().await.output(),
-            format!("heard {received}")
-        );
+        assert_eq!(run.wait_for_end().await.output(), format!("got {received}"));
     }
     let order: Vec<_> = sent_request(&app)
         .into_iter()
@@ -323,8 +320,8 @@ async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
     assert_eq!(third.reload().await.status(), "queued");
     gate.open();
 
-    assert_eq!(first.wait_for_end().await.output(), "heard 1");
-    assert_eq!(third.wait_for_end().await.output(), "heard 2");
+    assert_eq!(first.wait_for_end().await.output(), "got 1");
+    assert_eq!(third.wait_for_end().await.output(), "got 2");
     assert_eq!(sent_request(&app), ["1", "3"]);
 }
 
@@ -364,7 +361,7 @@ async fn a_busy_session_may_refuse() {
     // Who knows of the end finds the session free, however often.
     for received in 2..30 {
         let next = app.run_with("solo", busy("x", "reject")).await;
-        assert_eq!(next.output(), format!("heard {received}"));
+        assert_eq!(next.output(), format!("got {received}"));
     }
 }
 
@@ -373,7 +370,7 @@ async fn those_before_may_be_cancelled() {
     let app = solo().await;
     app.provider.will("solo", [says("zero"), hangs()]);
     app.provider.always("solo", |seen| {
-        says(format!("heard {}", seen.user_messages().len()))
+        says(format!("got {}", seen.user_messages().len()))
     });
     app.run_with("solo", talk("0")).await;
     let first = app.start_with("solo", talk("1")).await;
@@ -382,7 +379,7 @@ async fn those_before_may_be_cancelled() {
 
     let third = app.run_with("solo", busy("3", "cancel_previous")).await;
 
-    assert_eq!(third.output(), "heard 2");
+    assert_eq!(third.output(), "got 2");
     for run in [&first, &second] {
         let ended = run.wait_for_end().await;
         assert_eq!(ended.status(), "cancelled");
@@ -398,7 +395,7 @@ async fn those_before_may_be_cancelled() {
     assert_eq!(sent_request(&app), ["0", "1", "3"]);
     // A free session has nobody to cancel.
     let fourth = app.run_with("solo", busy("4", "cancel_previous")).await;
-    assert_eq!(fourth.output(), "heard 3");
+    assert_eq!(fourth.output(), "got 3");
 }
 
 #[tokio::test]
@@ -430,7 +427,7 @@ async fn the_order_of_a_session_outlives_a_crash() {
     let mut app = solo().await;
     app.provider.will("solo", [says("zero"), hangs()]);
     app.provider.always("solo", |seen| {
-        says(format!("heard {}", seen.user_messages().len()))
+        says(format!("got {}", seen.user_messages().len()))
     });
     app.run_with("solo", talk("0")).await;
     let mut runs = Vec::new();
@@ -444,7 +441,7 @@ async fn the_order_of_a_session_outlives_a_crash() {
 
     for (id, received) in runs.iter().zip(2..) {
         let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.output(), format!("heard {received}"));
+        assert_eq!(ended.output(), format!("got {received}"));
     }
     assert_eq!(sent_request(&app), ["0", "1", "1", "2", "3"]);
     assert_eq!(app.provider.max_concurrency("solo"), 1);
@@ -460,7 +457,7 @@ async fn a_stop_lets_no_run_of_a_session_overtake() {
         .await;
     app.provider.will("solo", [hangs()]);
     app.provider.always("solo", |seen| {
-        says(format!("heard {}", seen.user_messages().len()))
+        says(format!("got {}", seen.user_messages().len()))
     });
     let mut runs = Vec::new();
     for input in ["1", "2", "3"] {
@@ -473,7 +470,7 @@ async fn a_stop_lets_no_run_of_a_session_overtake() {
 
     for (id, received) in runs.iter().zip(1..) {
         let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.output(), format!("heard {received}"));
+        assert_eq!(ended.output(), format!("got {received}"));
     }
     assert_eq!(sent_request(&app), ["1", "1", "2", "3"]);
 }
@@ -599,7 +596,7 @@ async fn an_idempotent_post_takes_one_place_in_its_session() {
     post("reject").await.problem(409);
     gate.open();
     let path = format!("{}?wait=30", one.location());
-    assert_eq!(app.get(&path).await.json()["content"], "heard 2");
+    assert_eq!(app.get(&path).await.json()["content"], "got 2");
     // A refused request used no key up.
     let accepted = post("reject").await;
     assert_eq!(accepted.status, 202, "{}", accepted.text);
@@ -693,7 +690,7 @@ async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
         .await;
     app.provider.will("solo", [hangs()]);
     app.provider.always("solo", |seen| {
-        says(format!("heard {}", seen.user_messages().len()))
+        says(format!("got {}", seen.user_messages().len()))
     });
     app.start("solo", "first").await;
     let body = json!({"input": "2", "messages": [{"role": "user", "content": "1"}]});
@@ -704,7 +701,7 @@ async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
 
     app.crash_and_restart().await;
 
-    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "heard 2");
+    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "got 2");
 }
 
 #[tokio::test]

@@ -379,7 +379,7 @@ async fn the_dashboard_shows_these_metrics_and_no_others() {
     let words = queries
         .iter()
         .flat_map(|query| query.split(|c| !is_word(c)));
-    let named: BTreeSet<&str> = words.filter(|word| word.starts_with("axed_")).collect();
+    let named: BTreeSet<&str> = words.filter(|term| term.starts_with("axed_")).collect();
     for name in &named {
         assert!(known.contains(name), "{name} is no metric");
     }

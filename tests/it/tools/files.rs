@@ -309,8 +309,8 @@ async fn many_edits_of_one_reply_are_all_made() {
         .file("work/f", &words.join("\n"))
         .spawn()
         .await;
-    let edit = |word: &String| {
-        let arguments = json!({"path": "f", "old_string": word, "new_string": "done"});
+    let edit = |term: &String| {
+        let arguments = json!({"path": "f", "old_string": term, "new_string": "done"});
         ("edit_file", arguments)
     };
     app.provider

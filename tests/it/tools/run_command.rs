@@ -480,11 +480,11 @@ async fn a_command_is_given_no_open_file_of_the_daemon() {
     }
     let printed = supervised(
         &app,
-        "exec \"$AXED\" __command confined 'echo heard; cat <&7; echo x >&8' 7<../other/kept.txt 8>>../other/kept.txt <.",
+        "exec \"$AXED\" __command confined 'echo got; cat <&7; echo x >&8' 7<../other/kept.txt 8>>../other/kept.txt <.",
     )
     .await;
     assert!(
-        printed.starts_with("heard\n") && !printed.contains("kept"),
+        printed.starts_with("got\n") && !printed.contains("kept"),
         "{printed}"
     );
     let kept = fs::read_to_string(app.path("other/kept.txt")).expect("a file");

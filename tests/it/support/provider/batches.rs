@@ -139,7 +139,7 @@ impl BatchStore {
 
 type BatchState = State<(BatchStore, SharedState)>;
 
-async fn upload(State((shelf, _)): BatchState, headers: HeaderMap, body: Bytes) -> Response {
+async fn upload(State((batch_store, _)): BatchState, headers: HeaderMap, body: Bytes) -> Response {
     let kind = headers["content-type"].to_str().expect("a type");
     let boundary = kind
         .strip_prefix("multipart/form-data; boundary=")
@@ -163,7 +163,7 @@ async fn upload(State((shelf, _)): BatchState, headers: HeaderMap, body: Bytes) 
             .to_owned()
     };
     assert_eq!(part("purpose"), "batch");
-    let id = shelf.with(|it| {
+    let id = batch_store.with(|it| {
         let id = format!("file-{}", it.files.len());
         it.files.insert(id.clone(), part("file"));
         id
@@ -172,14 +172,14 @@ async fn upload(State((shelf, _)): BatchState, headers: HeaderMap, body: Bytes) 
 }
 
 async fn create_openai(
-    State((shelf, book)): BatchState,
+    State((batch_store, book)): BatchState,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
     let body: Value = serde_json::from_slice(&body).expect("JSON");
     assert_eq!(body["completion_window"], "24h");
     let file = body["input_file_id"].as_str().expect("a file");
-    let lines = shelf.with(|it| it.files[file].clone());
+    let lines = batch_store.with(|it| it.files[file].clone());
     let line: Value = serde_json::from_str(lines.trim()).expect("a line");
     assert_eq!(
         (&line["url"], &line["method"]),
@@ -192,7 +192,7 @@ async fn create_openai(
     };
     let name = line["custom_id"].as_str().expect("a name").to_owned();
     create_batch(
-        &shelf,
+        &batch_store,
         &book,
         wire,
         headers,
@@ -204,7 +204,7 @@ async fn create_openai(
 }
 
 async fn create_anthropic(
-    State((shelf, book)): BatchState,
+    State((batch_store, book)): BatchState,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
@@ -219,7 +219,7 @@ async fn create_anthropic(
         "{name}"
     );
     create_batch(
-        &shelf,
+        &batch_store,
         &book,
         Wire::Anthropic,
         headers,
@@ -231,7 +231,7 @@ async fn create_anthropic(
 }
 
 async fn create_batch(
-    shelf: &BatchStore,
+    batch_store: &BatchStore,
     book: &SharedState,
     wire: Wire,
     headers: HeaderMap,
@@ -241,7 +241,7 @@ async fn create_batch(
 ) -> Response {
     let (seen, answer) = book.record_batch_request(wire, headers, request.to_string().as_bytes());
     let middle = answer.resume_gate.clone();
-    let view = shelf.with(|it| {
+    let view = batch_store.with(|it| {
         let batch = Batch {
             id: format!("batch_{}", it.batches.len()),
             is_openai: wire != Wire::Anthropic,
@@ -262,8 +262,8 @@ async fn create_batch(
     axum::Json(view).into_response()
 }
 
-async fn list(State((shelf, _)): BatchState) -> Response {
-    let data: Vec<Value> = shelf.with(|it| {
+async fn list(State((batch_store, _)): BatchState) -> Response {
+    let data: Vec<Value> = batch_store.with(|it| {
         it.batches
             .iter()
             .rev()
@@ -275,35 +275,35 @@ async fn list(State((shelf, _)): BatchState) -> Response {
 }
 
 fn find<T>(
-    shelf: &BatchStore,
+    batch_store: &BatchStore,
     id: &str,
     found: impl FnOnce(&mut Batch) -> T,
 ) -> Result<T, StatusCode> {
-    shelf.with(|it| {
+    batch_store.with(|it| {
         let batch = it.batches.iter_mut().find(|batch| batch.id == id);
         batch.map(found).ok_or(StatusCode::NOT_FOUND)
     })
 }
 
-async fn get_batch(State((shelf, book)): BatchState, Path(id): Path<String>) -> Response {
-    let view = find(&shelf, &id, |batch| axum::Json(batch.view()));
+async fn get_batch(State((batch_store, book)): BatchState, Path(id): Path<String>) -> Response {
+    let view = find(&batch_store, &id, |batch| axum::Json(batch.view()));
     book.write(|pages| pages.batch_polls += 1);
     view.into_response()
 }
 
-async fn results(State((shelf, _)): BatchState, Path(id): Path<String>) -> Response {
-    find(&shelf, &id, |batch| batch.result_line()).into_response()
+async fn results(State((batch_store, _)): BatchState, Path(id): Path<String>) -> Response {
+    find(&batch_store, &id, |batch| batch.result_line()).into_response()
 }
 
-async fn content(State((shelf, _)): BatchState, Path(id): Path<String>) -> Response {
+async fn content(State((batch_store, _)): BatchState, Path(id): Path<String>) -> Response {
     let id = id
         .trim_start_matches("file-out-")
         .trim_start_matches("file-err-");
-    find(&shelf, id, |batch| batch.result_line()).into_response()
+    find(&batch_store, id, |batch| batch.result_line()).into_response()
 }
 
-async fn cancel(State((shelf, _)): BatchState, Path(id): Path<String>) -> Response {
-    let view = find(&shelf, &id, |batch| {
+async fn cancel(State((batch_store, _)): BatchState, Path(id): Path<String>) -> Response {
+    let view = find(&batch_store, &id, |batch| {
         batch.is_cancelled = true;
         axum::Json(batch.view())
     });
