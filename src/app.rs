@@ -34,8 +34,8 @@ use crate::tools::mcp::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::tools::run_command;
 use crate::web;
-use crate::web::pending::PendingLimits;
-use crate::web::server::Timeouts;
+use crate::web::server::listener::Timeouts;
+use crate::web::server::pending::PendingLimits;
 use crate::webhooks::{self, WebhookSender};
 use crate::workdirs::registry::{OpenError, Workdirs};
 use crate::workdirs::reserved::{DaemonPaths, ReservedPaths};
@@ -378,13 +378,13 @@ impl Daemon {
         check_listen_addresses(&config, insecure_no_auth)?;
         let metrics_listen = config.server.metrics_listen;
         let services = Services::build(&config).await?;
-        let listener = web::server::listen(listen).with_context(|| {
+        let listener = web::server::listener::listen(listen).with_context(|| {
             format!("cannot listen on {listen}; choose another address with --listen")
         })?;
         let address = listener.local_addr()?;
         let metrics = match metrics_listen {
             Some(metrics_address) => {
-                let listener = web::server::listen(metrics_address).with_context(|| {
+                let listener = web::server::listener::listen(metrics_address).with_context(|| {
                     format!("cannot listen on {listen}; choose another address with server.metrics_listen")
                 })?;
                 tracing::info!("Metrics are at http://{}/metrics", listener.local_addr()?);
@@ -467,11 +467,17 @@ impl Daemon {
                     .filter(|address| address.ip().is_loopback());
                 let port = port.map(|address| address.port());
                 let router = web::router::metrics_router(state.clone(), port);
-                web::server::serve(listener, router, timeouts, pending_limits, closing.clone())
-                    .await;
+                web::server::listener::serve(
+                    listener,
+                    router,
+                    timeouts,
+                    pending_limits,
+                    closing.clone(),
+                )
+                .await;
             }
         };
-        let serve_api = web::server::serve(
+        let serve_api = web::server::listener::serve(
             listener,
             web::router::router(state.clone()),
             timeouts,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use crate::cli::output;
 use crate::config::load::{self, Flags};
-use crate::web::openapi::document;
+use crate::web::router;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -22,7 +22,7 @@ pub fn openapi(args: Args) -> anyhow::Result<ExitCode> {
     };
     let config = load::load(&flags, &load::process_environment())?;
     let metrics = config.server.metrics_listen.is_none();
-    let document = document(&config.server.path_prefix, metrics);
+    let document = router::openapi_json(&config.server.path_prefix, metrics);
     output::print_line(format_args!("{}", document.trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -23,9 +23,10 @@ use crate::domain::service::Service;
 use crate::ssrf;
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::extract::{AgentPath, Query};
-use crate::web::json_body;
-use crate::web::runs::{ListResponse, json_response};
+use crate::web::extract::path::AgentPath;
+use crate::web::extract::query::Query;
+use crate::web::extract::request_body;
+use crate::web::response::json::{ListResponse, json_response};
 use crate::web::state::AppState;
 
 /// `GET /agents`
@@ -75,7 +76,7 @@ pub async fn gc(
     let (parts, body) = request.into_parts();
     let owner = memory_owner(&state, &name, &principal, &parts.uri)?;
     let settings = &state.settings;
-    let request_body = json_body::read(&parts.headers, body, settings.body_limits()).await?;
+    let request_body = request_body::read(&parts.headers, body, settings.body_limits()).await?;
     let GcRequest { dry_run } = request_body.json()?;
     let report = state
         .runner

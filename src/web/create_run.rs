@@ -29,14 +29,19 @@ use crate::engine::state::provider_keys::Keys;
 use crate::store::{ClaimedRun, IdempotencyClaim, StoreError};
 use crate::validation;
 use crate::web::auth::Principal;
-use crate::web::content::{AttachmentCounter, ContentInput};
 use crate::web::error::Problem;
-use crate::web::extract::{AgentPath, Query};
-use crate::web::form::Form;
-use crate::web::json_body::{self, FORM_CONTENT_TYPE, MAX_DEPTH, Object, RequestBody};
-use crate::web::messages::MessageInput;
+use crate::web::extract::content::{AttachmentCounter, ContentInput};
+use crate::web::extract::form::Form;
+use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
+use crate::web::extract::messages::{self, MessageInput};
+use crate::web::extract::path::AgentPath;
+use crate::web::extract::query::Query;
+use crate::web::extract::request_body::{self, FORM_CONTENT_TYPE, RequestBody};
+use crate::web::extract::{idempotency, provider_keys};
+use crate::web::response::json::json_response;
+use crate::web::routes::{events, runs};
 use crate::web::state::{AppState, Settings};
-use crate::web::{idempotency, messages, provider_keys, runs, sse, wait};
+use crate::web::wait;
 
 /// Most characters of a label's key and of its value.
 const MAX_LABEL_KEY: usize = 64;
@@ -122,7 +127,7 @@ pub async fn dry_run(
     let owner = principal.key_name().map(str::to_owned);
     let parsed = ParsedRequest::read(&state.settings, request).await?;
     let run_request = build_run_request(parsed.body, agent, owner, &state.settings).await?;
-    Ok(runs::json_response(
+    Ok(json_response(
         StatusCode::OK,
         &state.runner.dry_run(run_request).await?,
     ))
@@ -154,13 +159,13 @@ impl ParsedRequest {
         let idempotency_key = idempotency::read_key(&parts.headers)?;
         let trace = trace_context(&parts.headers);
         let provider_keys = provider_keys::read(&parts.headers)?;
-        let body = json_body::read(
+        let body = request_body::read(
             &parts.headers,
             body,
             settings.body_limits_with_attachments(),
         )
         .await?;
-        let response_mode = match sse::wants_stream(&parts.headers) {
+        let response_mode = match events::wants_stream(&parts.headers) {
             true => ResponseMode::Stream,
             false => ResponseMode::Run { wait },
         };
@@ -192,7 +197,7 @@ async fn respond(
 ) -> Result<Response, Problem> {
     let location = format!("{}/runs/{}", state.settings.path_prefix, run.id);
     let mut response = match response_mode {
-        ResponseMode::Stream => sse::stream_from_start(state, &run, subscriber),
+        ResponseMode::Stream => events::stream_from_start(state, &run, subscriber),
         ResponseMode::Run { wait } => {
             let run = wait::wait_for_end(state, run, *wait).await;
             runs::finished_or_accepted(state, &run)
@@ -608,7 +613,7 @@ mod tests {
     use crate::domain::usage::Cost;
     use crate::engine::request::RunRequest;
     use crate::web::error::Problem;
-    use crate::web::json_body;
+    use crate::web::extract::json_body;
     use crate::web::state::Settings;
 
     fn parse(body: &Value) -> Result<RunRequest, Problem> {

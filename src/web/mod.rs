@@ -1,33 +1,15 @@
-//! The HTTP surface: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
+//! The HTTP API: routes, the run object, events, errors. Knows no provider, no SQL and no agent file.
 
 pub mod agents;
-pub mod approvals;
 pub mod auth;
-pub mod connection;
-pub mod content;
 pub mod create_run;
-pub mod deliveries;
 pub mod error;
-pub mod event_stream;
 pub mod extract;
-pub mod form;
-pub mod health;
-pub mod host;
-pub mod idempotency;
-pub mod json_body;
-pub mod large_body;
-pub mod messages;
-pub mod metrics;
-pub mod middleware;
 pub mod openapi;
-pub mod origin_guard;
-pub mod pending;
-pub mod provider_keys;
 pub mod response;
+pub mod route;
 pub mod router;
-pub mod runs;
+pub mod routes;
 pub mod server;
-pub mod sessions;
-pub mod sse;
 pub mod state;
 pub mod wait;

@@ -3,67 +3,67 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::handler::Handler;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn;
-use axum::routing::{self, MethodRouter};
+use axum::response::{IntoResponse, Response};
+use axum::routing;
+use bytes::Bytes;
 
-use crate::config::KeyScope::{self, Admin, Cancel, Metrics, Read, Run};
-use crate::web::middleware::handle_request;
-use crate::web::openapi::{self, Operation, operations as tell};
-use crate::web::origin_guard::OriginGuard;
+use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
+use crate::web::openapi::{document, operations as describe};
+use crate::web::route::{Route, delete, get, post};
+use crate::web::routes::{approvals, deliveries, events, health, metrics, runs, sessions};
+use crate::web::server::middleware::handle_request;
+use crate::web::server::origin_guard::OriginGuard;
 use crate::web::state::AppState;
-use crate::web::{
-    agents, approvals, auth, create_run, deliveries, error, health, metrics, runs, sessions, sse,
-};
-
-/// What is answered.
-pub struct Route {
-    /// In small letters.
-    pub method: &'static str,
-    /// Without the path prefix.
-    pub path: &'static str,
-    /// What a key needs for it, where keys are configured; none for those that are open to anyone.
-    pub scope: Option<KeyScope>,
-    /// What the OpenAPI document says of it.
-    pub describe: fn(Operation<'_>) -> Operation<'_>,
-    handler: MethodRouter<AppState>,
-}
+use crate::web::{agents, create_run, error};
 
 /// All of them; `metrics` says whether `/metrics` is answered here.
 pub fn route_table(metrics: bool) -> Vec<Route> {
     let mut table = vec![
-        get("/agents", agents::list, tell::list_agents).with_scope(Read),
-        get("/agents/{name}", agents::get, tell::agent).with_scope(Read),
-        post("/agents/{name}/runs", create_run::create, tell::create).with_scope(Run),
-        post("/agents/{name}/dry-run", create_run::dry_run, tell::dry_run).with_scope(Run),
-        get("/agents/{name}/memory", agents::memory, tell::memory).with_scope(Read),
-        post("/agents/{name}/gc", agents::gc, tell::gc).with_scope(Admin),
-        get("/runs", runs::list, tell::list_runs).with_scope(Read),
-        get("/runs/{id}", runs::get, tell::run).with_scope(Read),
-        delete("/runs/{id}", runs::delete, tell::delete).with_scope(Admin),
-        get("/runs/{id}/events", sse::events, tell::events).with_scope(Read),
-        get("/runs/{id}/tree", runs::tree, tell::tree).with_scope(Read),
-        get("/runs/{id}/children", runs::children, tell::children).with_scope(Read),
-        get("/runs/{id}/messages", runs::messages, tell::messages).with_scope(Read),
-        post("/runs/{id}/cancel", runs::cancel, tell::cancel).with_scope(Cancel),
-        get("/sessions/{name}", sessions::get, tell::session).with_scope(Read),
+        get("/agents", agents::list, describe::list_agents).with_scope(Read),
+        get("/agents/{name}", agents::get, describe::agent).with_scope(Read),
+        post("/agents/{name}/runs", create_run::create, describe::create).with_scope(Run),
+        post(
+            "/agents/{name}/dry-run",
+            create_run::dry_run,
+            describe::dry_run,
+        )
+        .with_scope(Run),
+        get("/agents/{name}/memory", agents::memory, describe::memory).with_scope(Read),
+        post("/agents/{name}/gc", agents::gc, describe::gc).with_scope(Admin),
+        get("/runs", runs::list, describe::list_runs).with_scope(Read),
+        get("/runs/{id}", runs::get, describe::run).with_scope(Read),
+        delete("/runs/{id}", runs::delete, describe::delete).with_scope(Admin),
+        get("/runs/{id}/events", events::list, describe::events).with_scope(Read),
+        get("/runs/{id}/tree", runs::tree, describe::tree).with_scope(Read),
+        get("/runs/{id}/children", runs::children, describe::children).with_scope(Read),
+        get("/runs/{id}/messages", runs::messages, describe::messages).with_scope(Read),
+        post("/runs/{id}/cancel", runs::cancel, describe::cancel).with_scope(Cancel),
+        get("/sessions/{name}", sessions::get, describe::session).with_scope(Read),
         post(
             "/runs/{id}/approvals/{call}",
             approvals::decide,
-            tell::decide,
+            describe::decide,
         )
         .with_scope(Run),
-        get("/runs/{id}/deliveries", deliveries::list, tell::deliveries).with_scope(Admin),
+        get(
+            "/runs/{id}/deliveries",
+            deliveries::list,
+            describe::deliveries,
+        )
+        .with_scope(Admin),
         post(
             "/runs/{id}/deliveries/{delivery}/resend",
             deliveries::resend,
-            tell::resend,
+            describe::resend,
         )
         .with_scope(Admin),
-        get("/livez", health::livez, tell::livez),
-        get("/readyz", health::readyz, tell::readyz),
-        get("/version", health::version, tell::version),
-        get("/openapi.json", openapi::get, tell::openapi),
+        get("/livez", health::livez, describe::livez),
+        get("/readyz", health::readyz, describe::readyz),
+        get("/version", health::version, describe::version),
+        get("/openapi.json", openapi_document, describe::openapi),
     ];
     if metrics {
         table.push(metrics_route());
@@ -107,7 +107,7 @@ pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
 }
 
 fn metrics_route() -> Route {
-    get("/metrics", metrics::metrics, tell::metrics).with_scope(Metrics)
+    get("/metrics", metrics::metrics, describe::metrics).with_scope(Metrics)
 }
 
 fn with_middleware(routes: Router<AppState>, guard: OriginGuard, state: AppState) -> Router {
@@ -121,59 +121,16 @@ fn with_middleware(routes: Router<AppState>, guard: OriginGuard, state: AppState
         .with_state(state)
 }
 
-impl Route {
-    fn with_scope(self, scope: KeyScope) -> Self {
-        Self {
-            scope: Some(scope),
-            ..self
-        }
-    }
-
-    fn into_handler(self, state: &AppState) -> MethodRouter<AppState> {
-        match self.scope {
-            Some(scope) => auth::require_scope(&state.settings, scope, self.handler),
-            None => self.handler,
-        }
-    }
+/// The OpenAPI document. `prefix` is the server's path prefix; `metrics` tells whether this server has `/metrics`.
+pub fn openapi_json(prefix: &str, metrics: bool) -> String {
+    document::document(prefix, &route_table(metrics))
 }
 
-type DescribeOperation = fn(Operation<'_>) -> Operation<'_>;
-
-fn get<T: 'static>(
-    path: &'static str,
-    handler: impl Handler<T, AppState>,
-    describe: DescribeOperation,
-) -> Route {
-    route("get", path, routing::get(handler), describe)
-}
-
-fn post<T: 'static>(
-    path: &'static str,
-    handler: impl Handler<T, AppState>,
-    describe: DescribeOperation,
-) -> Route {
-    route("post", path, routing::post(handler), describe)
-}
-
-fn delete<T: 'static>(
-    path: &'static str,
-    handler: impl Handler<T, AppState>,
-    describe: DescribeOperation,
-) -> Route {
-    route("delete", path, routing::delete(handler), describe)
-}
-
-fn route(
-    method: &'static str,
-    path: &'static str,
-    handler: MethodRouter<AppState>,
-    describe: DescribeOperation,
-) -> Route {
-    Route {
-        method,
-        path,
-        scope: None,
-        describe,
-        handler,
-    }
+/// `GET /openapi.json`: the document is built at the first request.
+async fn openapi_document(State(state): State<AppState>) -> Response {
+    let settings = &state.settings;
+    let document = state
+        .openapi
+        .get_or_init(|| openapi_json(&settings.path_prefix, settings.metrics).into());
+    ([(CONTENT_TYPE, "application/json")], Bytes::clone(document)).into_response()
 }

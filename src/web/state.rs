@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{AttachmentLimits, ClientKey};
 use crate::engine::runner::Runner;
-use crate::web::json_body::BodyLimits;
+use crate::web::extract::request_body::BodyLimits;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use crate::domain::run::Run;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::Query;
+use crate::web::extract::query::Query;
 use crate::web::state::AppState;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
@@ -88,7 +88,7 @@ mod tests {
     use axum::http::HeaderMap;
 
     use super::{parse_seconds, requested_wait};
-    use crate::web::extract::Query;
+    use crate::web::extract::query::Query;
 
     #[test]
     fn times_are_seconds() {

@@ -6,15 +6,18 @@ use crate::domain::run::Status;
 use crate::engine::memory::memory::{GcReport, MemoryEntry};
 use crate::engine::request::DryRun;
 use crate::web::agents::{AgentBrief, AgentView, GcRequest};
-use crate::web::approvals::DecisionRequest;
 use crate::web::create_run::CreateRunRequest;
-use crate::web::deliveries::DeliveryView;
-use crate::web::health::{Alive, Ready, Version};
-use crate::web::openapi::Operation;
-use crate::web::response::{Conversation, RunSummary, RunView};
-use crate::web::runs::{CancelRequest, ChildrenPage, ListResponse, RunsPage};
-use crate::web::sessions::SessionView;
-use crate::web::sse::EventPage;
+use crate::web::openapi::operation::Operation;
+use crate::web::response::conversation::Conversation;
+use crate::web::response::json::ListResponse;
+use crate::web::response::run::RunView;
+use crate::web::response::tree::RunSummary;
+use crate::web::routes::approvals::DecisionRequest;
+use crate::web::routes::deliveries::DeliveryView;
+use crate::web::routes::events::EventPage;
+use crate::web::routes::health::{Alive, Ready, Version};
+use crate::web::routes::runs::{CancelRequest, ChildrenPage, RunsPage};
+use crate::web::routes::sessions::SessionView;
 
 const MEMORY_KEY_DESCRIPTION: &str =
     "The key whose memory is meant, instead of the caller's own; another's needs the scope admin.";

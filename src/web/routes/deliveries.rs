@@ -13,8 +13,9 @@ use crate::domain::webhook::DeliveryId;
 use crate::ssrf;
 use crate::store::outbox::{Delivery, DeliveryAttempt, DeliveryStatus};
 use crate::web::error::{Problem, quote};
-use crate::web::extract::{DeliveryPath, RunPath};
-use crate::web::runs::{ListResponse, json_response, require_run};
+use crate::web::extract::path::{DeliveryPath, RunPath};
+use crate::web::response::json::{ListResponse, json_response};
+use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
 
 /// A delivery as it is shown; its address without the query, which may hold a secret.

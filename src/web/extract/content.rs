@@ -16,7 +16,7 @@ use crate::domain::attachment::{Attachment, FILE_TYPES, IMAGE_TYPES, MediaType};
 use crate::domain::content::{AttachmentLink, Content, Part};
 use crate::ssrf;
 use crate::web::error::{Problem, quote};
-use crate::web::json_body::Object;
+use crate::web::extract::json_body::Object;
 
 /// Most characters of a file's name.
 const MAX_FILE_NAME: usize = 255;

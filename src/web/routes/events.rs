@@ -18,9 +18,10 @@ use crate::domain::run::Run;
 use crate::engine::record::journal::Subscription;
 use crate::store::{EventQuery, RunStore};
 use crate::web::error::{Problem, quote};
-use crate::web::event_stream::{EventStream, PAGE_SIZE, is_final_event};
-use crate::web::extract::{Query, RunPath, count_up_to};
-use crate::web::runs;
+use crate::web::extract::path::RunPath;
+use crate::web::extract::query::{Query, count_up_to};
+use crate::web::response::event_stream::{EventStream, PAGE_SIZE, is_final_event};
+use crate::web::routes::runs;
 use crate::web::state::AppState;
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -33,7 +34,7 @@ const NO_CACHE: (HeaderName, &str) = (CACHE_CONTROL, "no-store, no-transform");
 const MAX_PAGE_SIZE: usize = 1000;
 
 /// `GET /runs/{id}/events`
-pub async fn events(
+pub async fn list(
     State(state): State<AppState>,
     RunPath(id): RunPath,
     request: Request,

@@ -15,9 +15,9 @@ use sha2::{Digest, Sha256};
 use crate::config::AttachmentLimits;
 use crate::domain::attachment::MediaType;
 use crate::domain::content::{Content, Part};
-use crate::web::content::{self, AttachmentCounter};
 use crate::web::error::Problem;
-use crate::web::json_body::{body_too_large, total_too_large};
+use crate::web::extract::content::{self, AttachmentCounter};
+use crate::web::extract::large_body::{body_too_large, total_too_large};
 
 /// What the form's boundaries and headers may take besides.
 const FORM_OVERHEAD_BYTES: usize = 1 << 20;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use tracing::warn;
 
 use crate::store::StoreError;
-use crate::web::runs::json_response;
+use crate::web::response::json::json_response;
 use crate::web::state::AppState;
 
 /// How long the store may take to say that it is well.

@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 
 use crate::domain::content::{Content, Part};
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, empty_arguments};
-use crate::web::content::{AttachmentCounter, ContentInput};
 use crate::web::error::{Problem, quote};
-use crate::web::json_body::{self, MAX_DEPTH, Object};
+use crate::web::extract::content::{AttachmentCounter, ContentInput};
+use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 
 /// One message as it is written; `GET /runs/{id}/messages` shows them in the same form.
 #[derive(Deserialize, JsonSchema)]

@@ -12,10 +12,12 @@ use crate::domain::run::now;
 use crate::engine::replay::run_log::ApprovalDecision;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
-use crate::web::extract::{CallPath, Query};
-use crate::web::json_body;
-use crate::web::response::RunView;
-use crate::web::runs::{check_reason, json_response};
+use crate::web::extract::path::CallPath;
+use crate::web::extract::query::Query;
+use crate::web::extract::request_body;
+use crate::web::response::json::json_response;
+use crate::web::response::run::RunView;
+use crate::web::routes::runs::check_reason;
 use crate::web::state::AppState;
 
 /// A person's word.
@@ -48,7 +50,7 @@ pub async fn decide(
         let (parts, body) = request.into_parts();
         let settings = &state.settings;
         Query::read(&parts.uri, &[])?;
-        let request_body = json_body::read(&parts.headers, body, settings.body_limits());
+        let request_body = request_body::read(&parts.headers, body, settings.body_limits());
         request_body.await?.json()?
     };
     let verdict = decision_request.decision.ok_or_else(|| {

@@ -1,6 +1,8 @@
 //! A JSON body above `server.max_body`: taken as long as what makes it large is the Base64 of pictures and files. Looks at
 //! the bytes as they come, so that nothing is kept that is refused in the end.
 
+use axum::http::StatusCode;
+
 use crate::config::AttachmentLimits;
 use crate::web::error::Problem;
 
@@ -61,7 +63,7 @@ impl LargeBodyLimiter {
             self.feed_byte(*byte);
         }
         if self.other_bytes > self.max_body {
-            return Err(crate::web::json_body::body_too_large(self.max_body));
+            return Err(body_too_large(self.max_body));
         }
         if self.current_data_bytes > base64_bytes(self.limits.bytes) {
             let max_bytes = self.limits.bytes;
@@ -128,6 +130,26 @@ impl LargeBodyLimiter {
         }
         self.last_text_bytes += 1;
     }
+}
+
+/// 413: what is not data of pictures and files is too much.
+pub fn body_too_large(max_bytes: usize) -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!("the body is larger than {max_bytes} bytes (server.max_body)"),
+    )
+}
+
+/// 413: it is too much even if all that it may be is data of pictures and files.
+pub fn total_too_large(max_bytes: usize) -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "body_too_large",
+        format!(
+            "the body is larger than {max_bytes} bytes (server.max_body, and limits.conversation_bytes for pictures and files)"
+        ),
+    )
 }
 
 /// Bytes of so many bytes in Base64.

@@ -22,10 +22,10 @@ use tokio_util::task::TaskTracker;
 use tower::Service;
 use tracing::{debug, warn};
 
-use crate::web::connection::Connection;
 use crate::web::error::Problem;
-use crate::web::middleware;
-use crate::web::pending::{
+use crate::web::server::connection::Connection;
+use crate::web::server::middleware;
+use crate::web::server::pending::{
     CloseSignal, FirstBody, PendingConnection, PendingConnections, PendingLimits,
 };
 
@@ -346,7 +346,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::{PendingLimits, Timeouts, serve};
-    use crate::web::middleware::handle_request;
+    use crate::web::server::middleware::handle_request;
 
     struct TestServer {
         address: SocketAddr,

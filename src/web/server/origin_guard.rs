@@ -9,7 +9,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
 
 use crate::web::error::{Problem, quote};
-use crate::web::host;
+use crate::web::server::host;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 

@@ -3,11 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_TYPE, HeaderValue};
 use axum::http::{StatusCode, Uri};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use jiff::Timestamp;
 use jiff::fmt::temporal::Pieces;
 use schemars::JsonSchema;
@@ -19,11 +17,13 @@ use crate::engine::replay::history::RecordedConversation;
 use crate::store::{PAGE_BYTES, RunFilter, StoreError};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::extract::{Query, RunPath, count_up_to, parse_flag};
-use crate::web::json_body;
-use crate::web::response::{
-    CallOrder, ChildView, Conversation, RunSummary, RunView, call_ids, sort_by_call_order,
-};
+use crate::web::extract::path::RunPath;
+use crate::web::extract::query::{Query, count_up_to, parse_flag};
+use crate::web::extract::request_body;
+use crate::web::response::conversation::Conversation;
+use crate::web::response::json::json_response;
+use crate::web::response::run::{ChildView, RunView};
+use crate::web::response::tree::{CallOrder, RunSummary, call_ids, sort_by_call_order};
 use crate::web::state::AppState;
 use crate::web::wait;
 
@@ -42,14 +42,6 @@ const MAX_REASON: usize = 1000;
 const FILTER_PARAMS: [&str; 10] = [
     "agent", "status", "root", "all", "session", "since", "until", "limit", "cursor", "label.",
 ];
-
-/// A list, whole.
-#[derive(Serialize, JsonSchema)]
-#[schemars(inline)]
-pub struct ListResponse<T> {
-    /// What it has.
-    pub data: Vec<T>,
-}
 
 /// A page of runs, newest first.
 #[derive(Serialize, JsonSchema)]
@@ -237,7 +229,7 @@ pub async fn cancel(
         let settings = &state.settings;
         let query = Query::read(&parts.uri, &["wait"])?;
         let timeout = wait::requested_wait(&query, &parts.headers, settings.max_wait)?;
-        let request_body = json_body::read(&parts.headers, body, settings.body_limits()).await?;
+        let request_body = request_body::read(&parts.headers, body, settings.body_limits()).await?;
         (
             check_reason(request_body.json::<CancelRequest>()?.reason)?,
             timeout,
@@ -298,20 +290,6 @@ pub async fn delete(
 pub async fn require_run(state: &AppState, id: RunId) -> Result<Run, Problem> {
     let run = state.runner.store().run(id).await?;
     run.ok_or_else(|| Problem::run_not_found(id))
-}
-
-/// An answer in JSON.
-pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
-    match serde_json::to_vec(value) {
-        Ok(body) => {
-            let mut response = (status, Body::from(body)).into_response();
-            response
-                .headers_mut()
-                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            response
-        }
-        Err(error) => Problem::internal(format!("an answer is no JSON: {error}")).into_response(),
-    }
 }
 
 fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
@@ -387,7 +365,7 @@ mod tests {
     use super::{FILTER_PARAMS, parse_filter};
     use crate::domain::run::{RunId, Status};
     use crate::store::RunFilter;
-    use crate::web::extract::Query;
+    use crate::web::extract::query::Query;
 
     fn read(query: &str) -> Result<RunFilter, String> {
         let uri = format!("/runs?{query}").parse().expect("a URI");

@@ -15,7 +15,7 @@ use tracing::{debug, error, warn};
 
 use crate::domain::run::RunId;
 use crate::web::error::Problem;
-use crate::web::origin_guard::OriginGuard;
+use crate::web::server::origin_guard::OriginGuard;
 
 /// The header of a request's id, in both directions.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -11,9 +11,11 @@ use crate::engine::replay::history::RecordedConversation;
 use crate::store::{PAGE_BYTES, SessionQuery};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
-use crate::web::extract::{Query, SessionPath, count_up_to};
-use crate::web::response::RunView;
-use crate::web::runs::{self, DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
+use crate::web::extract::path::SessionPath;
+use crate::web::extract::query::{Query, count_up_to};
+use crate::web::response::json::json_response;
+use crate::web::response::run::RunView;
+use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
 use crate::web::state::AppState;
 
 /// A session, with a page of its runs.
@@ -94,5 +96,5 @@ pub async fn get(
             .collect(),
         next_cursor,
     };
-    Ok(runs::json_response(StatusCode::OK, &view))
+    Ok(json_response(StatusCode::OK, &view))
 }

@@ -1,0 +1,239 @@
+//! Parses JSON bodies. An error names the place in the body as a JSON Pointer.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use axum::http::StatusCode;
+use schemars::JsonSchema;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_path_to_error::{Path, Segment};
+
+use crate::web::error::{Problem, did_you_mean, quote};
+
+/// Levels of nesting that a body may have: what serde_json follows, and what schemas within it are held to.
+pub const MAX_DEPTH: usize = 128;
+
+/// The text of a body; 400 if it is not UTF-8.
+pub fn decode_utf8(bytes: &[u8]) -> Result<&str, Problem> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        Problem::new(
+            StatusCode::BAD_REQUEST,
+            "not_utf8",
+            format!("the body is not UTF-8 at byte {}", error.valid_up_to()),
+        )
+    })
+}
+
+/// Parses a JSON body. 400 where it is no JSON, 422 with a pointer where it is JSON of another shape.
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let text = decode_utf8(bytes)?;
+    match serde_json::from_str::<Object<T>>(text) {
+        Ok(Object(value)) => Ok(value),
+        Err(_) => Err(parse_error::<T>(text)),
+    }
+}
+
+/// Parses again, slowly, to say what is wrong: a body that is no JSON at all is told so before any of its fields.
+fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
+    if nesting_depth(text) > MAX_DEPTH {
+        return too_deep();
+    }
+    if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
+        return syntax_error(&error);
+    }
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    match serde_path_to_error::deserialize::<_, Object<T>>(&mut deserializer) {
+        Err(error) if error.inner().is_data() => {
+            shape_error(error.path(), &error.inner().to_string())
+        }
+        Err(error) => syntax_error(error.inner()),
+        Ok(_) => Problem::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_json",
+            "the body goes on after its JSON value",
+        ),
+    }
+}
+
+/// 400: JSON nested so deep that no reader of it should follow.
+pub fn too_deep() -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        format!("the body is nested deeper than {MAX_DEPTH} levels"),
+    )
+}
+
+fn syntax_error(error: &serde_json::Error) -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        format!("the body is not valid JSON: {error}"),
+    )
+}
+
+fn shape_error(path: &Path, error: &str) -> Problem {
+    let message = error.split(" at line ").next().unwrap_or(error);
+    let pointer = json_pointer(path);
+    if !message.starts_with("unknown field") {
+        let detail = message
+            .replace("expected u64", "expected a whole number, 0 or more")
+            .replace("expected u32", "expected a whole number, 0 or more")
+            .replace("expected f64", "expected a number");
+        return Problem::field("invalid_field", pointer, detail);
+    }
+    // serde quotes the field and then the known ones in backticks; the field is also the path's last segment.
+    let known_fields = message
+        .rsplit_once("expected")
+        .map_or("", |(_, known)| known);
+    let field = match path.iter().next_back() {
+        Some(Segment::Map { key }) => key.as_str(),
+        _ => "",
+    };
+    let hint = did_you_mean(field, known_fields.split('`').skip(1).step_by(2));
+    let detail = format!("unknown field {}{hint}", quote(field));
+    Problem::field("unknown_field", pointer, detail)
+}
+
+/// A JSON Pointer to a place. Empty for the body itself.
+fn json_pointer(path: &Path) -> String {
+    let mut pointer = String::new();
+    for segment in path {
+        let name = match segment {
+            Segment::Seq { index } => index.to_string(),
+            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
+            Segment::Enum { .. } | Segment::Unknown => continue,
+        };
+        pointer.push('/');
+        pointer.push_str(&name);
+    }
+    pointer
+}
+
+/// How deep a JSON text is nested, by its brackets. Does not check that they match.
+pub fn nesting_depth(json: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0_usize);
+    let (mut in_string, mut escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+/// A `T` that was written as a JSON object. serde would also take an array of a struct's fields in their order.
+#[derive(Debug, Default, JsonSchema)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::{Object, nesting_depth, parse_json};
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    #[allow(dead_code, reason = "only the errors are read")]
+    struct Sample {
+        input: Option<String>,
+        timeout: Option<u64>,
+        params: Option<Object<Inner>>,
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    #[allow(dead_code, reason = "only the errors are read")]
+    struct Inner {
+        temperature: Option<f64>,
+        stop: Option<Vec<String>>,
+    }
+
+    fn refused(body: &str) -> String {
+        let problem = parse_json::<Sample>(body.as_bytes()).expect_err("a problem");
+        let body: serde_json::Value =
+            serde_json::from_slice(&problem.render("", "")).expect("JSON");
+        let pointer = body["errors"][0]["pointer"].as_str().unwrap_or("-");
+        format!(
+            "{} {pointer} {}",
+            body["status"],
+            body["detail"].as_str().unwrap_or("")
+        )
+    }
+
+    #[test]
+    fn an_error_names_its_pointer() {
+        let cases = [
+            "{",
+            "",
+            "{} x",
+            "{\"input\": nul}",
+            "[\"text\"]",
+            "{\"inptu\": \"x\"}",
+            "{\"inptu\": \"x\"",
+            "{\"input\": 1}",
+            "{\"timeout\": -1}",
+            "{\"timeout\": 1.5}",
+            "{\"params\": [0.5]}",
+            "{\"params\": {\"temprature\": 1}}",
+            "{\"params\": {\"stop\": [\"a\", 2]}}",
+            "{\"params\": {\"temperature\": 1e999}}",
+            "{\"a/b~c\": 1}",
+            "{\"input\": \"a\", \"input\": \"b\"}",
+        ];
+        let all: Vec<String> = cases.into_iter().map(refused).collect();
+        insta::assert_snapshot!(all.join("\n"));
+        assert!(parse_json::<Sample>(b"{\"params\": null, \"input\": null}").is_ok());
+    }
+
+    #[test]
+    fn deep_json_is_refused_without_being_followed() {
+        for body in [
+            "[".repeat(10_000),
+            "{\"a\":".repeat(10_000),
+            format!(
+                "{{\"input\": {}{}}}",
+                "[".repeat(10_000),
+                "]".repeat(10_000)
+            ),
+            format!("{{\"params\": {}{}}}", "[".repeat(200), "]".repeat(200)),
+        ] {
+            let why = refused(&body);
+            assert!(
+                why.starts_with("400") && why.contains("128 levels"),
+                "{why}"
+            );
+        }
+        assert_eq!(nesting_depth(r#"{"a": "[[[\"[", "b": [{}]}"#), 3);
+    }
+}

@@ -1,0 +1,12 @@
+//! Reads requests: paths, queries, headers and bodies. Everything is checked here, so that handlers get values that cannot be wrong.
+
+pub mod content;
+pub mod form;
+pub mod idempotency;
+pub mod json_body;
+pub mod large_body;
+pub mod messages;
+pub mod path;
+pub mod provider_keys;
+pub mod query;
+pub mod request_body;

@@ -1,0 +1,114 @@
+//! The variable parts of a path: ids and names. Anything that the caller's key may not see does not exist.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use crate::catalog::LoadError;
+use crate::domain::agent::is_agent_name;
+use crate::domain::run::RunId;
+use crate::web::auth::Principal;
+use crate::web::error::Problem;
+use crate::web::state::AppState;
+
+/// `{id}` of a path. Anything that is no run's id is a run that does not exist, and so is one of another key.
+pub struct RunPath(pub RunId);
+
+impl FromRequestParts<AppState> for RunPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let text: String = path_params(parts).await?;
+        visible_run(parts, state, &text).await.map(Self)
+    }
+}
+
+/// `{id}` and `{delivery}` of a path; the run as in [`RunPath`], the delivery's name unchecked.
+pub struct DeliveryPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for DeliveryPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, delivery): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, delivery))
+    }
+}
+
+/// `{id}` and `{call}` of a path; the run as in [`RunPath`], the call's id unchecked.
+pub struct CallPath(pub RunId, pub String);
+
+impl FromRequestParts<AppState> for CallPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let (run, call): (String, String) = path_params(parts).await?;
+        let run = visible_run(parts, state, &run).await?;
+        Ok(Self(run, call))
+    }
+}
+
+/// The run that a text names, where the caller may see it.
+async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
+    let principal = Principal::from_parts(parts, state)?;
+    let id: RunId = text.parse().map_err(|_| Problem::run_not_found(text))?;
+    if !principal.can_see_all_runs() {
+        let store = state.runner.store().as_ref();
+        let run = store.run(id).await?;
+        let run = run.ok_or_else(|| Problem::run_not_found(id))?;
+        if !principal.can_see_run(&run, store).await? {
+            return Err(Problem::run_not_found(id));
+        }
+    }
+    Ok(id)
+}
+
+/// `{name}` of a path. Anything that is no agent's name is an agent that does not exist, and so is one that the caller's
+/// key may not touch.
+pub struct AgentPath(pub String);
+
+impl FromRequestParts<AppState> for AgentPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Problem> {
+        let principal = Principal::from_parts(parts, state)?;
+        let name: String = path_params(parts).await?;
+        if is_agent_name(&name) && principal.can_use_agent(&name) {
+            Ok(Self(name))
+        } else {
+            Err(LoadError::NotFound(name).into())
+        }
+    }
+}
+
+/// `{name}` of a session's path. Anything that is no session's name is a session that does not exist.
+pub struct SessionPath(pub String);
+
+impl FromRequestParts<AppState> for SessionPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Problem> {
+        let name: String = path_params(parts).await?;
+        match is_agent_name(&name) {
+            true => Ok(Self(name)),
+            false => Err(Problem::session_not_found(&name)),
+        }
+    }
+}
+
+/// The path's variable parts, as many as the type has.
+async fn path_params<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Problem> {
+    Path::<T>::from_request_parts(parts, &())
+        .await
+        .map(|Path(text)| text)
+        .map_err(|rejection: PathRejection| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                "malformed_path",
+                rejection.body_text(),
+            )
+        })
+}

@@ -1,0 +1,32 @@
+//! JSON responses.
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::web::error::Problem;
+
+/// A list, whole.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct ListResponse<T> {
+    /// What it has.
+    pub data: Vec<T>,
+}
+
+/// An answer in JSON.
+pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => {
+            let mut response = (status, Body::from(body)).into_response();
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            response
+        }
+        Err(error) => Problem::internal(format!("an answer is no JSON: {error}")).into_response(),
+    }
+}

@@ -1,0 +1,271 @@
+//! The run object and what belongs to it, with the fields of the API's contract in its order. The views borrow from the
+//! run and are serialized straight to bytes.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use crate::domain::content::Content;
+use crate::domain::run::{Failure, Run, RunId, Status, WaitingFor};
+use crate::domain::structured;
+use crate::domain::usage::{TreeUsage, Usage};
+
+/// A run.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Run")]
+pub struct RunView<'a> {
+    id: RunId,
+    agent: &'a str,
+    agent_version: &'a str,
+    status: Status,
+    parent_id: Option<RunId>,
+    root_id: RunId,
+    /// Levels below the root.
+    depth: u8,
+    /// The parent's tool call that started it.
+    tool_call_id: Option<&'a str>,
+    /// As given; a child's whole message.
+    input: &'a Content,
+    /// The final text, once completed.
+    content: Option<&'a str>,
+    /// The last text of a run that did not complete.
+    partial_content: Option<&'a str>,
+    /// The JSON of `content`, where that was asked for.
+    structured: Option<&'a RawValue>,
+    /// Who gave the last reply.
+    model: &'a str,
+    /// The provider's own word for why that ended.
+    stop_reason: Option<&'a str>,
+    turns: u32,
+    input_tokens: u64,
+    output_tokens: u64,
+    tool_calls: u64,
+    duration_ms: u64,
+    /// The run with all its descendants, also while it runs.
+    tree: TreeUsageView,
+    /// Of one that is `waiting`: for what.
+    waiting_for: Option<WaitingFor>,
+    /// Null unless failed.
+    error: Option<&'a Failure>,
+    cancel_reason: Option<&'a str>,
+    label: Option<&'a str>,
+    completion_status: Option<&'a str>,
+    labels: &'a BTreeMap<String, String>,
+    /// How often it was started; above 1 after a restart.
+    attempt: u32,
+    created_at: Timestamp,
+    started_at: Option<Timestamp>,
+    finished_at: Option<Timestamp>,
+    /// The number of its last event; a root's: of its tree's.
+    last_event: u64,
+    links: Links<'a>,
+}
+
+impl<'a> RunView<'a> {
+    /// The view at the time `now`; `prefix` is the server's path prefix.
+    pub fn new(run: &'a Run, prefix: &'a str, now: Timestamp) -> Self {
+        let link = |suffix| Link {
+            prefix,
+            id: run.id,
+            suffix,
+        };
+        Self {
+            id: run.id,
+            agent: &run.agent,
+            agent_version: &run.agent_version,
+            status: run.status,
+            waiting_for: run.waiting_for.filter(|_| run.status == Status::Waiting),
+            parent_id: run.parent_id,
+            root_id: run.root_id,
+            depth: run.depth.0,
+            tool_call_id: run.tool_call_id.as_deref(),
+            input: &run.input,
+            content: run.content.as_deref(),
+            partial_content: run.partial_content.as_deref(),
+            structured: run
+                .content
+                .as_deref()
+                .filter(|_| run.structured)
+                .and_then(structured::extract_json),
+            model: &run.model,
+            stop_reason: run.stop_reason.as_deref(),
+            turns: run.turns,
+            input_tokens: run.usage.tokens.input,
+            output_tokens: run.usage.tokens.output,
+            tool_calls: run.usage.tool_calls,
+            duration_ms: run.duration_ms(now),
+            tree: TreeUsageView::from(&run.tree),
+            error: run.error.as_ref(),
+            cancel_reason: run.cancel_reason.as_deref(),
+            label: run.label.as_deref(),
+            completion_status: run.completion_status.as_deref(),
+            labels: &run.labels,
+            attempt: run.attempt,
+            created_at: run.created_at,
+            started_at: run.started_at,
+            finished_at: run.finished_at,
+            last_event: run.last_event,
+            links: Links {
+                this: link(""),
+                events: link("/events"),
+                cancel: link("/cancel"),
+                tree: link("/tree"),
+            },
+        }
+    }
+}
+
+/// Usage of a run with all its descendants.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TreeUsage")]
+struct TreeUsageView {
+    runs: u64,
+    #[serde(flatten)]
+    usage: UsageView,
+}
+
+impl From<&TreeUsage> for TreeUsageView {
+    fn from(tree: &TreeUsage) -> Self {
+        Self {
+            runs: tree.runs,
+            usage: UsageView::from(&tree.usage),
+        }
+    }
+}
+
+/// A run's own usage.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Usage")]
+pub struct UsageView {
+    input_tokens: u64,
+    output_tokens: u64,
+    cache_read_tokens: u64,
+    cache_write_tokens: u64,
+    model_calls: u64,
+    tool_calls: u64,
+    /// Null where no price is known for any model that answered.
+    cost_usd: Option<f64>,
+    /// False where some provider's usage is not known.
+    complete: bool,
+}
+
+impl From<&Usage> for UsageView {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            input_tokens: usage.tokens.input,
+            output_tokens: usage.tokens.output,
+            cache_read_tokens: usage.tokens.cache_read,
+            cache_write_tokens: usage.tokens.cache_write,
+            model_calls: usage.model_calls,
+            tool_calls: usage.tool_calls,
+            cost_usd: usage.cost.map(|cost| cost.to_usd()),
+            complete: usage.is_complete(),
+        }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Links<'a> {
+    #[serde(rename = "self")]
+    this: Link<'a>,
+    events: Link<'a>,
+    cancel: Link<'a>,
+    tree: Link<'a>,
+}
+
+#[derive(JsonSchema)]
+#[schemars(into = "String")]
+struct Link<'a> {
+    prefix: &'a str,
+    id: RunId,
+    suffix: &'static str,
+}
+
+impl Serialize for Link<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!(
+            "{}/runs/{}{}",
+            self.prefix, self.id, self.suffix
+        ))
+    }
+}
+
+/// A direct child: the run object, and what a tree's summary adds to it.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Child")]
+pub struct ChildView<'a> {
+    #[serde(flatten)]
+    run: RunView<'a>,
+    task: Option<&'a str>,
+    usage: UsageView,
+}
+
+impl<'a> ChildView<'a> {
+    /// The view at the time `now`.
+    pub fn new(run: &'a Run, prefix: &'a str, now: Timestamp) -> Self {
+        Self {
+            run: RunView::new(run, prefix, now),
+            task: run.task.as_deref(),
+            usage: UsageView::from(&run.usage),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use jiff::Timestamp;
+
+    use super::{ChildView, RunView};
+    use crate::domain::run::{Depth, Run, RunId, Scope, Status};
+
+    fn id(n: u8) -> RunId {
+        format!("run_01980000-0000-7000-8000-0000000000{n:02x}")
+            .parse()
+            .expect("an id")
+    }
+
+    fn run(n: u8, parent: Option<u8>, call: Option<&str>) -> Run {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).expect("a time");
+        Run {
+            root_id: id(1),
+            parent_id: parent.map(id),
+            depth: Depth(u8::from(parent.is_some())),
+            tool_call_id: call.map(str::to_owned),
+            agent_version: "sha256:00".to_owned(),
+            status: Status::Completed,
+            input: "go".into(),
+            task: call.map(|call| format!("task of {call}")),
+            labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
+            content: Some("done".to_owned()),
+            model: "m".to_owned(),
+            stop_reason: Some("end_turn".to_owned()),
+            turns: 2,
+            created_at: at(0),
+            started_at: Some(at(1)),
+            finished_at: Some(at(3)),
+            last_event: 17,
+            ..Run::queued(&Scope::root(id(n), None), "planner".to_owned())
+        }
+    }
+
+    #[test]
+    fn the_run_object_has_the_contracts_fields_in_its_order() {
+        let run = run(1, None, None);
+        let view = RunView::new(&run, "/axed", run.created_at);
+        insta::assert_snapshot!(serde_json::to_string_pretty(&view).expect("JSON"));
+    }
+
+    #[test]
+    fn a_child_is_a_run_with_its_task_and_usage() {
+        let run = run(2, Some(1), Some("c1"));
+        let child = serde_json::to_value(ChildView::new(&run, "", run.created_at)).expect("JSON");
+        assert_eq!(child["task"], "task of c1");
+        assert_eq!(child["usage"]["model_calls"], 0);
+        assert_eq!(child["links"]["tree"], format!("/runs/{}/tree", id(2)));
+    }
+}

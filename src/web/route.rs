@@ -1,0 +1,79 @@
+//! One route: its method and path, the scope that it needs, its handler and its OpenAPI entry.
+
+use axum::handler::Handler;
+use axum::routing::{self, MethodRouter};
+
+use crate::config::KeyScope;
+use crate::web::auth;
+use crate::web::openapi::operation::Operation;
+use crate::web::state::AppState;
+
+/// What is answered.
+pub struct Route {
+    /// In small letters.
+    pub method: &'static str,
+    /// Without the path prefix.
+    pub path: &'static str,
+    /// What a key needs for it, where keys are configured; none for those that are open to anyone.
+    pub scope: Option<KeyScope>,
+    /// What the OpenAPI document says of it.
+    pub describe: fn(Operation<'_>) -> Operation<'_>,
+    handler: MethodRouter<AppState>,
+}
+
+impl Route {
+    pub fn with_scope(self, scope: KeyScope) -> Self {
+        Self {
+            scope: Some(scope),
+            ..self
+        }
+    }
+
+    pub fn into_handler(self, state: &AppState) -> MethodRouter<AppState> {
+        match self.scope {
+            Some(scope) => auth::require_scope(&state.settings, scope, self.handler),
+            None => self.handler,
+        }
+    }
+}
+
+type DescribeOperation = fn(Operation<'_>) -> Operation<'_>;
+
+pub fn get<T: 'static>(
+    path: &'static str,
+    handler: impl Handler<T, AppState>,
+    describe: DescribeOperation,
+) -> Route {
+    route("get", path, routing::get(handler), describe)
+}
+
+pub fn post<T: 'static>(
+    path: &'static str,
+    handler: impl Handler<T, AppState>,
+    describe: DescribeOperation,
+) -> Route {
+    route("post", path, routing::post(handler), describe)
+}
+
+pub fn delete<T: 'static>(
+    path: &'static str,
+    handler: impl Handler<T, AppState>,
+    describe: DescribeOperation,
+) -> Route {
+    route("delete", path, routing::delete(handler), describe)
+}
+
+fn route(
+    method: &'static str,
+    path: &'static str,
+    handler: MethodRouter<AppState>,
+    describe: DescribeOperation,
+) -> Route {
+    Route {
+        method,
+        path,
+        scope: None,
+        describe,
+        handler,
+    }
+}

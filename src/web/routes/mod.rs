@@ -1,0 +1,9 @@
+//! The handlers, one file for each resource.
+
+pub mod approvals;
+pub mod deliveries;
+pub mod events;
+pub mod health;
+pub mod metrics;
+pub mod runs;
+pub mod sessions;
