@@ -17,7 +17,7 @@ use axed::workdirs::reserved::ReservedPaths;
 use futures_util::future::BoxFuture;
 use serde_json::value::to_raw_value;
 
-/// A word that nowhere stands, one that stands in few files, and one that no literal narrows down.
+/// A term in no file, one in few files, and one without a literal.
 const PATTERNS: [&str; 3] = [
     "xyzzy_nowhere",
     "fn openat2_beneath|RESOLVE_BENEATH",

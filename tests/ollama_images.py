@@ -3,7 +3,7 @@
 
   ollama_images.py FILE...
 
-Each must be Base64, and is written by those types as it stands in the body; else it stays as it is, and the checker says so.
+Each must be Base64, and is written unchanged by those types; otherwise the checker reports it.
 """
 import base64, json, sys
 

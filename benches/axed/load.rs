@@ -222,7 +222,7 @@ impl Client {
         }
     }
 
-    /// Asks, and tells whether the answer is a good one: 2xx, and not of a run that failed.
+    /// Sends a request and returns whether the response is good: 2xx, and not of a failed run.
     async fn send(&mut self, request: &[u8]) -> bool {
         match self.exchange(request).await {
             Ok(()) => {

@@ -30,7 +30,7 @@ const CROWD: usize = 5000;
 /// What the crowd's provider takes for its answer.
 const PROVIDER_DELAY: Duration = Duration::from_secs(2);
 
-const SINGLE: &str = r#"{"input":"Say hello to the whole house."}"#;
+const SINGLE: &str = r#"{"input":"Say hello to the whole office."}"#;
 const RUN: &str = "/agents/solo/runs?wait=30";
 const TREE: &str = "/agents/root/runs?wait=30";
 
@@ -122,7 +122,7 @@ async fn single(table: &mut Table) {
     let provider = Process::provider(Duration::ZERO);
     let ceiling = provider::direct_request(&provider.address);
     let max_load = measure_throughput(&ceiling, 64, MEASURE).await;
-    table.throughput("provider asked directly, 64 clients", &max_load);
+    table.throughput("provider without axed, 64 clients", &max_load);
     let bare = Process::bare(&provider);
     let http_request = request(&bare.address, "/run", SINGLE);
     let mut baselines = Vec::new();

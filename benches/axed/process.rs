@@ -1,4 +1,4 @@
-//! Processes under measurement: started, asked for their address and their memory, killed at the end.
+//! Processes under measurement: started, read for their address and memory, killed at the end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ pub struct Process {
     /// `host:port`.
     pub address: String,
     child: Child,
-    // Removed when the process is gone; none where another one goes on in it.
+    // Removed when the process is gone; none if another one continues in it.
     home: Option<TempDir>,
 }
 
@@ -195,7 +195,7 @@ impl Drop for Process {
     }
 }
 
-/// A listener on a free port, whose address is told to the process that started this one.
+/// A listener on a free port; prints its address for the process that started this one.
 pub fn listen() -> TcpListener {
     let socket = TcpSocket::new_v4().expect("a socket");
     let any = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -2,7 +2,7 @@
 //!
 //! Models: `hang` never answers; `fan-9-leaf` calls the agent `leaf` nine times at once, then says its text;
 //! `gate-fan-9-leaf` does so once the gate is open; `steps-40-5-read_file` makes forty replies with five calls of that tool
-//! each, then says its text. `GET /busy` tells how many requests are being answered, and
+//! each, then says its text. `GET /busy` returns the number of requests in progress, and
 //! `POST /gate` opens the gate for those that wait.
 
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use crate::load::request;
 use crate::process::listen;
 
-const TEXT: &[u8] = br#"{"id":"c","object":"chat.completion","created":0,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"Hello to everybody in the house."},"finish_reason":"stop"}],"usage":{"prompt_tokens":20,"completion_tokens":10,"total_tokens":30}}"#;
+const TEXT: &[u8] = br#"{"id":"c","object":"chat.completion","created":0,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"Hello to everybody in the building."},"finish_reason":"stop"}],"usage":{"prompt_tokens":20,"completion_tokens":10,"total_tokens":30}}"#;
 
 const THREE_CALLS: &[u8] = br#"{"id":"c","object":"chat.completion","created":0,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":null,"tool_calls":[{"id":"a","type":"function","function":{"name":"call_agent","arguments":"{\"agent\":\"leaf\",\"task\":\"greet the cellar\"}"}},{"id":"b","type":"function","function":{"name":"call_agent","arguments":"{\"agent\":\"leaf\",\"task\":\"greet the hall\"}"}},{"id":"c","type":"function","function":{"name":"call_agent","arguments":"{\"agent\":\"leaf\",\"task\":\"greet the attic\"}"}}]},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":90,"completion_tokens":60,"total_tokens":150}}"#;
 

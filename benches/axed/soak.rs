@@ -126,7 +126,7 @@ pub async fn run(home: &Path, is_mounted: bool) -> bool {
         .run_phases(Duration::from_secs_f64(minutes * 60.0), &home.join("work"))
         .await;
     if let Some(keep_dir) = env_var("AXED_SOAK_KEEP") {
-        // For whoever looks into it: the record and the log.
+        // For later inspection: the record and the log.
         let _ = Command::new("cp")
             .arg("-r")
             .arg(home)

@@ -1,4 +1,4 @@
-//! Prints what was measured beside what is asked for.
+//! Prints what was measured beside what is required.
 
 use crate::load::Load;
 

@@ -81,7 +81,7 @@ pub async fn overhead(table: &mut Table) {
 /// Runs with more and more tool calls: what one call costs must not grow with the calls before it.
 pub async fn long(table: &mut Table) {
     let workdir = tempfile::tempdir().expect("a directory");
-    let line = "Every house has a cellar, a hall and an attic.\n";
+    let line = "Every hotel has a cellar, a hall and an attic.\n";
     std::fs::write(workdir.path().join("f"), line.repeat(4096 / line.len())).expect("a file");
     let empty = tempfile::tempdir().expect("a directory");
     for (name, tool, dir) in [

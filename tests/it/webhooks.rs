@@ -1,4 +1,4 @@
-//! Webhooks: who is told what, signed how, how often, and what no receiver can do to the daemon.
+//! Webhooks: receivers, messages, signatures, retries, and what no receiver can do to the daemon.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OTHER_SECRET: &str = "whsec_/////////////////////////////////////////w==";
 
-/// A daemon that may tell a receiver on this machine, and tries again at once.
+/// A daemon that may deliver to a receiver on this machine, and retries at once.
 fn daemon() -> Setup {
     TestApp::setup()
         .environment("HOOK_SECRET", SECRET)
@@ -36,7 +36,7 @@ async fn deliveries(app: &TestApp, run: &str) -> Vec<Value> {
     got.json()["data"].as_array().expect("data").clone()
 }
 
-/// Waits until all deliveries of the run stand so.
+/// Waits until all deliveries of the run have this status.
 async fn settled(app: &TestApp, run: &str, status: &str) -> Vec<Value> {
     let path = format!("/runs/{run}/deliveries");
     let wish = |got: &ApiResponse| {
@@ -97,7 +97,7 @@ async fn a_runs_end_is_told_signed_and_thin() {
     assert_eq!(attempts.len(), 1);
     assert_eq!(attempts[0]["status"], 200);
     assert_eq!(attempts[0]["error"], Value::Null);
-    // A child run is told of by its root only.
+    // Only the root run sends webhooks.
     assert_eq!(receiver.messages().len(), 1);
     let child = run.children().await;
     assert!(deliveries(&app, child[0].id()).await.is_empty());
@@ -161,7 +161,7 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     assert_eq!(reported.json()["data"]["status"], "running");
     settled(&app, run.id(), "delivered").await;
 
-    // The file's is told as before, and the request's of what it names itself.
+    // The file's receiver gets its events as before, and the request's those that it names.
     let body = json!({"input": "go", "webhook": {"url": own.url("/own")}});
     let run = app.run_with("solo", body).await;
     let reported = &own.wait_for_messages(1).await[0];
@@ -185,7 +185,7 @@ async fn a_request_names_one_more_receiver_and_its_events() {
     assert_eq!(ids.len(), 4);
     assert_eq!(files.messages().len(), 2);
 
-    // None is told of a run whose agent and request name no receiver.
+    // A run whose agent and request name no receiver has no deliveries.
     let run = app.run("plain", "go").await;
     assert!(deliveries(&app, run.id()).await.is_empty());
 }
@@ -229,7 +229,7 @@ async fn a_tenants_receiver_is_added_and_signed_with_its_own_secret() {
     assert_eq!(accepted.status, 202, "{}", accepted.text);
     app.provider.wait_for_request("solo", 1).await;
 
-    // Both are remembered by whoever goes on with the run.
+    // The process that resumes the run keeps both.
     app.crash_and_restart().await;
 
     let (to_operator, to_ada) = (
@@ -478,7 +478,7 @@ async fn what_was_not_delivered_is_delivered_by_the_next_process() {
 
     app.crash_and_restart().await;
 
-    // The one had ended before; the other remembers its receiver while it goes on.
+    // The one had ended before; the other keeps its receiver when it resumes.
     settled(&app, &ended, "delivered").await;
     settled(&app, &running, "delivered").await;
     let reported = receiver.messages();

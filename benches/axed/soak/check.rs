@@ -150,7 +150,7 @@ fn collect_runs<'t>(summary: &'t Value, runs: &mut Vec<(&'t str, &'t str)>) {
     }
 }
 
-/// Of each turn the record has the reply that was given last: nobody asked for a recorded one again.
+/// Of each turn the record has the last reply: no recorded one was requested again.
 fn check_requests(
     requests: &Requests,
     messages: &[Value],
@@ -201,7 +201,7 @@ fn check_requests(
         .any(|serials| serials.len() > 1)
     {
         return Err(format!(
-            "{token} asked twice without having been stopped: {serials_by_turn:?}"
+            "{token} requested twice without having been stopped: {serials_by_turn:?}"
         ));
     }
     Ok(())

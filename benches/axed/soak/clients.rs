@@ -168,7 +168,7 @@ impl Client {
         Ok(())
     }
 
-    /// A client that is cut off again and again and goes on behind the last event that it has.
+    /// A client that is disconnected repeatedly and continues after the last event that it has.
     async fn run_streamed(&mut self) -> Result<(), String> {
         let (token, mut stream) = loop {
             let token = self.next_token();
@@ -264,7 +264,7 @@ impl Client {
         for other in [second, third] {
             let other = other.text("id");
             self.ledger.expect(other == id, || {
-                format!("the idempotency key {token} stands for {id} and {other}")
+                format!("the idempotency key {token} has the runs {id} and {other}")
             });
         }
         self.ledger.count("keys repeated");

@@ -23,7 +23,7 @@ pub enum Fault {
     Full(Duration),
     /// Writes fail with an I/O error.
     WriteErrors(Duration),
-    /// The process stands still: SIGSTOP, then SIGCONT.
+    /// The process is stopped: SIGSTOP, then SIGCONT.
     Stopped(Duration),
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The longest that `/livez` may take; a daemon that is not optimised gets ten times as long.
 pub const LIVEZ_LIMIT: Duration =
     Duration::from_millis(if cfg!(debug_assertions) { 1_000 } else { 100 });
-/// What a bare server takes at most where the machine is not to blame.
+/// The most that a bare server takes if the machine is not the cause.
 const BARE_LIMIT: Duration = Duration::from_millis(25);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -17,7 +17,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Default)]
 pub struct HealthMonitor {
     observations: Arc<Mutex<Observations>>,
-    /// Odd while the process stands still.
+    /// Odd while the process is stopped.
     pauses: Arc<AtomicU64>,
 }
 
@@ -101,12 +101,12 @@ impl HealthMonitor {
             .map(|(begin, _)| *begin)
     }
 
-    /// The process stands still: what is measured does not count.
+    /// The process is stopped: measurements do not count.
     pub fn pause(&self) {
         self.pauses.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It goes on.
+    /// It continues.
     pub fn resume(&self) {
         self.pauses.fetch_add(1, Ordering::SeqCst);
     }

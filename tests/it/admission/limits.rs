@@ -43,7 +43,7 @@ async fn ended(app: &TestApp, key: &str, run: &Value) -> Value {
     get(app, key, &path).await.json()["content"].clone()
 }
 
-/// What the provider was asked, in order.
+/// The requests to the provider, in order.
 fn sent(app: &TestApp) -> Vec<String> {
     let seen = app.provider.requests();
     seen.iter()
@@ -253,7 +253,7 @@ async fn the_line_outlives_a_crash() {
     for (key, run) in &runs {
         assert_eq!(ended(&app, key, run).await, "done");
     }
-    // It goes on first, and the turns go on behind it.
+    // It resumes first, and the turns continue after it.
     let order = [
         "ada 1", "bob 1", "bob 1", "ada 2", "bob 2", "ada 3", "ada 4",
     ];
@@ -279,7 +279,7 @@ async fn a_tenants_children_leave_the_others_their_part_of_the_runs_at_work() {
 
     let path = "/agents/planner/runs";
     let planner = post(&app, "ada", path, &json!({"input": "go"})).await;
-    // With its root, the half for whoever comes first and her part of the other half.
+    // With its root, the shared half and its part of the other half.
     app.provider.wait_for_concurrency("reader", 5).await;
     let waits = start(&app, "ada", "waits").await;
     assert_eq!(waits["status"], "queued");
@@ -310,7 +310,7 @@ async fn a_tenants_backlog_leaves_the_others_their_part_of_the_queue() {
     for n in 1..4 {
         runs.push(start(&app, "ada", &format!("ada {n}")).await);
     }
-    // The half for whoever comes first, and a part of the other half.
+    // The shared half, and a part of the other half.
     post(&app, "ada", path, &json!({})).await.problem(429);
     runs.push(start(&app, "bob", "bob").await);
     post(&app, "bob", path, &json!({})).await.problem(429);

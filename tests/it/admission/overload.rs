@@ -1,4 +1,4 @@
-//! A house full of runs: nobody starves, nobody is forgotten, and who cannot be served is told when to come back.
+//! A daemon full of runs: none starves, none is lost, and refused clients get a `Retry-After`.
 
 use serde_json::json;
 

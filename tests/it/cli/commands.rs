@@ -253,7 +253,7 @@ async fn run_takes_more_from_stdin_than_a_daemon_takes_in_a_body() {
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("start axed");
         let mut stdin = child.stdin.take().expect("stdin");
-        // Whoever refuses the input need not read it to its end.
+        // A command that refuses the input need not read it to its end.
         let _ = within_timeout("stdin", stdin.write_all(&vec![b'x'; size])).await;
         drop(stdin);
         let output = within_timeout("the end", child.wait_with_output()).await;

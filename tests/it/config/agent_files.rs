@@ -21,7 +21,7 @@ async fn until(catalog: &Catalog, holds: impl Fn(&Agents) -> bool) -> Arc<Agents
     let mut news = catalog.subscribe();
     let found = async {
         loop {
-            // Marked as seen before looking: a change in between is heard.
+            // Marked as seen before looking: a change in between is noticed.
             news.borrow_and_update();
             let agents = catalog.current();
             if holds(&agents) {

@@ -578,7 +578,7 @@ fn the_config_that_ships_is_valid_also_with_every_key_uncommented() {
     config(&uncommented.join("\n"), &[("HOME", "/home/ada")]).expect("every key of it");
 }
 
-/// A commented key or table without its comment sign; any other line as it stands.
+/// A commented key or table without its comment sign; any other line unchanged.
 fn uncommented(line: &str) -> &str {
     let Some(rest) = line
         .strip_prefix('#')

@@ -282,7 +282,7 @@ async fn the_roots_quota_counts_the_unnamed_agents_of_the_whole_tree() {
         .provider
         .requests_for("planner")
         .last()
-        .expect("asked")
+        .expect("a request")
         .tool_results();
     let refused = "Resource quota exceeded: Execution limit reached: 2/2";
     assert_eq!(results[1..], [refused, refused]);
@@ -318,10 +318,10 @@ async fn tokens_of_unnamed_agents_are_bounded_for_the_tree() {
 
 #[tokio::test]
 async fn the_depth_is_the_trees() {
-    // Each asks for one more below it, until it is told that there is no more.
+    // Each starts one more below it, until an error says that there is no more.
     let descend = |seen: &RecordedRequest| match seen.tool_results().last() {
         None => calls([task("deeper")]),
-        Some(result) => says(format!("told: {result}")),
+        Some(result) => says(format!("got: {result}")),
     };
     for (agent, deepest) in [
         (ON.to_owned(), 3),

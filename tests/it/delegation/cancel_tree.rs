@@ -11,7 +11,7 @@ use crate::support::gate::Gate;
 use crate::support::provider::answer::{delegates, hangs, says};
 use crate::support::run::Run;
 
-/// Agents `l0` to `l4`, each of which asks three of the next; the last ones never hear from their model.
+/// Agents `l0` to `l4`, each of which calls three of the next; the last ones never get a reply from their model.
 fn scenario(of_l3: &str) -> Setup {
     TestApp::setup()
         .agent(
@@ -36,7 +36,7 @@ async fn at_work(app: &TestApp, leaves: usize) -> Run<'_> {
     run
 }
 
-/// Where the end of each run stands in the log; every run has one, and it is a cancel for this reason.
+/// The position of each run's end in the log; every run has one, and it is a cancel for this reason.
 fn ends(events: &[Event], reason: &str) -> BTreeMap<String, u64> {
     let mut ends = BTreeMap::new();
     for event in events {
@@ -56,10 +56,10 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
     let app = scenario("").spawn().await;
     let run = at_work(&app, 81).await;
 
-    let cancelled = run.cancel("the house is closed").await;
+    let cancelled = run.cancel("the office is closed").await;
 
     assert_eq!(cancelled.status(), "cancelled");
-    assert_eq!(cancelled["cancel_reason"], "the house is closed");
+    assert_eq!(cancelled["cancel_reason"], "the office is closed");
     assert_eq!(cancelled["tree"]["runs"], 121);
     app.provider.wait_for_disconnects(81).await;
     assert_eq!(app.provider.requests_for("l4").len(), 81);
@@ -67,11 +67,11 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
     assert_eq!(family.len(), 121);
     let events = run.events().await;
     assert_complete(&events);
-    let ends = ends(&events, "the house is closed");
+    let ends = ends(&events, "the office is closed");
     assert_eq!(ends.len(), 121);
     for record in &family {
         assert_eq!(record["status"], "cancelled", "{record}");
-        assert_eq!(record["cancel_reason"], "the house is closed", "{record}");
+        assert_eq!(record["cancel_reason"], "the office is closed", "{record}");
         assert!(record["finished_at"].is_string(), "{record}");
         if let Some(parent) = record["parent_id"].as_str() {
             let own = ends[record["id"].as_str().expect("an id")];
@@ -89,7 +89,7 @@ async fn a_tree_of_121_runs_is_cancelled_whole_and_from_below() {
     let reported: Vec<_> = reported
         .map(|event| (&event["run_id"], event.seq()))
         .collect();
-    assert_eq!(reported.len(), 1, "one run was asked to stop");
+    assert_eq!(reported.len(), 1, "one cancel was requested");
     assert_eq!(reported[0].0, &run["id"]);
     assert!(ends.values().all(|end| *end > reported[0].1));
 }
@@ -324,13 +324,17 @@ async fn a_child_that_nobody_came_back_to_yet_can_be_cancelled() {
         assert_eq!(got.json()["status"], "cancelling");
         assert_eq!(got.json()["cancel_reason"], "not needed");
     }
-    app.find(&first).await.cancel("make room").await;
+    app.find(&first).await.cancel("make space").await;
 
     assert_eq!(parent.wait_for_end().await.output(), "done");
     let child = child.reload().await;
     assert_eq!(child.status(), "cancelled");
     assert_eq!(child["cancel_reason"], "not needed");
-    assert_eq!(app.provider.requests_for("reader").len(), 1, "asked again");
+    assert_eq!(
+        app.provider.requests_for("reader").len(),
+        1,
+        "requested again"
+    );
     let seen = app.provider.requests_for("planner");
     let results = seen[1].tool_results();
     assert!(results[0].contains("cancelled: not needed"), "{results:?}");

@@ -1,4 +1,4 @@
-//! Bounds that hold without being asked for: runs of one tree, runs at work, delegations and calls of one reply.
+//! Limits that hold by default: runs of one tree, active runs, delegations and calls of one reply.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -139,7 +139,7 @@ async fn a_tree_keeps_its_count_over_a_restart() {
         .provider
         .requests_for("planner")
         .last()
-        .expect("asked")
+        .expect("a request")
         .tool_results();
     assert_eq!(
         results.last().map(String::as_str),

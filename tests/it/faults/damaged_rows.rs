@@ -224,7 +224,7 @@ async fn a_damaged_run_is_left_out_of_lists_and_can_be_deleted() {
         &app,
         &format!("UPDATE runs SET labels = '{{' WHERE id IN ({one}, {other})"),
     );
-    // The daemon that drives a run goes on with it.
+    // The daemon that drives a run continues it.
     let refused = app.delete(&format!("/runs/{unfinished}")).await;
     refused.problem(500);
 

@@ -54,7 +54,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Whoever still has a file open keeps it.
+        // A process that has a file open keeps it.
         let _ = Command::new("umount")
             .arg("-l")
             .arg(self.point.path())
@@ -78,7 +78,7 @@ fn large() -> Value {
 #[tokio::test]
 async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
     let Some(disk) = Disk::of(128) else {
-        eprintln!("not told: this machine mounts no file system for a test");
+        eprintln!("skipped: this machine mounts no file system for a test");
         return;
     };
     let data = disk.path("data");
@@ -106,7 +106,7 @@ async fn a_full_disk_lets_runs_be_read_and_deleted_also_after_a_restart() {
         }
         refused = app.post("/agents/solo/runs", &large()).await;
     }
-    // Runs that were at work are suspended then, so that the store need not have been asked.
+    // Active runs are suspended then, so the store need not have been used.
     let codes = ["store_full", "store_unavailable"];
     assert!(codes.contains(&&*code(&refused).1), "{refused:?}");
     assert_eq!(refused.status, 503);
@@ -276,7 +276,7 @@ async fn a_backup_of_a_daemon_at_work_is_restored() {
     app.restart_after_end().await;
     assert_eq!(app.find(&kept).await.output(), "done");
     app.get(&format!("/runs/{after}")).await.problem(404);
-    // What was at work when the copy was made goes on.
+    // A run that was active when the copy was made resumes.
     app.provider.wait_for_request("slow", 2).await;
     app.daemon.kill().await;
     app.restart_after_end().await;

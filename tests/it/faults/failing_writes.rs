@@ -158,7 +158,7 @@ async fn runs_at_work_outlive_a_locked_database() {
     for id in &ids {
         received.push(ended_whole(&app, id).await);
     }
-    // Each session kept its order: its first run heard one message, its second two.
+    // Each session kept its order: its first run got one message, its second two.
     for (text, many) in [("got 1", 12), ("got 2", 12), ("planned", 24), ("done", 24)] {
         let found = received.iter().filter(|output| *output == text).count();
         assert_eq!(found, many, "{text}");
@@ -197,7 +197,7 @@ async fn a_tree_of_which_one_write_fails_stops_and_goes_on() {
 
     refuse(&app, "new.steps LIKE '[{\"result\"%'");
     gate.open();
-    // What the tree had under way is broken off, and asked again when it goes on.
+    // The tree's requests in progress are cancelled, and repeated when it resumes.
     app.provider.wait_for_disconnects(1).await;
     refuse_no_more(&app);
     app.provider.wait_for_request("slow", 2).await;
@@ -246,7 +246,7 @@ async fn a_write_that_nobody_waits_for_suspends_its_tree_too() {
     let run = app.start("planner", "go").await;
     app.provider.wait_for_request("reader", 1).await;
 
-    // The planner's second turn is begun while its model is asked already.
+    // The planner's second turn has begun and its request is in progress.
     refuse(&app, "new.events LIKE '%turn.started%'");
     gate.open();
     app.daemon
@@ -369,7 +369,7 @@ async fn a_daemon_that_stops_while_the_store_fails_leaves_its_runs_to_the_next()
     assert_eq!(ended_whole(&app, &second).await, "got 2");
 }
 
-/// Starts the app's daemon anew with a data directory of so little room; false where that is not permitted.
+/// Restarts the app's daemon with a data directory of this size; false if that is not permitted.
 async fn restart_in_little_room(app: &mut TestApp) -> bool {
     let mount = "mount -t tmpfs -o size=6m tmpfs data";
     let unshare = ["--user", "--map-root-user", "--mount", "sh", "-c"];
@@ -426,13 +426,13 @@ async fn runs_at_work_outlive_a_full_disk() {
         app.daemon.pid(),
         app.path("data").display()
     );
-    // It ends with an error: that there is no room left.
+    // It ends with an error: no space left.
     assert!(fs::write(&filler, vec![0; 16 << 20]).is_err());
     gate.open();
     app.daemon
         .wait_for_log("is suspended until the store works")
         .await;
-    fs::remove_file(&filler).expect("room");
+    fs::remove_file(&filler).expect("space");
 
     while let Some(got) = waiting.join_next().await {
         let got = got.expect("no panic");

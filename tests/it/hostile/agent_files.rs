@@ -51,7 +51,7 @@ proptest! {
             Ok(_) => {}
             Err(reported) => {
                 prop_assert!(!is_whole, "{}", reported);
-                // A [[list]] where the house has one table is its own section's error; all name the file.
+                // A [[list]] instead of a table is an error of its own section; all name the file.
                 prop_assert!(reported.lines().all(|line| line.contains("axed.toml") || line.starts_with("and ")), "{}", reported);
             }
         }
@@ -171,7 +171,7 @@ fn mutilated(texts: Vec<String>) -> impl Strategy<Value = (bool, String)> {
                 0 => drop(lines.remove(at)),
                 1 => lines.swap(at, other),
                 2 => lines.insert(at, lines[other].clone()),
-                // What stands behind the equals sign is another thing.
+                // The value after the equals sign is another.
                 3 => {
                     let key = lines[at].split('=').next().unwrap_or_default();
                     lines[at] = format!("{key}= {token}")

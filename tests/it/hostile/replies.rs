@@ -126,8 +126,8 @@ enum Wound {
     Twice(Index, usize),
     /// The rest is missing.
     End(Index),
-    /// A word is another one, wherever it stands.
-    Word(&'static str, &'static str),
+    /// A token is replaced by another one, at every position.
+    Token(&'static str, &'static str),
     /// A part is written so often.
     Grow(Index, usize, usize),
 }
@@ -140,7 +140,7 @@ fn wounds() -> impl Strategy<Value = Vec<Wound>> {
         (at(), select(PIECES)).prop_map(|(at, piece)| Wound::Insert(at, piece)),
         (at(), 1_usize..300).prop_map(|(at, length)| Wound::Twice(at, length)),
         at().prop_map(Wound::End),
-        (select(WORDS), select(WORDS)).prop_map(|(from, to)| Wound::Word(from, to)),
+        (select(WORDS), select(WORDS)).prop_map(|(from, to)| Wound::Token(from, to)),
         (at(), 1_usize..40, 2_usize..2000)
             .prop_map(|(at, part, times)| Wound::Grow(at, part, times)),
     ];
@@ -171,7 +171,7 @@ impl Wound {
                 body.splice(at..at, part);
             }
             Self::End(at) => body.truncate(place(at)),
-            Self::Word(from, to) => {
+            Self::Token(from, to) => {
                 let text = String::from_utf8_lossy(body).replace(from, to);
                 *body = text.into_bytes();
             }

@@ -457,7 +457,7 @@ async fn commands_bring_a_key_along() {
     let health = ["health", "--server", server];
     assert_eq!(called(&health, None).await.0, Some(0));
 
-    // In process nobody is asked, whatever the configuration says of clients.
+    // In process no key is needed, whatever the configuration says of clients.
     let (_, said, reported) = called(&["run", "solo", "hi"], None).await;
     assert_eq!(said, "in process", "{reported}");
 }

@@ -1,4 +1,4 @@
-//! What the API says to those who ask wrongly, beyond what `config::start` and `hostile::clients` tell: every refusal names the place
+//! Errors of the API, beyond those in `config::start` and `hostile::clients`: every refusal names the field
 //! and what to do instead.
 
 use reqwest::{Client, Method, Version};

@@ -1,4 +1,4 @@
-//! The log of a tree: numbered without gaps, told from the first event on, closed after the last.
+//! The event log of a tree: numbered without gaps, complete from the first event, closed after the last.
 
 use serde_json::json;
 
@@ -101,7 +101,7 @@ async fn a_listener_hears_the_past_then_the_present_and_then_the_end() {
     gapless(&received);
     assert_eq!(received.last().map(Event::kind), Some("run.completed"));
     assert_eq!(received, run.events().await);
-    // A late listener hears the same.
+    // A late subscriber gets the same.
     assert_eq!(app.events(&run).await.rest().await, received);
 }
 

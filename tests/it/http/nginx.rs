@@ -1,4 +1,4 @@
-//! Behind a real nginx whose proxy settings are its own defaults. Skipped, with a word on stderr, where there is none:
+//! Behind a real nginx with its default proxy settings. Skipped, with a note on stderr, if there is none:
 //! `tests/install_tools.sh` installs it.
 
 use std::fs;
@@ -84,7 +84,7 @@ impl Nginx {
                         _home: home,
                     });
                 }
-                // Somebody else may have been quicker to take the port; anything else is told on stderr.
+                // Another process may have taken the port; any other error is on stderr.
                 Err(_) if TcpStream::connect(address).await.is_ok() => {}
                 Err(status) => panic!("nginx ended with {status}"),
             }
@@ -107,7 +107,7 @@ async fn nginx_as_it_is_installed_passes_events_on_as_they_happen() {
     app.provider.will("solo", [says(words).pausing_at(&gate)]);
     let client = Client::new();
 
-    // What starts the run is a stream, too, and the run is held until both have told their first events.
+    // The request that starts the run is a stream too, and the run is held until both have sent their first events.
     let request = client
         .post(format!("{}/axed/agents/solo/runs", nginx.url))
         .header("accept", "text/event-stream")

@@ -155,7 +155,7 @@ async fn every_route_is_told_as_it_answers_and_no_other() {
     assert!(operations.len() > 20, "{operations:?}");
     for (path, method, reported) in &operations {
         let name = reported["operationId"].as_str().expect("a name");
-        assert!(names.insert(name), "{name} is told twice");
+        assert!(names.insert(name), "{name} is listed twice");
         let got = ask(&app, method, &filled(path)).await;
         assert_ne!(code(&got), "route_not_found", "{method} {path}");
         assert_ne!(got.status, 405, "{method} {path}");

@@ -97,7 +97,7 @@ async fn a_streaming_post_tells_a_whole_tree() {
         .await;
     let numbered: Vec<_> = reported.iter().filter(|event| event.seq() > 0).collect();
     assert_eq!(numbered, run.events().await.iter().collect::<Vec<_>>());
-    // A delta belongs to the turn of its run that has been told last, and that has not been told as completed.
+    // A delta belongs to the last started turn of its run, which has not completed.
     for (at, delta) in reported.iter().enumerate() {
         if delta.kind() == "text.delta" {
             let turn = reported[..at].iter().rev().find(|event| {
@@ -227,7 +227,7 @@ async fn the_first_block_is_an_event_and_the_first_byte_comes_at_once() {
     assert_eq!(rest.matches("retry:").count(), 1, "{rest}");
 }
 
-/// A client that keeps what it was told, and the number of the last event that came whole.
+/// A client that keeps what it received, and the number of the last whole event.
 #[derive(Default)]
 struct Reader {
     reported: Vec<Event>,

@@ -7,7 +7,7 @@ use crate::support::provider::answer::says;
 
 #[tokio::test]
 async fn a_key_in_the_environment_is_enough_for_a_known_service() {
-    // The fake provider stands where the service would be; everything else is the preset's.
+    // The fake provider replaces the service; everything else is the preset's.
     let app = TestApp::setup()
         .config("[providers.gemini]\nbase_url = \"{provider}\"\n")
         .environment("GOOGLE_API_KEY", "key-of-gemini")

@@ -96,7 +96,7 @@ async fn replies_recorded_on_openais_wire_are_read() {
 #[tokio::test]
 async fn replies_recorded_on_the_responses_wire_are_read() {
     let arguments = json!({"agent": "reader", "task": "read README"});
-    // The server tells of a cut reply as of a whole one.
+    // The server reports a cut reply like a whole one.
     let table = "
 01_plain            | - | completed | 32 5 5     | Hello, world!
 03_tool_call        | call_cjoTw1HZ6OaKmjmhFWjTvxZuZDotHvkE | completed | 188 28 15  |

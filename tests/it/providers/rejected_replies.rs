@@ -38,7 +38,7 @@ fn limit(wire: Wire) -> &'static str {
 #[tokio::test]
 async fn a_refusal_ends_the_run_at_once_and_is_kept() {
     let (app, agents) = on_every_wire("fallback_models = [\"anthropic/other\"]").await;
-    app.provider.always("other", |_| says("never asked"));
+    app.provider.always("other", |_| says("never requested"));
     for (wire, agent) in agents {
         if wire == Wire::Ollama {
             // It has no form for refusals.
@@ -215,7 +215,7 @@ async fn a_stream_that_breaks_off_counts_as_far_as_it_reported() {
 
     let run = app.run("solo", "go").await;
 
-    // Anthropic's wire tells the input at the beginning, and the output at the end.
+    // Anthropic's wire reports the input at the beginning, and the output at the end.
     assert_eq!(run.output(), "done");
     assert_eq!(run.usage(), (110, 6, 0));
     assert_eq!(run["tree"]["complete"], false);

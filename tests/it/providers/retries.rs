@@ -249,7 +249,7 @@ async fn a_stream_that_breaks_takes_its_text_back_and_starts_again() {
     let run = app.start("solo", "go").await;
     app.provider.wait_for_concurrency("solo", 1).await;
     let mut events = app.events(&run).await;
-    // Who has been told what is stored is listening to what comes.
+    // A subscriber that has the stored events gets the live ones.
     let mut received = events.until("run.queued").await;
     gate.open();
     received.extend(events.rest().await);

@@ -92,7 +92,7 @@ async fn raised_errors_are_tried_again_until_the_answer_comes() {
 
 #[tokio::test]
 async fn a_streaming_run_hears_it_word_by_word() {
-    // The wait that the first answer asks for gives the listener time to stand before the words come.
+    // The wait of the first response gives the subscriber time to connect before the text arrives.
     let script = r#"
     [[replies]]
     errors = [{ category = "overloaded", retry_after_ms = 1000 }]

@@ -63,7 +63,7 @@ async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
             );
             assert_eq!(cost(&run), 200.0 * share, "{model}");
             assert!(warnings(&run.events().await).is_empty());
-            // The service may answer on another tier than was asked for, and says so.
+            // The service may use another tier than requested, and reports it.
             app.provider
                 .will("gpt", [priced(says("done")).with_tier("default")]);
             let run = app.run_with("solo", json!({"stream": stream})).await;
@@ -75,7 +75,7 @@ async fn flex_goes_out_on_both_wires_and_costs_what_it_is_billed_at() {
                 Value::Null
             );
             assert_eq!(cost(&run), 200.0, "{model}");
-            // Whoever asks for nothing may be billed by the project's own setting.
+            // A request without a tier may be billed by the project's own setting.
             app.provider
                 .will("gpt", [priced(says("done")).with_tier("flex")]);
             let unset = json!({"params": {"service": "default"}});

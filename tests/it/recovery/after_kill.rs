@@ -1,4 +1,4 @@
-//! A daemon that is killed, and the next one that goes on where it stood: nothing asked twice, nothing lost.
+//! A daemon that is killed, and the next one that resumes its runs: nothing requested twice, nothing lost.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -73,11 +73,7 @@ async fn a_run_that_waited_for_its_first_reply_asks_again_in_the_same_words() {
         assert_eq!(run["turns"], 1);
         let events = run.events().await;
         assert_complete(&events);
-        assert_eq!(
-            events[..before.len()],
-            before,
-            "what was told stays as it was"
-        );
+        assert_eq!(events[..before.len()], before, "what was reported stays");
         assert_eq!(count(&events, "run.queued"), 1);
         assert_eq!(count(&events, "run.started"), 1);
         assert_eq!(count(&events, "run.resumed"), 1);
@@ -325,7 +321,11 @@ async fn a_run_that_was_being_cancelled_ends_as_cancelled() {
     for run in run.tree_runs().await {
         assert_eq!(run["status"], "cancelled", "{run}");
     }
-    assert_eq!(app.provider.requests().len(), 9, "nobody is asked again");
+    assert_eq!(
+        app.provider.requests().len(),
+        9,
+        "nothing is requested again"
+    );
     let events = run.events().await;
     assert_complete(&events);
     assert_eq!(count(&events, "run.cancelling"), 1);
@@ -391,7 +391,11 @@ async fn time_goes_on_while_nobody_runs() {
     assert_eq!(run.failure().1, "timeout after 1s");
     let child = &run.children().await[0];
     assert_eq!(child.failure().0, "timeout", "{child:?}");
-    assert_eq!(app.provider.requests().len(), 2, "nobody is asked again");
+    assert_eq!(
+        app.provider.requests().len(),
+        2,
+        "nothing is requested again"
+    );
     assert_complete(&run.events().await);
 }
 

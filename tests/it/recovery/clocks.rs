@@ -1,4 +1,4 @@
-//! Clocks that jump: what is accepted later stands later, and no time that a run has gets longer.
+//! Clocks that jump: runs that are accepted later sort later, and no run gets more time.
 
 use rusqlite::Connection;
 use serde_json::{Value, json};

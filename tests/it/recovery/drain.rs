@@ -1,4 +1,4 @@
-//! A daemon that is told to stop: who is at work ends or is parked, who waits is answered, and the next one goes on.
+//! A daemon that shuts down: active runs end or stay unfinished, waiting clients get a response, and the next daemon resumes.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ const PLANNER: &str = "sub_agents = [\"reader\"]";
 /// Longer than any story: only a signal or the last run's end is left to stop the daemon.
 const LONG: &str = "drain_timeout = 3600";
 
-/// Tells the daemon to stop and waits until it says that it does.
+/// Signals the daemon to stop and waits until it logs that it does.
 async fn told_to_stop(app: &TestApp) {
     assert_eq!(app.get("/readyz").await.status, 200);
     app.daemon.signal("TERM");
@@ -96,7 +96,7 @@ async fn under_load_what_can_end_ends_and_the_rest_goes_on_with_the_next_daemon(
     for stream in quick_streams {
         assert_eq!(kinds(&stream.rest().await).last(), Some(&"run.completed"));
     }
-    // Who waits for a run that is parked is told how it stands, and who listens sees the stream's end.
+    // A client that waits for an unfinished run gets its state, and a subscriber sees the stream's end.
     let mut parked = Vec::new();
     for got in slow_waiting.join_all().await {
         assert_eq!(got.status, 202, "{}", got.text);

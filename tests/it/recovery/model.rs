@@ -45,7 +45,7 @@ use crate::support::within_timeout;
 /// The turn of an agent, each of which runs once.
 type Turn = (String, usize);
 
-/// Where a step stands: its turn, and 0 for the reply or the call's place from 1.
+/// The position of a step: its turn, and 0 for the reply or the call's number from 1.
 type Place = (u32, u32);
 
 /// A tree of agents, by what their models say.
@@ -230,7 +230,7 @@ impl Scenario {
         outcome.is_in_order();
         left.is_kept_in(&outcome);
         for turn in outcome.requests.keys() {
-            assert!(!left.replies.contains(turn), "{turn:?} is asked for again");
+            assert!(!left.replies.contains(turn), "{turn:?} is requested again");
         }
         let was_cancelled = matches!(
             left.runs[ROOT]["status"].as_str(),
@@ -238,14 +238,18 @@ impl Scenario {
         );
         match trouble {
             Trouble::Cancelled(_) if was_cancelled => {
-                assert_eq!(outcome.requests, BTreeMap::new(), "asked after the cancel");
+                assert_eq!(
+                    outcome.requests,
+                    BTreeMap::new(),
+                    "requested after the cancel"
+                );
                 assert_eq!(outcome.runs[ROOT]["status"], "cancelled");
             }
             Trouble::Overdue => {
                 assert_eq!(
                     outcome.requests,
                     BTreeMap::new(),
-                    "asked after the deadline"
+                    "requested after the deadline"
                 );
             }
             Trouble::Nothing | Trouble::Cancelled(_) => {
@@ -426,7 +430,7 @@ impl Life {
         self.store.list(filter).await.expect("runs").runs.pop()
     }
 
-    /// Drops everything where it stands.
+    /// Drops everything at once.
     async fn end(self) {
         within_timeout("the halt", self.runner.shut_down()).await;
         self.store.close().await;
@@ -452,7 +456,7 @@ impl Life {
                         (*turn, 0)
                     }
                     Step::Result { turn, position, .. } => (*turn, 1 + position),
-                    Step::Said { .. } => unreachable!("nobody is asked for a shape"),
+                    Step::Said { .. } => unreachable!("no run requests a shape"),
                     // A time.
                     Step::Remembers { .. } => continue,
                     Step::Compacting | Step::Compacted { .. } => {
@@ -471,7 +475,7 @@ impl Life {
         for seen in self.provider.requests() {
             let turn = (seen.model().to_owned(), seen.turn());
             let before = outcome.requests.insert(turn, seen.body.to_string());
-            assert_eq!(before, None, "asked twice in one life");
+            assert_eq!(before, None, "requested twice in one life");
         }
         for agent in outcome.runs.keys() {
             let file = self.memory.join(format!("{agent}.md"));
@@ -523,7 +527,7 @@ fn facts(run: &Run) -> Value {
 }
 
 impl Outcome {
-    /// The log tells one life of each run, with every number once, and all of them have ended.
+    /// The log has one life of each run, with every number once, and all of them have ended.
     fn is_in_order(&self) {
         let mut reported = BTreeSet::new();
         for (at, event) in self.events.iter().enumerate() {
@@ -551,7 +555,7 @@ impl Outcome {
         self.replies.contains(turn) || self.runs.get(&turn.0).is_some_and(has_ended)
     }
 
-    /// What stood in the record stands there still.
+    /// What was in the record is still there.
     fn is_kept_in(&self, later: &Self) {
         for (agent, steps) in &self.steps {
             let kept = &later.steps[agent];

@@ -17,7 +17,7 @@ const KILLS: usize = 25;
 /// Leaves below each mid.
 const LEAVES: usize = 2;
 
-/// A turn of a run, known by what the run was told to do: the provider sees no run's id.
+/// A turn of a run, identified by the run's task: the provider sees no run's id.
 type Turn = (String, usize);
 
 #[tokio::test]
@@ -60,7 +60,7 @@ fn scenario() -> Setup {
         .agent("leaf", "stream = true")
 }
 
-/// What the models say: each mid delegates twice and repeats what it heard, and so does the root.
+/// What the models reply: each mid delegates twice and repeats its results, and so does the root.
 fn teach(provider: &FakeProvider) {
     provider.always("root", |seen| match seen.tool_results().as_slice() {
         [] => delegates("mid", &reported(seen), mids_of(&reported(seen))).with_usage(100, 10),
@@ -80,7 +80,7 @@ fn delegates(agent: &str, own: &str, count: usize) -> ScriptedAnswer {
     }))
 }
 
-/// What a run was told to do.
+/// A run's task.
 fn reported(seen: &RecordedRequest) -> String {
     let words = &seen.user_messages()[0];
     words.strip_prefix("Task: ").unwrap_or(words).to_owned()
@@ -114,7 +114,7 @@ impl Tree {
         format!("{input}: {}", mids.collect::<Vec<_>>().join(" | "))
     }
 
-    /// Every turn that must be asked for.
+    /// Every turn that must be requested.
     fn turns(&self) -> Vec<Turn> {
         let input = self.input();
         let mut turns = vec![(input.clone(), 1), (input.clone(), 2)];
@@ -250,7 +250,7 @@ impl Story {
         app.restart_after_end().await;
     }
 
-    /// Notes which replies are on the record, with what had been asked for after they were read.
+    /// Notes the recorded replies, with the requests that had been made after they were read.
     async fn look(&mut self, app: &TestApp, ids: &[String]) {
         let mut turns = Vec::new();
         for id in ids {
@@ -283,7 +283,7 @@ impl Story {
             if let Some(&sent) = self.recorded.get(&turn) {
                 assert!(
                     number < sent,
-                    "{turn:?} is asked for again after its reply was recorded"
+                    "{turn:?} is requested again after its reply was recorded"
                 );
             }
             *requests.entry(turn).or_default() += 1;
@@ -294,7 +294,7 @@ impl Story {
             let most = 1 + self.hurt[&number];
             assert!(
                 requests <= most,
-                "{turn:?} was asked for {requests} times, over {most} lives"
+                "{turn:?} was requested {requests} times, over {most} lives"
             );
         }
     }

@@ -682,7 +682,7 @@ async fn a_url_is_held_to_the_guard() {
             "/input/0/url",
         ),
         (
-            json!({"type": "image", "url": "https://user:word@example.com/"}),
+            json!({"type": "image", "url": "https://user:pass@example.com/"}),
             "/input/0/url",
         ),
         (
@@ -702,7 +702,7 @@ async fn a_url_is_held_to_the_guard() {
 async fn an_idempotency_key_knows_one_picture_from_another() {
     let app = solo().await;
     app.provider
-        .will("solo", [says("done"), fails(500, "asked twice")]);
+        .will("solo", [says("done"), fails(500, "requested twice")]);
     let post = |body: Value| {
         let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
         send(request.header("idempotency-key", "k").json(&body))

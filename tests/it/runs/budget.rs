@@ -177,7 +177,7 @@ async fn children_at_once_cannot_overshoot_by_much_more_than_one_request() {
         "used {}",
         input + output
     );
-    // The others of the twelve were told instead of asked.
+    // The others of the twelve got an error instead of a request.
     assert!(app.provider.requests_for("reader").len() <= 5);
     for child in run.children().await {
         if child.status() != "completed" {
@@ -461,7 +461,7 @@ async fn a_clients_model_without_a_price_does_not_take_a_budget_in_money_off() {
         assert_eq!(problem["code"], "unpriced_model");
         assert_eq!(problem["errors"][0]["pointer"], "/model");
     }
-    assert!(app.provider.requests().is_empty(), "no model was asked");
+    assert!(app.provider.requests().is_empty(), "no model was requested");
     // The request's own budget would not hold it either.
     let mut own = with("anthropic/priceless");
     own["budget"] = json!({"max_cost_usd": 1});

@@ -245,7 +245,7 @@ async fn what_cannot_be_made_smaller_fails_with_advice() {
     assert!(app.provider.requests().len() <= 3);
 
     // The task alone.
-    let run = app.run("reader", &"word ".repeat(8000)).await;
+    let run = app.run("reader", &"term ".repeat(8000)).await;
     let (_, message) = run.failure();
     assert!(message.contains("a user message with"), "{message}");
 }
@@ -365,7 +365,7 @@ async fn children_with_and_without_a_name_are_made_shorter_too() {
 
 /// What a user writes in a long session.
 fn essay(number: usize) -> String {
-    format!("{number}: {}", "I have this to tell. ".repeat(60))
+    format!("{number}: {}", "I have this to add.. ".repeat(60))
 }
 
 /// Says as much again. Summaries are numbered.

@@ -186,7 +186,7 @@ async fn a_child_keeps_its_text_too() {
 
 #[tokio::test]
 async fn a_scripted_stream_keeps_its_text() {
-    let text = "word ".repeat(1000);
+    let text = "term ".repeat(1000);
     let app = TestApp::setup()
         .config("[providers.scripted]\nscripts = [\"scripts\"]")
         .agent("slow", "model = \"scripted/slow\"")

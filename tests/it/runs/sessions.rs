@@ -74,7 +74,7 @@ async fn a_session_remembers_on_every_wire() {
         assert_eq!(last.user_messages(), ["1", "2", "3"], "{wire:?}");
         assert_eq!(last.tool_results().len(), 3, "{wire:?}");
         assert_eq!(last.turn(), 5, "{wire:?}");
-        // What the second run said, the third says again, word for word.
+        // The third run sends the second run's reply again, unchanged.
         let before = app.provider.wait_for_request("solo", 4).await;
         // Marks for a cache move on with the conversation.
         let unmarked = |seen: &RecordedRequest| {
@@ -207,7 +207,7 @@ async fn only_what_was_completed_is_gone_on_with() {
     }
     app.get("/sessions/talk?limit=0").await.problem(400);
 
-    // What a run remembers stands in its own record: those before it may go.
+    // A run's earlier conversation is in its own record: earlier runs may be deleted.
     for gone in [&first, &third] {
         assert_eq!(
             app.delete(&format!("/runs/{}", gone.id())).await.status,
@@ -413,7 +413,7 @@ async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
     )
     .expect("a trigger");
 
-    // Both stand in one transaction: a daemon that dies between the two cannot forget one of them.
+    // Both are in one transaction: a daemon that dies between the two cannot lose one of them.
     let path = "/agents/solo/runs";
     let refused = app.post(path, &busy("2", "cancel_previous")).await;
 

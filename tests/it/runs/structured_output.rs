@@ -1,4 +1,4 @@
-//! Final texts that shall be JSON: checked, asked for once more with what is wrong, and refused with the text kept.
+//! Final texts that must be JSON: validated, requested once more with their errors, and rejected with the text kept.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,11 @@ async fn an_answer_that_fits_is_read_as_json_on_every_wire() {
         assert_eq!(bare["structured"], json!({"n": 7}), "{wire:?}");
         assert_eq!(bare.output(), "{\"n\": 7}");
         assert_eq!(fenced["structured"], json!({"n": 8}));
-        assert_eq!(app.provider.requests().len(), 2, "nothing was asked again");
+        assert_eq!(
+            app.provider.requests().len(),
+            2,
+            "nothing was requested again"
+        );
     }
 }
 

@@ -53,7 +53,7 @@ impl Setup {
         self
     }
 
-    /// More configuration; `{provider}` stands for the fake provider's URL.
+    /// More configuration; `{provider}` is replaced by the fake provider's URL.
     pub fn config(mut self, toml: &str) -> Self {
         self.config.push_str(toml);
         self.config.push('\n');
@@ -181,7 +181,7 @@ impl TestApp {
         Run::new(self, accepted.json())
     }
 
-    /// The run as it stands.
+    /// The run's current state.
     pub async fn find(&self, id: &str) -> Run<'_> {
         let found = self.get(&format!("/runs/{id}")).await;
         assert_eq!(found.status, 200, "{}", found.text);

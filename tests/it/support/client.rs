@@ -101,7 +101,7 @@ pub async fn complete_hello(
     complete_messages(provider, &messages, stream).await
 }
 
-/// Goes on with a conversation that has neither system prompt nor tools.
+/// Continues a conversation that has neither system prompt nor tools.
 pub async fn complete_messages(
     provider: &ProviderHandle,
     messages: &[Message],

@@ -69,12 +69,9 @@ impl Daemon {
         readers.spawn(log.clone().collect(child.stderr.take().expect("stderr")));
         let mut stdout = BufReader::new(child.stdout.take().expect("stdout"));
         let mut line = String::new();
-        within_timeout(
-            "the line that tells the address",
-            stdout.read_line(&mut line),
-        )
-        .await
-        .expect("read stdout");
+        within_timeout("the line with the address", stdout.read_line(&mut line))
+            .await
+            .expect("read stdout");
         let Some(url) = line.trim().strip_prefix("axed listening on ") else {
             // It has closed its output; what it says on stderr is the reason.
             while readers.join_next().await.is_some() {}
@@ -102,7 +99,7 @@ impl Daemon {
         signal(self.pid(), name);
     }
 
-    /// Kills it where it stands, with the least delay, and waits until it is gone.
+    /// Kills it at once and waits until it is gone.
     pub async fn kill(&mut self) {
         within_timeout("the daemon's death", self.child.kill())
             .await

@@ -1,4 +1,4 @@
-//! What the stories stand on: a daemon of one's own, a provider that says what it is told, and readers for answers.
+//! Support for the stories: a daemon for each, a fake provider, and readers for responses.
 
 pub mod app;
 pub mod attachments;
@@ -24,6 +24,6 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(45);
 pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(TEST_TIMEOUT, future).await {
         Ok(value) => value,
-        Err(_) => panic!("waited {TEST_TIMEOUT:?} in vain for {what}"),
+        Err(_) => panic!("waited {TEST_TIMEOUT:?} without seeing {what}"),
     }
 }

@@ -1,4 +1,4 @@
-//! A service that sends what it is told to, byte for byte, over a real socket, and keeps what it was asked. It has no idea
+//! A service that sends given bytes over a real socket, and keeps the requests. It has no idea
 //! of any wire: what it sends was recorded from a real server, or is hostile.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A run as the API shows it, and what can be asked about it.
+//! A run as the API shows it, with its requests.
 
 use std::fmt;
 use std::ops::Index;
@@ -27,7 +27,7 @@ impl<'a> Run<'a> {
         self.record["id"].as_str().unwrap_or_default()
     }
 
-    /// Where it stands.
+    /// Its status.
     pub fn status(&self) -> &str {
         self.record["status"].as_str().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! A receiver of webhooks: a real HTTP server that keeps what it gets, answers as it is told, and checks signatures with
+//! A receiver of webhooks: a real HTTP server that keeps what it gets, responds as configured, and checks signatures with
 //! somebody else's library.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What whoever watches the daemon sees: exact numbers at `/metrics` after known work, and log lines that say of which
+//! Monitoring: exact numbers at `/metrics` after known work, and log lines that say of which
 //! run they are.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ const NAMES: [(&str, &str); 15] = [
     ("axed_store_commits_total", "counter"),
 ];
 
-/// A reading of `/metrics`: what stands before the value, and the value.
+/// A reading of `/metrics`: name with labels, and value.
 struct Page(BTreeMap<String, f64>);
 
 impl Page {
@@ -220,7 +220,7 @@ async fn a_scrape_finds_exactly_what_was_done() {
         let all = format!("{name}_bucket{{le=\"+Inf\"}}");
         assert_eq!(page.of(&all), count, "{name}");
     }
-    // The very times that the API tells.
+    // The same times as in the API.
     let mut took = 0;
     let mut ids = vec![planner.id().to_owned()];
     let children = planner.children().await;

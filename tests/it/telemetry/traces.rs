@@ -1,5 +1,5 @@
-//! What a collector of traces is told: spans with their parents, names, usage and state, where the caller stands and
-//! where the provider is told to stand, and nothing of what was said unless that was asked for.
+//! What a trace collector receives: spans with their parents, names, usage and status, the trace context of clients and of
+//! provider requests, and no text of messages unless the configuration enables it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Collector {
         format!("[telemetry]\notlp_endpoint = \"{}\"", self.url)
     }
 
-    /// What it was told, once that is as wished.
+    /// What it has received, once that matches.
     async fn until(&self, what: &str, wish: impl FnMut(&Reported) -> bool) -> Reported {
         let mut reported = self.reported.subscribe();
         let reported = within_timeout(what, reported.wait_for(wish)).await;
@@ -309,7 +309,7 @@ async fn a_tree_is_told_span_by_span() {
     let why = &children[1]["error"]["code"];
     one(&spans, "invoke_agent broken", "error.type", why);
 
-    // Every provider was told where its request stands.
+    // Every provider request has the trace context of its span.
     let seen = app.provider.requests();
     let mut reported: Vec<String> = seen
         .iter()
@@ -428,7 +428,7 @@ async fn a_caller_s_trace_is_gone_on_with() {
     assert_eq!(last(), None);
     run_with(&app, "solo", &[]).await;
     assert_eq!(last(), None);
-    // Nothing of those was told: what comes next is the next.
+    // None of those was exported: the next span is the next one.
     run_with(&app, "solo", &[CALLER]).await;
     collector.spans(4).await;
 }
@@ -469,7 +469,7 @@ async fn a_run_that_another_process_goes_on_with_stays_in_its_trace() {
     app.provider.will("reader", [hangs(), says("read")]);
     let run = app.start("planner", "go").await.id().to_owned();
     app.provider.wait_for_concurrency("reader", 1).await;
-    // The first turn was told by the process that took it.
+    // The first turn was exported by the process that ran it.
     collector.spans(1).await;
     app.crash_and_restart().await;
 
@@ -510,7 +510,7 @@ async fn a_cancelled_run_and_a_stop_leave_their_spans() {
     app.daemon.signal("TERM");
     assert!(app.daemon.wait_for_exit().await.success());
 
-    // It has gone, so what it had to tell is told.
+    // The process has exited, so its spans are exported.
     let reported = collector.reported.borrow().clone();
     assert_eq!(reported.spans.len(), 2, "{reported:#?}");
     for span in &reported.spans {

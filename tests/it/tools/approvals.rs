@@ -1,4 +1,4 @@
-//! Tool calls that wait for a person's word: what is asked, what the word does, and what stands still meanwhile.
+//! Tool calls that need human approval: the request, the decision, and what pauses meanwhile.
 
 use axed::config::auth::KeyHash;
 use reqwest::Method;
@@ -75,7 +75,7 @@ fn find<'e>(events: &'e [Event], kind: &str) -> &'e Event {
     event
 }
 
-/// The run has ended well, asked once, was answered once, and performed what it asked for once.
+/// The run completed, requested approval once, got one decision, and executed the call once.
 async fn ended_well(run: &Run<'_>, calls: u64) {
     let run = run.wait_for_end().await;
     assert_eq!(run.output(), "done");
@@ -174,7 +174,7 @@ async fn each_of_several_calls_is_decided_on_its_own_while_others_work() {
     let asks = calls([file("a"), reads, file("b"), ("write_file", json!({}))]);
     app.provider.will("careful", [asks, says("done")]);
     let id = app.start("careful", "go").await.id().to_owned();
-    // The fourth does not fit its schema: nobody is asked.
+    // The fourth does not match its schema: no approval is requested.
     let requests = requests(&app, &id, 2).await;
     let path = |request: &Event| request["arguments"]["path"].clone();
     let of = |name: &str| requests.iter().find(|it| path(it) == name).expect(name);

@@ -1,4 +1,4 @@
-//! The file tools from outside: what a model asks for, what it is told, and what stands on the disk then.
+//! The file tools from outside: calls of a model, their results, and the files on disk.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn worker(tools: &[&str]) -> Setup {
         .file("work/notes/a.md", "# One\nalpha\n")
 }
 
-/// What the model is told of these calls, made one after another.
+/// The results that the model gets of these calls, made one after another.
 async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     let before = app.provider.requests().len();
     for call in sent {

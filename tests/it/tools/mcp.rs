@@ -133,7 +133,7 @@ async fn tools_are_offered_and_called_over_one_connection() {
     );
 
     assert_eq!(lines(&app, "started", 1).await.len(), 1);
-    // Three pages, once: the server says that it tells of changes.
+    // Three pages, once: the server declares that it sends list changes.
     assert_eq!(lines(&app, "listed", 3).await, ["start", "5", "10"]);
     assert!(
         app.daemon
@@ -249,7 +249,7 @@ async fn a_cancelled_run_tells_the_server() {
     assert_eq!(run.status(), "cancelled");
     let cancelled = lines(&app, "cancelled", 1).await;
     assert!(cancelled[0].contains("requestId"), "{cancelled:?}");
-    // The connection goes on.
+    // The connection stays open.
     assert_eq!(
         result_of(&app, "s__echo", json!({"text": "hi"})).await.0,
         "hi"
@@ -343,12 +343,12 @@ async fn a_call_that_a_crash_cut_is_made_again_only_where_that_is_safe() {
 #[tokio::test]
 async fn a_server_gets_its_variables_and_nobody_sees_them() {
     let app = with_server("")
-        .environment("ANTHROPIC_API_KEY", "key-of-the-house")
+        .environment("ANTHROPIC_API_KEY", "key-of-the-operator")
         .spawn()
         .await;
     let (env, _) = result_of(&app, "s__env", json!({})).await;
     assert!(
-        env.contains("s3cret-of-the-story") && !env.contains("key-of-the-house"),
+        env.contains("s3cret-of-the-story") && !env.contains("key-of-the-operator"),
         "{env}"
     );
     for path in ["/agents/a", "/agents", "/metrics"] {

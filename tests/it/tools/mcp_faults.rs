@@ -522,7 +522,7 @@ async fn a_run_fails_without_a_server_that_is_required() {
                was not found in the PATH of the daemon; install it, or write its whole path";
     assert_eq!(run.failure(), ("config", why));
     assert!(app.provider.requests_for("a").is_empty());
-    // Its caller goes on.
+    // Its caller continues.
     let task = json!({"agent": "a", "task": "t"});
     app.provider
         .will("boss", [calls([("call_agent", task)]), says("done")]);

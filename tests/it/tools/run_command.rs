@@ -1,4 +1,4 @@
-//! `run_command` from outside: what a command can do, and what it tries in vain.
+//! `run_command` from outside: what a command can do, and what it cannot.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn is_confined(app: &TestApp) -> bool {
     is_offered
 }
 
-/// What the model is told of these calls, made one after another.
+/// The results that the model gets of these calls, made one after another.
 async fn told_of(app: &TestApp, sent: &[Value]) -> Vec<String> {
     let before = app.provider.requests().len();
     for call in sent {
@@ -437,12 +437,12 @@ async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
     // Numbers of queues and memory can be guessed. Without a filter these do not exist.
     let code = "import ctypes, os\n\
                 c = ctypes.CDLL(None, use_errno=True)\n\
-                room = ctypes.create_string_buffer(4096)\n\
+                buffer = ctypes.create_string_buffer(4096)\n\
                 def t(name, *it):\n\
                 \x20   ctypes.set_errno(0); getattr(c, name)(*it); print(name, os.strerror(ctypes.get_errno()))\n\
                 far = 2**31 - 1\n\
-                t('msgctl', far, 2, room); t('msgrcv', far, room, 8, 0, 2048); t('msgsnd', far, room, 8, 2048)\n\
-                t('shmctl', far, 2, room); t('semctl', far, 0, 12); t('semop', far, room, 1)\n\
+                t('msgctl', far, 2, buffer); t('msgrcv', far, buffer, 8, 0, 2048); t('msgsnd', far, buffer, 8, 2048)\n\
+                t('shmctl', far, 2, buffer); t('semctl', far, 0, 12); t('semop', far, buffer, 1)\n\
                 now = os.getpriority(os.PRIO_PROCESS, 0)\n\
                 t('setpriority', os.PRIO_USER, 0, min(now + 1, 19)); t('syscall', IOPRIO, 3, 0, 2 << 13 | 4)\n\
                 print(os.getpriority(os.PRIO_PROCESS, 0) - now)";
@@ -471,7 +471,7 @@ async fn a_command_reaches_nothing_that_its_user_has_besides_files() {
     assert_eq!(reported[0], expected);
 }
 
-// Whoever starts the daemon may leave files open for it, and Landlock lets what is open be.
+// The process that starts the daemon may leave files open for it, and Landlock does not restrict open files.
 #[tokio::test]
 async fn a_command_is_given_no_open_file_of_the_daemon() {
     let app = worker("").file("other/kept.txt", "kept").spawn().await;

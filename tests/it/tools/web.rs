@@ -57,7 +57,7 @@ impl Web {
         format!("http://{}{path}", self.address)
     }
 
-    /// What was asked for, and how.
+    /// The request's path and headers.
     pub fn seen(&self) -> Vec<(Uri, HeaderMap)> {
         self.seen.lock().expect("a lock").clone()
     }
@@ -110,7 +110,7 @@ async fn answer(State(seen): State<Seen>, uri: Uri, headers: HeaderMap) -> Respo
             axum::Json(json!({"query": "q", "results": results})).into_response()
         }
         "/brave" => axum::Json(json!({"type": "search", "web": {"results": [
-            {"title": "A &amp; B", "url": "https://example.com/b", "description": "the <strong>word</strong>"}
+            {"title": "A &amp; B", "url": "https://example.com/b", "description": "the <strong>term</strong>"}
         ]}}))
         .into_response(),
         "/none" => axum::Json(json!({"results": []})).into_response(),
@@ -134,7 +134,7 @@ fn fetch(url: &str) -> (&'static str, Value) {
     ("url_fetch", json!({"url": url}))
 }
 
-/// What the model is told of these calls, made one after another.
+/// The results that the model gets of these calls, made one after another.
 async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     let before = app.provider.requests_for("worker").len();
     for call in sent {
@@ -157,7 +157,7 @@ async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     marked.map(mark).collect()
 }
 
-/// What the model is told when it fetches these.
+/// The results that the model gets of these fetches.
 async fn fetched(app: &TestApp, urls: &[String]) -> Vec<String> {
     let sent: Vec<_> = urls.iter().map(|url| fetch(url)).collect();
     reported(app, &sent).await
@@ -389,7 +389,7 @@ async fn an_agent_asks_its_own_hosts_only_and_so_do_its_children() {
     let child = Arc::clone(&app.provider.requests_for("worker")[before + 2]);
     assert_eq!(child.tool_results(), [refusal]);
 
-    // A child goes on with its caller's hosts when another process takes it up.
+    // A child keeps its caller's hosts when another process resumes it.
     app.provider
         .will("worker", [calls([call("heir")]), says("done")]);
     app.provider.will("heir", [hangs()]);
@@ -408,10 +408,10 @@ fn call(agent: &str) -> (&'static str, Value) {
     ("call_agent", json!({"agent": agent, "task": "look"}))
 }
 
-/// Whether the last result that a model was told is an error, and its first line.
+/// Whether the last result that a model got is an error, and its first line.
 fn last_result(app: &TestApp, model: &str) -> (bool, String) {
     let seen = app.provider.requests_for(model);
-    let seen = seen.last().expect("it was asked");
+    let seen = seen.last().expect("a request");
     let text = seen.tool_results().pop().expect("a result");
     let is_error = seen.tool_result_errors().pop().expect("a result");
     (is_error, text.lines().next().unwrap_or_default().to_owned())
@@ -478,10 +478,10 @@ async fn a_model_searches_the_web() {
         web.url("/brave")
     ));
     let app = brave.environment("SEARCH_KEY", "hush-key").spawn().await;
-    let found = reported(&app, &[query("word")]).await;
+    let found = reported(&app, &[query("term")]).await;
     assert_eq!(
         found,
-        ["1. A & B\n   https://example.com/b\n   the **word**\n"]
+        ["1. A & B\n   https://example.com/b\n   the **term**\n"]
     );
     let (_, headers) = &web.seen()[1];
     assert_eq!(headers["x-subscription-token"], "hush-key");
@@ -516,7 +516,7 @@ async fn a_search_that_fails_says_so_and_keeps_its_secrets() {
             !reported[0].contains("hush") && !app.daemon.log().contains("hush"),
             "{reported:?}"
         );
-        let (_, headers) = web.seen().pop().expect("it was asked");
+        let (_, headers) = web.seen().pop().expect("a request");
         assert_eq!(headers["authorization"], "Bearer hush-key");
     }
     let app = searcher("url = \"http://127.0.0.1:1/?token=hush\"")

@@ -21,7 +21,7 @@ fn worker() -> Setup {
         .file("mine.toml", "mine")
 }
 
-/// What the model is told of these calls, made one after another.
+/// The results that the model gets of these calls, made one after another.
 async fn reported(app: &TestApp, sent: &[(&str, Value)]) -> Vec<String> {
     let before = app.provider.requests().len();
     for call in sent {

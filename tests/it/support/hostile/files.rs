@@ -54,7 +54,7 @@ fn assert_round_trips(agent: Agent) {
     assert_eq!(AgentSnapshots::default().agent_json(&back), text);
 }
 
-/// Every value is within the bounds that the rest of the house counts on.
+/// Every value is within the bounds that the rest of the code relies on.
 fn assert_valid(agent: &Agent) {
     assert_eq!(agent.name, "some");
     assert!((1..=50).contains(&agent.max_turns));

@@ -1,4 +1,4 @@
-//! What must hold whatever comes from outside, told once. The rules name nothing but the library, so that a fuzzer that
+//! The properties that must hold for any input from outside. The rules name nothing but the library, so that a fuzzer that
 //! is guided by coverage can be given them as they are.
 
 use axed::config::load::process_environment;

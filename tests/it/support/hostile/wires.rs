@@ -51,7 +51,7 @@ pub struct RawResponse {
     pub status: u16,
     /// The content type.
     pub kind: &'static str,
-    /// Whether a stream was asked for.
+    /// Whether a stream was requested.
     pub stream: bool,
     /// The body.
     pub body: Vec<u8>,
@@ -71,7 +71,7 @@ impl fmt::Debug for RawResponse {
     }
 }
 
-/// What an answer came to: the reply's every field as text, and the deltas told on the way.
+/// What a response became: every field of the reply as text, and its deltas.
 #[derive(Debug, PartialEq)]
 struct ParsedReply {
     reply: Result<String, ProviderError>,

@@ -1,4 +1,4 @@
-//! What the fake provider is told to answer, in no wire's words.
+//! What the fake provider is to reply, independent of a wire.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
@@ -32,13 +32,13 @@ pub struct ScriptedAnswer {
     pub content: Content,
     /// None: the answer reports no usage.
     pub usage: Option<Tokens>,
-    /// The wire's own word where a story does not care.
+    /// The wire's default if a story does not care.
     pub stop_reason: Option<String>,
-    /// The model it says it is; the one that was asked where a story does not care.
+    /// The model that it reports; the requested one if a story does not care.
     pub model: Option<String>,
-    /// The tier it says it was answered on; the one that was asked for where a story does not care.
+    /// The tier that it reports; the requested one if a story does not care.
     pub tier: Option<&'static str>,
-    /// The service has no time for it, where it is asked for in a batch.
+    /// The service lets it expire within a batch.
     pub expires: bool,
     /// Sent beside the usual headers.
     pub headers: Vec<(&'static str, String)>,
@@ -98,7 +98,7 @@ pub enum Ending {
     Whole,
     /// The connection breaks in the middle of an event or of the JSON.
     Cut,
-    /// It goes on for ever.
+    /// It never ends.
     Endless,
 }
 
@@ -211,7 +211,7 @@ impl ScriptedAnswer {
         self
     }
 
-    /// Ends for this reason, in the provider's own word.
+    /// Ends for this reason, as the provider names it.
     pub fn with_stop_reason(mut self, reason: &str) -> Self {
         self.stop_reason = Some(reason.to_owned());
         self

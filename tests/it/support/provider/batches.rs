@@ -94,7 +94,7 @@ impl Batch {
             }),
             false => json!({"custom_id": self.item, "result": {"type": "errored", "error": body}}),
         };
-        // Results are in no order, and others may stand before this one.
+        // Results are in no order, and others may precede this one.
         format!(
             "{}\n{line}\n",
             json!({"custom_id": "another", "result": {"type": "canceled"}})

@@ -1,5 +1,5 @@
 //! The fake provider: a real HTTP server that speaks Anthropic's, OpenAI's two and Ollama's wires from a script, keeps what
-//! it was asked and what it charged for, and notices when the other side hangs up.
+//! it received and what it charged for, and notices when the other side hangs up.
 
 pub mod answer;
 pub mod batches;
@@ -224,7 +224,7 @@ struct Concurrency {
     max: usize,
 }
 
-/// The pages behind a lock, with a bell that rings at every change.
+/// The recorded requests behind a lock, with a notification at every change.
 #[derive(Clone, Default)]
 struct SharedState {
     state: Arc<Mutex<ProviderState>>,

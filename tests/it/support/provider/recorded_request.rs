@@ -60,7 +60,7 @@ impl RecordedRequest {
         self.body["model"].as_str().unwrap_or_default()
     }
 
-    /// Whether it asks for a stream. Ollama streams unless told not to.
+    /// Whether it requests a stream. Ollama streams by default.
     pub fn wants_stream(&self) -> bool {
         self.body["stream"]
             .as_bool()
@@ -107,7 +107,7 @@ impl RecordedRequest {
             .count()
     }
 
-    /// How many replies stand in the input, which has one item or more for each.
+    /// The number of replies in the input, which has one item or more for each.
     fn reply_count(&self) -> usize {
         let is_reply_item = |item: &Value| {
             let kind = item["type"].as_str().unwrap_or_default();
@@ -135,7 +135,7 @@ impl RecordedRequest {
         blocks.collect()
     }
 
-    /// Whether each tool result is an error, in their order. Only Anthropic's wire tells.
+    /// Whether each tool result is an error, in their order. Only Anthropic's wire reports it.
     pub fn tool_result_errors(&self) -> Vec<bool> {
         assert_eq!(
             self.wire,
