@@ -32,7 +32,7 @@ use crate::telemetry::otlp::OtlpExporter;
 use crate::telemetry::traces::SpanSender;
 use crate::tools::mcp::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
-use crate::tools::run_command;
+use crate::tools::shell;
 use crate::web;
 use crate::web::server::listener::Timeouts;
 use crate::web::server::pending::PendingLimits;
@@ -228,7 +228,7 @@ fn workdir_inspector(
         .collect();
     move |agent| {
         let mut tools = agent.tools.iter().map(String::as_str);
-        let has_commands = tools.clone().any(|tool| tool == run_command::NAME);
+        let has_commands = tools.clone().any(|tool| tool == shell::tool::NAME);
         let mut warnings: Vec<String> = Vec::new();
         warnings.extend(commands_unavailable.clone().filter(|_| has_commands));
         if agent.files.is_empty() && !tools.any(|tool| workdir_tools.contains(&tool)) {

@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::config::Config;
 use crate::config::load::{self, Flags};
 use crate::telemetry;
-use crate::tools::run_command::supervisor;
+use crate::tools::shell::supervisor;
 
 mod agent_toml;
 mod agents;

@@ -14,15 +14,13 @@ use crate::workdirs::Workdir;
 pub mod call_agent;
 pub mod deferred;
 pub mod files;
-pub mod html;
 pub mod mcp;
 pub mod recall;
 pub mod registry;
-pub mod run_command;
+pub mod shell;
 pub mod subagent;
 pub mod toolbox;
-pub mod url_fetch;
-pub mod web_search;
+pub mod web;
 
 /// Something a model may ask to be done.
 pub trait Tool: Send + Sync {

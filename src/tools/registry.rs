@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use crate::config::{self, AttachmentLimits};
 use crate::fair::fair_semaphore::FairSemaphore;
+use crate::tools::Tool;
 use crate::tools::deferred::ToolDeferral;
-use crate::tools::run_command::RunCommand;
-use crate::tools::url_fetch::AttachmentDownloader;
-use crate::tools::{Tool, files, run_command, url_fetch, web_search};
+use crate::tools::files::registry::file_tools;
+use crate::tools::shell;
+use crate::tools::shell::tool::RunCommand;
+use crate::tools::web::url_fetch::AttachmentDownloader;
+use crate::tools::web::{search, url_fetch};
 use crate::workdirs::reserved::ReservedPaths;
 
 /// Pages and searches of the web that are fetched and read at once; more calls wait for their turn, by key, so that what
@@ -33,10 +36,9 @@ impl ToolRegistry {
     /// As the configuration allows. No command reaches what is reserved; what several calls share is shared out between
     /// these keys.
     pub fn new(config: &config::Tools, reserved: &ReservedPaths, keys: &[String]) -> Self {
-        let mut tools: BTreeMap<_, _> =
-            files::all_tools(config.max_result, config.attachments, keys)
-                .into_iter()
-                .collect();
+        let mut tools: BTreeMap<_, _> = file_tools(config.max_result, config.attachments, keys)
+            .into_iter()
+            .collect();
         let web_permits = Arc::new(FairSemaphore::new(MAX_CONCURRENT_WEB_CALLS, keys));
         let downloader = AttachmentDownloader::new(
             &config.url_fetch,
@@ -48,9 +50,9 @@ impl ToolRegistry {
             config.max_result,
             Arc::clone(&web_permits),
         ));
-        tools.extend(web_search::tool(config.web_search.as_ref(), web_permits));
+        tools.extend(search::tool(config.web_search.as_ref(), web_permits));
         let (command, commands_disabled_reason) =
-            match run_command::from_config(config, reserved, keys) {
+            match shell::tool::from_config(config, reserved, keys) {
                 Ok(command) => (command, None),
                 Err(reason) => {
                     tracing::warn!("{reason}");
@@ -58,7 +60,7 @@ impl ToolRegistry {
                 }
             };
         let is_sandboxed = command.as_ref().is_some_and(RunCommand::is_sandboxed);
-        tools.extend(command.map(|tool| (run_command::NAME, Arc::new(tool) as Arc<dyn Tool>)));
+        tools.extend(command.map(|tool| (shell::tool::NAME, Arc::new(tool) as Arc<dyn Tool>)));
         Self {
             tools,
             max_result: config.max_result,
@@ -120,11 +122,11 @@ mod tests {
     use super::ToolRegistry;
     use crate::config;
     use crate::domain::agent::BUILT_IN_TOOLS;
-    use crate::tools::run_command;
+    use crate::tools::shell;
     use crate::workdirs::reserved::ReservedPaths;
 
     /// Those that a server must allow first.
-    const DISABLED_BY_DEFAULT: &[&str] = &["web_search", run_command::NAME];
+    const DISABLED_BY_DEFAULT: &[&str] = &["web_search", shell::tool::NAME];
 
     #[test]
     fn registry_matches_built_in_tools() {

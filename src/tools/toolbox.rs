@@ -16,7 +16,7 @@ use crate::tools::deferred;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
 use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
-use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, recall, run_command};
+use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, recall, shell};
 use crate::validation;
 use crate::workdirs::Workdir;
 
@@ -54,7 +54,7 @@ impl Toolbox {
         // A command would reach the daemon's own files there. Who calls it all the same gets an answer that says so.
         let exposes_daemon_files = workdir.as_deref().and_then(Workdir::exposed_path).is_some();
         let is_withheld = |name: &str| {
-            exposes_daemon_files && name == run_command::NAME && registry.is_sandboxed()
+            exposes_daemon_files && name == shell::tool::NAME && registry.is_sandboxed()
         };
         // The list of an unnamed agent's caller decides alone.
         let allowed = agent.ad_hoc.as_ref();

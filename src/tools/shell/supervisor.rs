@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
-use crate::tools::run_command::process_tree;
+use crate::tools::shell::process_tree;
 
 /// The hidden subcommand that supervises: `__command <mode> <command> <reserved>…`, with the working directory as its
 /// input, the command's output as its output, and the report on the pipe that is its standard error. What is reserved are
@@ -326,7 +326,7 @@ fn set_resource_limits() {
 
 #[cfg(target_os = "linux")]
 fn confine(mode: Mode, temp_dir: &Path, reserved: &[OsString]) -> Result<(), String> {
-    use crate::tools::run_command::sandbox::confine;
+    use crate::tools::shell::sandbox::confine;
 
     let reserved: Vec<PathBuf> = reserved.iter().map(PathBuf::from).collect();
     match mode {

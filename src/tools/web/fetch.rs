@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::config;
 use crate::ssrf::{self, SsrfError, SsrfGuard, ssrf_client};
-use crate::tools::url_fetch::content::{self, ContentKind, FetchedContent, MAX_BYTES};
+use crate::tools::web::content::{self, ContentKind, FetchedContent, MAX_BYTES};
 
 /// The configuration's key that names the hosts which are exempt from the guard.
 const ALLOW_LIST_KEY: &str = "[tools.url_fetch] allow_hosts";

@@ -12,12 +12,9 @@ use crate::config;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::fair::fair_semaphore::{FairSemaphore, Permit};
-use crate::tools::url_fetch::content::ContentKind;
-use crate::tools::url_fetch::fetch::{FetchResponse, WebFetcher};
+use crate::tools::web::content::ContentKind;
+use crate::tools::web::fetch::{FetchResponse, WebFetcher};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
-
-mod content;
-mod fetch;
 
 /// What models call it by.
 const NAME: &str = "url_fetch";

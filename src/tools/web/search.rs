@@ -18,7 +18,7 @@ use crate::config::{self, SearchKind};
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, shorten};
 use crate::fair::fair_semaphore::FairSemaphore;
-use crate::tools::html;
+use crate::tools::web::html;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
 /// What models call it by.

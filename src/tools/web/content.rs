@@ -9,7 +9,7 @@ use mime::Mime;
 use url::Url;
 
 use crate::domain::message::truncate_to_bytes;
-use crate::tools::html;
+use crate::tools::web::html;
 
 /// Most bytes of an answer that are received, and most that they may become when unpacked.
 pub const MAX_BYTES: usize = 4 << 20;

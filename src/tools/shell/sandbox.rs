@@ -9,7 +9,7 @@ use landlock::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use crate::tools::run_command::seccomp;
+use crate::tools::shell::seccomp;
 use crate::workdirs::FileId;
 use crate::workdirs::reserved::{ReservedPaths, ReservedSnapshot};
 

@@ -20,16 +20,11 @@ use crate::config;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, truncate_to_bytes};
 use crate::fair::fair_semaphore::FairSemaphore;
-use crate::tools::run_command::supervisor::Mode;
+#[cfg(target_os = "linux")]
+use crate::tools::shell::sandbox;
+use crate::tools::shell::supervisor::{self, Mode};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
-
-mod process_tree;
-#[cfg(target_os = "linux")]
-mod sandbox;
-#[cfg(target_os = "linux")]
-mod seccomp;
-pub mod supervisor;
 
 /// What models call it by.
 pub const NAME: &str = "run_command";

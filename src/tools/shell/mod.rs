@@ -1,0 +1,9 @@
+//! `run_command`: runs a model's shell command in a sandbox, under a supervisor that kills its whole process tree.
+
+mod process_tree;
+#[cfg(target_os = "linux")]
+mod sandbox;
+#[cfg(target_os = "linux")]
+mod seccomp;
+pub mod supervisor;
+pub mod tool;
