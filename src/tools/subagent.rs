@@ -11,6 +11,13 @@ use crate::tools::{AdHocRequest, CallContext, Effect, Tool, ToolOutput};
 
 /// The name that models call it by.
 pub const NAME: &str = "subagent";
+const ARGUMENT_NAMES: [&str; 5] = [
+    "label",
+    "task_prompt",
+    "summary_prompt",
+    "allowed_tools",
+    "max_turns",
+];
 /// What ends a result that was cut.
 const TRUNCATION_MARK: &str = "... (truncated)";
 /// Most characters of a label that are kept.
@@ -47,60 +54,16 @@ impl Subagent {
         names
     }
 
-    /// The call as an ask.
-    fn parse_arguments(&self, arguments: &RawValue) -> Result<Arguments, String> {
-        let arguments: Map<String, Value> =
-            serde_json::from_str(arguments.get()).map_err(|error| {
-                format!("subagent error: the arguments are no JSON object: {error}")
-            })?;
-        const ARGUMENT_NAMES: [&str; 5] = [
-            "label",
-            "task_prompt",
-            "summary_prompt",
-            "allowed_tools",
-            "max_turns",
-        ];
-        if let Some(unknown) = arguments
-            .keys()
-            .find(|key| !ARGUMENT_NAMES.contains(&key.as_str()))
-        {
-            let unknown = shorten(unknown, 100);
-            return Err(format!(
-                "subagent error: there is no argument \"{unknown}\"; it takes {}",
-                ARGUMENT_NAMES.join(", ")
-            ));
-        }
-        let text = |key: &str| match arguments.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(format!("subagent error: \"{key}\" must be a string")),
-        };
-        let required = |key: &str| {
-            text(key)?.ok_or_else(|| format!("subagent error: \"{key}\" argument is required"))
-        };
-        let (label, task) = (required("label")?, required("task_prompt")?);
-        let summary_prompt = text("summary_prompt")?.filter(|text| !text.trim().is_empty());
-        let allowed_tools = match arguments.get("allowed_tools") {
-            None | Some(Value::Null) => None,
-            Some(list) => Some(
-                string_list(list)
-                    .ok_or("subagent error: \"allowed_tools\" must be a list of strings")?,
-            ),
-        };
-        let max_turns = match arguments.get("max_turns") {
-            None | Some(Value::Null) => None,
-            Some(Value::Number(number)) => Some(number.as_f64().unwrap_or_default()),
-            Some(_) => {
-                return Err("subagent error: \"max_turns\" must be a whole number".to_owned());
-            }
-        };
-        if task.trim().is_empty() {
+    /// Reads a call's arguments and checks them in the order of the contract.
+    fn parse_arguments(&self, json: &RawValue) -> Result<Arguments, String> {
+        let raw = RawArguments::parse(json)?;
+        if raw.task.trim().is_empty() {
             return Err("task_prompt cannot be empty".to_owned());
         }
-        if label.trim().is_empty() {
+        if raw.label.trim().is_empty() {
             return Err("label cannot be empty".to_owned());
         }
-        let max_turns = match max_turns {
+        let max_turns = match raw.max_turns {
             None => self.settings.default_max_turns,
             Some(turns)
                 if turns.fract() == 0.0 && (1.0..=f64::from(MAX_TURNS)).contains(&turns) =>
@@ -109,7 +72,7 @@ impl Subagent {
             }
             Some(_) => return Err(format!("max_turns must be between 1 and {MAX_TURNS}")),
         };
-        for tool in allowed_tools.iter().flatten() {
+        for tool in raw.allowed_tools.iter().flatten() {
             if tool == NAME {
                 return Err("Subagent cannot have 'subagent' in allowed_tools".to_owned());
             }
@@ -121,18 +84,19 @@ impl Subagent {
             }
         }
         let summary_prompt = match self.settings.summary {
-            SummaryMode::OnRequest => summary_prompt,
-            SummaryMode::Always => {
-                Some(summary_prompt.unwrap_or_else(|| DEFAULT_SUMMARY_PROMPT.to_owned()))
-            }
+            SummaryMode::OnRequest => raw.summary_prompt,
+            SummaryMode::Always => Some(
+                raw.summary_prompt
+                    .unwrap_or_else(|| DEFAULT_SUMMARY_PROMPT.to_owned()),
+            ),
         };
         Ok(Arguments {
-            // It stands in every list of runs.
-            label: shorten(&label, MAX_LABEL_CHARS),
-            task,
+            // Every list of runs shows it.
+            label: shorten(&raw.label, MAX_LABEL_CHARS),
+            task: raw.task,
             max_turns,
             ad_hoc: AdHocSettings {
-                allowed_tools,
+                allowed_tools: raw.allowed_tools,
                 summary_prompt,
             },
         })
@@ -213,6 +177,62 @@ struct Arguments {
     task: String,
     max_turns: u32,
     ad_hoc: AdHocSettings,
+}
+
+/// A call's arguments by their types, before their values are checked.
+struct RawArguments {
+    label: String,
+    task: String,
+    summary_prompt: Option<String>,
+    allowed_tools: Option<Vec<String>>,
+    max_turns: Option<f64>,
+}
+
+impl RawArguments {
+    fn parse(json: &RawValue) -> Result<Self, String> {
+        let arguments: Map<String, Value> = serde_json::from_str(json.get()).map_err(|error| {
+            format!("subagent error: the arguments are no JSON object: {error}")
+        })?;
+        let mut keys = arguments.keys();
+        if let Some(unknown) = keys.find(|key| !ARGUMENT_NAMES.contains(&key.as_str())) {
+            let unknown = shorten(unknown, 100);
+            return Err(format!(
+                "subagent error: there is no argument \"{unknown}\"; it takes {}",
+                ARGUMENT_NAMES.join(", ")
+            ));
+        }
+        let text = |key: &str| match arguments.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(format!("subagent error: \"{key}\" must be a string")),
+        };
+        let required = |key: &str| {
+            text(key)?.ok_or_else(|| format!("subagent error: \"{key}\" argument is required"))
+        };
+        let (label, task) = (required("label")?, required("task_prompt")?);
+        let summary_prompt = text("summary_prompt")?.filter(|text| !text.trim().is_empty());
+        let allowed_tools = match arguments.get("allowed_tools") {
+            None | Some(Value::Null) => None,
+            Some(list) => Some(
+                string_list(list)
+                    .ok_or("subagent error: \"allowed_tools\" must be a list of strings")?,
+            ),
+        };
+        let max_turns = match arguments.get("max_turns") {
+            None | Some(Value::Null) => None,
+            Some(Value::Number(number)) => Some(number.as_f64().unwrap_or_default()),
+            Some(_) => {
+                return Err("subagent error: \"max_turns\" must be a whole number".to_owned());
+            }
+        };
+        Ok(Self {
+            label,
+            task,
+            summary_prompt,
+            allowed_tools,
+            max_turns,
+        })
+    }
 }
 
 fn string_list(list: &Value) -> Option<Vec<String>> {

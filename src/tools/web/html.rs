@@ -106,25 +106,12 @@ impl<'a> MarkdownWriter<'a> {
                 let level = usize::from(name.as_bytes()[1] - b'0');
                 self.line_prefix = format!("{} ", "#".repeat(level));
             }
-            "ul" | "ol" => {
-                self.require_newlines(2);
-                let number = (name == "ol").then(|| {
-                    let first = attribute(tag, b"start").and_then(|it| it.parse().ok());
-                    first.unwrap_or(1)
-                });
-                self.lists.push(number);
+            "ul" => self.start_list(None),
+            "ol" => {
+                let first = attribute(tag, b"start").and_then(|it| it.parse().ok());
+                self.start_list(Some(first.unwrap_or(1)));
             }
-            "li" => {
-                self.require_newlines(1);
-                self.line_prefix = match self.lists.last_mut() {
-                    Some(Some(number)) => {
-                        let mark = format!("{number}. ");
-                        *number = number.saturating_add(1);
-                        mark
-                    }
-                    _ => "- ".to_owned(),
-                };
-            }
+            "li" => self.start_item(),
             "blockquote" => {
                 self.require_newlines(2);
                 self.quote_depth += 1;
@@ -140,22 +127,8 @@ impl<'a> MarkdownWriter<'a> {
             "code" | "kbd" | "samp" if self.pre_depth == 0 => self.push_opening("`"),
             "strong" | "b" if self.pre_depth == 0 => self.push_opening("**"),
             "em" | "i" if self.pre_depth == 0 => self.push_opening("*"),
-            "a" if self.pre_depth == 0 => {
-                self.end_link();
-                if let Some(target) = attribute(tag, b"href").and_then(|it| self.resolve_url(&it)) {
-                    self.link = Some((target, self.output.len()));
-                    self.push_opening("[");
-                }
-            }
-            "img" => {
-                let alt = attribute(tag, b"alt").unwrap_or_default();
-                let source = attribute(tag, b"src").and_then(|it| self.resolve_url(&it));
-                if let (false, Some(source)) = (alt.trim().is_empty(), source) {
-                    self.push_opening("![");
-                    self.push_text(&alt);
-                    self.push_closing(&format!("]({source})"));
-                }
-            }
+            "a" if self.pre_depth == 0 => self.start_link(tag),
+            "img" => self.push_image(tag),
             "br" => match self.pre_depth {
                 0 => self.pending_newlines = self.pending_newlines.max(1),
                 _ => self.push_text("\n"),
@@ -174,15 +147,54 @@ impl<'a> MarkdownWriter<'a> {
                 self.require_newlines(1);
                 self.row_cells = Some(0);
             }
-            "td" | "th" => {
-                if let Some(cells) = self.row_cells {
-                    // A cell is one line: what would end it becomes a space.
-                    self.push_standalone(if cells == 0 { "| " } else { " | " });
-                    self.row_cells = Some(cells + 1);
-                    self.needs_space = false;
-                }
-            }
+            "td" | "th" => self.start_cell(),
             _ => self.require_newlines(newlines_around(name)),
+        }
+    }
+
+    /// `first` is the number of the first item; `None` for a list without numbers.
+    fn start_list(&mut self, first: Option<u64>) {
+        self.require_newlines(2);
+        self.lists.push(first);
+    }
+
+    fn start_item(&mut self) {
+        self.require_newlines(1);
+        self.line_prefix = match self.lists.last_mut() {
+            Some(Some(number)) => {
+                let mark = format!("{number}. ");
+                *number = number.saturating_add(1);
+                mark
+            }
+            _ => "- ".to_owned(),
+        };
+    }
+
+    fn start_link(&mut self, tag: &StartTag<()>) {
+        self.end_link();
+        if let Some(target) = attribute(tag, b"href").and_then(|it| self.resolve_url(&it)) {
+            self.link = Some((target, self.output.len()));
+            self.push_opening("[");
+        }
+    }
+
+    /// Writes a picture, unless it has no text or no usable address.
+    fn push_image(&mut self, tag: &StartTag<()>) {
+        let alt = attribute(tag, b"alt").unwrap_or_default();
+        let source = attribute(tag, b"src").and_then(|it| self.resolve_url(&it));
+        if let (false, Some(source)) = (alt.trim().is_empty(), source) {
+            self.push_opening("![");
+            self.push_text(&alt);
+            self.push_closing(&format!("]({source})"));
+        }
+    }
+
+    fn start_cell(&mut self) {
+        if let Some(cells) = self.row_cells {
+            // A cell is one line: a line break in it becomes a space.
+            self.push_standalone(if cells == 0 { "| " } else { " | " });
+            self.row_cells = Some(cells + 1);
+            self.needs_space = false;
         }
     }
 
