@@ -30,7 +30,7 @@ use crate::store::open;
 #[cfg(feature = "otel")]
 use crate::telemetry::otlp::OtlpExporter;
 use crate::telemetry::traces::SpanSender;
-use crate::tools::mcp::McpConnectionPool;
+use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::tools::shell;
 use crate::web;

@@ -26,7 +26,7 @@ use crate::providers::registry::ProviderRegistry;
 use crate::ssrf::SsrfGuard;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::SpanSender;
-use crate::tools::mcp::McpConnectionPool;
+use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::workdirs::registry::Workdirs;
 

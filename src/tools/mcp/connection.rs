@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use crate::config::load::Environment;
 use crate::domain::mcp::McpTransport;
-use crate::tools::mcp::SharedState;
-use crate::tools::mcp::failure::{RequestFailure, RetrySafety};
+use crate::tools::mcp::driver::Disconnected;
+use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};
 use crate::tools::mcp::list::{self, ToolList};
-use crate::tools::mcp::session::{self, Disconnected, McpSession, OpenConnection};
+use crate::tools::mcp::open::{self, OpenConnection};
+use crate::tools::mcp::session::McpSession;
 
 /// The longest that a list of tools may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,6 +28,16 @@ const STABLE_AFTER: Duration = Duration::from_secs(60);
 const INITIAL_BACKOFF: Duration = Duration::from_millis(250);
 /// The longest such wait.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// What all connections share.
+pub struct SharedState {
+    /// Where `${VAR}` and the few variables of every process come from.
+    pub environment: Environment,
+    /// Owns the task of every open connection.
+    pub tasks: TaskTracker,
+    /// Closes them all.
+    pub stop: CancellationToken,
+}
 
 /// The connection to one server, open or not.
 pub struct Connection {
@@ -38,15 +52,23 @@ pub struct Connection {
     cached_list: Mutex<Option<(ListVersion, Arc<ToolList>)>>,
 }
 
-/// What a list is from: a link, and how many changes it had told.
-type ListVersion = (Weak<McpSession>, u64);
+/// The session that a list comes from, and how many changes of the list that session had announced.
+struct ListVersion {
+    session: Weak<McpSession>,
+    changes: u64,
+}
+
+impl PartialEq for ListVersion {
+    fn eq(&self, other: &Self) -> bool {
+        self.session.ptr_eq(&other.session) && self.changes == other.changes
+    }
+}
 
 /// A list of tools.
 enum ToolListing {
-    /// It has not changed since.
+    /// It has not changed since it was cached.
     Cached(Arc<ToolList>),
-    /// Just listed.
-    Fresh(ToolList),
+    Fresh(ListVersion, ToolList),
 }
 
 #[derive(Clone)]
@@ -74,15 +96,15 @@ impl Connection {
         }
     }
 
-    /// The open connection; opens it where it is not.
+    /// Returns the open session; opens one if there is none.
     ///
     /// # Errors
-    /// Why there is none, for the model, naming the server.
-    pub async fn session(self: &Arc<Self>) -> Result<Arc<McpSession>, String> {
+    /// The server cannot be reached, or failed so recently that it is not tried again yet.
+    pub async fn session(self: &Arc<Self>) -> Result<Arc<McpSession>, ServerUnavailable> {
         let mut status = self.status.subscribe();
         loop {
             if self.shared.stop.is_cancelled() {
-                return Err(self.unavailable_message("the daemon is stopping"));
+                return Err(self.unavailable("the daemon is stopping"));
             }
             self.open_if_closed();
             let current = status.borrow_and_update().clone();
@@ -91,70 +113,67 @@ impl Connection {
                     session.touch();
                     return Ok(session);
                 }
-                Status::Failed { reason, .. } => return Err(self.unavailable_message(&reason)),
+                Status::Failed { reason, .. } => return Err(self.unavailable(&reason)),
                 Status::Open(_) | Status::Opening | Status::Closed => {}
             }
-            // The sender is ours: it is there as long as we are.
+            // Cannot fail: `self` holds the sender.
             let _ = status.changed().await;
         }
     }
 
-    /// Its tools as they are now.
+    /// Returns the server's tools as they are now.
     ///
     /// # Errors
-    /// As [`Connection::link`], or why they cannot be listed.
-    pub async fn list_tools(self: &Arc<Self>) -> Result<Arc<ToolList>, String> {
-        let (session, changes, listing) = match self.try_list_tools().await? {
-            Err(failure) if failure.retry != RetrySafety::Never => self.try_list_tools().await?,
+    /// As [`Connection::session`], or the tools cannot be listed.
+    pub async fn list_tools(self: &Arc<Self>) -> Result<Arc<ToolList>, ServerUnavailable> {
+        let listing = match self.try_list_tools().await {
+            Err(RequestError::Failed(failure)) if failure.retry != RetrySafety::Never => {
+                self.try_list_tools().await
+            }
             listing => listing,
-        }
-        .map_err(|failure| {
-            let why = format!("its tools cannot be listed: {}", failure.reason);
-            self.unavailable_message(&why)
-        })?;
-        let tool_list = match listing {
-            ToolListing::Cached(tool_list) => return Ok(tool_list),
-            ToolListing::Fresh(tool_list) => tool_list,
         };
-        let already_logged = self.cached_tools().map(|known| known.skipped.clone());
-        if already_logged.is_none_or(|told| told != tool_list.skipped) {
+        let listing = listing.map_err(|error| match error {
+            RequestError::Unavailable(error) => error,
+            RequestError::Failed(failure) => {
+                self.unavailable(&format!("its tools cannot be listed: {}", failure.reason))
+            }
+        })?;
+        let (version, tool_list) = match listing {
+            ToolListing::Cached(tool_list) => return Ok(tool_list),
+            ToolListing::Fresh(version, tool_list) => (version, tool_list),
+        };
+        let logged = self.cached_tools();
+        if logged.is_none_or(|cached| cached.skipped != tool_list.skipped) {
             for warning in &tool_list.skipped {
                 tracing::warn!("{warning}");
             }
         }
         let tool_list = Arc::new(tool_list);
-        *self.lock_cached_list() =
-            Some(((Arc::downgrade(&session), changes), Arc::clone(&tool_list)));
+        *self.lock_cached_list() = Some((version, Arc::clone(&tool_list)));
         Ok(tool_list)
     }
 
-    /// One attempt to list its tools.
-    ///
-    /// # Errors
-    /// There is no connection.
-    async fn try_list_tools(
-        self: &Arc<Self>,
-    ) -> Result<Result<(Arc<McpSession>, u64, ToolListing), RequestFailure>, String> {
+    /// One attempt to list the tools.
+    async fn try_list_tools(self: &Arc<Self>) -> Result<ToolListing, RequestError> {
         let session = self.session().await?;
-        let changes = session.list_changes();
-        if let Some(((cached_session, cached_changes), tool_list)) = &*self.lock_cached_list()
-            && cached_session.as_ptr() == Arc::as_ptr(&session)
-            && *cached_changes == changes
+        let version = ListVersion {
+            session: Arc::downgrade(&session),
+            changes: session.list_changes(),
+        };
+        if let Some((cached_version, tool_list)) = &*self.lock_cached_list()
+            && *cached_version == version
             && session.has_change_notifications()
         {
-            let cached = ToolListing::Cached(Arc::clone(tool_list));
-            return Ok(Ok((Arc::clone(&session), changes, cached)));
+            return Ok(ToolListing::Cached(Arc::clone(tool_list)));
         }
         let listing = tokio::time::timeout(LIST_TIMEOUT, list::list_tools(&self.name, &session));
         match listing.await {
-            Ok(tool_list) => {
-                Ok(tool_list.map(|listed| (session, changes, ToolListing::Fresh(listed))))
-            }
+            Ok(tool_list) => Ok(ToolListing::Fresh(version, tool_list?)),
             Err(_) => {
-                // Who does not list its tools will not perform them: the next one that asks need not wait as long.
-                let why = format!("it did not list its tools within {LIST_TIMEOUT:?}");
-                session.close(&why);
-                Err(self.unavailable_message(&why))
+                // A server that does not list its tools will not perform calls: the next request opens a new connection.
+                let reason = format!("it did not list its tools within {LIST_TIMEOUT:?}");
+                session.close(&reason);
+                Err(self.unavailable(&reason).into())
             }
         }
     }
@@ -171,9 +190,11 @@ impl Connection {
         self.failures.store(0, Ordering::Relaxed);
     }
 
-    /// The sentence that says why a call or a list failed.
-    pub fn unavailable_message(&self, reason: &str) -> String {
-        format!("MCP server \"{}\" is not available: {reason}", self.name)
+    fn unavailable(&self, reason: &str) -> ServerUnavailable {
+        ServerUnavailable {
+            server: self.name.clone(),
+            reason: reason.to_owned(),
+        }
     }
 
     fn lock_cached_list(&self) -> std::sync::MutexGuard<'_, Option<(ListVersion, Arc<ToolList>)>> {
@@ -210,7 +231,7 @@ impl Connection {
         let opened = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            opened = session::open(name, &self.transport, &self.shared.environment) => opened,
+            opened = open::open(name, &self.transport, &self.shared.environment) => opened,
         };
         let OpenConnection {
             session,

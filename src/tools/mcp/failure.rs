@@ -1,10 +1,38 @@
-//! Why a request has no result, and whether it may be sent once more. Knows no connection.
+//! Why a request to a server has no result, and whether it may be sent again.
 
 use rmcp::model::{ErrorCode, ErrorData};
 
 use crate::tools::Effect;
 
-/// A request without a result.
+/// A server that cannot be reached now. The text is for the model.
+#[derive(Debug, thiserror::Error)]
+#[error("MCP server \"{server}\" is not available: {reason}")]
+pub struct ServerUnavailable {
+    pub server: String,
+    pub reason: String,
+}
+
+/// Why a request has no result.
+#[derive(Debug)]
+pub enum RequestError {
+    /// There is no connection to send it on.
+    Unavailable(ServerUnavailable),
+    Failed(RequestFailure),
+}
+
+impl From<ServerUnavailable> for RequestError {
+    fn from(error: ServerUnavailable) -> Self {
+        Self::Unavailable(error)
+    }
+}
+
+impl From<RequestFailure> for RequestError {
+    fn from(failure: RequestFailure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// A request that was sent, or could be, and has no result.
 #[derive(Debug)]
 pub struct RequestFailure {
     /// For the model, without any secret.

@@ -24,8 +24,8 @@ use sse_stream::Sse;
 use tokio_util::sync::CancellationToken;
 
 use crate::ssrf::{is_loopback, root_cause};
+use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::http_response::{self, HttpError};
-use crate::tools::mcp::session::CloseReason;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,6 +98,20 @@ pub fn find_http_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e HttpE
     match error.downcast_ref::<StreamableHttpError<HttpError>>()? {
         StreamableHttpError::Client(error) => Some(error),
         _ => None,
+    }
+}
+
+/// The innermost reason. The outer ones name the address, which may hold a secret.
+pub fn error_reason(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    loop {
+        if let Some(error) = find_http_error(cause) {
+            return error.to_string();
+        }
+        match cause.source() {
+            Some(inner) => cause = inner,
+            None => return cause.to_string(),
+        }
     }
 }
 

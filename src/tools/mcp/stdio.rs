@@ -19,8 +19,8 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::config::load::Environment;
+use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::requests::PendingRequests;
-use crate::tools::mcp::session::CloseReason;
 use crate::tools::mcp::stderr::StderrTail;
 
 /// What every server gets of the daemon's environment: not its keys.

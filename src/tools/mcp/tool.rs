@@ -10,7 +10,7 @@ use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::tools::mcp::connection::Connection;
 use crate::tools::mcp::content;
-use crate::tools::mcp::failure::RequestFailure;
+use crate::tools::mcp::failure::RequestError;
 use crate::tools::mcp::list::ToolDefinition;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
@@ -41,35 +41,29 @@ impl McpTool {
         let arguments = serde_json::from_str(call.arguments.get());
         let arguments: JsonObject = arguments
             .map_err(|_| format!("The arguments of {} must be a JSON object", call.name))?;
-        let mut response = self.call_once(arguments.clone()).await?;
-        if let Err(failure) = &response
+        let mut response = self.call_once(arguments.clone()).await;
+        if let Err(RequestError::Failed(failure)) = &response
             && failure.retry.allows_retry(self.definition.effect)
         {
-            response = self.call_once(arguments).await?;
+            response = self.call_once(arguments).await;
         }
         match response {
             Ok(result) => {
                 self.connection.reset_failures();
                 content::tool_output(result)
             }
-            Err(failure) => Err(format!(
+            Err(RequestError::Unavailable(error)) => Err(error.to_string()),
+            Err(RequestError::Failed(failure)) => Err(format!(
                 "MCP server \"{}\" did not perform the call: {}",
                 self.connection.name, failure.reason
             )),
         }
     }
 
-    /// One attempt.
-    ///
-    /// # Errors
-    /// There is no connection.
-    async fn call_once(
-        &self,
-        arguments: JsonObject,
-    ) -> Result<Result<CallToolResult, RequestFailure>, String> {
+    async fn call_once(&self, arguments: JsonObject) -> Result<CallToolResult, RequestError> {
         let session = self.connection.session().await?;
         let response = session.call(&self.definition.original_name, arguments, self.timeout);
-        Ok(response.await)
+        Ok(response.await?)
     }
 }
 

@@ -27,7 +27,7 @@ use axed::providers::registry::ProviderRegistry;
 use axed::ssrf::SsrfGuard;
 use axed::store::open::open;
 use axed::store::{EventQuery, RunStore, Step};
-use axed::tools::mcp::McpConnectionPool;
+use axed::tools::mcp::pool::McpConnectionPool;
 use axed::tools::registry::ToolRegistry;
 use axed::workdirs::registry::Workdirs;
 use axed::workdirs::reserved::ReservedPaths;

@@ -1,0 +1,226 @@
+//! Opens a connection to a server: starts its process or its HTTP client, and performs the protocol's handshake.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rmcp::model::{ClientConfig, Implementation, ProtocolVersion};
+use rmcp::service::{
+    ClientInitializeError, NotificationContext, RunningService, serve_client_with_lifecycle_and_ct,
+};
+use rmcp::transport::Transport;
+use rmcp::{ClientHandler, ClientLifecycleMode, RoleClient};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::load::Environment;
+use crate::domain::mcp::McpTransport;
+use crate::tools::mcp::close_state::CloseState;
+use crate::tools::mcp::driver::{SessionDriver, StderrTask};
+use crate::tools::mcp::failure::is_connection_error;
+use crate::tools::mcp::session::McpSession;
+use crate::tools::mcp::{http, stderr, stdio};
+
+/// The longest that opening a connection may take.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An open connection and what drives it.
+pub struct OpenConnection {
+    pub session: Arc<McpSession>,
+    pub driver: SessionDriver,
+}
+
+/// Opens a connection to the server `name`.
+///
+/// # Errors
+/// Why it cannot be opened, without any secret. The text follows `MCP server "x" is not available:`.
+pub async fn open(
+    name: &str,
+    transport: &McpTransport,
+    environment: &Environment,
+) -> Result<OpenConnection, String> {
+    let deadline = Instant::now() + OPEN_TIMEOUT;
+    // Nearly every server knows the handshake. Those that know only the protocol without one refuse it.
+    let initialize = ClientLifecycleMode::Initialize;
+    match try_open(name, transport, environment, initialize, deadline).await {
+        Ok(opened) => Ok(opened),
+        Err(ConnectError::Refused(reason)) => {
+            let preferred_versions = vec![ProtocolVersion::LATEST];
+            let discover = ClientLifecycleMode::Discover { preferred_versions };
+            let opened = try_open(name, transport, environment, discover, deadline).await;
+            opened.map_err(|_| reason)
+        }
+        Err(ConnectError::Failed(reason)) => Err(reason),
+    }
+}
+
+enum ConnectError {
+    /// The server answered, and rejected this form of the protocol.
+    Refused(String),
+    Failed(String),
+}
+
+async fn try_open(
+    name: &str,
+    transport: &McpTransport,
+    environment: &Environment,
+    mode: ClientLifecycleMode,
+    deadline: Instant,
+) -> Result<OpenConnection, ConnectError> {
+    let mut close_state = CloseState::default();
+    let list_changes = Arc::new(AtomicU64::new(0));
+    let handshake = Handshake {
+        handler: NotificationHandler {
+            list_changes: Arc::clone(&list_changes),
+        },
+        mode,
+        deadline,
+        stop: close_state.stop.clone(),
+    };
+    let mut stderr_task = StderrTask::default();
+    let opened = match transport {
+        McpTransport::Stdio { command, args, env } => {
+            let env = close_state
+                .secrets
+                .expand_templates("env", env, environment)
+                .map_err(ConnectError::Failed)?;
+            let (close_reason, tail) = (Arc::clone(&close_state.reason), close_state.tail.clone());
+            let started = stdio::start(command, args, env, environment, close_reason, tail);
+            let (process, stderr) = started.map_err(ConnectError::Failed)?;
+            let (secrets, tail) = (close_state.secrets.clone(), close_state.tail.clone());
+            let reader = stderr::log_stderr(name.to_owned(), stderr, secrets, tail);
+            stderr_task.reader = Some(Box::pin(reader));
+            let opened = stderr_task.concurrently(handshake.perform(process)).await;
+            if opened.is_err() {
+                stderr_task.drain().await;
+            }
+            opened
+        }
+        McpTransport::StreamableHttp { url, headers } => {
+            // Before the headers: expanding these sorts all secrets.
+            if let Some((_, query)) = url.split_once('?') {
+                close_state.secrets.add(query);
+            }
+            let headers = close_state
+                .secrets
+                .expand_templates("headers", headers, environment)
+                .map_err(ConnectError::Failed)?;
+            let (session_lost, close_reason) =
+                (close_state.retired.clone(), Arc::clone(&close_state.reason));
+            let client = http::connect(url, headers, session_lost, close_reason)
+                .map_err(ConnectError::Failed)?;
+            handshake.perform(client).await
+        }
+    };
+    let service = opened.map_err(|error| error.into_connect_error(&close_state))?;
+    let session = McpSession::new(
+        service.peer().clone(),
+        has_change_notifications(&service),
+        list_changes,
+        close_state.clone(),
+    );
+    Ok(OpenConnection {
+        session: Arc::new(session),
+        driver: SessionDriver {
+            service: Box::pin(async move { drop(service.waiting().await) }),
+            stderr: stderr_task,
+            close_state,
+        },
+    })
+}
+
+type McpService = RunningService<RoleClient, NotificationHandler>;
+
+/// Whether the server notifies us when its tools change: only within a session, and only if it declares so.
+fn has_change_notifications(service: &McpService) -> bool {
+    let server_info = service.peer().peer_info();
+    server_info.as_ref().is_some_and(|info| {
+        let tools = info.capabilities.tools.as_ref();
+        info.protocol_version.has_initialize()
+            && tools.is_some_and(|tools| tools.list_changed == Some(true))
+    })
+}
+
+/// One handshake that is about to be performed.
+struct Handshake {
+    handler: NotificationHandler,
+    mode: ClientLifecycleMode,
+    deadline: Instant,
+    stop: CancellationToken,
+}
+
+impl Handshake {
+    async fn perform<T: Transport<RoleClient> + 'static>(
+        self,
+        transport: T,
+    ) -> Result<McpService, HandshakeError> {
+        let serving =
+            serve_client_with_lifecycle_and_ct(self.handler, transport, self.mode, self.stop);
+        match timeout_at(self.deadline, serving).await {
+            Ok(service) => service.map_err(|error| HandshakeError::Failed(Box::new(error))),
+            Err(_) => Err(HandshakeError::TimedOut),
+        }
+    }
+}
+
+enum HandshakeError {
+    TimedOut,
+    Failed(Box<ClientInitializeError>),
+}
+
+impl HandshakeError {
+    fn into_connect_error(self, close_state: &CloseState) -> ConnectError {
+        let explain = |reason: &str| close_state.redact(&close_state.tail.explain(reason));
+        let error = match self {
+            Self::TimedOut => {
+                let reason = format!("it did not answer within {OPEN_TIMEOUT:?}");
+                return ConnectError::Failed(explain(&reason));
+            }
+            Self::Failed(error) => error,
+        };
+        let reason = match close_state.reason.get() {
+            Some(reason) => close_state.redact(reason),
+            None => explain(&describe_init_error(&error)),
+        };
+        match &*error {
+            ClientInitializeError::JsonRpcError(error) if !is_connection_error(error) => {
+                ConnectError::Refused(reason)
+            }
+            _ => ConnectError::Failed(reason),
+        }
+    }
+}
+
+fn describe_init_error(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
+        ClientInitializeError::TransportError { error, .. } => {
+            http::error_reason(error.error.as_ref())
+        }
+        ClientInitializeError::ConnectionClosed(_) => {
+            "it closed the connection before it answered".to_owned()
+        }
+        ClientInitializeError::ExpectedInitResponse(_)
+        | ClientInitializeError::ExpectedInitResult(_) => {
+            "it answered the handshake with something else".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Counts notifications that the tools changed. Requests of a server are refused: we declare no capability.
+struct NotificationHandler {
+    list_changes: Arc<AtomicU64>,
+}
+
+impl ClientHandler for NotificationHandler {
+    fn get_info(&self) -> ClientConfig {
+        let axed = Implementation::new("axed", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(Default::default(), axed)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.list_changes.fetch_add(1, Ordering::AcqRel);
+    }
+}

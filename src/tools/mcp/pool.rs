@@ -1,0 +1,153 @@
+//! The connections to MCP servers, and the tools that they give a run.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::load::Environment;
+use crate::domain::mcp::{McpServer, McpTransport, TOOL_NAME_SEPARATOR};
+use crate::tools::mcp::connection::{Connection, SharedState};
+use crate::tools::mcp::failure::ServerUnavailable;
+use crate::tools::mcp::list::ToolList;
+use crate::tools::mcp::tool::McpTool;
+use crate::tools::mcp::{McpToolset, UnavailableServer};
+
+/// The longest that closing all connections takes at a stop.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The connections to all servers that anybody has needed lately. Cheap to hand in; made once.
+pub struct McpConnectionPool {
+    connections: Mutex<HashMap<ServerKey, Arc<Connection>>>,
+    shared: Arc<SharedState>,
+}
+
+/// What one connection stands for: servers that differ only in the tools that are offered share it.
+type ServerKey = (String, McpTransport);
+
+impl McpConnectionPool {
+    /// Without a connection.
+    pub fn new(environment: Environment) -> Self {
+        Self {
+            connections: Mutex::default(),
+            shared: Arc::new(SharedState {
+                environment,
+                tasks: TaskTracker::new(),
+                stop: CancellationToken::new(),
+            }),
+        }
+    }
+
+    /// The tools of these servers as they are now. A server that does not answer costs some seconds at most, and its
+    /// tools are those that it had last, if any.
+    pub async fn list_tools(&self, servers: &[McpServer]) -> McpToolset {
+        let mut toolset = McpToolset::default();
+        let listings = servers.iter().map(|server| async move {
+            let connection = self.connection(server);
+            let tool_list = connection.list_tools().await;
+            (server, connection, tool_list)
+        });
+        for (server, connection, tool_list) in join_all(listings).await {
+            let tool_list = match tool_list {
+                Ok(tool_list) => Some(tool_list),
+                Err(error) => toolset.report_unavailable(server, &error, connection.cached_tools()),
+            };
+            if let Some(tool_list) = tool_list {
+                toolset.add_tools(server, &connection, &tool_list);
+            }
+        }
+        toolset
+    }
+
+    /// Closes every connection: processes are ended, sessions are given back.
+    pub async fn close(&self) {
+        self.shared.stop.cancel();
+        self.shared.tasks.close();
+        if tokio::time::timeout(CLOSE_TIMEOUT, self.shared.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("Connections to MCP servers did not close within {CLOSE_TIMEOUT:?}");
+        }
+    }
+
+    fn connection(&self, server: &McpServer) -> Arc<Connection> {
+        let key = (server.name.clone(), server.transport.clone());
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = connections.get(&key) {
+            return Arc::clone(connection);
+        }
+        // Files change: what no run holds and no task keeps open is forgotten when something new comes.
+        connections.retain(|_, connection| Arc::strong_count(connection) > 1);
+        let connection = Connection::new(
+            server.name.clone(),
+            server.transport.clone(),
+            Arc::clone(&self.shared),
+        );
+        let connection = Arc::new(connection);
+        connections.insert(key, Arc::clone(&connection));
+        connection
+    }
+}
+
+impl McpToolset {
+    /// Notes that a server did not list its tools. Returns the tools to offer instead: those that it listed last.
+    fn report_unavailable(
+        &mut self,
+        server: &McpServer,
+        error: &ServerUnavailable,
+        cached: Option<Arc<ToolList>>,
+    ) -> Option<Arc<ToolList>> {
+        let name = &server.name;
+        if server.required {
+            let failure = format!("a required MCP server did not start: {error}");
+            self.required_failure.get_or_insert(failure);
+            return None;
+        }
+        if cached.is_some() {
+            self.warnings.push(format!(
+                "the tools of MCP server \"{name}\" are those that it had last: {error}"
+            ));
+            return cached;
+        }
+        self.warnings.push(format!(
+            "the tools of MCP server \"{name}\" are missing: {error}"
+        ));
+        self.unavailable.push(UnavailableServer {
+            prefix: format!("{name}{TOOL_NAME_SEPARATOR}"),
+            reason: error.to_string(),
+        });
+        None
+    }
+
+    /// Adds those of the listed tools that the server's definition selects.
+    fn add_tools(
+        &mut self,
+        server: &McpServer,
+        connection: &Arc<Connection>,
+        tool_list: &ToolList,
+    ) {
+        for wanted in &server.tools {
+            let mut tools = tool_list.tools.iter();
+            if !tools.any(|tool| tool.original_name == *wanted) {
+                self.warnings.push(format!(
+                    "MCP server \"{}\" has no tool \"{wanted}\"",
+                    server.name
+                ));
+            }
+        }
+        let is_selected = |name: &String| server.tools.is_empty() || server.tools.contains(name);
+        let tools = tool_list.tools.iter();
+        for tool in tools.filter(|tool| is_selected(&tool.original_name)) {
+            let name = tool.spec.name.clone();
+            let tool = McpTool::new(Arc::clone(connection), Arc::clone(tool), server.timeout);
+            self.tools.push((name, Arc::new(tool)));
+        }
+    }
+}
