@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::domain::glob;
-use crate::workdirs::Workdir;
 use crate::workdirs::handle::WorkdirHandle;
+use crate::workdirs::workdir::Workdir;
 
 /// Directory entries that the globs of one agent may look at. `**` looks at an entry twice.
 const MAX_VISITED: usize = 200_000;
@@ -332,9 +332,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::{check_glob, collect, expand_braces};
-    use crate::workdirs::Workdir;
     use crate::workdirs::registry::Workdirs;
     use crate::workdirs::reserved::ReservedPaths;
+    use crate::workdirs::workdir::Workdir;
 
     fn write(root: &Path, files: &[(&str, &[u8])]) {
         for (path, bytes) in files {

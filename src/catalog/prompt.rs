@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::catalog::context_files::{self, ContextFile};
 use crate::config::load::{expand_home, home_dir};
 use crate::domain::content::Content;
-use crate::workdirs::Workdir;
 use crate::workdirs::registry::Workdirs;
+use crate::workdirs::workdir::Workdir;
 
 /// Between the parts of a system prompt.
 const SECTION_SEPARATOR: &str = "\n\n---\n\n";

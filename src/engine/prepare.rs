@@ -23,7 +23,7 @@ use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
 use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
-use crate::workdirs::Workdir;
+use crate::workdirs::workdir::Workdir;
 
 /// A prompt as it is recorded and sent.
 #[derive(Clone, Debug)]

@@ -7,7 +7,8 @@ use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::prepare::run_blocking;
-use crate::workdirs::{FileId, Workdir};
+use crate::workdirs::file_id::FileId;
+use crate::workdirs::workdir::Workdir;
 
 /// The directory of a run, so far as it is known.
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use crate::domain::run::{Outcome, Run, RunId, Status, WaitingFor};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, NewDelivery};
-use crate::workdirs::FileId;
+use crate::workdirs::file_id::FileId;
 
 pub mod open;
 pub mod outbox;

@@ -9,7 +9,7 @@ use crate::domain::attachment::Attachment;
 use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::domain::run::Scope;
-use crate::workdirs::Workdir;
+use crate::workdirs::workdir::Workdir;
 
 pub mod call_agent;
 pub mod deferred;

@@ -18,7 +18,7 @@ use crate::tools::registry::ToolRegistry;
 use crate::tools::subagent::{self, Subagent};
 use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, recall, shell};
 use crate::validation;
-use crate::workdirs::Workdir;
+use crate::workdirs::workdir::Workdir;
 
 /// The tools of one run.
 pub struct Toolbox {

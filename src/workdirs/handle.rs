@@ -9,8 +9,9 @@ use std::sync::Arc;
 use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
 use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
+use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedError, ReservedSnapshot};
-use crate::workdirs::{FileId, Workdir, ancestors};
+use crate::workdirs::workdir::{Workdir, ancestors};
 
 /// A workdir as one piece of work reaches it. Paths are relative to it, without `..`; `.` is the workdir itself.
 #[derive(Clone, Debug)]

@@ -10,7 +10,11 @@ use std::path::{Component, Path, PathBuf};
 use cap_std::fs::Dir;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, readlinkat, statat};
 
-use crate::workdirs::SEARCH;
+/// How a directory is opened that is only passed through.
+#[cfg(target_os = "linux")]
+pub const SEARCH: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::PATH);
+#[cfg(not(target_os = "linux"))]
+pub const SEARCH: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
 /// Links that are followed on the way: the kernel's own bound.
 const MAX_LINKS: usize = 40;

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cap_std::fs::File;
 
+use crate::workdirs::file_id::FileId;
 use crate::workdirs::handle::WorkdirHandle;
 use crate::workdirs::path_resolver::{ResolveError, resolve_dir};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
-use crate::workdirs::{FileId, Workdir};
+use crate::workdirs::workdir::Workdir;
 
 /// From this many directories on those that nobody works in any more are forgotten.
 const SWEEP_THRESHOLD: usize = 64;

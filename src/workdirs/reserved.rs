@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 use std::{fmt, fs, io};
 
-use crate::workdirs::FileId;
+use crate::workdirs::file_id::FileId;
 
 /// Links that are followed on the way to one path: the kernel's own bound.
 const MAX_LINKS: usize = 40;
@@ -221,7 +221,7 @@ mod tests {
     use std::path::Path;
 
     use super::{DaemonPaths, ReservedPaths};
-    use crate::workdirs::FileId;
+    use crate::workdirs::file_id::FileId;
 
     fn id(path: &Path) -> FileId {
         FileId::from_std(&fs::symlink_metadata(path).expect("it"))

@@ -13,7 +13,7 @@ use crate::domain::event::{self, Event, StoredEvent};
 use crate::domain::run::{Depth, Run, RunId, now};
 use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use crate::store::{ClaimedRun, ResumeState, Step, StoreError};
-use crate::workdirs::FileId;
+use crate::workdirs::file_id::FileId;
 
 /// Inputs up to so many bytes (a child's task included) lie in the run's own row.
 pub const MAX_INLINE_INPUT_BYTES: usize = 1024;

@@ -10,7 +10,7 @@ use landlock::{
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::tools::shell::seccomp;
-use crate::workdirs::FileId;
+use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedPaths, ReservedSnapshot};
 
 /// The first of which no write gets by: earlier ones let files be cut short anywhere. Linux 6.2.

@@ -21,7 +21,7 @@ use axed::store::{
     IdempotencyKey, NewRun, NthNewestQuery, Progress, ResumeState, RunFilter, RunStore,
     SessionQuery, Step, StoreError, Write,
 };
-use axed::workdirs::FileId;
+use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tempfile::TempDir;

@@ -1,0 +1,107 @@
+//! A directory that runs work in, held open.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cap_std::fs::Dir;
+use rustix::fs::{Mode, openat};
+
+use crate::workdirs::file_id::FileId;
+use crate::workdirs::path_resolver::SEARCH;
+use crate::workdirs::reserved::{ReservedError, ReservedPaths, ReservedSnapshot};
+
+/// An open directory that runs work in.
+#[derive(Debug)]
+pub struct Workdir {
+    pub(super) dir: Dir,
+    pub(super) id: FileId,
+    pub(super) reserved: Arc<ReservedPaths>,
+    /// The daemon's own directory that a command in it would reach.
+    exposed_path: Option<PathBuf>,
+}
+
+impl Workdir {
+    /// Takes an open directory, unless it lies in one of the daemon's own.
+    ///
+    /// # Errors
+    /// [`reserved::Refused`], or what the system says.
+    pub fn new(dir: Dir, reserved: &Arc<ReservedPaths>) -> io::Result<Self> {
+        let id = FileId::from_metadata(&dir.dir_metadata()?);
+        let snapshot = reserved.snapshot();
+        reject_reserved(&dir, id, &snapshot)?;
+        Ok(Self {
+            exposed_path: snapshot.reserved_path_within(id).cloned(),
+            dir,
+            id,
+            reserved: Arc::clone(reserved),
+        })
+    }
+
+    /// What it is known by.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// The daemon's own directory that a command in it would reach; none where commands may run in it.
+    pub fn exposed_path(&self) -> Option<&PathBuf> {
+        self.exposed_path.as_ref()
+    }
+
+    /// A handle for a command's working directory.
+    ///
+    /// # Errors
+    /// [`reserved::Refused`] where it has come to contain a directory of the daemon's own, or to lie in one; or what the
+    /// system says.
+    pub fn command_dir(&self) -> io::Result<Dir> {
+        let snapshot = self.reserved.snapshot();
+        if snapshot.reserved_path_within(self.id).is_some() {
+            return Err(ReservedError::ContainsReserved.into());
+        }
+        reject_reserved(&self.dir, self.id, &snapshot)?;
+        self.unconfined_command_dir()
+    }
+
+    /// The same for a command that may do all that the daemon may.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn unconfined_command_dir(&self) -> io::Result<Dir> {
+        self.dir.try_clone()
+    }
+}
+
+/// Refuses a workdir that lies in one of the daemon's own directories. Below the configuration's directory it may lie,
+/// but not at it.
+fn reject_reserved(dir: &Dir, id: FileId, snapshot: &ReservedSnapshot) -> io::Result<()> {
+    if snapshot.is_forbidden(id) {
+        return Err(ReservedError::Reserved.into());
+    }
+    for ancestor in ancestors(dir) {
+        if snapshot.is_reserved(ancestor?) {
+            return Err(ReservedError::Reserved.into());
+        }
+    }
+    Ok(())
+}
+
+/// This directory and all above it, up to the file system's root, by what they are known by. The way leads through
+/// handles, so that renaming cannot change it half-way.
+pub fn ancestors(dir: &impl AsFd) -> impl Iterator<Item = io::Result<FileId>> {
+    let open = |at: &dyn AsFd, name: &str| -> io::Result<(File, FileId)> {
+        let file = File::from(openat(at.as_fd(), name, SEARCH, Mode::empty())?);
+        let id = FileId::from_file(&file)?;
+        Ok((file, id))
+    };
+    let first = open(&dir.as_fd(), ".");
+    std::iter::successors(Some(first), move |last| {
+        let (file, id) = last.as_ref().ok()?;
+        match open(file, "..") {
+            Ok((_, parent)) if parent == *id => None,
+            next => Some(next),
+        }
+    })
+    .map(|step| step.map(|(_, id)| id))
+}
