@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::fair::Limits;
+use crate::fair::key_queue::{ConcurrencyLimit, KeyQueue};
 use crate::fair::shares::Shares;
 
 /// Without a key, and of an agent without a limit: both stand first in their lists, and nothing bounds them.
@@ -52,102 +53,6 @@ pub struct FairQueue<W> {
     granted: u64,
     /// Counts those that ever waited.
     last_number: u64,
-}
-
-/// Who may hold so many slots at once.
-#[derive(Debug)]
-struct ConcurrencyLimit {
-    limit: usize,
-    running: usize,
-}
-
-impl ConcurrencyLimit {
-    fn new(limit: Option<usize>) -> Self {
-        Self {
-            limit: limit.unwrap_or(usize::MAX),
-            running: 0,
-        }
-    }
-
-    fn has_capacity(&self) -> bool {
-        self.running < self.limit
-    }
-}
-
-#[derive(Debug)]
-struct KeyQueue<W> {
-    concurrency: ConcurrencyLimit,
-    /// Its part of the room for those that wait.
-    queue_share: usize,
-    /// Its part of the slots.
-    permit_share: usize,
-    /// Its part of what may be at work, children included.
-    live_share: usize,
-    /// Child runs at work: nobody waits for them, but they count for `max_live`.
-    live_children: usize,
-    /// When it was last given a slot, by [`Line::served`].
-    last_served: u64,
-    waiting: usize,
-    deferred: usize,
-    /// Its runs that wait, by agent: one whose agent is at its limit holds up nobody behind it. Agents without a limit
-    /// share the first lane, so there are no more lanes than the configuration has limits.
-    lanes: Vec<BTreeMap<u64, W>>,
-}
-
-impl<W> KeyQueue<W> {
-    fn new(
-        limit: Option<usize>,
-        queue_share: usize,
-        permit_share: usize,
-        live_share: usize,
-    ) -> Self {
-        Self {
-            concurrency: ConcurrencyLimit::new(limit),
-            queue_share,
-            permit_share,
-            live_share,
-            live_children: 0,
-            last_served: 0,
-            waiting: 0,
-            deferred: 0,
-            lanes: Vec::new(),
-        }
-    }
-
-    fn has_capacity(&self, permit_shares: Option<&Shares>, live_shares: &Shares) -> bool {
-        let running = self.concurrency.running;
-        self.concurrency.has_capacity()
-            && live_shares.has_capacity(self.live_share, self.live_runs())
-            && permit_shares.is_none_or(|slots| slots.has_capacity(self.permit_share, running))
-    }
-
-    /// Its runs at work, children included.
-    fn live_runs(&self) -> usize {
-        self.concurrency.running + self.live_children
-    }
-
-    /// Those that wait, also for something else.
-    fn queued(&self) -> usize {
-        self.waiting + self.deferred
-    }
-
-    /// The agent of its earliest run that could start now.
-    fn first_startable_agent(
-        &self,
-        agents: &[ConcurrencyLimit],
-        permit_shares: Option<&Shares>,
-        live_shares: &Shares,
-    ) -> Option<u32> {
-        if !self.has_capacity(permit_shares, live_shares) {
-            return None;
-        }
-        let lanes = (0..).zip(&self.lanes).zip(agents);
-        lanes
-            .filter(|(_, agent)| agent.has_capacity())
-            .filter_map(|((index, lane), _)| Some((*lane.first_key_value()?.0, index)))
-            .min()
-            .map(|(_, index)| index)
-    }
 }
 
 impl<W> FairQueue<W> {
@@ -420,37 +325,13 @@ fn lane_index(quota_key: QuotaKey) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::prelude::*;
 
-    use super::{FairQueue, Ticket};
+    use super::FairQueue;
     use crate::fair::Limits;
-
-    const KEYS: [Option<&str>; 4] = [None, Some("ada"), Some("bob"), Some("ci")];
-    const AGENTS: [&str; 4] = ["free", "loose", "planner", "reader"];
-
-    fn limits(max_running: usize) -> Limits {
-        Limits {
-            max_running,
-            max_queued: 1000,
-            ..Limits::default()
-        }
-    }
-
-    /// Three may run, one of them a planner, two of them a reader, two of them a key's, one of them ci's.
-    fn tight() -> Limits {
-        let counts = |counts: &[(&str, usize)]| {
-            let named = counts.iter().map(|(name, count)| ((*name).into(), *count));
-            named.collect::<BTreeMap<String, usize>>()
-        };
-        Limits {
-            per_agent: counts(&[("planner", 1), ("reader", 2)]),
-            per_key: counts(&[("ci", 1)]),
-            default_per_key: Some(2),
-            ..limits(3)
-        }
-    }
+    use crate::fair::reference_queue::{
+        AGENTS, KEYS, Operation, ReferenceQueue, Waiter, limits, operation, tight,
+    };
 
     /// Who comes next, once everybody may.
     fn drain(queue: &mut FairQueue<&'static str>) -> Vec<&'static str> {
@@ -602,76 +483,6 @@ mod tests {
         assert_eq!(queue.load(), (0, 1));
         assert_eq!(drain(&mut queue), ["3"]);
         assert!(queue.service_order.is_empty());
-    }
-
-    /// What may happen to a line. Numbers choose among what there is.
-    #[derive(Clone, Debug)]
-    enum Operation {
-        Enter { key: usize, agent: usize },
-        Cancel(usize),
-        Release(usize),
-    }
-
-    fn operation() -> impl Strategy<Value = Operation> {
-        prop_oneof![
-            3 => (0..KEYS.len(), 0..AGENTS.len()).prop_map(|(key, agent)| Operation::Enter { key, agent }),
-            1 => any::<usize>().prop_map(Operation::Cancel),
-            2 => any::<usize>().prop_map(Operation::Release),
-        ]
-    }
-
-    /// One who waits: a number of its own, where it stands, whose it is.
-    #[derive(Clone, Copy, Debug)]
-    struct Waiter {
-        number: usize,
-        ticket: Ticket,
-        key: usize,
-        agent: usize,
-    }
-
-    /// The same in the plainest words: who runs, who waits in the order of arrival, and when each key was served.
-    #[derive(Default)]
-    struct ReferenceQueue {
-        running: Vec<(usize, usize)>,
-        waiting: Vec<Waiter>,
-        last_served: [usize; KEYS.len()],
-        granted: usize,
-    }
-
-    impl ReferenceQueue {
-        fn could_start(&self, key: usize, agent: usize) -> bool {
-            let limits = tight();
-            let key_running = self.running.iter().filter(|run| run.0 == key).count();
-            let agent_running = self.running.iter().filter(|run| run.1 == agent).count();
-            let key_limit = KEYS[key]
-                .and_then(|name| limits.per_key.get(name).copied().or(limits.default_per_key));
-            self.running.len() < limits.max_running
-                && key_limit.is_none_or(|limit| key_running < limit)
-                && (limits.per_agent.get(AGENTS[agent])).is_none_or(|limit| agent_running < *limit)
-        }
-
-        fn start(&mut self, key: usize, agent: usize) {
-            self.running.push((key, agent));
-            self.granted += 1;
-            self.last_served[key] = self.granted;
-        }
-
-        /// Who must come next: of those that could start the earliest of the key that was served longest ago.
-        fn next(&mut self) -> Option<Waiter> {
-            let is_startable = |index: &usize| {
-                self.could_start(self.waiting[*index].key, self.waiting[*index].agent)
-            };
-            let service_order = |index: &usize| {
-                let key = self.waiting[*index].key;
-                (self.last_served[key], key)
-            };
-            let index = (0..self.waiting.len())
-                .filter(is_startable)
-                .min_by_key(service_order)?;
-            let next = self.waiting.remove(index);
-            self.start(next.key, next.agent);
-            Some(next)
-        }
     }
 
     proptest! {

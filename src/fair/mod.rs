@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 pub mod admission;
 pub mod fair_queue;
 pub mod fair_semaphore;
+mod key_queue;
+#[cfg(test)]
+mod reference_queue;
 pub mod shares;
 
 /// What a line is bounded by. Without anything set there is no bound.
