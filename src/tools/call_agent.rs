@@ -1,4 +1,4 @@
-//! `call_agent`: delegates a task to another agent. Reads the call, checks it in the contract's order, asks the delegate.
+//! `call_agent`: delegates a task to another agent. Checks the call in the contract's order, then starts the child run.
 
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
@@ -7,17 +7,15 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::message::{ToolCall, ToolSpec};
 use crate::tools::{CallContext, ChildRequest, Effect, Tool, ToolOutput};
 
-/// The name that models call it by.
 pub const NAME: &str = "call_agent";
 
 /// The tool as one agent has it.
 pub struct CallAgent {
-    /// Whom it may call, with their descriptions where they have one.
+    /// The agents that it may call, with their descriptions if they have one.
     agents: Vec<(String, Option<String>)>,
 }
 
 impl CallAgent {
-    /// For an agent that may call these.
     pub fn new(agents: Vec<(String, Option<String>)>) -> Self {
         Self { agents }
     }
@@ -123,7 +121,7 @@ impl Tool for CallAgent {
     }
 }
 
-/// The arguments as texts: another JSON value is read as its compact text, a missing one or null as nothing.
+/// The arguments as texts. Any other JSON value becomes its compact text; a missing one or `null` becomes empty.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Arguments {
     agent: String,

@@ -1,4 +1,4 @@
-//! Tools that are too many to offer: `tool_search` finds them by words, `tool_call` calls one. Knows no server.
+//! Tools that are too many to offer to the model: `tool_search` finds them by words, `tool_call` calls one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,21 +14,19 @@ use crate::domain::mcp::TOOL_NAME_SEPARATOR;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments, shorten};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-/// The tool that finds tools.
 pub const TOOL_SEARCH: &str = "tool_search";
-/// The tool that calls tools.
 pub const TOOL_CALL: &str = "tool_call";
-/// Most bytes of what a search finds, unless the first tool alone has more.
+/// Limits the result of a search, except if the first tool alone is larger.
 const MAX_RESULT_BYTES: usize = 32 << 10;
-/// Tools that a search finds if the model sets no limit.
+/// Tools that a search returns if the model sets no limit.
 const DEFAULT_LIMIT: usize = 10;
 const MAX_LIMIT: usize = 50;
-/// Most words of a query that count.
+/// Further words of a query are ignored.
 const MAX_WORDS: usize = 32;
-/// Names that an error suggests.
+/// Names that an error message suggests.
 const MAX_SUGGESTIONS: usize = 5;
 
-/// Whether, and from how many on, tools of MCP servers are found and called instead of offered.
+/// Decides whether a run's MCP tools are offered directly or found by search.
 pub struct ToolDeferral {
     threshold: usize,
     search_schema: Schema,
@@ -36,7 +34,7 @@ pub struct ToolDeferral {
 }
 
 impl ToolDeferral {
-    /// For more than `above` tools; `None` if that is 0.
+    /// Defers tools if there are more than `threshold`; `None` if that is 0.
     pub fn new(threshold: usize) -> Option<Arc<Self>> {
         if threshold == 0 {
             return None;
@@ -48,7 +46,7 @@ impl ToolDeferral {
         }))
     }
 
-    /// The two tools that stand for these, if there are too many of them.
+    /// The two tools to offer instead of these, if there are more than the threshold.
     pub fn defer(
         self: &Arc<Self>,
         tools: Vec<(String, Arc<dyn Tool>)>,
@@ -72,7 +70,7 @@ impl ToolDeferral {
     }
 }
 
-/// What a call of [`CALL`] calls, and with what; `None` if it is no such call or names nothing.
+/// The name and arguments of the tool that a `tool_call` call names; `None` for any other call, or if it names no tool.
 pub fn inner_call(call: &ToolCall) -> Option<(String, Arc<RawValue>)> {
     #[derive(Deserialize)]
     struct InnerCall<'a> {
@@ -86,7 +84,7 @@ pub fn inner_call(call: &ToolCall) -> Option<(String, Arc<RawValue>)> {
     let inner_call: InnerCall<'_> = serde_json::from_str(call.arguments.get()).ok()?;
     let arguments = match inner_call.arguments {
         None => empty_arguments(),
-        // Some models write the object as a text.
+        // Some models write the object as a string.
         Some(json) => match serde_json::from_str::<String>(json.get()) {
             Ok(text) => RawValue::from_string(text).unwrap_or_else(|_| json.to_owned()),
             Err(_) => json.to_owned(),
@@ -133,7 +131,7 @@ struct CallArguments {
 #[derive(Serialize)]
 struct SearchResult {
     tools: Vec<ToolSpec>,
-    /// Others that match and were left out.
+    /// Matching tools that were left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     more: Option<usize>,
 }
@@ -160,7 +158,7 @@ impl Tool for DeferredTool {
     }
 
     fn effect(&self) -> Effect {
-        // A call of a tool that is there is performed as that tool's own.
+        // A call of a known tool was resolved to that tool before, so this one only reports an unknown name.
         Effect::ReadOnly
     }
 
@@ -223,7 +221,7 @@ impl DeferredTool {
                 self.server_summary()
             ));
         }
-        // Stable: of equal ones the server's own order holds.
+        // The sort is stable: tools of equal score keep their server's order.
         matches.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
         let limit = search.limit.unwrap_or(DEFAULT_LIMIT).clamp(1, MAX_LIMIT);
         let (total, mut bytes) = (matches.len(), 0);
@@ -242,7 +240,6 @@ impl DeferredTool {
         serde_json::to_string(&SearchResult { tools, more }).map_err(|error| error.to_string())
     }
 
-    /// What a call of a tool that is not there is answered.
     fn unknown_tool_message(&self, name: &str) -> String {
         let base_name = |name: &str| {
             name.rsplit(TOOL_NAME_SEPARATOR)
@@ -276,7 +273,7 @@ impl DeferredTool {
     }
 }
 
-/// How well a tool fits: a word in its name counts more than one in the first line of its description.
+/// A word in the tool's name counts more than one in the first line of its description.
 fn score(spec: &ToolSpec, words: &[&str]) -> usize {
     let name = spec.name.to_lowercase();
     let first_line = spec.description.lines().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The tool contract, and the door through which a tool reaches the runner. Knows no engine and no provider.
+//! The tool contract, and the trait through which a tool starts child runs.
 
 use std::sync::Arc;
 
@@ -22,27 +22,29 @@ pub mod subagent;
 pub mod toolbox;
 pub mod web;
 
-/// Something a model may ask to be done.
+/// Something that a model can call.
 pub trait Tool: Send + Sync {
-    /// How it is offered to the model.
+    /// The name, description and parameters that the model is offered.
     fn spec(&self) -> ToolSpec;
 
-    /// What a call of it does beside its answer.
+    /// Whether a call changes something beside its result.
     fn effect(&self) -> Effect;
 
-    /// What the arguments are checked against before it is performed; none where it checks them itself.
+    /// The schema that arguments are checked against before a call; `None` if the tool checks them itself.
     fn schema(&self) -> Option<&Schema> {
         None
     }
 
-    /// Whether it works in the run's workdir.
     fn uses_workdir(&self) -> bool {
         false
     }
 
-    /// Performs one call, whose arguments fit the schema. The output goes to the model; an error's text goes there too,
-    /// marked as one. Dropped where the run is stopped or overdue, and then what it began must end at once: a process is
-    /// killed, a server is told. (One that delegates is not dropped: it ends when its child has.)
+    /// Executes one call, whose arguments fit the schema. Both the output and an error's text go to the model; the
+    /// error is marked as one.
+    ///
+    /// The future is dropped when the run is stopped or past its deadline. Whatever the call started must end at once
+    /// then: processes are killed, servers are notified. A delegating call is not dropped: it ends when its child run
+    /// has ended.
     fn call<'a>(
         &'a self,
         call: &'a ToolCall,
@@ -50,12 +52,11 @@ pub trait Tool: Send + Sync {
     ) -> BoxFuture<'a, Result<ToolOutput, String>>;
 }
 
-/// What a tool answered.
+/// The result of a tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolOutput {
-    /// The text that the model reads.
     pub text: String,
-    /// Pictures and files beside it.
+    /// Images and files that go with the text.
     pub attachments: Vec<Attachment>,
 }
 
@@ -68,84 +69,81 @@ impl From<String> for ToolOutput {
     }
 }
 
-/// What a call does beside its answer: whether another process may perform it again, and who ends it.
+/// What a call does beside its result. Decides whether another process may repeat it, and what ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing: it may be performed again.
+    /// Nothing. It may be repeated.
     ReadOnly,
-    /// Something that may not be done twice.
+    /// Something that must not be done twice.
     Mutating,
-    /// It has a child run, which is found again.
+    /// It starts a child run, which is found again after a restart.
     Delegating,
 }
 
-/// What a call is performed within.
+/// The run that a call belongs to, and what the call may use.
 #[derive(Clone, Copy)]
 pub struct CallContext<'a> {
-    /// The calling run's place in its tree.
+    /// The calling run's position in its tree.
     pub scope: &'a Scope,
-    /// The name of the key that its root was accepted with, whose part of what tools share it takes.
+    /// The name of the API key that the root run was accepted with. Shared limits are divided by key.
     pub key: Option<&'a str>,
-    /// The directory that its files are in; none where none of its tools uses one.
+    /// The run's working directory; `None` if none of its tools uses one.
     pub workdir: Option<&'a Arc<Workdir>>,
-    /// The hosts that its agent may ask; empty means every public one.
+    /// The hosts that the agent may fetch from; empty allows every public host.
     pub allowed_hosts: &'a [String],
-    /// The one way up: starts child runs of the calling run.
+    /// Starts child runs of the calling run.
     pub delegate: &'a dyn Delegate,
 }
 
 impl CallContext<'_> {
-    /// The directory of the run's files.
+    /// The run's working directory.
     ///
     /// # Errors
-    /// Where it has none, for the model.
+    /// The run has none. The text is for the model.
     pub fn workdir(&self) -> Result<Arc<Workdir>, String> {
         let workdir = self.workdir.ok_or("this run has no working directory")?;
         Ok(Arc::clone(workdir))
     }
 }
 
-/// Starts children of one run. Lent for one call, already bound to its run, so that no tool can name a false parent.
+/// Starts child runs of one run. It is bound to its run and lent for one call, so no tool can name a wrong parent.
 pub trait Delegate: Send + Sync {
-    /// Runs a child to its end and returns its final text, or why it has none.
+    /// Runs a child to its end. Returns its final text, or why it has none.
     fn run_child<'a>(&'a self, request: ChildRequest<'a>) -> BoxFuture<'a, Result<String, String>>;
 
-    /// Whether the tree may have a child without a name of this agent's for this call, or which quota is used up.
+    /// Whether the tree may have another ad-hoc sub-agent for this call. The error names the quota that is used up.
     fn check_quota<'a>(&'a self, tool_call_id: &'a str) -> BoxFuture<'a, Result<(), String>>;
 
-    /// Runs a child without a name to its end and returns its result, or why it has none. A result of one whose turns
-    /// ran out says so.
+    /// Runs an ad-hoc sub-agent to its end. Returns its result, or why it has none. The result says so if the turns ran
+    /// out.
     fn run_ad_hoc<'a>(&'a self, request: AdHocRequest<'a>)
     -> BoxFuture<'a, Result<String, String>>;
 
-    /// Searches what is recorded of the run's conversation and its session: at most so many passages, as text.
+    /// Searches the recorded conversation of the run and its session. Returns at most `limit` passages as text.
     fn recall<'a>(&'a self, query: &'a str, limit: usize) -> BoxFuture<'a, Result<String, String>>;
 }
 
-/// A wish for a child run.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildRequest<'a> {
-    /// The tool call that asks.
+    /// The tool call that starts the child.
     pub tool_call_id: &'a str,
-    /// Whose run it shall be.
+    /// The agent that the child runs.
     pub agent: &'a str,
-    /// What it shall do.
     pub task: &'a str,
-    /// What the caller passes along; none where blank.
+    /// Additional context from the caller; `None` if blank.
     pub context: Option<&'a str>,
 }
 
-/// A wish for a child run of an unnamed agent, which is the caller's own with what is said here.
+/// A request for an ad-hoc sub-agent: the caller's agent with these settings.
 #[derive(Clone, Debug)]
 pub struct AdHocRequest<'a> {
-    /// The tool call that asks.
+    /// The tool call that starts the child.
     pub tool_call_id: &'a str,
-    /// What the task is called.
+    /// A short name of the task, for people.
     pub label: &'a str,
-    /// The first message of its conversation.
+    /// The first message of the conversation.
     pub task: &'a str,
-    /// Most turns.
     pub max_turns: u32,
-    /// Its tools, and whether it sums up.
+    /// Its tools, and whether it ends with a summary.
     pub ad_hoc: AdHocSettings,
 }

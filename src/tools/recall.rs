@@ -1,4 +1,4 @@
-//! `recall`: searches what is recorded of the run's conversation, also what requests leave out.
+//! `recall`: searches the recorded conversation, including what is no longer sent to the model.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,12 +10,11 @@ use crate::domain::json_schema::Schema;
 use crate::domain::message::{ToolCall, ToolSpec, empty_arguments};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-/// The name that models call it by.
 pub const NAME: &str = "recall";
 const DESCRIPTION: &str = "Search everything that was recorded of this conversation, also what is no longer part of it because \
                      it was summed up or dropped to keep the conversation short: messages, replies, tool calls and their \
                      results. Gives the passages in which most words of the query occur, the newest first.";
-/// Passages of a call that does not say how many.
+/// Passages that a call returns if it sets no limit.
 const DEFAULT_LIMIT: u32 = 5;
 
 static SCHEMA: LazyLock<Option<Schema>> = LazyLock::new(|| Schema::for_type::<Arguments>().ok());
@@ -38,7 +37,6 @@ fn default_limit() -> u32 {
 
 struct Recall;
 
-/// The tool.
 pub fn tool() -> Arc<dyn Tool> {
     Arc::new(Recall)
 }

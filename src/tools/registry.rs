@@ -1,4 +1,4 @@
-//! Every built-in tool that this daemon has, made once. Knows no agent.
+//! The built-in tools of this daemon, built once from the configuration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,11 +14,10 @@ use crate::tools::web::url_fetch::AttachmentDownloader;
 use crate::tools::web::{search, url_fetch};
 use crate::workdirs::reserved::ReservedPaths;
 
-/// Pages and searches of the web that are fetched and read at once; more calls wait for their turn, by key, so that what
-/// is in memory has a bound.
+/// Web fetches and searches at once, which bounds their memory. More calls wait in a fair queue by key.
 const MAX_CONCURRENT_WEB_CALLS: usize = 64;
 
-/// The built-in tools by name, with what bounds them all.
+/// The built-in tools by name, and the limits that all tools share.
 #[derive(Default)]
 pub struct ToolRegistry {
     tools: BTreeMap<&'static str, Arc<dyn Tool>>,
@@ -26,15 +25,15 @@ pub struct ToolRegistry {
     attachments: AttachmentLimits,
     deferral: Option<Arc<ToolDeferral>>,
     downloader: Option<AttachmentDownloader>,
-    /// Whether commands are kept out of what is the daemon's own.
+    /// Whether commands run in a sandbox that hides the daemon's own files.
     is_sandboxed: bool,
-    /// Why there are no commands although the configuration allows them.
+    /// Why `run_command` is missing although the configuration allows it.
     commands_disabled_reason: Option<String>,
 }
 
 impl ToolRegistry {
-    /// As the configuration allows. No command reaches what is reserved; what several calls share is shared out between
-    /// these keys.
+    /// The tools that the configuration allows. Commands cannot reach the reserved paths; shared limits are divided
+    /// between `keys`.
     pub fn new(config: &config::Tools, reserved: &ReservedPaths, keys: &[String]) -> Self {
         let mut tools: BTreeMap<_, _> = file_tools(config.max_result, config.attachments, keys)
             .into_iter()
@@ -72,41 +71,40 @@ impl ToolRegistry {
         }
     }
 
-    /// Whether this tool is there and works in the run's workdir.
+    /// Whether this tool exists and works in the run's working directory.
     pub fn uses_workdir(&self, name: &str) -> bool {
         self.get(name).is_some_and(|tool| tool.uses_workdir())
     }
 
-    /// Why nobody is offered `run_command` although the configuration allows it.
+    /// Why `run_command` is missing although the configuration allows it.
     pub fn commands_disabled_reason(&self) -> Option<&str> {
         self.commands_disabled_reason.as_deref()
     }
 
-    /// Whether `run_command` is there and is confined.
+    /// Whether `run_command` exists and is sandboxed.
     pub fn is_sandboxed(&self) -> bool {
         self.is_sandboxed
     }
 
-    /// A tool; none where the configuration does not offer it.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
         self.tools.get(name)
     }
 
-    /// What fetches the pictures and files that requests name by URL.
+    /// Fetches the images and files that requests name by URL.
     ///
     /// # Errors
-    /// An empty shelf fetches nothing.
+    /// The registry is empty.
     pub fn downloader(&self) -> Result<&AttachmentDownloader, String> {
         let downloader = self.downloader.as_ref();
         downloader.ok_or_else(|| "nothing can be fetched here".to_owned())
     }
 
-    /// What bounds the pictures and files of a tool's result.
+    /// The limits on images and files in a tool's result.
     pub fn attachments(&self) -> AttachmentLimits {
         self.attachments
     }
 
-    /// What becomes of tools that are too many to offer; `None` offers all.
+    /// Defers MCP tools if they are too many to offer; `None` offers all of them.
     pub fn deferral(&self) -> Option<&Arc<ToolDeferral>> {
         self.deferral.as_ref()
     }
@@ -125,7 +123,7 @@ mod tests {
     use crate::tools::shell;
     use crate::workdirs::reserved::ReservedPaths;
 
-    /// Those that a server must allow first.
+    /// Tools that exist only if the configuration enables them.
     const DISABLED_BY_DEFAULT: &[&str] = &["web_search", shell::tool::NAME];
 
     #[test]

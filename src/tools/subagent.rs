@@ -1,5 +1,5 @@
-//! `subagent`: starts an unnamed agent on a task, with its caller's model, prompt and tools. Reads the call, checks it in
-//! the contract's order, asks the delegate, and cuts the result.
+//! `subagent`: starts an ad-hoc sub-agent with its caller's model, prompt and tools. Checks the call in the contract's
+//! order, starts the child run, and truncates the result.
 
 use futures_util::future::BoxFuture;
 use serde_json::value::{RawValue, to_raw_value};
@@ -9,7 +9,6 @@ use crate::domain::agent::{AdHocSettings, MAX_TURNS, SubagentSettings as Setting
 use crate::domain::message::{ToolCall, ToolSpec, shorten, truncate_to_bytes};
 use crate::tools::{AdHocRequest, CallContext, Effect, Tool, ToolOutput};
 
-/// The name that models call it by.
 pub const NAME: &str = "subagent";
 const ARGUMENT_NAMES: [&str; 5] = [
     "label",
@@ -18,11 +17,11 @@ const ARGUMENT_NAMES: [&str; 5] = [
     "allowed_tools",
     "max_turns",
 ];
-/// What ends a result that was cut.
+/// Ends a truncated result.
 const TRUNCATION_MARK: &str = "... (truncated)";
-/// Most characters of a label that are kept.
+/// Longer labels are truncated.
 const MAX_LABEL_CHARS: usize = 200;
-/// What asks for a summary where the call does not say.
+/// Used if the call has no summary prompt of its own.
 const DEFAULT_SUMMARY_PROMPT: &str = "Summarize your findings concisely";
 
 /// The tool as one agent has it.
@@ -30,12 +29,11 @@ pub struct Subagent {
     settings: Settings,
     /// The tools that its caller has, which the child may be given.
     tools: Vec<String>,
-    /// More of them, which its caller finds by searching.
+    /// Further tools of the caller, which are found by searching.
     deferred: Vec<String>,
 }
 
 impl Subagent {
-    /// For an agent with these settings and tools, and more tools that its model finds by searching.
     pub fn new(settings: Settings, tools: Vec<String>, deferred: Vec<String>) -> Self {
         Self {
             settings,
@@ -44,7 +42,7 @@ impl Subagent {
         }
     }
 
-    /// The tools that its model may allow, as its description has them.
+    /// The tools that the model may allow, as the description lists them.
     fn tool_names(&self) -> String {
         let mut names = self.tools.join(", ");
         if !self.deferred.is_empty() {
@@ -170,7 +168,7 @@ impl Tool for Subagent {
     }
 }
 
-/// A call's arguments, checked.
+/// A call's checked arguments.
 #[derive(Debug)]
 struct Arguments {
     label: String,
@@ -179,7 +177,7 @@ struct Arguments {
     ad_hoc: AdHocSettings,
 }
 
-/// A call's arguments by their types, before their values are checked.
+/// A call's arguments with the right types, before their values are checked.
 struct RawArguments {
     label: String,
     task: String,
@@ -240,7 +238,7 @@ fn string_list(list: &Value) -> Option<Vec<String>> {
     list.as_array()?.iter().map(text).collect()
 }
 
-/// The text within its bound in bytes, the mark of the cut included.
+/// Truncates the text to `max_bytes`, including the mark.
 fn truncate(mut text: String, max_bytes: usize) -> String {
     if text.len() <= max_bytes {
         return text;

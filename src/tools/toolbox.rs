@@ -1,4 +1,4 @@
-//! Which tools a run may use: what is offered to the model, and who answers a call. Knows no loop.
+//! The tools that one run may use: which are offered to the model, and which one executes a call.
 
 use std::sync::Arc;
 
@@ -20,13 +20,12 @@ use crate::tools::{CallContext, Delegate, Effect, Tool, ToolOutput, recall, shel
 use crate::validation;
 use crate::workdirs::workdir::Workdir;
 
-/// The tools of one run.
 pub struct Toolbox {
     offered_specs: Vec<ToolSpec>,
-    /// The names of those that are found and called instead of offered.
+    /// The names of the tools that are found by `tool_search` instead of being offered.
     deferred: Vec<String>,
     tools: IndexMap<String, Arc<dyn Tool>>,
-    /// MCP servers whose tools nobody knows.
+    /// MCP servers that could not list their tools.
     unavailable_servers: Vec<UnavailableServer>,
     workdir: Option<Arc<Workdir>>,
     allowed_hosts: Vec<String>,
@@ -35,8 +34,7 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// For a run of `agent` in that place and directory, with what its MCP servers offer. `about` gives the description of
-    /// a sub-agent.
+    /// Builds the toolbox for a run of `agent`. `describe_agent` returns the description of a sub-agent.
     pub fn new(
         agent: &Agent,
         scope: &Scope,
@@ -51,18 +49,19 @@ impl Toolbox {
                 tools.insert(name.clone(), Arc::clone(tool));
             }
         }
-        // A command would reach the daemon's own files there. Who calls it all the same gets an answer that says so.
+        // A command in this workdir would reach the daemon's own files. A call of `run_command` still gets an error
+        // that says so.
         let exposes_daemon_files = workdir.as_deref().and_then(Workdir::exposed_path).is_some();
         let is_withheld = |name: &str| {
             exposes_daemon_files && name == shell::tool::NAME && registry.is_sandboxed()
         };
-        // The list of an unnamed agent's caller decides alone.
+        // For an ad-hoc sub-agent, the caller's list alone decides.
         let allowed = agent.ad_hoc.as_ref();
         let allowed = allowed.and_then(|ad_hoc| ad_hoc.allowed_tools.as_ref());
         let is_allowed = |name: &String| allowed.is_none_or(|allowed| allowed.contains(name));
         let mut mcp_tools = mcp_toolset.tools;
         mcp_tools.retain(|(name, _)| is_allowed(name));
-        // No name of theirs is one of ours: each has the separator of server and tool in it.
+        // MCP tools cannot collide with built-in ones: their names contain the separator of server and tool.
         tools.extend(mcp_tools.iter().cloned());
         let deferral = registry.deferral();
         let deferral = deferral.and_then(|deferral| deferral.defer(mcp_tools));
@@ -94,7 +93,7 @@ impl Toolbox {
             None => Vec::new(),
         };
         tools.extend(deferral.into_iter().flatten());
-        // At its limit an agent is not offered what delegates, but keeps the answer to a call of it.
+        // At its depth limit an agent is not offered delegating tools, but a call of one still gets its error.
         let limit = agent.subagent.as_ref().map_or(0, |it| it.max_depth);
         let is_offered = |name: &str| match name {
             call_agent::NAME => scope.can_delegate(),
@@ -114,7 +113,7 @@ impl Toolbox {
         }
     }
 
-    /// What the model is told of.
+    /// The tools that the model is offered.
     pub fn offered_specs(&self) -> &[ToolSpec] {
         &self.offered_specs
     }
@@ -124,8 +123,8 @@ impl Toolbox {
         &self.deferred
     }
 
-    /// The call that is performed: of `tool_call` that of the tool that it names, under that one's own name; any other, and
-    /// one that names no tool of a server, is itself. Also if nothing is deferred: a restart may have found fewer tools.
+    /// Resolves a `tool_call` call to the call of the tool that it names. Any other call, or one that names no MCP
+    /// tool, stays as it is. Also resolves if nothing is deferred, because after a restart there may be fewer tools.
     pub fn resolve(&self, call: ToolCall) -> ToolCall {
         let is_known = |name: &str| {
             (name.contains(TOOL_NAME_SEPARATOR) && self.tools.contains_key(name))
@@ -149,22 +148,22 @@ impl Toolbox {
         }
     }
 
-    /// What a call of that name does beside its answer; none where there is no such tool.
+    /// The effect of the tool with this name; `None` if there is no such tool.
     pub fn effect(&self, name: &str) -> Option<Effect> {
         match self.tools.get(name) {
             Some(tool) => Some(tool.effect()),
-            // What nobody knows may not be done twice.
+            // An unknown tool must not be called twice.
             None => self.unavailable_server(name).map(|_| Effect::Mutating),
         }
     }
 
-    /// The MCP server that has this tool, if any has, where nobody knows its tools.
+    /// The MCP server that this tool belongs to, if that server could not list its tools.
     fn unavailable_server(&self, name: &str) -> Option<&UnavailableServer> {
         let mut servers = self.unavailable_servers.iter();
         servers.find(|it| name.starts_with(&it.prefix))
     }
 
-    /// Whether its arguments need no thread of their own to be checked.
+    /// Whether checking the arguments is cheap enough to need no thread of its own.
     pub fn is_checked_inline(&self, call: &ToolCall) -> bool {
         let tool = self.tools.get(&call.name);
         let tool = tool.filter(|tool| tool.effect() != Effect::Delegating);
@@ -174,7 +173,7 @@ impl Toolbox {
         })
     }
 
-    /// Whether a call of a run that was accepted with the key of this name would come to a tool that takes its arguments.
+    /// Whether the tool exists and accepts the arguments. `key` is the API key that the run was accepted with.
     pub async fn can_call(&self, call: &ToolCall, key: Option<&str>) -> bool {
         let Some(tool) = self.tools.get(&call.name) else {
             return false;
@@ -187,8 +186,10 @@ impl Toolbox {
         }
     }
 
-    /// Performs a call of a run that was accepted with the key of this name, or says that there is no such tool, or what is
-    /// wrong with the arguments.
+    /// Executes a call. `key` is the API key that the run was accepted with.
+    ///
+    /// # Errors
+    /// There is no such tool, the arguments do not fit its schema, or the tool failed. The text is for the model.
     pub async fn call(
         &self,
         call: &ToolCall,
@@ -210,7 +211,7 @@ impl Toolbox {
             delegate,
         };
         if tool.effect() == Effect::Delegating {
-            // It checks and bounds by itself.
+            // It checks its arguments and bounds its result itself.
             return tool.call(call, context).await;
         }
         let result = match tool.schema() {
@@ -231,7 +232,7 @@ impl Toolbox {
     }
 }
 
-/// The call with arguments that fit the schema.
+/// Returns the call with arguments that fit the schema.
 async fn coerce_arguments(
     call: &ToolCall,
     schema: &Schema,
@@ -255,7 +256,7 @@ async fn coerce_arguments(
 }
 
 impl ToolOutput {
-    /// With as many pictures and files as may be, and a text for those that were left out.
+    /// Drops attachments beyond the limits and names them in the text.
     fn limit_attachments(mut self, limits: AttachmentLimits) -> Self {
         let (mut count, mut total) = (0, 0_u64);
         let AttachmentLimits {
@@ -285,7 +286,7 @@ impl ToolOutput {
     }
 }
 
-/// The text within its bound: cut on a character boundary, with a notice of how to get the rest.
+/// Truncates the text on a character boundary, with a notice that says how to get the rest.
 fn truncate_with_notice(mut text: String, max_bytes: usize) -> String {
     if text.len() <= max_bytes {
         return text;

@@ -1,4 +1,4 @@
-//! Kills every process that descends from this one, wherever it stands in the tree. Knows no command.
+//! Kills every process that descends from this one.
 
 #[cfg(target_os = "linux")]
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,8 +7,8 @@ use rustix::process::{Pid, Signal};
 #[cfg(target_os = "linux")]
 use rustix::process::{PidfdFlags, getpid, kill_process, pidfd_open, pidfd_send_signal};
 
-/// Sends SIGKILL to all that there are now. One that was sent it starts no other; those that were started while we
-/// looked are found by the next look.
+/// Sends SIGKILL to all current descendants. A killed process starts no other; the next call finds those that were
+/// started during this one.
 #[cfg(target_os = "linux")]
 pub fn kill(_command: Pid) {
     let own_pid = getpid().as_raw_pid();
@@ -16,7 +16,7 @@ pub fn kill(_command: Pid) {
         let Some(process) = Pid::from_raw(pid) else {
             continue;
         };
-        // The number may be another process's by now; the handle stays with the one that it was opened for.
+        // By now the pid may belong to another process. The handle stays with the process that it was opened for.
         match pidfd_open(process, PidfdFlags::empty()) {
             Ok(handle) => {
                 if parent_of(pid).is_some_and(|now| now == parent || now == own_pid) {
@@ -31,7 +31,7 @@ pub fn kill(_command: Pid) {
     }
 }
 
-/// Sends SIGKILL to the command's group: this system does not tell who descends from whom.
+/// Sends SIGKILL to the command's process group, because this system does not report ancestry.
 #[cfg(not(target_os = "linux"))]
 pub fn kill(command: Pid) {
     let _ = rustix::process::kill_process_group(command, Signal::KILL);
@@ -52,8 +52,8 @@ fn parent_of(pid: i32) -> Option<i32> {
     parent_in(&stat)
 }
 
-/// The fourth field of `/proc/<pid>/stat` (proc_pid_stat(5)). The second is a name in parentheses, which may have
-/// anything in it, parentheses too.
+/// Reads the fourth field of `/proc/<pid>/stat` (proc_pid_stat(5)). The second field is a name in parentheses, which
+/// may itself contain parentheses.
 #[cfg(target_os = "linux")]
 fn parent_in(stat: &[u8]) -> Option<i32> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
@@ -61,7 +61,7 @@ fn parent_in(stat: &[u8]) -> Option<i32> {
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Those below `root`, parents before their children.
+/// The descendants of `root` with their parents; parents come before their children.
 #[cfg(target_os = "linux")]
 fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<(i32, i32)> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
@@ -72,7 +72,7 @@ fn descendants(root: i32, parents: &[(i32, i32)]) -> Vec<(i32, i32)> {
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
         for pid in children.remove(&parent).unwrap_or_default() {
-            // What was read while it changed may even have circles.
+            // The list was read while processes changed, so it may even contain cycles.
             if seen.insert(pid) {
                 descendants.push((pid, parent));
                 pending.push(pid);

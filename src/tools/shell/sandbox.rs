@@ -1,5 +1,5 @@
-//! Confines this process for good, before it becomes a command: by Landlock what files it reaches, by a filter of system
-//! calls what Landlock does not cover. Knows no command.
+//! Confines this process before it becomes a command: Landlock limits the files that it reaches, a system call filter
+//! covers the rest.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,11 @@ use crate::tools::shell::seccomp;
 use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedPaths, ReservedSnapshot};
 
-/// The first of which no write gets by: earlier ones let files be cut short anywhere. Linux 6.2.
+/// The first ABI that controls every write (Linux 6.2). Earlier ones allow truncating any file.
 const REQUIRED_ABI: ABI = ABI::V3;
 
-/// Read and executed. `/usr` stands here by what is in it, but for the folders below it that are not the system's own.
+/// Paths that commands read and execute. `/usr` is not listed itself, because of its folders that are not part of the
+/// system.
 const SYSTEM_PATHS: &[&str] = &[
     "/bin",
     "/sbin",
@@ -27,11 +28,11 @@ const SYSTEM_PATHS: &[&str] = &[
     "/nix/store",
     "/sys/devices/system/cpu",
 ];
-/// In these everything but [`NOT_SYSTEM`].
+/// In these folders, everything but [`EXCLUDED_NAMES`].
 const SYSTEM_PARENTS: &[&str] = &["/usr", "/usr/local"];
-/// May have the configuration of services, such as ours.
+/// Folders that may hold the configuration of services, such as this one.
 const EXCLUDED_NAMES: &[&str] = &["etc", "local"];
-/// Of `/etc` what programs need and what holds no secret.
+/// The files in `/etc` that programs need and that hold no secret.
 const ETC_NAMES: &[&str] = &[
     "alternatives",
     "ca-certificates",
@@ -78,7 +79,7 @@ const ETC_NAMES: &[&str] = &[
     "terminfo",
     "timezone",
 ];
-/// Of `/proc` what tells of the machine and of no process.
+/// The files in `/proc` that describe the machine and no process.
 const PROC_NAMES: &[&str] = &[
     "cpuinfo",
     "filesystems",
@@ -89,7 +90,7 @@ const PROC_NAMES: &[&str] = &[
     "uptime",
     "version",
 ];
-/// Devices that are read, the first also written.
+/// Devices that commands read. They also write the first.
 const DEVICE_PATHS: &[&str] = &[
     "/dev/null",
     "/dev/zero",
@@ -98,20 +99,21 @@ const DEVICE_PATHS: &[&str] = &[
     "/dev/urandom",
 ];
 
-/// Most paths that commands are allowed to read: each command allows each of them anew.
+/// Most paths that commands may read: each command opens each of them.
 const MAX_READABLE_PATHS: usize = 4096;
 
-/// Whether this system can confine.
+/// Whether this system supports the sandbox.
 pub fn is_available() -> bool {
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     let ruleset = ruleset.handle_access(AccessFs::from_all(REQUIRED_ABI));
     ruleset.and_then(Ruleset::create).is_ok()
 }
 
-/// Confines this process: it writes in its working directory and in `temporary`, and reads nothing that is reserved.
+/// Confines this process: it writes only in its working directory and in `temp_dir`, and reads nothing that is
+/// reserved.
 ///
 /// # Errors
-/// Why it is not confined. Then it must not go on.
+/// The process is not confined, and must not execute the command.
 pub fn confine(temp_dir: &Path, allow_network: bool, reserved: Vec<PathBuf>) -> Result<(), String> {
     let no_capabilities = CapabilitySets {
         effective: CapabilitySet::empty(),
@@ -130,7 +132,7 @@ pub fn confine(temp_dir: &Path, allow_network: bool, reserved: Vec<PathBuf>) -> 
     seccomp::apply(allow_network, can_scope_signals())
 }
 
-/// Closes what whoever started the daemon left open for it and for all that it starts: Landlock lets what is open be.
+/// Closes files that the daemon inherited when it was started. Landlock does not restrict files that are already open.
 fn close_inherited_files() -> std::io::Result<()> {
     let mut open_fds: Vec<i32> = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
@@ -142,7 +144,7 @@ fn close_inherited_files() -> std::io::Result<()> {
         );
     }
     for fd in open_fds.into_iter().filter(|file| *file > 2) {
-        // The one that was read here is closed by now.
+        // The descriptor of this listing is among them and is closed already.
         let _ = nix::unistd::close(fd);
     }
     Ok(())
@@ -164,7 +166,7 @@ fn apply_landlock(
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(REQUIRED_ABI))?
-        // What later kernels add.
+        // Rights that later kernels add.
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::IoctlDev)?
         .scope(Scope::Signal | Scope::AbstractUnixSocket)?;
@@ -179,7 +181,7 @@ fn apply_landlock(
     let created = ruleset
         .create()?
         .set_compatibility(CompatLevel::HardRequirement)
-        // What this machine does not have is passed over.
+        // Paths that this machine does not have are skipped.
         .add_rules(path_beneath_rules(readable_paths, read_access))?
         .add_rules(path_beneath_rules(
             [null],
@@ -189,10 +191,10 @@ fn apply_landlock(
     Ok(created.restrict_self()?.ruleset)
 }
 
-/// What every command reads and executes: the system's files without what is reserved.
+/// The paths that every command may read and execute: the system's files without the reserved ones.
 ///
 /// # Errors
-/// Where that cannot be left out.
+/// Too many paths would be needed to leave a reserved one out.
 pub fn readable_paths(reserved: &ReservedSnapshot) -> Result<Vec<PathBuf>, String> {
     let mut paths = Vec::new();
     for path in system_paths() {
@@ -201,7 +203,7 @@ pub fn readable_paths(reserved: &ReservedSnapshot) -> Result<Vec<PathBuf>, Strin
     Ok(paths)
 }
 
-/// Adds this path; in its place what is in it, where something of that is reserved.
+/// Adds this path. If it contains something reserved, adds its entries one by one instead.
 fn add_unreserved(
     path: PathBuf,
     reserved: &ReservedSnapshot,
@@ -214,7 +216,7 @@ fn add_unreserved(
         paths.push(path);
         return Ok(());
     };
-    // What is behind a link is one of the other paths, or no path of the system's.
+    // The target of a link is another path of this list, or no system path.
     let can_descend =
         meta.is_dir() && !path.is_symlink() && !reserved.is_forbidden(FileId::from_std(&meta));
     if !can_descend {

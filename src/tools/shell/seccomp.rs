@@ -1,5 +1,5 @@
-//! Which system calls a confined command may not make: those that reach what Landlock does not cover. What is not named
-//! here is allowed.
+//! The system calls that a confined command may not make: those that reach what Landlock does not cover. All others are
+//! allowed.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// What is called in the way that programs of the x32 ABI do, which the same filter sees, has this bit in its number.
+/// Programs of the x32 ABI set this bit in system call numbers. They run under the same filter.
 #[cfg(target_arch = "x86_64")]
 const X32_SYSCALL_BIT: i64 = 0x4000_0000;
 /// Set-user-ID and set-group-ID.
 const SET_ID_BITS: [u64; 2] = [0o4000, 0o2000];
-/// The part of a socket's type that is none of its flags.
+/// Masks the flags in a socket's type.
 const SOCKET_TYPE_MASK: u64 = 0xf;
 
-/// Never needed in a workdir, and each a way around: into other processes, to sockets past `socket`, to the keys and
-/// the shared memory of the daemon's user, to other views of the file system and of who one is.
+/// Commands never need these calls, and each is a way out of the sandbox: into other processes, to sockets without
+/// `socket`, to keys and shared memory of the daemon's user, or to another view of the file system.
 const DENIED_CALLS: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -43,7 +43,7 @@ const DENIED_CALLS: &[i64] = &[
     libc::SYS_semop,
     libc::SYS_semtimedop,
     libc::SYS_semctl,
-    // Who knows a queue's number needs no msgget.
+    // A process that knows a queue's number needs no msgget.
     libc::SYS_msgget,
     libc::SYS_msgsnd,
     libc::SYS_msgrcv,
@@ -64,7 +64,7 @@ const DENIED_CALLS: &[i64] = &[
     libc::SYS_setns,
 ];
 
-/// Take a process in this argument, and may mean the caller's own only, which is 0.
+/// These calls take a process in the given argument. Only 0, the caller itself, is allowed.
 const PROCESS_TARGET_CALLS: &[(i64, u8)] = &[
     (libc::SYS_prlimit64, 0),
     (libc::SYS_sched_setaffinity, 0),
@@ -75,12 +75,11 @@ const PROCESS_TARGET_CALLS: &[(i64, u8)] = &[
     (libc::SYS_ioprio_set, 1),
 ];
 
-/// Take in the first argument what the other one names, and this means all processes of the user: `PRIO_USER` and
-/// `IOPRIO_WHO_USER`.
+/// In these calls this value of the first argument selects all processes of a user: `PRIO_USER` and `IOPRIO_WHO_USER`.
 const USER_TARGET_CALLS: &[(i64, u64)] = &[(libc::SYS_setpriority, 2), (libc::SYS_ioprio_set, 3)];
 
-/// Let the kernel send a signal where a file has news: what they ask for is in the second argument. `F_SETOWN`, `F_SETSIG`
-/// and `F_SETOWN_EX`, `FIOSETOWN` and `SIOCSPGRP` are the same on every architecture that we know.
+/// These calls make the kernel send a signal when a file is ready; the second argument selects the operation.
+/// `F_SETOWN`, `F_SETSIG`, `F_SETOWN_EX`, `FIOSETOWN` and `SIOCSPGRP` are the same on every supported architecture.
 const FILE_SIGNAL_CALLS: &[(i64, u64)] = &[
     (libc::SYS_fcntl, 8),
     (libc::SYS_fcntl, 10),
@@ -89,7 +88,6 @@ const FILE_SIGNAL_CALLS: &[(i64, u64)] = &[
     (libc::SYS_ioctl, 0x8902),
 ];
 
-/// Send signals.
 const SIGNAL_CALLS: &[i64] = &[
     libc::SYS_kill,
     libc::SYS_tkill,
@@ -99,7 +97,7 @@ const SIGNAL_CALLS: &[i64] = &[
     libc::SYS_pidfd_send_signal,
 ];
 
-/// Make files or change their permissions, which this argument has.
+/// Calls that create files or change permissions, with the argument that holds the mode.
 const FILE_MODE_CALLS: &[(i64, u8)] = &[
     (libc::SYS_fchmod, 1),
     (libc::SYS_fchmodat, 2),
@@ -116,15 +114,12 @@ const FILE_MODE_CALLS: &[(i64, u8)] = &[
     (libc::SYS_creat, 1),
 ];
 
-/// The same on every architecture.
+/// The same number on every architecture.
 const FCHMODAT2: i64 = 452;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Puts this thread, and what it will execute, under the filter for good.
-///
-/// # Errors
-/// What the system says.
+/// Applies the filter to this thread, and to everything that it executes. It cannot be removed.
 pub fn apply(allow_network: bool, has_scoped_signals: bool) -> Result<(), String> {
     for program in build_programs(allow_network, has_scoped_signals)? {
         seccompiler::apply_filter(&program)
@@ -146,8 +141,8 @@ fn build_programs(
     built.map_err(|error| format!("the filter of system calls cannot be made: {error}"))
 }
 
-/// Answered as by a kernel that does not have them: what they ask for stands in memory, where a filter cannot see it,
-/// and programs then ask in the older way.
+/// Calls that fail as if the kernel did not have them. Their arguments are in memory, where a filter cannot read them,
+/// and programs fall back to the older calls.
 fn unsupported_rules() -> Rules {
     let calls = [libc::SYS_clone3, libc::SYS_openat2];
     calls.map(|call| (call, Vec::new())).into()
@@ -192,16 +187,16 @@ fn denied_rules(
     let [local, netlink] = [libc::AF_UNIX, libc::AF_NETLINK].map(family);
     let [v4, v6] = [libc::AF_INET, libc::AF_INET6].map(family);
     let sockets = match allow_network {
-        // Local sockets lead to other programs of this machine, network or not.
+        // Local sockets reach other programs of this machine, with or without network access.
         true => vec![
             rule(&[(0, Is::Ne, v4), (0, Is::Ne, v6), (0, Is::Ne, netlink)])?,
-            // Which addresses this machine has is asked for by this kind (0); others tell it what to do.
+            // Protocol 0 (NETLINK_ROUTE) reads this machine's addresses. Other protocols change the system.
             rule(&[(0, Is::Eq, netlink), (2, Is::Ne, 0)])?,
         ],
         false => Vec::new(),
     };
     rules.insert(libc::SYS_socket, sockets);
-    // Two ends that are joined for good may be had; one of datagrams could be pointed elsewhere.
+    // A connected pair is allowed. A pair of datagram sockets could be sent elsewhere.
     let connected_types = [libc::SOCK_STREAM, libc::SOCK_SEQPACKET].map(family);
     let other_types = (0..=SOCKET_TYPE_MASK).filter(|kind| !connected_types.contains(kind));
     let pairs = other_types.map(|kind| rule(&[(1, Is::MaskedEq(SOCKET_TYPE_MASK), kind)]));
@@ -211,7 +206,7 @@ fn denied_rules(
     Ok(rules)
 }
 
-/// Fits where all of these are so: an argument's place, and how it compares with a value.
+/// Matches if all comparisons hold: the argument's index, the operator and the value.
 fn rule(comparisons: &[(u8, Is, u64)]) -> Result<SeccompRule, seccompiler::BackendError> {
     let conditions = comparisons.iter().map(|(argument, operator, value)| {
         SeccompCondition::new(*argument, Length::Dword, operator.clone(), *value)
@@ -233,11 +228,11 @@ fn build_program(
     filter.try_into()
 }
 
-/// The rules for every ABI of this architecture that has its numbers; the others' calls end the process.
+/// Repeats the rules for every ABI of this architecture. Calls of other ABIs kill the process.
 fn for_all_abis(rules: Rules) -> Rules {
     #[cfg(target_arch = "x86_64")]
     {
-        // No program here is of the x32 ABI, so its numbers above the shared ones are refused whatever they mean.
+        // No supported program uses the x32 ABI, so its own numbers are denied whatever they mean.
         let shared = rules
             .iter()
             .map(|(call, rules)| (call | X32_SYSCALL_BIT, rules.clone()));
@@ -263,7 +258,7 @@ mod tests {
             }
         }
     }
-    // Kernels that cannot keep signals within the command (before 6.12) send one to anybody of the same user for a pipe.
+    // Kernels before 6.12 cannot scope signals, and send a pipe's signal to any process of the same user.
     #[test]
     fn where_signals_are_not_scoped_no_file_sends_one() {
         let python = "/usr/bin/python3";
@@ -276,7 +271,7 @@ mod tests {
                     \x20try: fcntl.fcntl(end, getattr(fcntl, asked), os.getpid()); print(asked)\n\
                     \x20except PermissionError: pass\n\
                     fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK)";
-        // The filter is this thread's and its children's.
+        // The filter applies to this thread and its children.
         let thread = std::thread::spawn(move || {
             apply(false, false).expect("a filter");
             let mut command = std::process::Command::new(python);

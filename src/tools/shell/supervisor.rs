@@ -1,6 +1,6 @@
-//! What stands between the daemon and a model's command: this binary, started again. The supervisor is told to end by
-//! the end of a pipe, so also by the daemon's death; every process that the command starts, however it hides, becomes
-//! its child in the end, and none is left when it goes. Knows no daemon, no run and no configuration.
+//! The process between the daemon and a model's command: this binary, started again. It ends when a pipe is closed,
+//! which also happens if the daemon dies. Every orphaned process of the command becomes its child, and it kills all of
+//! them before it exits.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, Permissions};
@@ -18,36 +18,36 @@ use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus};
 
 use crate::tools::shell::process_tree;
 
-/// The hidden subcommand that supervises: `__command <mode> <command> <reserved>…`, with the working directory as its
-/// input, the command's output as its output, and the report on the pipe that is its standard error. What is reserved are
-/// paths of the daemon's own that the command must not read.
+/// The hidden subcommand of the supervisor: `__command <mode> <command> <reserved>…`. Standard input is the working
+/// directory, standard output the command's output, standard error the pipe for the report. The reserved paths are the
+/// daemon's own, which the command must not read.
 pub const SUPERVISE_SUBCOMMAND: &str = "__command";
-/// The one that becomes the command: `__confined <mode> <temporary folder> <command> <reserved>…`.
+/// The hidden subcommand that becomes the command: `__confined <mode> <temporary folder> <command> <reserved>…`.
 const EXEC_SUBCOMMAND: &str = "__confined";
 
 /// Most bytes of a file that a command writes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
-/// Most processes of the daemon's user, when one more is started by a command. (Root has no such bound.)
+/// Most processes of the daemon's user, checked when a command starts one. The limit does not apply to root.
 const MAX_PROCESSES: u64 = 4096;
 /// Most open files of a process.
 const MAX_OPEN_FILES: u64 = 1024;
-/// How much less of the processors commands get than the daemon.
+/// Commands run at a lower CPU priority than the daemon.
 const NICENESS: i32 = 5;
-/// A look at what is left, and the next.
+/// The interval between two rounds of killing.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Files that the supervisor may hold open while it removes the temporary folder.
+/// Most files that the supervisor holds open while it removes the temporary folder.
 const MAX_REMOVAL_HANDLES: u64 = 512;
-/// Levels of folders below the temporary one of which a path can be made, whatever they are named.
+/// Folders nested deeper than this are moved up before removal. Up to this depth a path stays within the system's
+/// limit, whatever the names.
 const MAX_LEVELS: usize = 12;
 
-/// How a command is kept in.
+/// How a command is confined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// No file but those of the workdir, a temporary folder and the system, and no network.
+    /// Reaches only the files of the workdir, a temporary folder and the system, and no network.
     Sandboxed,
-    /// The same, with the network.
+    /// As `Sandboxed`, but with network access.
     SandboxedWithNetwork,
-    /// Not at all.
     Unconfined,
 }
 
@@ -58,7 +58,6 @@ impl Mode {
         Self::Unconfined,
     ];
 
-    /// As an argument.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Sandboxed => "confined",
@@ -72,7 +71,7 @@ impl Mode {
     }
 }
 
-/// This binary as it runs, also where its file was replaced since.
+/// The running binary, even if its file has been replaced since.
 pub fn current_binary() -> std::io::Result<PathBuf> {
     match cfg!(target_os = "linux") {
         true => Ok(PathBuf::from("/proc/self/exe")),
@@ -80,13 +79,13 @@ pub fn current_binary() -> std::io::Result<PathBuf> {
     }
 }
 
-/// Does what these arguments ask for, where they are the daemon's and not a user's.
+/// Runs a hidden subcommand; `None` if the arguments are a user's.
 pub fn run_subcommand(arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let arguments = supervisor_arguments(arguments)?;
     match arguments.as_slice() {
         [subcommand, mode, command, reserved @ ..] if subcommand == SUPERVISE_SUBCOMMAND => {
             let report = supervise_command(Mode::parse(mode)?, command, reserved);
-            // Where the daemon has gone, nobody is left to tell.
+            // If the daemon is gone, nobody reads the report.
             let _ = std::io::stderr().write_all(report.as_bytes());
             Some(ExitCode::SUCCESS)
         }
@@ -100,14 +99,14 @@ pub fn run_subcommand(arguments: impl Iterator<Item = OsString>) -> Option<ExitC
     }
 }
 
-/// All arguments, where the first one is a subcommand of ours.
+/// All arguments, if the first one is a hidden subcommand.
 fn supervisor_arguments(mut arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
     let first = arguments.next()?;
     let is_ours = first == SUPERVISE_SUBCOMMAND || first == EXEC_SUBCOMMAND;
     is_ours.then(|| std::iter::once(first).chain(arguments).collect())
 }
 
-/// Runs the command to its end and returns how it ended: `exit <code>`, `signal <number>`, or `failed <why>`.
+/// Runs the command to its end. Returns how it ended: `exit <code>`, `signal <number>`, or `failed <why>`.
 fn supervise_command(mode: Mode, command: &OsString, reserved: &[OsString]) -> String {
     let temp_dir = match create_temp_dir() {
         Ok(temp_dir) => temp_dir,
@@ -119,7 +118,8 @@ fn supervise_command(mode: Mode, command: &OsString, reserved: &[OsString]) -> S
     report.unwrap_or_else(|why| format!("failed {why}"))
 }
 
-/// Starts the process that becomes the command. The pipe ends when it has; what comes out of it before is why not.
+/// Starts the process that becomes the command. The returned pipe closes when the command is executed; text in it
+/// before says why that failed.
 fn spawn_command(
     mode: Mode,
     temp_dir: &Path,
@@ -130,7 +130,8 @@ fn spawn_command(
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| failed(error.into()))?;
-    // Out of the daemon's session: what its terminal sends is not for us. Fails where we are in one of our own.
+    // Leaves the daemon's session, so signals of its terminal do not arrive here. Fails if this process already leads a
+    // session.
     let _ = rustix::process::setsid();
     rustix::process::fchdir(std::io::stdin())
         .map_err(|error| format!("the workdir cannot be entered: {error}"))?;
@@ -150,7 +151,7 @@ fn spawn_command(
     Ok((child.map_err(failed)?, error_pipe))
 }
 
-/// Waits for the command and leaves nothing of it.
+/// Waits for the command and kills what remains of it.
 fn wait_and_reap(child: &Child, mut error_pipe: std::io::PipeReader) -> Result<String, String> {
     let pid = Pid::from_child(child);
     std::thread::spawn(move || {
@@ -187,7 +188,7 @@ fn describe_status(status: WaitStatus) -> String {
     }
 }
 
-/// Comes back when nobody reads our report any more: the call was dropped, or the daemon is dead.
+/// Returns when nobody reads the report any more: the call was dropped, or the daemon died.
 fn wait_for_reader_hangup() {
     let report = std::io::stderr();
     loop {
@@ -200,8 +201,8 @@ fn wait_for_reader_hangup() {
     }
 }
 
-/// Kills and buries until there is no child any more. Whoever loses its parent becomes our child, so then there is no
-/// descendant either.
+/// Kills and reaps until no child is left. Orphans become children of this process, so then there is no descendant
+/// either.
 fn kill_all(command: Pid) {
     loop {
         loop {
@@ -209,7 +210,7 @@ fn kill_all(command: Pid) {
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
                 Err(_) => {
-                    // Where orphans are not given to us, the group is what we know.
+                    // Orphans do not become our children on this system, so kill the process group.
                     #[cfg(not(target_os = "linux"))]
                     process_tree::kill(command);
                     return;
@@ -221,7 +222,7 @@ fn kill_all(command: Pid) {
     }
 }
 
-/// A new folder that only this user may enter, below the system's temporary one.
+/// Creates a folder below the system's temporary folder that only this user may enter.
 fn create_temp_dir() -> std::io::Result<PathBuf> {
     let id = getrandom::u64().map_err(std::io::Error::other)?;
     let path = std::env::temp_dir().join(format!("axed-command-{id:016x}"));
@@ -229,9 +230,9 @@ fn create_temp_dir() -> std::io::Result<PathBuf> {
     path.canonicalize()
 }
 
-/// Removes the folder with all in it. Nobody is left to put something in its place meanwhile.
+/// Removes the folder and its contents. No other process is left that could change it meanwhile.
 fn remove_temp_dir(dir: &Path) {
-    // Removing holds a file open for each level. Where there are too many it fails before the stack is full.
+    // Removal holds one file open for each level. A low limit makes it fail before the stack overflows.
     let current = rustix::process::getrlimit(Resource::Nofile);
     let lowered = Rlimit {
         current: Some(
@@ -248,8 +249,8 @@ fn remove_temp_dir(dir: &Path) {
     }
 }
 
-/// Makes every folder below this one removable: tools make some in which nothing can be removed, and what is nested
-/// deeper than a path can say is brought up.
+/// Makes every folder below this one removable. Some tools create read-only folders; folders nested too deep for a path
+/// are moved up.
 fn flatten_dir(dir: &Path) {
     let _ = std::fs::set_permissions(dir, Permissions::from_mode(0o700));
     let Ok(id) = getrandom::u64() else { return };
@@ -283,7 +284,7 @@ fn subdirectories(dir: &Path) -> Vec<PathBuf> {
     subdirs.map(|entry| entry.path()).collect()
 }
 
-/// Confines this process and executes the command in its place. Comes back only with the reason why not.
+/// Confines this process and executes the command in its place. Returns only on failure, with the reason.
 fn exec_command(mode: Mode, temp_dir: &Path, command: &OsString, reserved: &[OsString]) -> String {
     let _ = rustix::process::setsid();
     let _ = rustix::process::nice(NICENESS);
@@ -291,7 +292,7 @@ fn exec_command(mode: Mode, temp_dir: &Path, command: &OsString, reserved: &[OsS
     if let Err(why) = confine(mode, temp_dir, reserved) {
         return why;
     }
-    // Should the supervisor be killed: nobody else would end the command.
+    // If the supervisor is killed, nobody else ends the command.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let error = Command::new("/bin/sh")
@@ -299,14 +300,14 @@ fn exec_command(mode: Mode, temp_dir: &Path, command: &OsString, reserved: &[OsS
         .arg(command)
         .stdin(Stdio::null())
         .exec();
-    // The pipe may be gone by now, the output is not.
+    // The pipe may be closed by now, but the output is still open.
     anstream::eprintln!("/bin/sh cannot be executed: {error}");
     format!("/bin/sh cannot be executed: {error}")
 }
 
-/// Bounds what the command may use. A bound that is lower already stays.
+/// Limits the command's resources. A limit that is already lower stays.
 fn set_resource_limits() {
-    // Where memory runs out, a command goes before the daemon.
+    // If memory runs out, the kernel kills a command before the daemon.
     let _ = std::fs::write("/proc/self/oom_score_adj", "500");
     for (resource, max) in [
         (Resource::Core, 0),

@@ -1,5 +1,5 @@
-//! `run_command`: lets a shell perform a command in the workdir, hears its output as far as there is room for it, and
-//! lets go of the supervisor, which ends everything, when the time is up or nobody waits any more.
+//! `run_command`: runs a shell command in the workdir under a supervisor. Output is bounded. A timeout or a dropped
+//! call closes the supervisor's pipe, which ends the whole process tree.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,6 @@ use crate::tools::shell::supervisor::{self, Mode};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
 
-/// What models call it by.
 pub const NAME: &str = "run_command";
 
 const DESCRIPTION: &str = "Run a command in the working directory by /bin/sh -c and return what it prints, its standard error \
@@ -34,13 +33,12 @@ const DESCRIPTION: &str = "Run a command in the working directory by /bin/sh -c 
                      the background. Files last only in the working directory; $HOME and $TMPDIR are a folder that \
                      goes when the command ends.";
 
-/// Commands at work at once, those of all runs. More wait for their turn, by key; their time begins when they begin.
+/// Commands of all runs at once. More wait in a fair queue by key; a command's timeout begins when it starts.
 const MAX_CONCURRENT_COMMANDS: usize = 64;
 /// Bytes of a result that are kept free for a notice.
 const NOTICE_BYTES: usize = 512;
-/// Most bytes of a report.
 const MAX_REPORT_BYTES: u64 = 4096;
-/// How long the end of all processes may take once it is asked for. Only one that the kernel itself holds takes longer.
+/// How long killing all processes may take. Only a process that hangs in the kernel takes longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments.
@@ -60,11 +58,10 @@ fn default_timeout() -> u64 {
     60
 }
 
-/// The tool, where the configuration allows it and this system can confine it, or need not. No confined command reaches
-/// what is reserved.
+/// Builds the tool if the configuration allows it. Sandboxed commands cannot reach the reserved paths.
 ///
 /// # Errors
-/// Why no agent is offered it although the configuration allows it.
+/// The configuration allows it, but this system cannot sandbox commands.
 pub fn from_config(
     config: &config::Tools,
     reserved: &ReservedPaths,
@@ -104,7 +101,7 @@ pub fn from_config(
     }))
 }
 
-/// Whether what is reserved can be left out of what every command reads of the system.
+/// Whether reserved paths can be left out of what every command may read.
 #[cfg(target_os = "linux")]
 fn check_system(reserved: &ReservedPaths) -> Result<(), String> {
     sandbox::readable_paths(&reserved.snapshot()).map(drop)
@@ -125,7 +122,6 @@ fn is_confinable() -> bool {
     false
 }
 
-/// The tool.
 pub struct RunCommand {
     schema: Schema,
     mode: Mode,
@@ -161,7 +157,8 @@ impl Tool for RunCommand {
         Box::pin(async move {
             let arguments: Arguments = call.parse_arguments()?;
             let workdir = context.workdir()?;
-            // A command reads and writes everything in its workdir, so nothing of the daemon's may be there.
+            // A command reads and writes everything in its workdir, so the workdir must not contain the daemon's own
+            // files.
             let is_sandboxed = self.is_sandboxed();
             let opened = tokio::task::spawn_blocking(move || match is_sandboxed {
                 true => workdir.command_dir(),
@@ -188,7 +185,7 @@ impl Tool for RunCommand {
 }
 
 impl RunCommand {
-    /// Whether its commands are kept out of what is the daemon's own.
+    /// Whether commands are kept away from the daemon's own files.
     pub fn is_sandboxed(&self) -> bool {
         self.mode != Mode::Unconfined
     }
@@ -205,7 +202,8 @@ impl RunCommand {
         let workdir = OwnedFd::from(workdir);
         let secrets = self.environment.iter();
         let environment = secrets.map(|(name, value)| (name, value.expose_secret()));
-        // Not killed when it is dropped: its report's pipe ends then, and so it ends all others before itself.
+        // The child is not killed on drop. Its report pipe closes instead, and then it kills all other processes before
+        // it exits.
         let mut child = Command::new(supervisor::current_binary().map_err(failed)?)
             .arg0("axed")
             .args([
@@ -232,7 +230,7 @@ impl RunCommand {
     }
 }
 
-/// A command at work. Dropped, it ends with everything that it started.
+/// A running command. When dropped, it ends with everything that it started.
 struct RunningCommand {
     child: Child,
     output: ChildStdout,
@@ -248,7 +246,7 @@ impl RunningCommand {
             let _ = report.read_to_string(&mut report_text).await;
         });
         if finished.await.is_err() {
-            // The sign for the supervisor.
+            // Closing the pipe tells the supervisor to kill everything.
             drop(report);
             let has_exited = timeout(
                 KILL_TIMEOUT,
@@ -277,7 +275,7 @@ impl RunningCommand {
     }
 }
 
-/// What a command has printed, so far as there is room for it.
+/// The bounded output of a command.
 #[derive(Default)]
 struct CapturedOutput {
     head: Vec<u8>,
@@ -285,7 +283,7 @@ struct CapturedOutput {
 }
 
 impl CapturedOutput {
-    /// Reads to the end; what there is no room for is read, too, so that the command goes on.
+    /// Reads to the end. Output over the limit is read and dropped, so the command does not block.
     async fn read_to_end(&mut self, output: &mut (impl AsyncRead + Unpin), max_bytes: usize) {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(read @ 1..) = output.read(&mut buffer).await {
@@ -295,9 +293,9 @@ impl CapturedOutput {
         }
     }
 
-    /// How it ended, and what it printed.
+    /// The outcome, followed by the output.
     fn render(&self, outcome: &str, max_bytes: usize) -> String {
-        // Bytes that are no text become longer as text.
+        // Invalid bytes become longer when they are decoded.
         let decoded = String::from_utf8_lossy(&self.head);
         let bounded = truncate_to_bytes(&decoded, max_bytes);
         let mut text = outcome.to_owned();

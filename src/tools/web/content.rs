@@ -1,5 +1,4 @@
-//! What came back, made into text: which types are read, how their bytes become characters, and how many of them are
-//! looked at. Knows no HTTP client.
+//! Turns a response body into text: which content types are read, how bytes are decoded, and how many.
 
 use std::io::Read;
 
@@ -11,26 +10,25 @@ use url::Url;
 use crate::domain::message::truncate_to_bytes;
 use crate::tools::web::html;
 
-/// Most bytes of an answer that are received, and most that they may become when unpacked.
+/// Most bytes that are received, and most after decompression.
 pub const MAX_BYTES: usize = 4 << 20;
-/// Where a page says what its encoding is, by the HTML standard.
+/// Where the HTML standard looks for a page's encoding.
 const META_SCAN_BYTES: usize = 1024;
-/// A NUL in so many bytes tells that they are no text.
+/// A NUL within these bytes marks binary data.
 const SNIFF_BYTES: usize = 8192;
 
-/// How a type is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContentKind {
-    /// Made into Markdown.
+    /// Converted to Markdown.
     Html,
     /// Shown as it is.
     Text,
 }
 
-/// How an answer of this type is read. The error says which type it is.
+/// How content of this type is read. The error describes the type.
 pub fn content_kind(content_type: Option<&str>) -> Result<ContentKind, String> {
     let Some(type_name) = content_type else {
-        // The bytes tell.
+        // The bytes decide.
         return Ok(ContentKind::Text);
     };
     let Ok(mime) = type_name.parse::<Mime>() else {
@@ -48,7 +46,7 @@ pub fn content_kind(content_type: Option<&str>) -> Result<ContentKind, String> {
             "json" | "xml" | "javascript" | "ecmascript" | "x-javascript" | "yaml" | "x-yaml"
             | "toml" | "x-ndjson" | "ndjson" | "jsonl" | "sql" | "x-sh" | "graphql",
         ) => Ok(ContentKind::Text),
-        // Pictures in XML are text, but nothing to read.
+        // XML images (SVG) are text, but not worth reading.
         ("application", _) if matches!(suffix, Some("json" | "xml" | "yaml")) => {
             Ok(ContentKind::Text)
         }
@@ -56,22 +54,19 @@ pub fn content_kind(content_type: Option<&str>) -> Result<ContentKind, String> {
     }
 }
 
-/// The bytes of an answer.
 pub struct FetchedContent {
-    /// How they are read.
     pub kind: ContentKind,
-    /// The encoding that the answer's head names.
+    /// The charset of the Content-Type header.
     pub charset: Option<String>,
-    /// Whether they are packed (gzip).
     pub is_gzip: bool,
-    /// At most [`MOST_BYTES`].
+    /// At most [`MAX_BYTES`].
     pub bytes: Vec<u8>,
-    /// Whether more would have come.
+    /// Whether the body was longer.
     pub is_truncated: bool,
 }
 
 impl FetchedContent {
-    /// The text, at most `most` bytes of it, and whether there is more. The error follows the address.
+    /// Returns at most `max_bytes` of text, and whether there is more. An error's text follows the URL.
     pub fn into_text(mut self, url: &Url, max_bytes: usize) -> Result<(String, bool), String> {
         if self.is_gzip {
             self.decompress()?;
@@ -90,7 +85,7 @@ impl FetchedContent {
         Ok((text, is_truncated || self.is_truncated))
     }
 
-    /// Unpacks as much as may be held; what is wrong behind that nobody looks at.
+    /// Decompresses up to [`MAX_BYTES`]. An error behind that is ignored.
     fn decompress(&mut self) -> Result<(), String> {
         let mut plain = Vec::new();
         let limit = MAX_BYTES as u64 + 1;
@@ -106,8 +101,7 @@ impl FetchedContent {
         Ok(())
     }
 
-    /// As characters, by the byte order mark, the answer's head, the page's own word, or else UTF-8; and whether they
-    /// are such.
+    /// Decodes by byte order mark, Content-Type, the page's `<meta>`, or else UTF-8. `false` if the result is binary.
     fn decode_text(&self) -> (String, bool) {
         let declared = self.charset.as_deref().and_then(|label| {
             let label = label.trim_matches('"');
@@ -130,7 +124,7 @@ impl FetchedContent {
         let rest = rest.trim_start_matches(['"', '\'', ' ']);
         let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_')));
         let encoding = Encoding::for_label(&rest.as_bytes()[..end.unwrap_or(rest.len())])?;
-        // Who can write this in ASCII does not write UTF-16.
+        // A page that states its charset in ASCII is not in UTF-16.
         encoding.is_ascii_compatible().then_some(encoding)
     }
 }

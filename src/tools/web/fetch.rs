@@ -1,5 +1,5 @@
-//! A GET at an address that nobody vouches for: each hop is held to the agent's hosts and to the guard, names are
-//! resolved here and the connection goes to what was vetted, and time and bytes are bounded.
+//! GET requests to untrusted URLs. Every hop is checked against the agent's hosts and the SSRF guard, the connection
+//! goes to the vetted address, and time and size are bounded.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
@@ -14,43 +14,37 @@ use crate::config;
 use crate::ssrf::{self, SsrfError, SsrfGuard, ssrf_client};
 use crate::tools::web::content::{self, ContentKind, FetchedContent, MAX_BYTES};
 
-/// The configuration's key that names the hosts which are exempt from the guard.
+/// The configuration key of the hosts that the guard lets through.
 const ALLOW_LIST_KEY: &str = "[tools.url_fetch] allow_hosts";
-/// Most redirects of one call.
 const MAX_REDIRECTS: usize = 5;
-/// Most headers of an answer; the client itself holds their bytes to about 400 KiB.
+/// The client itself limits the size of headers to about 400 KiB.
 const MAX_HEADERS: usize = 100;
-/// Most bytes of an answer that is no success.
+/// Most bytes of the body of an error response.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 const ACCEPTED_TYPES: &str = "text/html, text/markdown, application/json, text/*;q=0.9, */*;q=0.1";
 
-/// What came back.
 pub struct FetchResponse {
-    /// Whose answer it is.
+    /// The final URL, after redirects.
     pub url: Url,
-    /// HTTP's status; no redirect.
+    /// Never a redirect.
     pub status: StatusCode,
-    /// Whether it was another address that was asked for.
     pub is_redirected: bool,
-    /// The body.
     pub content: FetchedContent,
 }
 
-/// The web as far as models may see it.
 pub struct WebFetcher {
     guard: Arc<SsrfGuard>,
     timeout: Duration,
-    /// Made when it is first needed: it reads the system's certificates.
+    /// Built on first use, because that reads the system's certificates.
     client: OnceLock<Result<Client, String>>,
 }
 
 impl WebFetcher {
-    /// As the configuration allows.
     pub fn new(config: &config::UrlFetch) -> Self {
         Self::with_guard(config, SsrfGuard::allow_http)
     }
 
-    /// As the configuration allows, but by https only where it names no host.
+    /// Allows plain HTTP only for hosts that the configuration names.
     pub fn https_only(config: &config::UrlFetch) -> Self {
         Self::with_guard(config, |guard| guard)
     }
@@ -67,7 +61,8 @@ impl WebFetcher {
         }
     }
 
-    /// Asks for `address` and follows where it is sent. `hosts` are those of the agent; none means every public one.
+    /// Fetches `address` and follows redirects. `hosts` are those that the agent may reach; empty allows every public
+    /// host.
     pub async fn fetch(&self, address: &str, hosts: &[String]) -> Result<FetchResponse, String> {
         let url = ssrf::parse_url(address).map_err(|why| format!("The url {why}"))?;
         let request = async {
@@ -77,7 +72,7 @@ impl WebFetcher {
         self.with_timeout(request).await
     }
 
-    /// The bytes at `address`, at most so many.
+    /// Downloads at most `max_bytes` from `address`.
     pub async fn download(&self, address: &str, max_bytes: usize) -> Result<Vec<u8>, String> {
         let url = ssrf::parse_url(address).map_err(|why| format!("the url {why}"))?;
         let request = async {
@@ -117,7 +112,7 @@ impl WebFetcher {
         }
     }
 
-    /// The first answer that is no redirect, with its address and whether that is another one.
+    /// Returns the first response that is no redirect, its URL, and whether a redirect led there.
     async fn follow_redirects(
         &self,
         mut url: Url,
@@ -150,7 +145,7 @@ impl WebFetcher {
         Err(format!("It redirects more than {MAX_REDIRECTS} times"))
     }
 
-    /// Whether an address may be asked, before its name is resolved.
+    /// Checks a URL before its host name is resolved.
     fn check_allowed(&self, url: &Url, hosts: &[String]) -> Result<(), String> {
         let host = url.host_str().unwrap_or_default();
         if !hosts.is_empty()
@@ -163,11 +158,11 @@ impl WebFetcher {
                 "{host} is not one of the hosts that this agent may ask: {hosts}"
             ));
         }
-        // The client asks the resolver for names only: an address that stands in the URL is vetted here.
+        // The client calls the guard's resolver only for names, so an IP address in the URL is checked here.
         self.guard
             .check(url)
             .map_err(|refused| refusal_message(&refused))?;
-        // Below 1024 live services that are not HTTP and would take a request for something else.
+        // Ports below 1024 belong to services other than HTTP, which may misread a request.
         let is_web = matches!(url.port(), None | Some(80 | 443 | 1024..));
         match is_web || self.guard.is_allowed(host) {
             true => Ok(()),
@@ -186,7 +181,7 @@ impl WebFetcher {
     }
 }
 
-/// Where the answer sends us, if anywhere.
+/// The URL that a response redirects to, if any.
 fn redirect_target(url: &Url, response: &Response) -> Result<Option<Url>, String> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -195,14 +190,14 @@ fn redirect_target(url: &Url, response: &Response) -> Result<Option<Url>, String
         return Ok(None);
     };
     let bad_target = |why: &str| format!("It redirects to an address that {why}");
-    // Outside ASCII it is UTF-8 as a rule.
+    // Bytes outside ASCII are usually UTF-8.
     let named = String::from_utf8_lossy(location.as_bytes());
     let next_url = url
         .join(named.trim())
         .map_err(|why| bad_target(&format!("is no URL ({why})")))?;
     let next = ssrf::parse_url(next_url.as_str()).map_err(|why| bad_target(&why))?;
     match (url.scheme(), next.scheme()) {
-        // Whoever is in between could answer anything. The model can still ask for it by itself.
+        // Anyone on the network path could forge the response. The model may still fetch the URL itself.
         ("https", "http") => Err(format!(
             "It redirects from https to {}, which is not followed",
             ssrf::redact_query(next.as_str())
@@ -211,7 +206,7 @@ fn redirect_target(url: &Url, response: &Response) -> Result<Option<Url>, String
     }
 }
 
-/// Reads an answer as far as it may be.
+/// Reads a response within the size limits.
 async fn read_response(
     url: Url,
     is_redirected: bool,
@@ -254,7 +249,7 @@ async fn read_response(
             ));
         }
         (Ok(kind), false) if !has_unknown_encoding => kind,
-        // Its status says enough.
+        // The status says enough.
         (_, false) => {
             return Ok(FetchResponse {
                 url,
@@ -302,7 +297,7 @@ async fn read_response(
     })
 }
 
-/// Why an address is not asked. What a name of an inner network stands for is not the model's to know.
+/// Why a URL is refused. Does not reveal the address of an internal name.
 fn refusal_message(refused: &SsrfError) -> String {
     match refused {
         SsrfError::NotPublic { host, list, .. } => format!(
@@ -312,7 +307,7 @@ fn refusal_message(refused: &SsrfError) -> String {
     }
 }
 
-/// Why nothing came: the guard's word, or the innermost cause.
+/// Why there is no response: the guard's refusal, or the innermost cause.
 fn connection_error_message(url: &Url, error: &reqwest::Error) -> String {
     let mut cause: &(dyn Error + 'static) = error;
     loop {

@@ -1,5 +1,5 @@
-//! HTML made into Markdown, as a stream: token by token, without a tree, so that time and memory follow the input's
-//! length whatever it nests or leaves open. Knows no network.
+//! Converts HTML to Markdown token by token. There is no tree, so time and memory are linear in the input, however deep
+//! it nests.
 
 use std::borrow::Cow;
 
@@ -8,16 +8,16 @@ use url::Url;
 
 use crate::domain::message::truncate_to_bytes;
 
-/// Lists and quotes below this level are not indented further: an indent costs its width on every line.
+/// Deeper lists and quotes are not indented further, because an indent costs its width on every line.
 const MAX_INDENT_LEVELS: usize = 8;
-/// Most bytes of a link's address; a longer one is left out.
+/// A link with a longer URL is left out.
 const MAX_URL_BYTES: usize = 2048;
 
-/// The page as Markdown, at most `most` bytes and a little; whether something was left out. Links are made whole by
-/// `base`, the page's own address.
+/// Returns the page as Markdown, truncated to `max_bytes`, and whether it was truncated. `base` is the page's own URL,
+/// which relative links are resolved against.
 pub fn to_markdown(html: &str, base: Option<&Url>, max_bytes: usize) -> (String, bool) {
     let mut emitter = DefaultEmitter::default();
-    // What stands in scripts and styles is no HTML.
+    // The contents of scripts and styles are not HTML.
     emitter.naively_switch_states(true);
     let tokens: Tokenizer<StringReader<'_>, DefaultEmitter> =
         Tokenizer::new_with_emitter(html, emitter);
@@ -41,30 +41,29 @@ fn lossy_text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// The page so far.
 struct MarkdownWriter<'a> {
     output: String,
     base: Option<&'a Url>,
-    /// The element whose content is left out, and how many of its name are open within it.
+    /// The element whose content is left out, and how many of the same name are open within it.
     hidden: Option<(String, usize)>,
-    /// Of each open list, the next item's number; none where it has none.
+    /// The next item's number for each open list; `None` for a list without numbers.
     lists: Vec<Option<u64>>,
     quote_depth: usize,
-    /// How many of them the last text stood in.
+    /// The quote depth of the last text.
     last_quote_depth: usize,
-    /// How deep in `pre`.
+    /// How many `pre` elements are open.
     pre_depth: usize,
     /// The target of the open link, and where its text begins.
     link: Option<(String, usize)>,
-    /// Line ends that the next text needs before it.
+    /// Line breaks to write before the next text.
     pending_newlines: usize,
-    /// The next text needs a space before it.
+    /// Whether to write a space before the next text.
     needs_space: bool,
     /// What the next text's line begins with, such as an item's mark.
     line_prefix: String,
-    /// In a row of a table, how many of its cells have begun.
+    /// How many cells of the open table row have begun.
     row_cells: Option<usize>,
-    /// Whether a row of the open table has been told.
+    /// Whether a row of the open table was written.
     has_rows: bool,
 }
 
@@ -263,7 +262,7 @@ impl<'a> MarkdownWriter<'a> {
         for word in words {
             self.flush_pending();
             match self.row_cells {
-                // It would end the cell.
+                // A bar would end the cell.
                 Some(_) => self.output.push_str(&word.replace('|', "\\|")),
                 None => self.output.push_str(word),
             }
@@ -272,13 +271,13 @@ impl<'a> MarkdownWriter<'a> {
         self.needs_space = text.ends_with(|c: char| c.is_ascii_whitespace());
     }
 
-    /// A mark that belongs to what follows.
+    /// A mark that belongs to the text after it.
     fn push_opening(&mut self, mark: &str) {
         self.flush_pending();
         self.output.push_str(mark);
     }
 
-    /// A mark that belongs to what stands before it.
+    /// A mark that belongs to the text before it.
     fn push_closing(&mut self, mark: &str) {
         self.output.push_str(mark);
     }
@@ -290,9 +289,9 @@ impl<'a> MarkdownWriter<'a> {
         self.output.push_str(mark);
     }
 
-    /// What follows stands in a line of its own, after so many line ends.
+    /// Starts a new line, after at least this many line breaks.
     fn require_newlines(&mut self, lines: usize) {
-        // Right behind its mark an item's own paragraph begins.
+        // The first paragraph of an item begins right after its mark.
         if lines == 0 || self.pre_depth > 0 || !self.line_prefix.is_empty() {
             return;
         }
@@ -303,7 +302,7 @@ impl<'a> MarkdownWriter<'a> {
         }
     }
 
-    /// Puts what the next text needs before it.
+    /// Writes the line breaks, prefix or space that the next text needs.
     fn flush_pending(&mut self) {
         if self.pending_newlines > 0 || self.output.is_empty() {
             let newlines = if self.output.is_empty() {
@@ -312,7 +311,7 @@ impl<'a> MarkdownWriter<'a> {
                 self.pending_newlines
             };
             let quote_prefix = "> ".repeat(self.quote_depth.min(MAX_INDENT_LEVELS));
-            // The line between two blocks of one quote belongs to it.
+            // The blank line between two blocks of the same quote belongs to the quote.
             let blank_line_prefix = "> ".repeat(
                 self.quote_depth
                     .min(self.last_quote_depth)
@@ -362,7 +361,7 @@ impl<'a> MarkdownWriter<'a> {
         let Some((target, text_start)) = self.link.take() else {
             return;
         };
-        // Nothing but the mark: a link that nobody sees.
+        // A link without text is invisible.
         match self
             .output
             .get(text_start..)
@@ -375,7 +374,7 @@ impl<'a> MarkdownWriter<'a> {
         }
     }
 
-    /// An address made whole; none for what leads nowhere, such as a script.
+    /// The absolute URL; `None` if it cannot be followed, such as a script.
     fn resolve_url(&self, address: &str) -> Option<String> {
         let address = address.trim();
         if address.is_empty() || address.starts_with('#') || address.len() > MAX_URL_BYTES {
@@ -399,7 +398,7 @@ impl<'a> MarkdownWriter<'a> {
     }
 }
 
-/// How many line ends part an element from what is around it; none for one within a line.
+/// How many line breaks surround an element; 0 for an inline one.
 fn newlines_around(name: &str) -> usize {
     match name {
         "p" | "dl" | "figure" | "section" | "article" | "main" | "header" | "footer" | "nav"

@@ -1,5 +1,5 @@
-//! `web_search`: asks the one search service that the configuration names. Its address is the operator's own choice, so it
-//! is asked wherever it is; its key goes nowhere else.
+//! `web_search`: queries the configured search service. The operator chooses its URL, so the SSRF guard does not apply.
+//! Its key is sent nowhere else.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
@@ -21,19 +21,15 @@ use crate::fair::fair_semaphore::FairSemaphore;
 use crate::tools::web::html;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-/// What models call it by.
 const NAME: &str = "web_search";
 const DESCRIPTION: &str = "Search the web. Gives up to ten results, each with its title, address and a short text. To read a \
                      page, fetch its address with url_fetch, where that is offered.";
-/// Where Brave's API wants its key (api-dashboard.search.brave.com).
+/// Where Brave's API expects its key (api-dashboard.search.brave.com).
 const BRAVE_KEY_HEADER: HeaderName = HeaderName::from_static("x-subscription-token");
-/// Most results that are told.
 const MAX_RESULTS: usize = 10;
-/// Most characters of a result's title, address and text.
 const MAX_TITLE_CHARS: usize = 200;
 const MAX_URL_CHARS: usize = 1000;
 const MAX_SNIPPET_CHARS: usize = 600;
-/// Most bytes of the service's answer.
 const MAX_RESPONSE_BYTES: usize = 2 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -48,12 +44,12 @@ struct WebSearchArguments {
 struct WebSearchTool {
     schema: Schema,
     service: config::WebSearch,
-    /// Made when it is first needed: it reads the system's certificates.
+    /// Built on first use, because that reads the system's certificates.
     client: OnceLock<Result<Client, String>>,
     permits: Arc<FairSemaphore>,
 }
 
-/// The tool with its name; none where no service is configured. Each call waits for one of these turns.
+/// The tool with its name; `None` if no service is configured. Each call takes one of the permits.
 pub fn tool(
     service: Option<&config::WebSearch>,
     permits: Arc<FairSemaphore>,
@@ -96,7 +92,7 @@ impl Tool for WebSearchTool {
                 format!("The search service did not answer within {seconds} seconds")
             })??;
             let kind = self.service.kind;
-            // Its texts are those of strangers, and reading them takes as long as they are.
+            // The results come from strangers, and parsing them takes time in proportion to their length.
             let parse = move || {
                 let _permit = permit;
                 let results = parse_results(kind, &body)?;
@@ -109,7 +105,6 @@ impl Tool for WebSearchTool {
     }
 }
 
-/// One result, as the service has it.
 struct SearchResult {
     title: String,
     url: String,
@@ -153,7 +148,7 @@ impl WebSearchTool {
         Ok(request)
     }
 
-    /// The header with the key; none where the service needs none.
+    /// The header with the key; `None` if the service needs none.
     fn auth_header(&self) -> Result<Option<(HeaderName, HeaderValue)>, String> {
         let Some(variable) = &self.service.api_key_env else {
             return Ok(None);
@@ -177,7 +172,7 @@ impl WebSearchTool {
 
 fn build_client() -> Result<Client, String> {
     Client::builder()
-        // A redirect would take the key with it.
+        // A redirect would forward the key.
         .redirect(reqwest::redirect::Policy::none())
         .http1_only()
         .connect_timeout(CONNECT_TIMEOUT)
@@ -204,7 +199,6 @@ async fn read_body(mut response: Response) -> Result<Vec<u8>, String> {
     Ok(body)
 }
 
-/// The results in an answer of this kind of service.
 fn parse_results(kind: SearchKind, body: &[u8]) -> Result<Vec<SearchResult>, String> {
     match kind {
         SearchKind::Searxng => {
@@ -216,7 +210,7 @@ fn parse_results(kind: SearchKind, body: &[u8]) -> Result<Vec<SearchResult>, Str
 
 fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| {
-        // The error's own text may quote what stands there.
+        // The error's own text may quote the response.
         let (line, column) = (error.line(), error.column());
         format!(
             "The search service's answer is not what it should be (line {line}, column {column})"
@@ -224,7 +218,7 @@ fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     })
 }
 
-/// The innermost cause: the outer ones name the address, whose query may hold a secret.
+/// The innermost cause. The outer ones contain the URL, whose query may hold a secret.
 fn connection_error_message(error: &reqwest::Error) -> String {
     let mut cause: &(dyn Error + 'static) = error;
     while let Some(inner) = cause.source() {
@@ -236,7 +230,7 @@ fn connection_error_message(error: &reqwest::Error) -> String {
     }
 }
 
-/// What SearXNG's search API answers with `format=json` (docs.searxng.org/dev/search_api.html).
+/// The response of SearXNG's search API with `format=json` (docs.searxng.org/dev/search_api.html).
 #[derive(Deserialize)]
 struct SearxngResponse {
     results: Vec<SearxngResult>,
@@ -263,7 +257,7 @@ impl SearxngResponse {
     }
 }
 
-/// What Brave's web search answers; without `web` where nothing was found.
+/// The response of Brave's web search; without `web` if nothing was found.
 #[derive(Deserialize)]
 struct BraveResponse {
     #[serde(default)]
@@ -287,7 +281,7 @@ struct BraveResult {
 
 impl BraveResponse {
     fn into_results(self) -> Vec<SearchResult> {
-        // Found words are marked in HTML.
+        // Matching words are marked in HTML.
         let plain = |text: Option<String>| {
             let text = text.unwrap_or_default();
             html::to_markdown(&text, None, 4 * MAX_SNIPPET_CHARS).0
@@ -303,7 +297,6 @@ impl BraveResponse {
     }
 }
 
-/// The results as the model reads them.
 fn format_results(query: &str, results: &[SearchResult]) -> String {
     if results.is_empty() {
         return format!("Nothing was found for {query:?}.");

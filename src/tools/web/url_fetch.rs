@@ -1,5 +1,5 @@
-//! `url_fetch`: one page of the web as text. The address is a model's choice, and a page's that the model has read: it is
-//! asked within the agent's list of hosts and past the guard only (`get`), and what comes back is bounded (`content`).
+//! `url_fetch`: fetches one web page as text. The URL comes from a model, or from a page that the model read, so every
+//! request passes the agent's host list and the SSRF guard (`fetch`), and the response is bounded (`content`).
 
 use std::sync::Arc;
 
@@ -16,14 +16,13 @@ use crate::tools::web::content::ContentKind;
 use crate::tools::web::fetch::{FetchResponse, WebFetcher};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-/// What models call it by.
 const NAME: &str = "url_fetch";
 const DESCRIPTION: &str = "Fetch a page or file from the web by its http or https address, and get its text: HTML as Markdown, \
                      plain text and JSON as they are. It reaches public hosts only, sends no credentials, and cannot \
                      read images, archives or PDF.";
-/// Most bytes that are shown of an answer that is no success.
+/// Most bytes of an error response that the model sees.
 const MAX_ERROR_BYTES: usize = 2000;
-/// Room in a result for what is said beside the page.
+/// Bytes of a result that are kept free for notices.
 const NOTICE_BYTES: usize = 4096;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -33,7 +32,7 @@ struct UrlFetchArguments {
     url: String,
 }
 
-/// Fetches the pictures and files that requests name by URL: by https, within the guard, few at a time.
+/// Downloads the images and files that requests name by URL: by HTTPS, within the SSRF guard, few at a time.
 pub struct AttachmentDownloader {
     fetcher: WebFetcher,
     permits: Arc<FairSemaphore>,
@@ -41,7 +40,7 @@ pub struct AttachmentDownloader {
 }
 
 impl AttachmentDownloader {
-    /// Of at most `most` bytes each; each waits for one of these turns.
+    /// Each download has at most `max_bytes` and takes one of the permits.
     pub fn new(config: &config::UrlFetch, max_bytes: usize, permits: Arc<FairSemaphore>) -> Self {
         let fetcher = WebFetcher::https_only(config);
         Self {
@@ -51,10 +50,10 @@ impl AttachmentDownloader {
         }
     }
 
-    /// The bytes at an address, for a run that was accepted with the key of this name.
+    /// Downloads a file. `key` is the API key that the run was accepted with.
     ///
     /// # Errors
-    /// Why there are none, in words for the run's reader.
+    /// The text is for readers of the run.
     pub async fn download(&self, url: &str, key: Option<&str>) -> Result<Bytes, String> {
         let _permit = self.permits.acquire(key).await;
         self.fetcher
@@ -72,7 +71,7 @@ struct UrlFetchTool {
     max_bytes: usize,
 }
 
-/// The tool with its name. Its results hold at most `max_result` bytes; each call waits for one of these turns.
+/// The tool with its name. Its results have at most `max_result` bytes; each call takes one of the permits.
 pub fn tool(
     config: &config::UrlFetch,
     max_result: usize,
@@ -120,7 +119,7 @@ impl Tool for UrlFetchTool {
     }
 }
 
-/// What the model reads of an answer.
+/// The response as the model reads it.
 async fn format_response(
     response: FetchResponse,
     max_bytes: usize,
@@ -139,10 +138,10 @@ async fn format_response(
         MAX_ERROR_BYTES
     };
     let kind = content.kind.clone();
-    // Reading a page takes as long as the page is: not on a thread that others wait for.
+    // Converting a long page takes time, so it runs on a blocking thread.
     let base = url.clone();
     let convert = move || {
-        // Held by the reading, which goes on where nobody waits any more.
+        // The conversion keeps the permit, because it continues even if the call is dropped.
         let _permit = permit;
         content.into_text(&base, max_bytes)
     };
