@@ -1,11 +1,9 @@
-//! The first lines of many in their order, held within bounds whatever comes. Knows no file.
+//! Keeps the first lines of many in sorted order, in bounded memory.
 
 use std::collections::BTreeSet;
 
-/// Most lines that are kept.
 const MAX_LINES: usize = 10_000;
 
-/// The lines so far.
 #[derive(Debug, Default)]
 pub struct SortedLines {
     lines: BTreeSet<String>,
@@ -13,7 +11,7 @@ pub struct SortedLines {
 }
 
 impl SortedLines {
-    /// Puts a line in its place; the last one goes where there are too many.
+    /// Inserts a line; drops the last one if there are too many.
     pub fn insert(&mut self, line: String) {
         self.total += 1;
         self.lines.insert(line);
@@ -22,7 +20,7 @@ impl SortedLines {
         }
     }
 
-    /// The lines within so many bytes, with a notice where some are left out; none where there are none.
+    /// The lines in at most `max_bytes`, with a notice if some are left out; `None` if there are none.
     pub fn render(self, max_bytes: usize, noun: &str) -> Option<String> {
         let mut text = String::new();
         let mut shown_count = 0;

@@ -1,4 +1,5 @@
-//! Removes and copies whole directories, step by step by handle, so that it can be stopped and no link is followed.
+//! Removes and copies whole directories, entry by entry and by handle, so the work can be stopped and no link is
+//! followed.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -10,17 +11,17 @@ use cap_tempfile::TempFile;
 
 use crate::tools::files::workdir_fs::{OpenedEntry, WorkdirFs};
 
-/// Most directories within each other: each is an open handle.
+/// Most nested directories: each level holds one handle open.
 const MAX_DEPTH: usize = 100;
 /// Most files and directories of one copy.
 const MAX_COPIED_ENTRIES: usize = 100_000;
-/// Most bytes of one copy: a sparse file's holes become real.
+/// Most bytes of one copy. Holes of a sparse file are written out.
 const MAX_COPIED_BYTES: u64 = 1 << 30;
 
-/// Removes a file, a link, or a directory with all in it.
+/// Removes a file, a link, or a directory with its contents.
 ///
 /// # Errors
-/// What the system says, or that nobody waits any more.
+/// The system's error, or the call was stopped.
 pub fn remove(fs: &WorkdirFs, dir: &Dir, name: &Path) -> io::Result<()> {
     let meta = dir.symlink_metadata(name)?;
     fs.access.check_recursive(&meta)?;
@@ -45,21 +46,20 @@ fn remove_directory(fs: &WorkdirFs, parent: &Dir, name: &Path, depth: usize) -> 
     parent.remove_dir(name)
 }
 
-/// What a copy has come to.
+/// Counts what a copy has done.
 #[derive(Debug, Default)]
 pub struct CopyProgress {
-    /// Files that were copied.
     pub files: usize,
-    /// Links and special files that were not.
+    /// Links and special files that were not copied.
     pub skipped: usize,
     directories: usize,
     bytes: u64,
 }
 
-/// Copies a directory with all in it to a new one of that name.
+/// Copies a directory with its contents to a new one called `name`.
 ///
 /// # Errors
-/// What the system says, that it is too much, or that nobody waits any more.
+/// The system's error, the copy is too large, or the call was stopped.
 pub fn copy_directory(
     fs: &WorkdirFs,
     from: &Dir,
@@ -110,10 +110,10 @@ fn copy_recursive(
     Ok(())
 }
 
-/// Copies an open file to a new one of that name, with its permissions.
+/// Copies an open file to a new one called `name`, with its permissions.
 ///
 /// # Errors
-/// What the system says, that it is too much, or that nobody waits any more.
+/// The system's error, the copy is too large, or the call was stopped.
 pub fn copy_file(
     fs: &WorkdirFs,
     from: File,

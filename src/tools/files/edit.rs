@@ -1,4 +1,4 @@
-//! `edit_file`: exchanges a text in a file for another, where it is clear which one is meant.
+//! `edit_file`: replaces a text in a file, if it is clear which occurrence is meant.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,12 +11,11 @@ use crate::tools::files::workdir_fs::{
 };
 use crate::tools::files::write::{WriteTarget, replace_file};
 
-/// What models are told.
 pub const DESCRIPTION: &str = "Change a part of a text file of the working directory: replaces old_string, which must occur \
                          exactly once unless replace_all is true, by new_string. Give enough of the lines around the \
                          place, exactly as they are in the file, without the line numbers of read_file.";
 
-/// Most bytes of a file that is edited, before and after.
+/// Most bytes of an edited file, before and after.
 const MAX_BYTES: u64 = 32 << 20;
 
 /// The arguments.
@@ -35,11 +34,10 @@ pub struct EditFile {
     replace_all: bool,
 }
 
-/// Edits it.
 pub fn edit_file(fs: &WorkdirFs, arguments: EditFile) -> Result<String, String> {
     let path = parse_path(&arguments.path)?;
     let display_path = path.display();
-    // Looked for before anything is made: an edit makes no file and no directory.
+    // Checked before anything is created: an edit creates no file and no directory.
     let meta = fs.access.metadata(&path);
     meta.map_err(|error| describe_error(&path, &error))?;
     let target = WriteTarget::resolve(fs, &path)?;
@@ -77,7 +75,6 @@ pub fn edit_file(fs: &WorkdirFs, arguments: EditFile) -> Result<String, String> 
     Ok(format!("replaced {count} occurrence(s) in {display_path}"))
 }
 
-/// Why nothing is exchanged.
 #[derive(Debug, PartialEq, Eq)]
 enum EditError {
     Missing,
@@ -103,7 +100,7 @@ impl EditError {
     }
 }
 
-/// The text with its exchange made, and how often.
+/// Returns the new text, and how many occurrences were replaced.
 fn replace_text(text: &str, arguments: &EditFile) -> Result<(String, usize), EditError> {
     let EditFile {
         old_string: old,
@@ -114,7 +111,7 @@ fn replace_text(text: &str, arguments: &EditFile) -> Result<(String, usize), Edi
     let crlf = text.matches("\r\n").count();
     let is_crlf = crlf > 0 && crlf == text.matches('\n').count();
     let to_crlf = |part: &str| part.replace("\r\n", "\n").replace('\n', "\r\n");
-    // Models write lines that end in a line feed; the file keeps its own ends.
+    // Models write line feeds; the file keeps its own line endings.
     let (mut old, mut new) = match is_crlf {
         true => (to_crlf(old), to_crlf(new)),
         false => (old.clone(), new.clone()),

@@ -11,17 +11,13 @@ use serde::Deserialize;
 use crate::tools::files::dir_ops;
 use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, parse_path};
 
-/// What models are told of `delete_path`.
 pub const DELETE_DESCRIPTION: &str = "Delete a file of the working directory, a link (never what it stands for), or a \
                                 directory with all that is in it. It cannot be brought back.";
-/// What models are told of `move_path`.
 pub const MOVE_DESCRIPTION: &str = "Move or rename a file or directory of the working directory. Directories above the new \
                               place are created; what exists already is never replaced.";
-/// What models are told of `copy_path`.
 pub const COPY_DESCRIPTION: &str = "Copy a file of the working directory, or a directory with all that is in it. Directories \
                               above the new place are created; what exists already is never replaced. Links in a \
                               directory are left out.";
-/// What models are told of `create_directory`.
 pub const CREATE_DESCRIPTION: &str = "Create a directory of the working directory, with the directories above it. One that \
                                 exists already is left as it is. write_file needs no such call.";
 
@@ -61,7 +57,6 @@ pub struct CreateDirectory {
     path: String,
 }
 
-/// Deletes it.
 pub fn delete_path(fs: &WorkdirFs, arguments: DeletePath) -> Result<String, String> {
     let path = parse_path(&arguments.path)?;
     let (dir, name) = fs.parent(&path)?;
@@ -69,7 +64,6 @@ pub fn delete_path(fs: &WorkdirFs, arguments: DeletePath) -> Result<String, Stri
     Ok(format!("deleted {}", path.display()))
 }
 
-/// Moves it.
 pub fn move_path(fs: &WorkdirFs, arguments: MovePath) -> Result<String, String> {
     let (from, to) = (parse_path(&arguments.from)?, parse_path(&arguments.to)?);
     let (from_dir, from_name) = fs.parent(&from)?;
@@ -82,7 +76,6 @@ pub fn move_path(fs: &WorkdirFs, arguments: MovePath) -> Result<String, String> 
     Ok(format!("moved {} to {}", from.display(), to.display()))
 }
 
-/// Copies it.
 pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> {
     let (from, to) = (parse_path(&arguments.from)?, parse_path(&arguments.to)?);
     let meta = fs.access.metadata(&from);
@@ -112,7 +105,6 @@ pub fn copy_path(fs: &WorkdirFs, arguments: CopyPath) -> Result<String, String> 
     ))
 }
 
-/// Creates it.
 pub fn create_directory(fs: &WorkdirFs, arguments: CreateDirectory) -> Result<String, String> {
     let path = parse_path(&arguments.path)?;
     let created = fs.access.create_dir_all(&path);
@@ -125,8 +117,8 @@ pub fn create_directory(fs: &WorkdirFs, arguments: CreateDirectory) -> Result<St
     Ok(format!("created directory {}", path.display()))
 }
 
-/// Makes the directories above `to`, where nothing is there yet and it is not within `from`. Returns the one that it
-/// goes into, with its name there.
+/// Checks that `to` does not exist and is not within `from`, and creates the directories above it. Returns its parent
+/// directory and its name there.
 fn prepare_destination(fs: &WorkdirFs, from: &Path, to: &Path) -> Result<(Dir, OsString), String> {
     if to.starts_with(from) || from == Path::new(".") {
         return Err(format!(

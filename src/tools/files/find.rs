@@ -1,4 +1,4 @@
-//! `find_path`: a glob over the workdir.
+//! `find_path`: matches a glob against the paths of the workdir.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,6 @@ use crate::tools::files::pattern::compile_glob;
 use crate::tools::files::walk::Walk;
 use crate::tools::files::workdir_fs::{WorkdirFs, display_path, parse_path};
 
-/// What models are told.
 pub const DESCRIPTION: &str = "Find files and directories of the working directory by a glob over their paths, such as \
                          \"**/*.rs\" or \"src/*/mod.rs\". \"*\" stands for anything within a name, \"**\" for any \
                          directories, {a,b} for one of both. One path a line, sorted, directories end in \"/\". Hidden \
@@ -26,7 +25,6 @@ pub struct FindPath {
     pattern: String,
 }
 
-/// Finds them.
 pub fn find_path(fs: &WorkdirFs, arguments: FindPath) -> Result<String, String> {
     let pattern = normalize_pattern(&arguments.pattern)?;
     let glob = compile_glob("pattern", &pattern)?;
@@ -75,13 +73,13 @@ pub fn find_path(fs: &WorkdirFs, arguments: FindPath) -> Result<String, String> 
     Ok(text)
 }
 
-/// The pattern as it is matched, without what means nothing in a path.
+/// The pattern without redundant parts such as `./`.
 fn normalize_pattern(text: &str) -> Result<String, String> {
     let text = text
         .strip_prefix("./")
         .unwrap_or(text)
         .trim_end_matches('/');
-    // The same words as for a path that is none.
+    // The same error texts as for an invalid path.
     let has_parent_dir = text.split('/').any(|part| part == "..");
     if text.is_empty() || text.starts_with('/') || has_parent_dir {
         parse_path(text)?;
@@ -90,12 +88,12 @@ fn normalize_pattern(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The directory that everything that can match is in.
+/// The deepest directory that contains every possible match.
 fn start_dir(pattern: &str) -> PathBuf {
     let is_plain = |part: &&str| !part.contains(['*', '?', '[', ']', '{', '}', '\\', '!']);
     let parts: Vec<&str> = pattern.split('/').collect();
     let parents = &parts[..parts.len().saturating_sub(1)];
-    // A brace may span parts: what comes before the first sign of one is plain in any case.
+    // A brace may contain a slash. The parts before the first special character are plain in any case.
     let path: PathBuf = parents.iter().copied().take_while(is_plain).collect();
     match path.as_os_str().is_empty() {
         true => Path::new(".").to_owned(),

@@ -1,5 +1,5 @@
-//! What `.gitignore` and `.ignore` files of the workdir leave out. They are read through the handle like every other file;
-//! nothing above the workdir counts. Knows no walk.
+//! The rules of the workdir's `.gitignore` and `.ignore` files. They are read through the handle like every other file;
+//! files above the workdir have no effect.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -12,24 +12,24 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use crate::domain::glob;
 use crate::tools::files::workdir_fs::{OpenedEntry, WorkdirFs};
 
-/// The files that are read, a later one's rules before an earlier one's.
+/// Rules of a later file override those of an earlier one.
 const IGNORE_FILES: [&str; 2] = [".gitignore", ".ignore"];
-/// Most bytes of one that are read: hostile ones are no reason to compile for minutes.
+/// Most bytes of one file. Bounds the time to compile the rules of a hostile one.
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// Most bytes of all that are in force in one directory: those of a thousand directories within each other would be.
+/// Most bytes of all rules that apply in one directory. Bounds the rules of deeply nested directories.
 const MAX_TOTAL_BYTES: u64 = 256 << 10;
 
-/// The rules in force in one directory.
+/// The rules that apply in one directory.
 #[derive(Debug)]
 pub struct IgnoreRules {
     own_rules: Gitignore,
-    /// Those of the directories above.
+    /// The rules of the directories above.
     parent: Option<Arc<IgnoreRules>>,
     /// Bytes of both.
     bytes: u64,
 }
 
-/// The rules in force in this directory, whose path is below the workdir.
+/// Loads the rules that apply in this directory. `path` is relative to the workdir.
 pub fn load_rules(
     fs: &WorkdirFs,
     dir: &Dir,
@@ -50,7 +50,8 @@ pub fn load_rules(
             if bytes > MAX_TOTAL_BYTES {
                 break;
             }
-            // A line that is no pattern counts for nothing, as with git; so do more braces than the stack has room for.
+            // Like git, skip a line that is no valid pattern. Also skip one with so many braces that parsing overflows
+            // the stack.
             if glob::check_braces(&line).is_err() {
                 continue;
             }
@@ -72,7 +73,7 @@ pub fn load_rules(
 }
 
 impl IgnoreRules {
-    /// Whether what is at this path below the workdir is left out.
+    /// Whether this path, relative to the workdir, is ignored.
     pub fn is_ignored(&self, path: &Path, is_dir: bool) -> bool {
         let mut current = Some(self);
         while let Some(level) = current {

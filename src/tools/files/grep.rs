@@ -1,4 +1,4 @@
-//! `grep`: a regular expression over the files of the workdir, in time that is linear in their length.
+//! `grep`: searches the files of the workdir for a regular expression, in time linear in their length.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,14 +18,11 @@ use crate::tools::files::workdir_fs::{
     OpenedEntry, StopToken, WorkdirFs, describe_error, display_path, parse_path,
 };
 
-/// What models are told.
 pub const DESCRIPTION: &str = "Search the text files of the working directory for a regular expression. Each line that matches \
                          comes as \"<file>:<line number>: <text>\". What .gitignore and .ignore files leave out is not \
                          searched, nor are .git and binary files. To find files by name, use find_path.";
 
-/// Most lines that are shown.
 const MAX_LINES: usize = 1000;
-/// Most characters of a line that are shown.
 const MAX_LINE_CHARS: usize = 500;
 
 /// The arguments.
@@ -48,7 +45,6 @@ fn default_path() -> String {
     ".".to_owned()
 }
 
-/// Searches.
 pub fn grep(fs: &WorkdirFs, arguments: GrepArguments) -> Result<String, String> {
     let path = parse_path(&arguments.path)?;
     let BoundedRegex { matcher, max_line } = BoundedRegex::new(&arguments.pattern)?;
@@ -62,7 +58,7 @@ pub fn grep(fs: &WorkdirFs, arguments: GrepArguments) -> Result<String, String> 
             respect_ignore_files: true,
             is_parallel: true,
         };
-        // A walk enters no link; one that the model names is resolved first.
+        // A walk enters no link, so a link that the model names is resolved first.
         let start = fs.access.canonicalize(&path);
         let start = start.map_err(|error| describe_error(&path, &error))?;
         let start = parse_path(&start.to_string_lossy()).unwrap_or(path);
@@ -98,7 +94,7 @@ pub fn grep(fs: &WorkdirFs, arguments: GrepArguments) -> Result<String, String> 
     Ok(results.render(&arguments.pattern, &summary))
 }
 
-/// A file with a longer line than this is left out.
+/// The searcher skips a file with a longer line than `max_line`.
 fn build_searcher(max_line: usize) -> Searcher {
     SearcherBuilder::new()
         .binary_detection(BinaryDetection::quit(0))
@@ -107,7 +103,7 @@ fn build_searcher(max_line: usize) -> Searcher {
         .build()
 }
 
-/// Searches one file; one that is none any more, or cannot be read, is left out.
+/// Searches one file. Skips it if it cannot be read or is no longer a regular file.
 fn search_file(
     fs: &WorkdirFs,
     searcher: &mut Searcher,
@@ -128,7 +124,7 @@ fn search_file(
         count: 0,
     };
     let result = searcher.search_reader(matcher, fs.stop.stoppable_reader(file), &mut matches);
-    // What has been found before the time was up counts.
+    // Matches found before the timeout count.
     if result.is_err() && !fs.stop.is_stopped() {
         results.skipped_files.fetch_add(1, Ordering::Relaxed);
     }
@@ -136,7 +132,7 @@ fn search_file(
     results.add_file(path, text, count);
 }
 
-/// What all threads have found, by file.
+/// The matches of all threads, by file.
 struct GrepResults {
     by_file: Mutex<BTreeMap<PathBuf, String>>,
     bytes: AtomicUsize,
@@ -216,7 +212,6 @@ impl GrepResults {
     }
 }
 
-/// How a search ended.
 struct SearchSummary<'a> {
     /// Whether directories were left out.
     is_partial: bool,
@@ -224,11 +219,11 @@ struct SearchSummary<'a> {
     max_line: usize,
 }
 
-/// The lines of one file that match.
+/// The matching lines of one file.
 struct FileMatches<'a> {
     results: &'a GrepResults,
     path: &'a Path,
-    /// The path as it is shown, once there is a line.
+    /// The path as it is shown; set with the first match.
     display_path: Option<String>,
     text: String,
     count: usize,
@@ -242,11 +237,11 @@ impl Sink for &mut FileMatches<'_> {
             .display_path
             .get_or_insert_with(|| display_path(self.path));
         let line = line_match.bytes();
-        // Only so many bytes can become so many characters; the rest of a long line is not looked at.
+        // A character has at most 4 bytes, so the rest of a long line is never shown.
         let line = &line[..line.len().min(MAX_LINE_CHARS * 4 + 4)];
         let line = String::from_utf8_lossy(line);
         let line = shorten(line.trim_end_matches(['\n', '\r']), MAX_LINE_CHARS);
-        // A carriage return or the like within a line would make two of it.
+        // These characters would break the result's line in two.
         let line = line.replace(
             [
                 '\r', '\n', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}',

@@ -8,7 +8,6 @@ use serde::Deserialize;
 use crate::tools::files::bounded_sort::SortedLines;
 use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, display_path, parse_path};
 
-/// What models are told.
 pub const DESCRIPTION: &str = "List a directory of the working directory: one entry a line, sorted, directories end in \"/\". \
                          Hidden entries are listed too. To look for files further down, use find_path.";
 
@@ -25,7 +24,6 @@ fn default_path() -> String {
     ".".to_owned()
 }
 
-/// Lists it.
 pub fn list_directory(fs: &WorkdirFs, arguments: ListDirectory) -> Result<String, String> {
     let path = parse_path(&arguments.path)?;
     let describe = |error: std::io::Error| describe_error(&path, &error);
@@ -37,7 +35,7 @@ pub fn list_directory(fs: &WorkdirFs, arguments: ListDirectory) -> Result<String
         let name = entry.file_name();
         let name = Path::new(&name);
         let is_dir = match entry.file_type() {
-            // What a link stands for, where it stays in the workdir.
+            // A link to a directory counts as one, if it stays in the workdir.
             Ok(kind) if kind.is_symlink() => dir.metadata(name).is_ok_and(|meta| meta.is_dir()),
             Ok(kind) => kind.is_dir(),
             Err(_) => false,

@@ -1,5 +1,4 @@
-//! The patterns of searches, as models write them: compiled within bounds, so that no step between two looks at the clock
-//! takes more than about two seconds. Knows no walk.
+//! Compiles the search patterns of models within bounds, so that the clock is checked at least about every two seconds.
 
 use std::path::Path;
 
@@ -8,14 +7,12 @@ use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use crate::domain::glob;
 use crate::domain::message::shorten;
 
-/// Most bytes of a regular expression.
 const MAX_REGEX: usize = 4000;
-/// Most bytes of a glob.
 const MAX_GLOB: usize = 1000;
-/// Most bytes of what a search builds of an expression while it runs.
+/// Most bytes of the automaton that a search builds while it runs.
 const MAX_CACHE: usize = 10 << 20;
-/// Most bytes of a compiled expression, from small to large, with the longest line that each is matched against. Matching
-/// takes time in proportion to the product of both, at worst 5e-11 s for each; that is limited to about 2 seconds.
+/// Most bytes of a compiled expression, and the longest line that it is matched against. Matching takes time in
+/// proportion to their product, at worst 5e-11 s for each byte pair; the classes keep that below about 2 seconds.
 const SIZE_CLASSES: [(usize, usize); 5] = [
     (2 << 10, 16 << 20),
     (16 << 10, 2 << 20),
@@ -24,20 +21,19 @@ const SIZE_CLASSES: [(usize, usize); 5] = [
     (4 << 20, 8 << 10),
 ];
 
-/// A regular expression, compiled.
+/// A regular expression whose search time is bounded.
 #[derive(Debug)]
 pub struct BoundedRegex {
-    /// What searches with it.
     pub matcher: RegexMatcher,
-    /// Most bytes of a line that it is matched against.
+    /// Longer lines are not matched.
     pub max_line: usize,
 }
 
 impl BoundedRegex {
-    /// Compiles the `pattern` of a search.
+    /// Compiles the `pattern` argument of a search.
     ///
     /// # Errors
-    /// Why not, for the model.
+    /// The pattern is invalid or too large. The text is for the model.
     pub fn new(pattern: &str) -> Result<Self, String> {
         if pattern.len() > MAX_REGEX {
             return Err(too_long("pattern", pattern, MAX_REGEX));
@@ -61,10 +57,10 @@ impl BoundedRegex {
     }
 }
 
-/// Compiles a glob over paths that is the value of this argument.
+/// Compiles a glob over paths. `argument` names it in errors.
 ///
 /// # Errors
-/// Why not, for the model.
+/// The glob is invalid or too long. The text is for the model.
 pub fn compile_glob(argument: &str, text: &str) -> Result<glob::Matcher, String> {
     if text.len() > MAX_GLOB {
         return Err(too_long(argument, text, MAX_GLOB));
@@ -80,15 +76,15 @@ fn too_long(argument: &str, text: &str, max: usize) -> String {
     )
 }
 
-/// Which files are searched.
+/// Selects the files that are searched.
 #[derive(Debug)]
 pub struct IncludeFilter(Option<(glob::Matcher, bool)>);
 
 impl IncludeFilter {
-    /// Reads `include`: a glob over names, or over paths if it has a slash. Without one all files are searched.
+    /// Parses `include`: a glob over names, or over paths if it contains a slash. An empty one selects all files.
     ///
     /// # Errors
-    /// Why not, for the model.
+    /// The glob is invalid or too long. The text is for the model.
     pub fn new(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Ok(Self(None));
@@ -98,7 +94,6 @@ impl IncludeFilter {
         Ok(Self(Some((matcher, text.contains('/')))))
     }
 
-    /// Whether a file is searched.
     pub fn is_match(&self, path: &Path) -> bool {
         match &self.0 {
             None => true,

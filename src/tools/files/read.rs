@@ -1,4 +1,4 @@
-//! `read_file`: lines of a text file with their numbers, in bounded memory however long file and lines are.
+//! `read_file`: returns numbered lines of a text file, in bounded memory however long the file and its lines are.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -10,14 +10,13 @@ use crate::domain::attachment::{Attachment, MediaType};
 use crate::tools::ToolOutput;
 use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, is_binary, parse_path};
 
-/// What models are told.
 pub const DESCRIPTION: &str = "Read a text file of the working directory. Each line comes as \"<number>: <text>\"; the number \
                          and the colon are not part of the file. For a long file, read it in parts with offset and \
                          limit. A picture (PNG, JPEG, WebP, GIF) is shown to you. Other binary files are refused.";
 
-/// Bytes of a line that are shown.
+/// Longer lines are truncated.
 const MAX_SHOWN_LINE_BYTES: u64 = 8 << 10;
-/// Bytes of a line that are looked through for its end.
+/// The longest line that is read to its end.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// The arguments.
@@ -44,7 +43,6 @@ fn default_limit() -> u64 {
     2000
 }
 
-/// Reads it.
 pub fn read_file(fs: &WorkdirFs, arguments: ReadFile) -> Result<ToolOutput, String> {
     let path = parse_path(&arguments.path)?;
     let (file, meta) = fs.open(&path)?;
@@ -112,7 +110,7 @@ pub fn read_file(fs: &WorkdirFs, arguments: ReadFile) -> Result<ToolOutput, Stri
     Ok(text.into())
 }
 
-/// The picture itself, if it is not too large.
+/// Returns the image as an attachment, if it is not too large.
 fn read_image(
     fs: &WorkdirFs,
     path: &Path,
@@ -139,7 +137,7 @@ fn read_image(
     })
 }
 
-/// The next line without its end, cut where it is long.
+/// The next line without its line ending, truncated if it is long.
 fn next_line(file: &mut impl BufRead, path: &Path, number: u64) -> Result<String, String> {
     let mut line = Vec::new();
     let read = file
@@ -159,13 +157,13 @@ fn next_line(file: &mut impl BufRead, path: &Path, number: u64) -> Result<String
     if rest == 0 {
         return Ok(text.into_owned());
     }
-    // The cut may have gone through a character.
+    // The cut may have split a character.
     let text = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
     let total_bytes = line.len() as u64 + rest;
     Ok(format!("{text} ... (line cut, it has {total_bytes} bytes)"))
 }
 
-/// Goes to the next line; how many bytes it went.
+/// Skips to the next line. Returns the number of bytes skipped.
 fn skip_line(file: &mut impl BufRead, path: &Path, number: u64) -> Result<u64, String> {
     let skipped = file.by_ref().take(MAX_LINE_BYTES).skip_until(b'\n');
     let skipped = skipped.map_err(|error| describe_error(path, &error))? as u64;

@@ -9,8 +9,8 @@ use crate::tools::files::workdir_fs::SharedState;
 use crate::tools::files::{edit, file_ops, find, grep, list, read, write};
 use crate::tools::{Tool, ToolOutput};
 
-/// All of them, each by its name. No result is longer than `max_result` bytes, and no picture larger than `limits` say;
-/// these keys share the turns to search.
+/// All file tools by name. Results have at most `max_result` bytes, images stay within `limits`. `keys` share the
+/// permits to search.
 pub fn file_tools(
     max_result: usize,
     limits: AttachmentLimits,
@@ -92,7 +92,7 @@ pub fn file_tools(
     tools.into_iter().flatten().collect()
 }
 
-/// None only where the arguments' schema is none, which the test below rules out.
+/// `None` only if the schema of `A` is invalid; a test below rules that out.
 fn build_tool<A, O>(
     name: &'static str,
     description: &'static str,

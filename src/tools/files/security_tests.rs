@@ -34,7 +34,7 @@ fn no_path_and_no_link_leads_out() {
             assert!(result.is_err(), "{tool} of {path}: {result:?}");
         }
     }
-    // The link itself may be moved, copied to, deleted: only what it stands for may not be touched.
+    // The link itself may be moved, replaced or deleted, but its target must not change.
     for path in ["file", "chain", "absolute", "relative"] {
         for (tool, arguments) in [
             ("list", json!({"path": path})),
@@ -84,8 +84,8 @@ fn the_workdir_itself_stays() {
     assert_eq!(workdir.read_file("a/f"), "x");
 }
 
-/// Swaps `in/d` between a directory and a link to `out` while the work is done. Where the work changes things, what it
-/// has put in the way is cleared.
+/// Swaps `in/d` between a directory and a link to `out` while `work` runs. If the work is mutating, also removes what
+/// it put in the way.
 fn with_swaps(workdir: &TestWorkdir, is_mutating: bool, work: impl Fn()) {
     workdir.write_file("d/f", "inside\n");
     let done = AtomicBool::new(false);
@@ -121,7 +121,7 @@ fn with_swaps(workdir: &TestWorkdir, is_mutating: bool, work: impl Fn()) {
             }
             swaps
         });
-        // The swapper ends also where the work fails.
+        // The swapper must end even if the work fails.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&work));
         done.store(true, Ordering::Relaxed);
         outcome.unwrap_or_else(|why| std::panic::resume_unwind(why));
@@ -196,7 +196,7 @@ fn special_files_are_neither_read_nor_awaited() {
     assert!(run_program("mkfifo", &["special-pipe"]));
     let _socket =
         std::os::unix::net::UnixListener::bind(workdir.path("special-socket")).expect("a socket");
-    // Only root can make one, and not everywhere.
+    // Only root can create a device, and not on every system.
     run_program("mknod", &["special-zero", "c", "1", "5"]);
     for entry in fs::read_dir(workdir.path("."))
         .expect("a directory")
@@ -236,7 +236,7 @@ fn special_files_are_neither_read_nor_awaited() {
 fn a_huge_file_is_not_read_whole() {
     let workdir = TestWorkdir::new();
     for (name, start) in [("sparse", ""), ("log", "first\nsecond\n")] {
-        // Text as far as a first look goes, where there is a start.
+        // With a start, the part that is sniffed is text.
         let mut text = start.to_owned();
         if !start.is_empty() {
             text.push_str(&"more text\n".repeat(10_000));
@@ -346,7 +346,7 @@ fn a_cancelled_call_stops() {
     workdir.write_file("f", "old\n");
     drop(workdir.workdir_fs.stop.cancel_on_drop());
     for (tool, result) in workdir.call_all("f") {
-        // What is one step is made or not; the rest ends before its next one.
+        // An atomic operation is done or not; the others stop before their next step.
         if ["read", "write", "edit", "grep", "copy"].contains(&tool) {
             assert!(result.is_err(), "{tool}: {result:?}");
         }

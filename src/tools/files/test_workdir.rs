@@ -14,7 +14,7 @@ use crate::workdirs::handle::WorkdirHandle;
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::reserved::ReservedPaths;
 
-/// A workdir `in` beside a directory `out` with a secret in it.
+/// A workdir `in` beside a directory `out` that contains a secret.
 pub struct TestWorkdir {
     pub root: TempDir,
     pub workdir_fs: WorkdirFs,
@@ -74,7 +74,7 @@ impl TestWorkdir {
         }
     }
 
-    /// Every tool on this path, each with its answer.
+    /// Calls every tool with this path, and returns the results.
     pub fn call_all(&self, path: &str) -> Vec<(&'static str, CallResult)> {
         let calls = [
             ("list", json!({"path": path})),

@@ -1,4 +1,4 @@
-//! One file tool: reads its arguments, and lets it work on a thread where waiting for a disk stops nobody. Knows no file.
+//! One file tool: parses its arguments, then runs on a blocking thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,36 +12,31 @@ use crate::tools::files::workdir_fs::{SharedState, StopToken, WorkdirFs};
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 use crate::workdirs::handle::WorkdirHandle;
 
-/// Longest that a call may read: its thread is nobody else's meanwhile.
+/// Most time that a call may read: it occupies a thread meanwhile.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a tool does with its arguments: the output for the model, or the error's text.
+/// Executes a call. The error's text is for the model.
 pub type FileToolFn<A, O> = fn(&WorkdirFs, A) -> Result<O, String>;
 
-/// A tool that takes these arguments.
+/// A tool with the arguments `A`.
 pub struct FileTool<A, O> {
-    /// What models call it by.
     pub name: &'static str,
-    /// What models are told about it.
     pub description: &'static str,
-    /// What calls of it do.
     pub kind: FileToolKind,
     /// The schema of `A`.
     pub schema: Schema,
-    /// What it does.
     pub execute: FileToolFn<A, O>,
-    /// What all file tools share.
     pub shared: Arc<SharedState>,
 }
 
 /// What calls of a tool do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileToolKind {
-    /// They only read.
+    /// Only read files.
     Read,
-    /// They read, and compute as long as the model's pattern makes them: few at a time.
+    /// Read files and match a pattern, which may take long: few run at once.
     Search,
-    /// They change files. Each is bounded in size and is not stopped halfway for its time.
+    /// Change files. A call is bounded in size, and no timeout stops it halfway.
     Write,
 }
 
@@ -91,7 +86,7 @@ where
             let (stopped, shared) = (stop.clone(), Arc::clone(&self.shared));
             let execute = self.execute;
             let work = move || {
-                // Held by the work, which ends a little later than the wait for it.
+                // The work keeps the permit, because it ends a little after a dropped call.
                 let _permit = permit;
                 stopped.check().map_err(|error| error.to_string())?;
                 let fs = WorkdirFs {

@@ -1,5 +1,5 @@
-//! Walks through the directories of a workdir by handle, on several threads where there is much. Links are told of and
-//! never followed: a directory that becomes a link meanwhile is not entered. Knows no tool.
+//! Walks through the directories of a workdir by handle, on several threads if there are many. Links are reported and
+//! never followed; a directory that becomes a link meanwhile is not entered.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -12,47 +12,40 @@ use crate::tools::files::gitignore::{self, IgnoreRules};
 use crate::tools::files::workdir_fs::WorkdirFs;
 use crate::workdirs::reserved::ReservedError;
 
-/// Files of one directory that are visited as one piece of work.
+/// Files of one directory that are visited as one work item.
 const BATCH_SIZE: usize = 64;
-/// Pieces of work after which others may help: a small tree is done before a thread is up.
+/// Other threads help only after this many items: a small tree is done before a thread starts.
 const PARALLEL_THRESHOLD: usize = 16;
-/// Pieces that may wait while files of a directory are handed on to others.
+/// Files are shared with other threads only while fewer items than this are queued.
 const MAX_SHARED_BATCHES: usize = 256;
-/// Most pieces that wait; what comes beyond is left out, with a notice.
+/// Most queued items. More are left out, with a notice.
 const MAX_QUEUED: usize = 100_000;
 
-/// Something that a walk has come to.
 pub struct WalkEntry<'a> {
-    /// The directory that it is in.
     pub dir: &'a Dir,
-    /// Its name there.
     pub name: &'a OsStr,
-    /// Its path below the workdir.
+    /// Relative to the workdir.
     pub path: &'a Path,
-    /// What it is.
     pub kind: FileType,
 }
 
-/// Where a walk begins and what it passes over.
 pub struct Walk<'a> {
-    /// The workdir.
     pub fs: &'a WorkdirFs,
-    /// Whether ignore files count and `.git` is passed over.
+    /// Whether to apply ignore files and skip `.git`.
     pub respect_ignore_files: bool,
     /// Whether other threads may help.
     pub is_parallel: bool,
 }
 
-/// How a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WalkOutcome {
-    /// Whether directories were left out: they could not be read, or there were too many.
+    /// Whether directories were left out, because they could not be read or there were too many.
     pub is_partial: bool,
 }
 
 impl Walk<'_> {
-    /// Visits all below `start`, which is a path below the workdir. Each thread has a visitor of its own; one that says
-    /// false ends the walk.
+    /// Visits everything below `start`, a path relative to the workdir. Each thread has its own visitor; one that
+    /// returns `false` ends the walk.
     pub fn run<V>(&self, start: &Path, visitor: impl Fn() -> V + Sync) -> WalkOutcome
     where
         V: FnMut(&WalkEntry<'_>) -> bool,
@@ -82,7 +75,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The rules of the directories above the start.
+    /// The rules of the directories above `start`.
     fn rules_above(&self, start: &Path) -> Option<Arc<IgnoreRules>> {
         let mut rules = None;
         if !self.respect_ignore_files || start == Path::new(".") {
@@ -109,7 +102,7 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// Works until nothing is left, telling after each piece how many it has done.
+    /// Works until nothing is left. Calls `on_completed` after each item with the number of items done.
     fn run<V: FnMut(&WalkEntry<'_>) -> bool>(
         &self,
         visit: &mut V,
@@ -236,11 +229,10 @@ impl Worker<'_> {
 
 enum WorkItem {
     Directory(PathBuf, Option<Arc<IgnoreRules>>),
-    /// Files of a directory. Taken last in first out, so that few directories are open at once.
+    /// Files of a directory. Items are taken last in, first out, so few directories are open at once.
     Files(Arc<Dir>, PathBuf, Vec<(OsString, FileType)>),
 }
 
-/// What is still to do.
 #[derive(Default)]
 struct WorkQueue {
     state: Mutex<State>,
@@ -252,7 +244,7 @@ struct WorkQueue {
 #[derive(Default)]
 struct State {
     pending: Vec<WorkItem>,
-    /// Threads that may still bring more.
+    /// Threads that may still add items.
     busy: usize,
 }
 
@@ -268,7 +260,7 @@ impl WorkQueue {
         self.changed.notify_one();
     }
 
-    /// The next piece, once there is one; none at the end.
+    /// The next item; waits for one. `None` at the end.
     fn pop(&self) -> Option<WorkItem> {
         let mut state = self.state();
         loop {
@@ -306,7 +298,7 @@ impl WorkQueue {
     }
 }
 
-/// A piece of work is done, also where its visitor panics: nobody waits for it for ever.
+/// Marks an item as done, even if its visitor panics, so no thread waits for ever.
 struct BusyGuard<'a>(&'a WorkQueue);
 
 impl Drop for BusyGuard<'_> {

@@ -1,5 +1,5 @@
-//! What every file tool stands on: access to the workdir, the sign to stop, paths as models write them, regular files
-//! opened without waiting, and errors in words. Knows no tool.
+//! What all file tools share: access to the workdir, the stop token, paths from models, opening of regular files
+//! without blocking, and error texts.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,42 +16,39 @@ use crate::fair::fair_semaphore::FairSemaphore;
 use crate::workdirs::handle::{WorkdirHandle, parent_or_dot};
 use crate::workdirs::reserved::ReservedError;
 
-/// Most bytes of a path that a model gives: the kernel's own bound.
+/// The kernel's limit.
 const MAX_PATH_BYTES: usize = 4096;
 /// Bytes of a result that are kept free for a notice.
 const NOTICE_BYTES: usize = 512;
-/// The error of a call that nobody waits for.
+/// The error of a call whose future was dropped.
 const CANCELLED_MESSAGE: &str = "stopped";
-/// Searches at work at once, or as many as there are processors. More wait for their turn, by key.
+/// Searches at once, unless there are more processors. More wait in a fair queue by key.
 const MIN_CONCURRENT_SEARCHES: usize = 4;
-/// A file whose first bytes have a NUL is no text.
+/// A NUL within these first bytes marks a binary file.
 const SNIFF_BYTES: usize = 8 << 10;
 
-/// What one call works on.
+/// What one call works with.
 pub struct WorkdirFs {
-    /// The workdir.
     pub access: WorkdirHandle,
-    /// Whether to go on.
     pub stop: StopToken,
-    /// What all calls share.
     pub shared: Arc<SharedState>,
 }
 
 /// What the calls of all runs share.
 pub struct SharedState {
     max_result: usize,
-    /// Most bytes of a picture that is shown.
+    /// Larger images are not shown.
     pub max_image_bytes: usize,
-    /// Who replaces a file holds the lock that it falls on, so that two edits of one reply do not lose one of them.
+    /// A file's lock is chosen by its hash and held while the file is replaced, so two edits of one reply cannot lose
+    /// one of them.
     locks: [Mutex<()>; 64],
-    /// Threads that may still be started to search beside the first one of a call.
+    /// Search threads that may still be started beside the first one of a call.
     helpers: AtomicUsize,
-    /// Searches at work.
     pub search_permits: FairSemaphore,
 }
 
 impl SharedState {
-    /// For results of at most so many bytes, with pictures within these limits. These keys share the turns to search.
+    /// Results have at most `max_result` bytes. `keys` share the permits to search.
     pub fn new(max_result: usize, limits: AttachmentLimits, keys: &[String]) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -63,27 +60,26 @@ impl SharedState {
         }
     }
 
-    /// Takes as many helpers as are free; they are given back with [`Shared::return_helpers`].
+    /// Takes all free helpers. Give them back with [`SharedState::return_helpers`].
     pub fn take_helpers(&self) -> usize {
         self.helpers.swap(0, Ordering::Relaxed)
     }
 
-    /// Gives them back.
     pub fn return_helpers(&self, count: usize) {
         self.helpers.fetch_add(count, Ordering::Relaxed);
     }
 }
 
 impl WorkdirFs {
-    /// How many bytes a tool may fill itself; a notice still fits behind them.
+    /// The bytes that a tool may fill itself, so that a notice still fits.
     pub fn max_output_bytes(&self) -> usize {
         self.shared.max_result.saturating_sub(NOTICE_BYTES)
     }
 
-    /// Opens a regular file for reading; a link is followed within the workdir.
+    /// Opens a regular file for reading. A link is followed within the workdir.
     ///
     /// # Errors
-    /// Why not, for the model.
+    /// The file cannot be opened. The text is for the model.
     pub fn open(&self, path: &Path) -> Result<(File, Metadata), String> {
         let opened = self.access.open_target_parent(path);
         let opened = opened.and_then(|(dir, name)| self.open_regular(&dir, Path::new(&name)));
@@ -93,10 +89,10 @@ impl WorkdirFs {
         }
     }
 
-    /// The open directory that a path's last name stands in, and that name.
+    /// The open parent directory of a path, and the path's last name.
     ///
     /// # Errors
-    /// Why not, for the model.
+    /// The parent cannot be opened. The text is for the model.
     pub fn parent(&self, path: &Path) -> Result<(Dir, OsString), String> {
         if path.file_name().is_none() {
             return Err("this is the workdir itself; name something in it".to_owned());
@@ -105,10 +101,10 @@ impl WorkdirFs {
         parent.map_err(|error| describe_error(parent_or_dot(path), &error))
     }
 
-    /// As [`Ground::parent`], for something new: makes the directories above it.
+    /// As [`WorkdirFs::parent`], for a new entry: creates the directories above it.
     ///
     /// # Errors
-    /// Why nothing can be made there, for the model.
+    /// The directories cannot be created. The text is for the model.
     pub fn new_entry(&self, path: &Path) -> Result<(Dir, OsString), String> {
         let Some(name) = path.file_name() else {
             return Err("this is the workdir itself; name something in it".to_owned());
@@ -128,13 +124,13 @@ impl WorkdirFs {
         Ok((dir, name.to_owned()))
     }
 
-    /// Opens a regular file and nothing else, not following a link: neither a FIFO nor a device is waited for or read, also
-    /// where one is put in the file's place meanwhile.
+    /// Opens a regular file and nothing else, without following a link. A FIFO or device is never read or waited for,
+    /// even if it replaces the file meanwhile.
     ///
     /// # Errors
-    /// What the system says, or that it is the daemon's.
+    /// The system's error, or the file is the daemon's own.
     pub fn open_regular(&self, dir: &Dir, name: &Path) -> io::Result<OpenedEntry> {
-        // Some devices do something when they are opened, so they are looked at first. The handle has the last word.
+        // Opening some devices has side effects, so the type is checked first. The opened handle is checked again.
         let meta = self.access.entry_metadata(dir, name.as_os_str())?;
         match meta.is_file() {
             true => self.open_listed(dir, name),
@@ -142,10 +138,10 @@ impl WorkdirFs {
         }
     }
 
-    /// As [`Ground::open_regular`], for what a listing has just called a regular file.
+    /// As [`WorkdirFs::open_regular`], for an entry that a listing has just reported as a regular file.
     ///
     /// # Errors
-    /// What the system says, or that it is the daemon's.
+    /// The system's error, or the file is the daemon's own.
     pub fn open_listed(&self, dir: &Dir, name: &Path) -> io::Result<OpenedEntry> {
         let (file, meta) = self.access.open_in(dir, name)?;
         Ok(match meta.is_file() {
@@ -154,7 +150,7 @@ impl WorkdirFs {
         })
     }
 
-    /// Keeps other calls from replacing this file meanwhile.
+    /// Keeps other calls from replacing this file at the same time.
     pub fn lock(&self, dir: &Dir, name: &OsStr) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         if let Ok(meta) = dir.dir_metadata() {
@@ -167,23 +163,23 @@ impl WorkdirFs {
     }
 }
 
-/// Whether a call has to end: nobody waits for it any more, or its time is up.
+/// Tells a call to end: its future was dropped, or its timeout is over.
 #[derive(Clone, Debug, Default)]
 pub struct StopToken {
     flags: Arc<StopFlags>,
-    /// When its time is up, and how many seconds that is; none if nothing but the run bounds it.
+    /// The end of the timeout, and its length in seconds; `None` if only the run limits the call.
     deadline: Option<(Instant, u64)>,
 }
 
 #[derive(Debug, Default)]
 struct StopFlags {
     cancelled: AtomicBool,
-    /// Set when somebody finds that the time is up: a call that ended just before has all its results.
+    /// Set when a check finds that the timeout is over. A call that ended just before has complete results.
     timed_out: AtomicBool,
 }
 
 impl StopToken {
-    /// The same, with a time limit that begins now.
+    /// A token with the same flags and a timeout that starts now.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
             flags: Arc::clone(&self.flags),
@@ -191,10 +187,8 @@ impl StopToken {
         }
     }
 
-    /// Whether to go on.
-    ///
     /// # Errors
-    /// Why not.
+    /// The call must end.
     pub fn check(&self) -> io::Result<()> {
         if !self.is_stopped() {
             return Ok(());
@@ -205,10 +199,10 @@ impl StopToken {
         }))
     }
 
-    /// Whether somebody still waits, however late it is.
+    /// Ignores the timeout.
     ///
     /// # Errors
-    /// That nobody does.
+    /// The call's future was dropped.
     pub fn check_cancelled(&self) -> Result<(), String> {
         match self.flags.cancelled.load(Ordering::Relaxed) {
             true => Err(CANCELLED_MESSAGE.to_owned()),
@@ -216,7 +210,6 @@ impl StopToken {
         }
     }
 
-    /// Whether the call has to end.
     pub fn is_stopped(&self) -> bool {
         let is_past_deadline = || self.deadline.is_some_and(|(end, _)| Instant::now() >= end);
         if self.flags.cancelled.load(Ordering::Relaxed) {
@@ -228,14 +221,14 @@ impl StopToken {
         self.exceeded_timeout_secs().is_some()
     }
 
-    /// How many seconds the call had, if it was found to need more.
+    /// The timeout in seconds, if a check found that it is over.
     pub fn exceeded_timeout_secs(&self) -> Option<u64> {
         let (_, seconds) = self.deadline?;
         let is_timed_out = self.flags.timed_out.load(Ordering::Relaxed);
         is_timed_out.then_some(seconds)
     }
 
-    /// What sets it when it is dropped.
+    /// Cancels the token when the returned guard is dropped.
     pub fn cancel_on_drop(&self) -> impl Drop + use<> {
         struct CancelOnDrop(Arc<StopFlags>);
         impl Drop for CancelOnDrop {
@@ -246,7 +239,7 @@ impl StopToken {
         CancelOnDrop(Arc::clone(&self.flags))
     }
 
-    /// A reader that fails once the call has to end.
+    /// A reader that fails once the call must end.
     pub fn stoppable_reader<R: Read>(&self, reader: R) -> impl Read + use<R> {
         struct StoppableReader<R>(R, StopToken);
         impl<R: Read> Read for StoppableReader<R> {
@@ -259,11 +252,11 @@ impl StopToken {
     }
 }
 
-/// A path as a model writes it, as one below the workdir; `.` for the workdir itself. The handle confines, not this: it
-/// only makes one writing of each path and says early and in words what is not allowed.
+/// A model's path, normalized and relative to the workdir; `.` for the workdir itself. This is no access check, which
+/// the handle does. It gives every path one spelling and early, clear errors.
 ///
 /// # Errors
-/// What is wrong with it, for the model.
+/// The path is invalid. The text is for the model.
 pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     let display_text = crate::domain::message::shorten(text, 200);
     if text.is_empty() {
@@ -294,20 +287,19 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// What stands at a path.
 pub enum OpenedEntry {
     /// A regular file, open for reading.
     File(File, Metadata),
-    /// Something else, not open.
+    /// Something else, which is not open.
     Other(Metadata),
 }
 
-/// Whether these first bytes of a file are none of a text.
+/// Whether the first bytes of a file show that it is binary.
 pub fn is_binary(head: &[u8]) -> bool {
     head.iter().take(SNIFF_BYTES).any(|byte| *byte == 0)
 }
 
-/// Says what stands there instead of a regular file.
+/// Describes what is at the path instead of a regular file.
 pub fn describe_non_file(path: &Path, meta: &Metadata) -> String {
     let kind = meta.file_type();
     let description = if kind.is_dir() {
@@ -324,7 +316,7 @@ pub fn describe_non_file(path: &Path, meta: &Metadata) -> String {
     format!("{} is {description}", path.display())
 }
 
-/// An error of the system's about a path, in words for the model.
+/// A system error about a path, worded for the model.
 pub fn describe_error(path: &Path, error: &io::Error) -> String {
     let path = path.display();
     if let Some(refused) = ReservedError::from_io_error(error) {
@@ -334,7 +326,7 @@ pub fn describe_error(path: &Path, error: &io::Error) -> String {
         io::ErrorKind::NotFound => {
             format!("{path} does not exist; find_path and list_directory show what does")
         }
-        // cap-std's own error, which has no number of the system's.
+        // An error of cap-std itself has no OS error code.
         io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
             format!("{path} leads out of the workdir through a link, which is not allowed")
         }
@@ -344,7 +336,7 @@ pub fn describe_error(path: &Path, error: &io::Error) -> String {
     }
 }
 
-/// A name or path as a line of a result shows it: on one line whatever is in it.
+/// A name or path on one line, whatever characters it contains.
 pub fn display_path(path: &Path) -> String {
     let text = path.to_string_lossy();
     match text.chars().any(char::is_control) {

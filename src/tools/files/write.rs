@@ -1,4 +1,4 @@
-//! `write_file`, and how a file is replaced: whole or not at all.
+//! `write_file`, and the atomic replacement of a file.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -11,11 +11,10 @@ use serde::Deserialize;
 
 use crate::tools::files::workdir_fs::{WorkdirFs, describe_error, describe_non_file, parse_path};
 
-/// What models are told.
 pub const DESCRIPTION: &str = "Write a text file of the working directory: creates it with the directories above it, or \
                          replaces all that is in it. To change a part of a file, use edit_file.";
 
-/// Bytes that are written between two looks at whether anybody still waits.
+/// Bytes that are written between two checks of the stop token.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The arguments.
@@ -28,7 +27,6 @@ pub struct WriteFile {
     content: String,
 }
 
-/// Writes it.
 pub fn write_file(fs: &WorkdirFs, arguments: WriteFile) -> Result<String, String> {
     let path = parse_path(&arguments.path)?;
     let target = WriteTarget::resolve(fs, &path)?;
@@ -43,21 +41,20 @@ pub fn write_file(fs: &WorkdirFs, arguments: WriteFile) -> Result<String, String
     ))
 }
 
-/// A file that is to be replaced or made.
+/// A file to replace or create.
 pub struct WriteTarget {
-    /// The directory that it is in.
     pub dir: Dir,
-    /// Its name there.
     pub name: OsString,
-    /// Its permissions; none for a new one.
+    /// The file's permissions; `None` for a new one.
     mode: Option<u32>,
 }
 
 impl WriteTarget {
-    /// Where a path leads: a link's file is replaced, not the link. Makes the directories above a new file.
+    /// Resolves a path. If it is a link, its target is replaced, not the link. Creates the directories above a new
+    /// file.
     ///
     /// # Errors
-    /// Why nothing can be written there, for the model.
+    /// The path cannot be written. The text is for the model.
     pub fn resolve(fs: &WorkdirFs, path: &Path) -> Result<Self, String> {
         let is_link = |path: &Path| {
             let meta = fs.access.symlink_metadata(path);
@@ -77,7 +74,7 @@ impl WriteTarget {
             Ok(meta) if meta.mode() & 0o222 == 0 => {
                 return Err(format!("{} is read-only", path.display()));
             }
-            // Who may write a file through an agent may not make it run as somebody else.
+            // The set-ID bits are dropped: an agent's content must not run as another user.
             Ok(meta) => Some(meta.mode() & 0o777),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let (dir, name) = fs.new_entry(resolved_path)?;
@@ -91,11 +88,10 @@ impl WriteTarget {
     }
 }
 
-/// Puts the content in the file's place in one step: who reads sees the old file or the new one, and a crash leaves one of
-/// them.
+/// Replaces the file atomically: readers and a crash see the old content or the new one.
 ///
 /// # Errors
-/// What the system says, or that nobody waits any more.
+/// The system's error, or the call was stopped.
 pub fn replace_file(fs: &WorkdirFs, target: &WriteTarget, content: &[u8]) -> io::Result<()> {
     let mut file = TempFile::new(&target.dir)?;
     for chunk in content.chunks(CHUNK_BYTES) {

@@ -8,25 +8,24 @@ use crate::domain::message::shorten;
 use crate::tools::mcp::secrets::Secrets;
 use crate::tools::mcp::stderr::StderrTail;
 
-/// Most characters of a reason.
 const MAX_REASON_CHARS: usize = 1500;
 
-/// How a connection is ended, and why it did.
+/// Ends a connection, and holds the reason why it ended.
 #[derive(Clone, Default)]
 pub struct CloseState {
     pub stop: CancellationToken,
-    /// Takes no more calls: those at work may end.
+    /// Takes no more calls; calls in flight may finish.
     pub retired: CancellationToken,
     pub reason: CloseReason,
     pub secrets: Secrets,
     pub tail: StderrTail,
 }
 
-/// Why a connection ended, in words that follow `MCP server "x" is not available:`; the first reason stands.
+/// Why a connection ended. The text follows `MCP server "x" is not available:`. The first reason is kept.
 pub type CloseReason = Arc<OnceLock<String>>;
 
 impl CloseState {
-    /// As it may be told: without secrets, on one line, of a bounded length.
+    /// The text without secrets, on one line and of a bounded length.
     pub fn redact(&self, text: &str) -> String {
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
         shorten(&self.secrets.redact(&line), MAX_REASON_CHARS)

@@ -1,5 +1,5 @@
-//! The connection to one server: opened when it is first needed, kept by one task, opened again when it broke, closed
-//! when nobody needs it. Knows no run.
+//! The connection to one server. It is opened on first use, reopened after it broke, and closed when idle. One task
+//! drives it while it is open.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -18,41 +18,39 @@ use crate::tools::mcp::list::{self, ToolList};
 use crate::tools::mcp::open::{self, OpenConnection};
 use crate::tools::mcp::session::McpSession;
 
-/// The longest that a list of tools may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// After how long without a call one is closed.
+/// A connection without calls for this long is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
-/// A connection that held this long was a good one.
+/// A connection that was open this long counts as good, even if it answered no call.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
-/// The first wait before a server that failed is tried again; doubles with each failure.
+/// The first wait before a failed server is tried again. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(250);
-/// The longest such wait.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// What all connections share.
 pub struct SharedState {
-    /// Where `${VAR}` and the few variables of every process come from.
+    /// Provides `${VAR}` and the few variables that every server process inherits.
     pub environment: Environment,
     /// Owns the task of every open connection.
     pub tasks: TaskTracker,
-    /// Closes them all.
+    /// Closes all connections.
     pub stop: CancellationToken,
 }
 
-/// The connection to one server, open or not.
+/// The connection to one server, whether open or not.
 pub struct Connection {
-    /// The server's name.
     pub name: String,
     transport: McpTransport,
     shared: Arc<SharedState>,
     status: watch::Sender<Status>,
-    /// Failures since it last was good.
+    /// Failures in a row.
     failures: AtomicU32,
-    /// The last list, with the link and the change of the list that it is from.
+    /// The last list, and where it came from.
     cached_list: Mutex<Option<(ListVersion, Arc<ToolList>)>>,
 }
 
-/// The session that a list comes from, and how many changes of the list that session had announced.
+/// Identifies a state of the tool list: the session that listed it, and the number of changes that the session had
+/// announced.
 struct ListVersion {
     session: Weak<McpSession>,
     changes: u64,
@@ -64,7 +62,6 @@ impl PartialEq for ListVersion {
     }
 }
 
-/// A list of tools.
 enum ToolListing {
     /// It has not changed since it was cached.
     Cached(Arc<ToolList>),
@@ -73,18 +70,17 @@ enum ToolListing {
 
 #[derive(Clone)]
 enum Status {
-    /// Nobody has needed it, or it ended as it may.
+    /// Not needed so far, or ended without a failure.
     Closed,
-    /// A task opens it.
+    /// A task is opening it.
     Opening,
-    /// A task keeps it.
+    /// A task drives it.
     Open(Arc<McpSession>),
-    /// It is not tried again before this moment.
+    /// It is not tried again before `retry_at`.
     Failed { reason: Arc<str>, retry_at: Instant },
 }
 
 impl Connection {
-    /// A closed one.
     pub fn new(name: String, transport: McpTransport, shared: Arc<SharedState>) -> Self {
         Self {
             name,
@@ -178,14 +174,14 @@ impl Connection {
         }
     }
 
-    /// Its tools as they were when it last told them.
+    /// The tools that the server listed last.
     pub fn cached_tools(&self) -> Option<Arc<ToolList>> {
         self.lock_cached_list()
             .as_ref()
             .map(|(_, tool_list)| Arc::clone(tool_list))
     }
 
-    /// A call was answered: the server is well.
+    /// Call this after a successful call.
     pub fn reset_failures(&self) {
         self.failures.store(0, Ordering::Relaxed);
     }
@@ -222,9 +218,9 @@ impl Connection {
         }
     }
 
-    /// Opens it and keeps it to its end. The one task of a connection.
+    /// Opens the connection and drives it until it ends. Each connection has at most one such task.
     async fn run(self: Arc<Self>) {
-        // Whatever happens in here, nobody waits for ever for this task.
+        // Resets the status even if this task panics, so nobody waits for it for ever.
         let close_guard = CloseOnDrop(&self);
         let stop = &self.shared.stop;
         let name = &self.name;
@@ -262,7 +258,7 @@ impl Connection {
             }
             return;
         }
-        // Whoever comes from here on opens a new one, whose status is no longer this task's.
+        // From here on the status belongs to the next task, which a new call may start.
         drop(close_guard);
         // A server that failed one call may still answer others.
         tokio::select! {
@@ -287,7 +283,7 @@ impl Connection {
     }
 }
 
-/// Closes the connection for those who wait for it when its task ends, also by a panic.
+/// Marks the connection as closed when its task ends, even by a panic.
 struct CloseOnDrop<'c>(&'c Connection);
 
 impl Drop for CloseOnDrop<'_> {

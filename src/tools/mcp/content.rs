@@ -1,4 +1,4 @@
-//! What a tool of a server answered, as the text that a model reads, with pictures and PDF files beside it. Pure.
+//! Converts the result of an MCP tool to the text that a model reads, with images and PDF files as attachments.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,17 +8,17 @@ use crate::domain::attachment::{Attachment, MediaType};
 use crate::domain::message::shorten;
 use crate::tools::ToolOutput;
 
-/// Stands for what a later protocol may bring.
+/// Replaces content of a kind that later protocol versions may add.
 const UNKNOWN_CONTENT: &str = "[content of a kind that axed does not know]";
 
-/// The text of a result, with its pictures and files; an error, which is text alone, where the server marks it as one.
+/// The text of a result with its attachments; an error, which has only text, if the server marks the result as one.
 pub fn tool_output(result: CallToolResult) -> Result<ToolOutput, String> {
     let has_text = |block: &ContentBlock| {
         matches!(block, ContentBlock::Text(_))
             || matches!(block, ContentBlock::Resource(it) if matches!(it.resource, ResourceContents::TextResourceContents { .. }))
     };
     let structured = match result.content.iter().any(has_text) {
-        // The protocol wants the same in words, too.
+        // The protocol asks servers to repeat structured content as text.
         true => None,
         false => result.structured_content.map(|value| value.to_string()),
     };
@@ -34,7 +34,7 @@ pub fn tool_output(result: CallToolResult) -> Result<ToolOutput, String> {
     }
 }
 
-/// The words of a block. What models can be shown goes with `attachments`, and is named in its place.
+/// The text of a block. Images and files that models accept are added to `attachments`, and named in the text.
 fn block_text(block: ContentBlock, attachments: &mut Vec<Attachment>) -> String {
     match block {
         ContentBlock::Text(text) => text.text,
@@ -75,15 +75,14 @@ fn block_text(block: ContentBlock, attachments: &mut Vec<Attachment>) -> String 
     }
 }
 
-/// Whether models can be shown something.
 enum AttachmentResult {
     Attached(Attachment),
-    /// It is of a kind that is taken, but the bytes are not.
+    /// The type is supported, but the data is invalid.
     Invalid(String),
     Unsupported,
 }
 
-/// Reads data whose type the server states.
+/// Decodes data of the MIME type that the server states.
 fn read_attachment(mime_type: &str, base64: &str, name: Option<&str>) -> AttachmentResult {
     let Ok(stated_type) = mime_type.parse::<MediaType>() else {
         return AttachmentResult::Unsupported;
@@ -111,7 +110,7 @@ fn placeholder(kind: &str, mime_type: &str, base64: &str) -> String {
     format!("[{kind}: {mime_type}, {} bytes]", decoded_len(base64))
 }
 
-/// How many bytes a Base64 text stands for.
+/// The number of bytes that Base64 text decodes to.
 fn decoded_len(base64: &str) -> usize {
     base64.trim_end_matches('=').len() * 3 / 4
 }

@@ -1,4 +1,4 @@
-//! What the one task of a connection drives while the connection is open.
+//! Drives an open connection: receives messages, and reads the process's standard error.
 
 use std::time::Duration;
 
@@ -7,12 +7,11 @@ use tokio::time::timeout;
 
 use crate::tools::mcp::close_state::CloseState;
 
-/// The longest that an orderly end may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(6);
-/// How long what a process wrote last may take to be read after its end.
+/// How long reading the last lines of a process may take after its end.
 const STDERR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What goes on while a connection is open.
+/// The work of a connection's task while the connection is open.
 pub struct SessionDriver {
     pub service: BoxFuture<'static, ()>,
     pub stderr: StderrTask,
@@ -22,14 +21,14 @@ pub struct SessionDriver {
 /// Why a connection ended.
 pub struct Disconnected(pub String);
 
-/// Logs what a process writes on its standard error.
+/// Logs what a process writes to its standard error.
 #[derive(Default)]
 pub struct StderrTask {
     pub reader: Option<BoxFuture<'static, ()>>,
 }
 
 impl SessionDriver {
-    /// Comes back when the connection has ended. May be dropped and called again.
+    /// Resolves when the connection has ended. Cancel safe.
     pub async fn wait_closed(&mut self) -> Disconnected {
         self.stderr.concurrently(&mut self.service).await;
         let reason = self
@@ -40,23 +39,23 @@ impl SessionDriver {
         Disconnected(self.close_state.redact(reason))
     }
 
-    /// Ends it in order.
+    /// Closes the connection in order.
     pub async fn close(&mut self) {
         self.close_state.stop.cancel();
-        // What does not end by then is dropped, and with it its process.
+        // If that takes too long, the service is dropped, which kills its process.
         let _ = timeout(CLOSE_TIMEOUT, self.wait_closed()).await;
     }
 }
 
 impl StderrTask {
-    /// Reads what was written to its end, if that comes soon.
+    /// Reads the rest of the output, if it ends soon.
     pub async fn drain(&mut self) {
         if let Some(listening) = self.reader.take() {
             let _ = timeout(STDERR_TIMEOUT, listening).await;
         }
     }
 
-    /// Does the work while what is written is logged: a full pipe would stop the writer.
+    /// Runs `work` while the output is logged. Otherwise a full pipe would block the process.
     pub async fn concurrently<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         if let Some(listening) = &mut self.reader {

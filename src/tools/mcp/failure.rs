@@ -32,28 +32,26 @@ impl From<RequestFailure> for RequestError {
     }
 }
 
-/// A request that was sent, or could be, and has no result.
+/// A request that has no result although a connection was open.
 #[derive(Debug)]
 pub struct RequestFailure {
     /// For the model, without any secret.
     pub reason: String,
-    /// Whether it may be sent once more.
     pub retry: RetrySafety,
 }
 
-/// Whether a request may be sent once more.
+/// Whether a request may be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetrySafety {
-    /// It was surely not performed.
+    /// It was certainly not executed.
     Always,
-    /// It may have been performed.
+    /// It may have been executed.
     IfReadOnly,
-    /// It was answered, refused for good, or took too long.
+    /// It was answered, rejected for good, or took too long.
     Never,
 }
 
 impl RetrySafety {
-    /// Whether a call with this effect may be made once more.
     pub fn allows_retry(self, effect: Effect) -> bool {
         match self {
             Self::Always => true,
@@ -63,15 +61,15 @@ impl RetrySafety {
     }
 }
 
-/// No server sends it: JSON-RPC's own codes and those of MCP are far above.
+/// No server sends this code: those of JSON-RPC and MCP are far above.
 const CONNECTION_ERROR: ErrorCode = ErrorCode(i32::MIN);
 
-/// An error that stands in for an answer that did not come.
+/// A local error in place of an answer that did not arrive.
 pub fn connection_error(reason: String) -> ErrorData {
     ErrorData::new(CONNECTION_ERROR, reason, None)
 }
 
-/// Whether an error stands in for an answer that did not come.
+/// Whether this is a local error in place of an answer that did not arrive.
 pub fn is_connection_error(error: &ErrorData) -> bool {
     error.code == CONNECTION_ERROR
 }

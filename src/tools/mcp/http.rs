@@ -1,5 +1,5 @@
-//! MCP's "Streamable HTTP": the client that requests go through. It answers every request at once with what the server
-//! answered or with what is wrong with that, and notices when the server has lost the session. Knows no tool.
+//! The client for MCP's "Streamable HTTP" transport. Every request ends at once with the server's answer or with what
+//! is wrong with it. The client also notices when the server has lost the session.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -27,22 +27,19 @@ use crate::ssrf::{is_loopback, root_cause};
 use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::http_response::{self, HttpError};
 
-/// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Requests at once: a server that answers only when a call is done keeps one for each call.
+/// Requests at once. A server that answers only when a call is done occupies one for each call.
 const MAX_CONCURRENT_REQUESTS: usize = 256;
-/// Most bytes of one event.
 const MAX_EVENT_BYTES: usize = 16 << 20;
-/// The header with the session.
 const SESSION_ID_HEADER: &str = "mcp-session-id";
-/// How often a stream of events may fail to open again until the session counts as lost.
+/// After this many failures to reopen an event stream, the session counts as lost.
 const MAX_REOPEN_FAILURES: u32 = 4;
 
-/// A transport to that address, which nothing has been sent to yet. It cancels `lost` when the server has lost the
-/// session, and keeps in `why` what went wrong where nobody waits for it.
+/// Builds a transport to `url` without sending anything yet. The transport cancels `session_lost` when the server has
+/// lost the session, and sets `close_reason` for failures that no request reports.
 ///
 /// # Errors
-/// Why there is none, without a header's value.
+/// The URL or a header is invalid. The text contains no header's value.
 pub fn connect(
     url: &str,
     headers: Vec<(String, String)>,
@@ -63,7 +60,7 @@ pub fn connect(
         header_map.insert(header_name, value);
     }
     let mut builder = Client::builder()
-        // A redirect would take the headers with it.
+        // A redirect would forward the headers.
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
@@ -72,7 +69,7 @@ pub fn connect(
         builder = builder.no_proxy();
     }
     if parsed.scheme() == "http" {
-        // Without redirects a plain address never needs the system's certificates; reading them takes a while.
+        // Plain HTTP without redirects never needs the system's certificates, which take a while to read.
         builder = builder.tls_certs_only([]);
     }
     let client = builder.build().map_err(|why| match why.source() {
@@ -93,7 +90,7 @@ pub fn connect(
     Ok(StreamableHttpClientTransport::with_client(client, config))
 }
 
-/// What went wrong with a request, where it was this client's.
+/// The error of this client that a transport error wraps, if it does.
 pub fn find_http_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e HttpError> {
     match error.downcast_ref::<StreamableHttpError<HttpError>>()? {
         StreamableHttpError::Client(error) => Some(error),
@@ -101,7 +98,7 @@ pub fn find_http_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e HttpE
     }
 }
 
-/// The innermost reason. The outer ones name the address, which may hold a secret.
+/// The innermost cause. The outer ones contain the URL, which may hold a secret.
 pub fn error_reason(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     loop {
@@ -115,7 +112,7 @@ pub fn error_reason(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// The client of one connection.
+/// The HTTP client of one connection.
 #[derive(Clone)]
 pub struct HttpClient {
     client: Client,
@@ -124,11 +121,11 @@ pub struct HttpClient {
     streams: Arc<StreamCounts>,
 }
 
-/// The streams of events that were opened with GET.
+/// The event streams that were opened with GET.
 #[derive(Default)]
 struct StreamCounts {
     opened: AtomicU32,
-    /// Failed attempts since the last one that was opened.
+    /// Failed attempts since a stream was last opened.
     failed_in_row: AtomicU32,
 }
 
@@ -178,7 +175,7 @@ impl HttpClient {
         );
         let is_rejected_request = matches!(http_error, HttpError::Status { status, .. } if matches!(status, 400 | 404..=428));
         match json_rpc_error {
-            // It may speak the protocol in its other form only.
+            // The server may support only the other form of the protocol.
             Some(json_rpc_error) if is_handshake && is_rejected_request => {
                 let reply = ServerJsonRpcMessage::error(json_rpc_error.error, Some(request.id));
                 Ok(StreamableHttpPostResponse::Json(reply, None))
@@ -214,7 +211,7 @@ impl StreamableHttpClient for HttpClient {
         headers: HashMap<HeaderName, HeaderValue>,
         max_event: usize,
     ) -> TransportResult<StreamableHttpPostResponse> {
-        // The end of the handshake: the transport ends without a reason where it fails.
+        // If the end of the handshake fails, the transport ends without a reason, so it is noted here.
         let ends_handshake = matches!(
             &message,
             JsonRpcMessage::Notification(it)
@@ -282,7 +279,7 @@ impl StreamableHttpClient for HttpClient {
                 Ok(events)
             }
             Err(error) => {
-                // A server that never had such a stream is well without one.
+                // A server that never had such a stream works without one.
                 let was_open = is_resumed || streams.opened.load(Ordering::Relaxed) > 0;
                 let failed = streams.failed_in_row.fetch_add(1, Ordering::Relaxed) + 1;
                 let is_refused = matches!(
@@ -292,7 +289,8 @@ impl StreamableHttpClient for HttpClient {
                 );
                 if was_open && (is_refused || failed >= MAX_REOPEN_FAILURES) {
                     self.session_lost.cancel();
-                    // Any other error would be tried again, and whoever waits for an answer in the stream would wait on.
+                    // The transport would retry after any other error, and a request that waits for its answer in the
+                    // stream would wait on.
                     return Err(StreamableHttpError::ServerDoesNotSupportSse);
                 }
                 Err(convert_error(error))
@@ -301,7 +299,7 @@ impl StreamableHttpClient for HttpClient {
     }
 }
 
-/// An error of the library's own client as one of ours.
+/// Converts an error of the library's own client.
 fn convert_error(error: StreamableHttpError<reqwest::Error>) -> StreamableHttpError<HttpError> {
     match error {
         StreamableHttpError::Client(error) => {
@@ -321,7 +319,7 @@ fn convert_error(error: StreamableHttpError<reqwest::Error>) -> StreamableHttpEr
     }
 }
 
-/// When a stream of events that ended is opened again: soon, then less often.
+/// The delay before an event stream is reopened doubles up to a limit.
 #[derive(Debug)]
 struct ReopenPolicy;
 

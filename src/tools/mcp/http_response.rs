@@ -1,4 +1,4 @@
-//! What a server over HTTP answers to one request: its result, or what came instead. Knows no session.
+//! Reads a server's HTTP response to one request: the answer, or what came instead.
 
 use std::error::Error;
 use std::fmt;
@@ -20,11 +20,9 @@ use crate::domain::message::shorten;
 use crate::ssrf::root_cause;
 use crate::tools::mcp::failure::{RetrySafety, connection_error};
 
-/// Most bytes of one answer.
 const MAX_BODY_BYTES: usize = 16 << 20;
-/// Most bytes that are read of the body of an error.
 const MAX_ERROR_BODY_BYTES: usize = 16 << 10;
-/// The longest that reading them may take.
+/// The longest that reading an error's body may take.
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most characters of a body that are shown.
 const MAX_LINE_CHARS: usize = 200;
@@ -32,18 +30,18 @@ const MAX_LINE_CHARS: usize = 200;
 /// Why a POST has no usable answer.
 #[derive(Debug)]
 pub enum HttpError {
-    /// 400 or 404 within a session: the server does not know it (any more), and did nothing.
+    /// 400 or 404 within a session: the server does not know the session and did nothing.
     SessionLost { status: u16, line: String },
-    /// Another status than success.
+    /// Another status that is no success.
     Status { status: u16, line: String },
-    /// Success, but not with the answer to the request.
+    /// A success status without an answer to the request.
     InvalidResponse(String),
-    /// The request or its answer broke off.
+    /// The request or its response was interrupted.
     Request(reqwest::Error),
 }
 
 impl HttpError {
-    /// Whether the request may be sent once more.
+    /// Whether the request may be sent again.
     pub fn retry_safety(&self) -> RetrySafety {
         match self {
             Self::SessionLost { .. } => RetrySafety::Always,
@@ -66,7 +64,7 @@ impl fmt::Display for HttpError {
                 }
             }
             Self::InvalidResponse(why) => f.write_str(why),
-            // The outer causes name the address, which may hold a secret.
+            // The outer causes contain the URL, which may hold a secret.
             Self::Request(error) => match root_cause(error) {
                 Some(cause) => f.write_str(&cause),
                 None => f.write_str("the request failed"),
@@ -77,7 +75,7 @@ impl fmt::Display for HttpError {
 
 impl Error for HttpError {}
 
-/// The error of a response whose status is none of success, with the first line of its body.
+/// The error for a response without a success status, with the first line of its body.
 pub async fn error_response(
     mut response: Response,
     has_session: bool,
@@ -91,7 +89,7 @@ pub async fn error_response(
             body.extend_from_slice(&chunk);
         }
     };
-    // What came by then suffices.
+    // The part that arrived in time is enough.
     let _ = tokio::time::timeout(ERROR_BODY_TIMEOUT, read).await;
     let error = serde_json::from_slice::<JsonRpcError>(&body).ok();
     let line = match &error {
@@ -105,17 +103,16 @@ pub async fn error_response(
     (http_error, error)
 }
 
-/// The body of a refusal, as far as it is JSON-RPC.
+/// The body of an error response, if it is JSON-RPC.
 #[derive(Deserialize)]
 pub struct JsonRpcError {
-    /// What went wrong.
     pub error: rmcp::model::ErrorData,
 }
 
-/// The answer to the request `id` in a response with a status of success.
+/// Returns the answer to the request `id` from a response with a success status.
 ///
 /// # Errors
-/// There is none in it.
+/// The response does not contain the answer.
 pub async fn parse_response(
     response: Response,
     id: RequestId,
@@ -178,8 +175,8 @@ pub async fn parse_response(
     )))
 }
 
-/// The events, with an error as their last one where they end without an answer to the request `id`. What can be
-/// resumed (it has an id of its own) is left to be resumed.
+/// Passes events on. If they end without an answer to the request `id`, appends an error event. A resumable stream,
+/// whose events have ids, is left to the transport to resume.
 fn require_answer(events: EventStream, id: RequestId) -> EventStream {
     let state = AnswerStream {
         events,
@@ -226,7 +223,7 @@ struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// What is wrong with an event, if anything is.
+    /// What is wrong with an event, if anything.
     fn check_event(&mut self, event: &Sse) -> Option<String> {
         #[derive(Deserialize)]
         struct MessageHead {
@@ -281,12 +278,12 @@ fn wrong_id_message(answer_id: &str, id: &RequestId, error: Option<&str>) -> Str
     }
 }
 
-/// Some servers send a number back as a text.
+/// Some servers return a numeric id as a string.
 fn is_same_id(answer_id: &RequestId, id: &RequestId) -> bool {
     answer_id == id || answer_id.to_string() == id.to_string()
 }
 
-/// A body, if it has no more bytes than that.
+/// The body, if it has at most `max_bytes`.
 async fn read_body(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, HttpError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(HttpError::Request)? {
@@ -299,14 +296,14 @@ async fn read_body(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, 
     Ok(body)
 }
 
-/// The first line of a body that has any text.
+/// The first line of a body that is not blank.
 fn first_line(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(MAX_ERROR_BODY_BYTES)]);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty());
     shorten(line.unwrap_or_default(), MAX_LINE_CHARS).replace(char::is_control, "\u{fffd}")
 }
 
-/// The bytes of a stream of events, which fails at an event that is too long.
+/// Passes bytes on, and fails if an event is too long.
 fn limit_event_size(
     bytes: impl Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
     max_event_bytes: usize,

@@ -1,4 +1,4 @@
-//! A server's tools as it lists them, made fit for models: names, schemas, sizes. Knows no call.
+//! Lists a server's tools and adapts their names, schemas and sizes to what models accept.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,46 +15,41 @@ use crate::tools::mcp::failure::RequestFailure;
 use crate::tools::mcp::session::McpSession;
 use crate::validation;
 
-/// Most pages that are asked for.
 const MAX_PAGES: usize = 64;
 /// Most tools of one server: far more than any model can choose from.
 const MAX_TOOLS: usize = 512;
-/// Most bytes of one tool's schema.
 const MAX_SCHEMA_BYTES: usize = 128 << 10;
-/// Most characters of one tool's description.
 const MAX_DESCRIPTION_CHARS: usize = 16 << 10;
-/// Most bytes of all schemas and descriptions of one server together: every request of a run carries them.
+/// Most bytes of all schemas and descriptions of one server. Every request of a run contains them.
 const MAX_TOTAL_BYTES: usize = 1 << 20;
-/// What providers take for a tool's name.
+/// The limit of model providers.
 const MAX_NAME_CHARS: usize = 64;
-/// Most tools that are named when they are left out.
+/// Most warnings about skipped tools.
 const MAX_SKIPPED_NAMED: usize = 10;
 
-/// What a server offers.
 #[derive(Default)]
 pub struct ToolList {
-    /// In its order.
+    /// In the server's order.
     pub tools: Vec<Arc<ToolDefinition>>,
-    /// What is not offered, and why.
+    /// Warnings about tools that are not offered.
     pub skipped: Vec<String>,
 }
 
-/// One tool.
 pub struct ToolDefinition {
-    /// The server's name for it.
+    /// The server's own name for the tool.
     pub original_name: String,
-    /// As models are offered it.
+    /// As models are offered the tool.
     pub spec: ToolSpec,
-    /// What arguments are checked against; none where it is no schema that we can read.
+    /// The schema that arguments are checked against; `None` if it is invalid.
     pub schema: Option<Schema>,
-    /// By the server's hints.
+    /// Derived from the server's hints.
     pub effect: Effect,
 }
 
-/// All tools of a server.
+/// Lists all tools of a server.
 ///
 /// # Errors
-/// Why they cannot be listed.
+/// The server did not answer, or answered with an error.
 pub async fn list_tools(server: &str, session: &McpSession) -> Result<ToolList, RequestFailure> {
     let _guard = session.begin_request()?;
     let mut tools = Vec::new();
@@ -118,7 +113,7 @@ async fn build_tool_list(server: &str, tools: Vec<Tool>) -> ToolList {
 }
 
 async fn define_tool(server: &str, tool: Tool) -> Result<ToolDefinition, String> {
-    // Providers take letters, digits, _ and -; MCP knows dots and slashes, too.
+    // Providers accept letters, digits, `_` and `-`. MCP also allows dots and slashes.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let sanitized_name = tool.name.replace(|c| !is_plain(c), "_");
     let name = format!("{server}{TOOL_NAME_SEPARATOR}{sanitized_name}");
@@ -129,7 +124,7 @@ async fn define_tool(server: &str, tool: Tool) -> Result<ToolDefinition, String>
         ));
     }
     let mut schema = tool.input_schema.as_ref().clone();
-    // Providers want it said.
+    // Providers require it.
     schema
         .entry("type")
         .or_insert_with(|| Value::from("object"));

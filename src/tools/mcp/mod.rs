@@ -21,23 +21,22 @@ mod stderr;
 mod stdio;
 mod tool;
 
-/// What a run is offered of its agent's servers.
+/// The tools that a run gets from its agent's MCP servers.
 #[derive(Default)]
 pub struct McpToolset {
-    /// The tools by the names that models know.
+    /// The tools by the names that models use.
     pub tools: Vec<(String, Arc<dyn Tool>)>,
-    /// Servers whose tools nobody knows, and why.
+    /// Servers that could not list their tools.
     pub unavailable: Vec<UnavailableServer>,
-    /// What is to be told of them.
     pub warnings: Vec<String>,
-    /// Why a server that the run cannot do without is not available.
+    /// Why a required server is not available.
     pub required_failure: Option<String>,
 }
 
-/// A server whose tools nobody knows.
+/// A server that could not list its tools.
 pub struct UnavailableServer {
-    /// What its tools' names begin with.
+    /// The prefix of its tools' names.
     pub prefix: String,
-    /// For the model, naming the server.
+    /// An error text for the model that names the server.
     pub reason: String,
 }

@@ -21,10 +21,8 @@ use crate::tools::mcp::failure::is_connection_error;
 use crate::tools::mcp::session::McpSession;
 use crate::tools::mcp::{http, stderr, stdio};
 
-/// The longest that opening a connection may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An open connection and what drives it.
 pub struct OpenConnection {
     pub session: Arc<McpSession>,
     pub driver: SessionDriver,
@@ -40,7 +38,7 @@ pub async fn open(
     environment: &Environment,
 ) -> Result<OpenConnection, String> {
     let deadline = Instant::now() + OPEN_TIMEOUT;
-    // Nearly every server knows the handshake. Those that know only the protocol without one refuse it.
+    // Most servers use the handshake. Those that use only the protocol without one reject it.
     let initialize = ClientLifecycleMode::Initialize;
     match try_open(name, transport, environment, initialize, deadline).await {
         Ok(opened) => Ok(opened),
@@ -97,7 +95,7 @@ async fn try_open(
             opened
         }
         McpTransport::StreamableHttp { url, headers } => {
-            // Before the headers: expanding these sorts all secrets.
+            // The query is added first, because expanding the headers sorts all secrets.
             if let Some((_, query)) = url.split_once('?') {
                 close_state.secrets.add(query);
             }
@@ -131,7 +129,8 @@ async fn try_open(
 
 type McpService = RunningService<RoleClient, NotificationHandler>;
 
-/// Whether the server notifies us when its tools change: only within a session, and only if it declares so.
+/// Whether the server announces changes of its tools. It does so only within a session, and only if it declares the
+/// capability.
 fn has_change_notifications(service: &McpService) -> bool {
     let server_info = service.peer().peer_info();
     server_info.as_ref().is_some_and(|info| {
@@ -141,7 +140,7 @@ fn has_change_notifications(service: &McpService) -> bool {
     })
 }
 
-/// One handshake that is about to be performed.
+/// The parameters of one handshake.
 struct Handshake {
     handler: NotificationHandler,
     mode: ClientLifecycleMode,
@@ -208,7 +207,7 @@ fn describe_init_error(error: &ClientInitializeError) -> String {
     }
 }
 
-/// Counts notifications that the tools changed. Requests of a server are refused: we declare no capability.
+/// Counts announcements that the tools changed. Requests of a server are rejected, because we declare no capability.
 struct NotificationHandler {
     list_changes: Arc<AtomicU64>,
 }

@@ -1,4 +1,4 @@
-//! The connections to MCP servers, and the tools that they give a run.
+//! The connections to MCP servers, and the tools that they provide to a run.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,20 +16,18 @@ use crate::tools::mcp::list::ToolList;
 use crate::tools::mcp::tool::McpTool;
 use crate::tools::mcp::{McpToolset, UnavailableServer};
 
-/// The longest that closing all connections takes at a stop.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The connections to all servers that anybody has needed lately. Cheap to hand in; made once.
+/// The connections to all servers that were used recently. There is one pool per daemon.
 pub struct McpConnectionPool {
     connections: Mutex<HashMap<ServerKey, Arc<Connection>>>,
     shared: Arc<SharedState>,
 }
 
-/// What one connection stands for: servers that differ only in the tools that are offered share it.
+/// Identifies a connection. Servers that differ only in the selected tools share one.
 type ServerKey = (String, McpTransport);
 
 impl McpConnectionPool {
-    /// Without a connection.
     pub fn new(environment: Environment) -> Self {
         Self {
             connections: Mutex::default(),
@@ -41,8 +39,8 @@ impl McpConnectionPool {
         }
     }
 
-    /// The tools of these servers as they are now. A server that does not answer costs some seconds at most, and its
-    /// tools are those that it had last, if any.
+    /// Lists the current tools of these servers. A server that does not answer costs a few seconds at most; the tools
+    /// that it listed last are offered instead, if any.
     pub async fn list_tools(&self, servers: &[McpServer]) -> McpToolset {
         let mut toolset = McpToolset::default();
         let listings = servers.iter().map(|server| async move {
@@ -62,7 +60,7 @@ impl McpConnectionPool {
         toolset
     }
 
-    /// Closes every connection: processes are ended, sessions are given back.
+    /// Closes every connection: ends processes and deletes sessions.
     pub async fn close(&self) {
         self.shared.stop.cancel();
         self.shared.tasks.close();
@@ -83,7 +81,7 @@ impl McpConnectionPool {
         if let Some(connection) = connections.get(&key) {
             return Arc::clone(connection);
         }
-        // Files change: what no run holds and no task keeps open is forgotten when something new comes.
+        // Agent files change, so drop connections that no run holds and no task drives.
         connections.retain(|_, connection| Arc::strong_count(connection) > 1);
         let connection = Connection::new(
             server.name.clone(),
@@ -97,7 +95,7 @@ impl McpConnectionPool {
 }
 
 impl McpToolset {
-    /// Notes that a server did not list its tools. Returns the tools to offer instead: those that it listed last.
+    /// Records that a server did not list its tools. Returns the tools that it listed last, to be offered instead.
     fn report_unavailable(
         &mut self,
         server: &McpServer,
@@ -126,7 +124,7 @@ impl McpToolset {
         None
     }
 
-    /// Adds those of the listed tools that the server's definition selects.
+    /// Adds the listed tools that the server's definition selects.
     fn add_tools(
         &mut self,
         server: &McpServer,

@@ -1,5 +1,5 @@
-//! Which requests a process still has to answer: an answer that belongs to none of them ends the connection at once,
-//! because the request that it was meant for would wait on. Pure.
+//! The requests that a server process still has to answer. An answer to none of them ends the connection at once,
+//! because the request that it was meant for would wait on.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 
 use crate::domain::message::shorten;
 
-/// Cancelled requests whose late answers are still known as such.
+/// Cancelled requests whose late answers are still recognized.
 const MAX_CANCELLED: usize = 1024;
 
 /// The ids of requests that were sent.
@@ -20,7 +20,7 @@ pub struct PendingRequests {
 }
 
 impl PendingRequests {
-    /// Keeps the id of a request, or that it was cancelled.
+    /// Records the id of a request, or that a request was cancelled.
     pub fn track_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) {
         match message {
             JsonRpcMessage::Request(request) => {
@@ -46,10 +46,10 @@ impl PendingRequests {
         }
     }
 
-    /// Checks whose answer a message is.
+    /// Matches an answer to its request.
     ///
     /// # Errors
-    /// It belongs to no request although there are some that wait for an answer.
+    /// The answer belongs to no request although requests are pending.
     pub fn match_response(&mut self, message: &RxJsonRpcMessage<RoleClient>) -> Result<(), String> {
         let (id, error) = match message {
             JsonRpcMessage::Response(response) => (Some(&response.id), None),
@@ -75,7 +75,7 @@ impl PendingRequests {
     }
 }
 
-/// Our ids are numbers; some servers send them back as texts.
+/// Our ids are numbers. Some servers return them as strings.
 fn numeric_id(id: &RequestId) -> Option<i64> {
     match id {
         RequestId::Number(number) => Some(*number),

@@ -1,24 +1,24 @@
-//! What a server is given that nobody else may see: put in where a connection is opened, taken out of what is told.
+//! The secrets of one connection: expanded from variables when it is opened, redacted from every text about it.
 
 use std::collections::BTreeMap;
 
 use crate::config::load::Environment;
 use crate::domain::mcp::Template;
 
-/// A shorter value is no secret, and would be found in any text.
+/// A shorter value is not secret, and would match in any text.
 const MIN_SECRET_BYTES: usize = 8;
 
-/// The values that are never told.
+/// The values to redact.
 #[derive(Clone, Default)]
 pub struct Secrets {
     values: Vec<String>,
 }
 
 impl Secrets {
-    /// The texts with their variables put in. Each becomes a secret, and so does what each variable stands for.
+    /// Expands the variables in the templates. Each result becomes a secret, and so does each variable's value.
     ///
     /// # Errors
-    /// The first variable that is not set, with the key that needs it.
+    /// The first variable that is not set, and the key that needs it.
     pub fn expand_templates(
         &mut self,
         table: &str,
@@ -39,21 +39,21 @@ impl Secrets {
             texts.push((key.clone(), expanded.text));
         }
         self.values.retain(|value| value.len() >= MIN_SECRET_BYTES);
-        // The longest first: a value may be part of another.
+        // The longest come first, because a value may be part of another.
         self.values
             .sort_by_key(|value| std::cmp::Reverse(value.len()));
         self.values.dedup();
         Ok(texts)
     }
 
-    /// One more, to be put in order with those that [`Secrets::fill`] adds.
+    /// Adds a secret. The next [`Secrets::expand_templates`] sorts it in.
     pub fn add(&mut self, value: &str) {
         if value.len() >= MIN_SECRET_BYTES {
             self.values.push(value.to_owned());
         }
     }
 
-    /// The text without them.
+    /// The text with every secret replaced by `***`.
     pub fn redact(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for value in &self.values {

@@ -17,20 +17,19 @@ use crate::tools::mcp::failure::{RequestFailure, RetrySafety, is_connection_erro
 use crate::tools::mcp::http;
 use crate::tools::mcp::http_response::HttpError;
 
-/// Calls at work on one connection.
+/// Concurrent calls of one connection.
 const MAX_CALLS: usize = 1024;
-/// How long a server whose answer took too long may take to show that it answers at all.
+/// After a timed-out call, how long the server may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// An open connection, as calls use it.
 pub struct McpSession {
-    /// For requests.
     pub peer: Peer<RoleClient>,
-    /// Whether the server tells when its tools change.
+    /// Whether the server announces changes of its tools.
     has_change_notifications: bool,
     list_changes: Arc<AtomicU64>,
     in_flight: AtomicUsize,
-    /// Notified when no call is at work any more.
+    /// Notified when no call is in flight any more.
     idle: Notify,
     last_used: Mutex<Instant>,
     has_answered: AtomicBool,
@@ -38,8 +37,8 @@ pub struct McpSession {
 }
 
 impl McpSession {
-    /// A session that no call has used yet. `list_changes` counts the server's notifications that its tools changed; they
-    /// are complete if `has_change_notifications`.
+    /// A session without calls so far. `list_changes` counts the server's announcements that its tools changed; it is
+    /// complete if `has_change_notifications`.
     pub fn new(
         peer: Peer<RoleClient>,
         has_change_notifications: bool,
@@ -58,25 +57,25 @@ impl McpSession {
         }
     }
 
-    /// Whether it takes no more calls.
+    /// Whether the connection takes no more calls.
     pub fn is_closed(&self) -> bool {
         let end = &self.close_state;
         end.stop.is_cancelled() || end.retired.is_cancelled() || self.peer.is_transport_closed()
     }
 
-    /// Resolves when it takes no more calls because the server failed, and a new one is to be opened for the next.
+    /// Resolves when the server failed and the next call needs a new connection.
     pub async fn wait_retired(&self) {
         self.close_state.retired.cancelled().await;
     }
 
-    /// Resolves when no call is at work.
+    /// Resolves when no call is in flight.
     pub async fn wait_idle(&self) {
         while self.in_flight.load(Ordering::Acquire) > 0 {
             self.idle.notified().await;
         }
     }
 
-    /// Whether [`Link::changes`] counts every change.
+    /// Whether [`McpSession::list_changes`] counts every change.
     pub fn has_change_notifications(&self) -> bool {
         self.has_change_notifications
     }
@@ -86,18 +85,17 @@ impl McpSession {
         self.list_changes.load(Ordering::Acquire)
     }
 
-    /// Whether any call was answered.
+    /// Whether any request was answered.
     pub fn has_answered(&self) -> bool {
         self.has_answered.load(Ordering::Relaxed)
     }
 
-    /// Ends it.
     pub fn close(&self, reason: &str) {
         let _ = self.close_state.reason.set(reason.to_owned());
         self.close_state.stop.cancel();
     }
 
-    /// Somebody is about to call.
+    /// Restarts the idle timeout.
     pub fn touch(&self) {
         *self
             .last_used
@@ -105,7 +103,7 @@ impl McpSession {
             .unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Comes back when nobody has called for so long.
+    /// Resolves when there was no call for `time`.
     pub async fn wait_unused_for(&self, time: Duration) {
         loop {
             let last_used = *self
@@ -123,11 +121,10 @@ impl McpSession {
         }
     }
 
-    /// Calls a tool by the server's own name for it. If the future is dropped, the server is notified that nobody waits
-    /// any more.
+    /// Calls a tool by the server's own name for it. If the future is dropped, the call is cancelled at the server.
     ///
     /// # Errors
-    /// Why there is no result.
+    /// The server was not reached, answered with an error, or not in time.
     pub async fn call(
         &self,
         tool: &str,
@@ -159,15 +156,14 @@ impl McpSession {
         }
     }
 
-    /// A request was answered.
     pub fn mark_answered(&self) {
         self.has_answered.store(true, Ordering::Relaxed);
     }
 
-    /// Counts a request as at work until the guard is dropped.
+    /// Counts a request as in flight until the guard is dropped.
     ///
     /// # Errors
-    /// There are too many, or this connection takes no more of them.
+    /// There are too many requests, or the connection takes no more of them.
     pub fn begin_request(&self) -> Result<InFlightGuard<'_>, RequestFailure> {
         let guard = InFlightGuard(self);
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
@@ -187,18 +183,18 @@ impl McpSession {
         Ok(guard)
     }
 
-    /// Whether it answers anything at all.
+    /// Whether the server answers a ping.
     async fn is_responsive(&self) -> bool {
         let ping = ClientRequest::PingRequest(PingRequest::default());
         match timeout(PING_TIMEOUT, self.peer.send_request(ping)).await {
             Ok(Ok(_)) => true,
-            // Not every server knows it.
+            // Not every server supports it. An error is an answer, too.
             Ok(Err(ServiceError::McpError(error))) => !is_connection_error(&error),
             Ok(Err(_)) | Err(_) => false,
         }
     }
 
-    /// Why a request failed. If the server gave no proper answer, the connection takes no more calls.
+    /// Converts an error. If the server gave no proper answer, the connection takes no more calls.
     pub fn classify_error(&self, error: &ServiceError) -> RequestFailure {
         let (reason, retry) = match error {
             ServiceError::McpError(error) if is_connection_error(error) => (
@@ -243,7 +239,7 @@ impl McpSession {
     }
 }
 
-/// A request at work.
+/// A request in flight.
 pub struct InFlightGuard<'l>(&'l McpSession);
 
 impl Drop for InFlightGuard<'_> {

@@ -1,5 +1,4 @@
-//! What a server's process writes on its standard error: logged, and its last lines kept for whoever has to say why it
-//! ended.
+//! Logs the standard error of a server process, and keeps the last lines to explain why the process ended.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,17 +12,15 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::message::shorten;
 use crate::tools::mcp::secrets::Secrets;
 
-/// Most bytes of a line of a server's standard error.
+/// Most bytes of a line that is logged.
 const MAX_LINE_BYTES: usize = 500;
-/// Lines of it that are logged in a [`WINDOW`].
+/// Lines that are logged in a [`LOG_WINDOW`].
 const MAX_LOGGED_LINES: usize = 20;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
-/// Lines that are kept.
 const MAX_TAIL_LINES: usize = 5;
-/// Most characters of a line that is kept.
 const MAX_TAIL_LINE_CHARS: usize = 200;
 
-/// The last lines of one process, without secrets. Cheap to clone: all clones share them.
+/// The last lines of one process, without secrets. Clones share them.
 #[derive(Clone, Default)]
 pub struct StderrTail {
     lines: Arc<Mutex<VecDeque<String>>>,
@@ -44,7 +41,7 @@ impl StderrTail {
         )
     }
 
-    /// Resolves when everything that was written has been read.
+    /// Resolves when all output has been read.
     pub async fn wait_eof(&self) {
         self.eof.cancelled().await;
     }
@@ -58,7 +55,7 @@ impl StderrTail {
     }
 }
 
-/// Logs what a server writes on its standard error, within bounds, and keeps its last lines. Returns at its end.
+/// Logs the standard error of a server within bounds, and keeps its last lines. Returns when the output ends.
 pub async fn log_stderr(name: String, mut stderr: ChildStderr, secrets: Secrets, tail: StderrTail) {
     let _eof_guard = tail.eof.clone().drop_guard();
     let mut logger = StderrLogger {
@@ -86,7 +83,7 @@ struct StderrLogger {
     name: String,
     secrets: Secrets,
     tail: StderrTail,
-    /// When the current [`WINDOW`] began.
+    /// When the current [`LOG_WINDOW`] began.
     window_start: Option<Instant>,
     logged_in_window: usize,
 }

@@ -1,4 +1,4 @@
-//! A server that is a process of ours: its life and its pipes.
+//! An MCP server that runs as a child process: its lifetime and its pipes.
 
 use std::io;
 use std::path::Path;
@@ -23,20 +23,19 @@ use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::requests::PendingRequests;
 use crate::tools::mcp::stderr::StderrTail;
 
-/// What every server gets of the daemon's environment: not its keys.
+/// The variables that every server inherits from the daemon. They contain none of its keys.
 const INHERITED_VARIABLES: [&str; 9] = [
     "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 ];
-/// Most bytes of one message.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Messages that wait for a server to read them.
+/// Messages that wait for the server to read them.
 const MAX_UNREAD_MESSAGES: usize = 1024;
-/// How long a server may take to end by itself when its input ends, and again when it is told to.
+/// How long a server may take to exit after its input closed, and again after SIGTERM.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long what a process wrote last may take to be read after its end.
+/// How long reading the last output of a process may take after its end.
 const FINAL_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A running server with its pipes. Dropped, it is killed with everything that it started.
+/// A running server process with its pipes. Dropping it kills the process group.
 pub struct ServerProcess {
     rpc: AsyncRwTransport<RoleClient, BoundedLines, ChildStdin>,
     child: Child,
@@ -85,8 +84,8 @@ pub fn start(
         line_bytes: 0,
         close_reason: Arc::clone(&close_reason),
     };
-    // The reader above it ends the connection at a line that is too long. This bound would only drop the line, and
-    // whoever waits for the answer in it would wait on.
+    // `BoundedLines` ends the connection if a line is too long. This limit would only drop the line, and the request
+    // that waits for it would wait on.
     let rpc = AsyncRwTransport::new(lines, stdin).with_max_line_length(usize::MAX);
     let process = ServerProcess {
         rpc,
@@ -103,7 +102,7 @@ pub fn start(
 impl ServerProcess {
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.process_group {
-            // Nobody may be left.
+            // The group may be empty already.
             let _ = kill_process_group(group, signal);
         }
     }
@@ -133,20 +132,20 @@ impl Transport<RoleClient> for ServerProcess {
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         if self.unread_messages.load(Ordering::Relaxed) >= MAX_UNREAD_MESSAGES {
-            // It may be asking on and on without reading our answers.
+            // The server may send requests without reading our answers.
             self.set_close_reason("it does not read what it is sent".to_owned());
             return None;
         }
         let received = tokio::select! {
             biased;
             received = self.rpc.receive() => received,
-            // Somebody whom it started may hold its output open.
+            // A descendant of the server may keep its output open.
             _ = self.child.wait() => timeout(FINAL_OUTPUT_TIMEOUT, self.rpc.receive()).await.ok().flatten(),
         };
         if received.is_none() {
             let why = match timeout(FINAL_OUTPUT_TIMEOUT, self.child.wait()).await {
                 Ok(Ok(status)) => {
-                    // What it wrote last says more; somebody whom it started may hold that open, too.
+                    // The last lines explain more. A descendant may keep standard error open, too.
                     let _ = timeout(FINAL_OUTPUT_TIMEOUT, self.tail.wait_eof()).await;
                     format!("its process ended ({status})")
                 }
@@ -164,9 +163,9 @@ impl Transport<RoleClient> for ServerProcess {
         }
     }
 
-    /// As the protocol wants it: the end of its input, then SIGTERM, then SIGKILL; the last for whomever it started, too.
+    /// Closes in the order of the protocol: close the input, then SIGTERM, then SIGKILL for the whole group.
     async fn close(&mut self) -> io::Result<()> {
-        // Somebody may be stuck in a write to it, which only its end can end.
+        // A write to the server may block until the process ends.
         let _ = timeout(EXIT_TIMEOUT, self.rpc.close()).await;
         if timeout(EXIT_TIMEOUT, self.child.wait()).await.is_err() {
             self.signal(Signal::TERM);
@@ -184,7 +183,7 @@ impl Drop for ServerProcess {
     }
 }
 
-/// Why a program was not started, and what to do.
+/// Why a program was not started, and what to do about it.
 fn describe_start_error(command: &str, error: &io::Error) -> String {
     let has_path = command.contains('/');
     let why = match error.kind() {
@@ -202,7 +201,7 @@ fn describe_start_error(command: &str, error: &io::Error) -> String {
     format!("its program {command} {why}")
 }
 
-/// A message that waits to be read.
+/// Counts a message that the server has not read yet.
 struct UnreadGuard(Arc<AtomicUsize>);
 
 impl UnreadGuard {
@@ -218,7 +217,7 @@ impl Drop for UnreadGuard {
     }
 }
 
-/// A server's output, which fails at a line that is too long.
+/// A server's output, which fails if a line is too long.
 struct BoundedLines {
     stdout: ChildStdout,
     line_bytes: usize,

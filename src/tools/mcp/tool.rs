@@ -1,4 +1,4 @@
-//! One tool of a server, as a run calls it.
+//! One tool of an MCP server, as a run calls it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use crate::tools::mcp::failure::RequestError;
 use crate::tools::mcp::list::ToolDefinition;
 use crate::tools::{CallContext, Effect, Tool, ToolOutput};
 
-/// A tool with the connection that its calls take.
 pub struct McpTool {
     definition: Arc<ToolDefinition>,
     connection: Arc<Connection>,
@@ -22,7 +21,7 @@ pub struct McpTool {
 }
 
 impl McpTool {
-    /// A tool that was listed on this connection, and how long a call of it may take.
+    /// A tool that was listed on this connection. Each call may take `timeout`.
     pub fn new(
         connection: Arc<Connection>,
         definition: Arc<ToolDefinition>,
@@ -35,8 +34,8 @@ impl McpTool {
         }
     }
 
-    /// Calls the tool; once more where the first call was surely not performed, or may be repeated, because the server
-    /// lost the session or gave no proper answer.
+    /// Calls the tool. Repeats the call once if the server lost the session or gave no proper answer, and the call was
+    /// certainly not executed or may be repeated.
     async fn call_with_retry(&self, call: &ToolCall) -> Result<ToolOutput, String> {
         let arguments = serde_json::from_str(call.arguments.get());
         let arguments: JsonObject = arguments
