@@ -1,5 +1,5 @@
-//! Admission: a slot for every root run at work, and a place in line for those that wait. What it says is decided before
-//! it returns, under one short lock; what is handed out gives itself back. Children need neither.
+//! Admission of root runs: a permit for every running one, a queue for those that wait. Decisions are made under one
+//! short lock. Permits and places release themselves when dropped. Child runs need neither.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,21 +9,21 @@ use std::task::{Context, Poll, Waker};
 use crate::fair::Limits;
 use crate::fair::fair_queue::{FairQueue, QuotaKey, Ticket};
 
-/// The line and its lock.
 type SharedQueue = Arc<Mutex<FairQueue<Option<Waker>>>>;
 
-/// The line for slots.
+/// Hands out run permits.
 #[derive(Debug)]
 pub struct AdmissionQueue(SharedQueue);
 
 impl AdmissionQueue {
-    /// An empty one with these limits.
     pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(FairQueue::new(limits))))
     }
 
-    /// A free slot for a run of this agent, accepted with the key of this name, else the last place in line. Refused only
-    /// where it cannot start now and as many of this key wait as may.
+    /// Returns a permit for a run of `agent`, accepted with the API key `key`, or else the last place in the queue.
+    ///
+    /// # Errors
+    /// The run cannot start now, and the key's share of the queue is full.
     pub fn enter(&self, key: Option<&str>, agent: &str) -> Result<Admission, QueueFull> {
         let mut queue = lock(&self.0);
         let quota_key = queue.quota_key(key, agent);
@@ -37,8 +37,8 @@ impl AdmissionQueue {
         Ok(Admission::Queued(self.enqueue(&mut queue, quota_key)))
     }
 
-    /// As [`Queue::enter`] for a run that was accepted before and is never refused: one that an earlier process left, or
-    /// that gave its slot back while it waited for something else.
+    /// As [`AdmissionQueue::enter`], for a run that was accepted before and is never rejected: one recovered after a
+    /// restart, or one that released its permit while it waited for something else.
     pub fn enter_accepted(&self, key: Option<&str>, agent: &str) -> Admission {
         let mut queue = lock(&self.0);
         let quota_key = queue.quota_key(key, agent);
@@ -48,7 +48,8 @@ impl AdmissionQueue {
         }
     }
 
-    /// As [`Queue::enter`] for a run that waits for something else first: it counts as one in line and holds nothing.
+    /// As [`AdmissionQueue::enter`], for a run that waits for something else first. It counts as queued and holds no
+    /// permit.
     pub fn enter_deferred(&self, key: Option<&str>, agent: &str) -> Result<Admission, QueueFull> {
         let mut queue = lock(&self.0);
         let quota_key = queue.quota_key(key, agent);
@@ -59,14 +60,14 @@ impl AdmissionQueue {
         Ok(Admission::Deferred(self.defer(&mut queue, quota_key)))
     }
 
-    /// As [`Queue::stand_aside`] for a run that was accepted before and is never refused.
+    /// As [`AdmissionQueue::enter_deferred`], for a run that was accepted before and is never rejected.
     pub fn enter_accepted_deferred(&self, key: Option<&str>, agent: &str) -> Admission {
         let mut queue = lock(&self.0);
         let quota_key = queue.quota_key(key, agent);
         Admission::Deferred(self.defer(&mut queue, quota_key))
     }
 
-    /// Root runs that hold a slot, and root runs in line.
+    /// Root runs with a permit, and queued root runs.
     pub fn load(&self) -> (usize, usize) {
         lock(&self.0).load()
     }
@@ -95,28 +96,26 @@ impl AdmissionQueue {
     }
 }
 
-/// The queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// Root runs that hold a slot.
+    /// Root runs with a permit.
     pub running: usize,
-    /// Root runs in line.
+    /// Queued root runs.
     pub queued: usize,
 }
 
-/// Where a root run begins.
+/// The admission state of a root run.
 #[derive(Debug)]
 pub enum Admission {
-    /// At work at once.
+    /// It may run at once.
     Permit(RunPermit),
-    /// In line.
     Queued(Queued),
-    /// Not in line yet, as it waits for something else.
+    /// Not in the queue yet, because it waits for something else.
     Deferred(Deferred),
 }
 
 impl Admission {
-    /// Waits for the slot. One that stood aside comes in line now.
+    /// Waits for the permit. A deferred run enters the queue now.
     pub async fn permit(self) -> RunPermit {
         match self {
             Self::Permit(permit) => permit,
@@ -126,24 +125,24 @@ impl Admission {
     }
 }
 
-/// The right of one root run to be at work. Gives itself back, and wakes who comes next, when it is dropped.
+/// Allows one root run to run. When dropped, it is released and wakes the next run.
 #[derive(Debug)]
 pub struct RunPermit {
     queue: SharedQueue,
     quota_key: QuotaKey,
-    /// Child runs at work in its tree.
+    /// Running child runs of its tree.
     children: usize,
 }
 
 impl RunPermit {
-    /// Counts a child run of its tree; false where as many runs are at work as may, in all or of its key.
+    /// Counts a child run; `false` if the limit of running runs is reached, in total or for the key.
     pub fn try_add_child(&mut self) -> bool {
         let is_added = lock(&self.queue).try_add_child(self.quota_key);
         self.children += usize::from(is_added);
         is_added
     }
 
-    /// Counts child runs that were let in before, however many are at work.
+    /// Counts child runs that were admitted before, even beyond the limits.
     pub fn add_children(&mut self, count: usize) {
         if count > 0 {
             lock(&self.queue).add_children(self.quota_key, count);
@@ -151,7 +150,6 @@ impl RunPermit {
         }
     }
 
-    /// A child run has ended.
     pub fn release_child(&mut self) {
         self.children -= 1;
         let quota_key = self.quota_key;
@@ -169,15 +167,15 @@ impl Drop for RunPermit {
     }
 }
 
-/// A place in line, which becomes a slot when it is waited for. Whoever drops it has left the line.
+/// A place in the queue, which resolves to a permit. Dropping it leaves the queue.
 #[derive(Debug)]
 pub struct Queued {
     queue: SharedQueue,
-    /// None once the slot has been handed out.
+    /// `None` once the permit has been handed out.
     ticket: Option<Ticket>,
 }
 
-/// One that counts as waiting and is not in line. Whoever drops it counts no longer.
+/// A run that counts as waiting without a place in the queue, until it is dropped.
 #[derive(Debug)]
 pub struct Deferred {
     queue: SharedQueue,
@@ -185,7 +183,7 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// Comes in line, at its end, and waits for the slot.
+    /// Enters the end of the queue and waits for the permit.
     async fn acquire(self) -> RunPermit {
         let queued = {
             let mut fair_queue = lock(&self.queue);
@@ -218,7 +216,7 @@ impl Future for Queued {
         let mut queue = lock(&this.queue);
         if let Some(stored_waker) = queue.waiter_mut(ticket) {
             let previous = stored_waker.replace(waker);
-            // The last waker of a task takes the task with it, whose own slot needs the lock.
+            // Dropping the last waker of a task may drop the task, whose own permit needs the lock.
             drop(queue);
             drop(previous);
             return Poll::Pending;
@@ -238,13 +236,13 @@ impl Drop for Queued {
         let Some(ticket) = self.ticket else { return };
         let removed = lock(&self.queue).remove(ticket);
         if removed.is_none() {
-            // Its slot was on its way.
+            // Its permit was granted already.
             release_and_admit(&self.queue, |queue| queue.release(ticket.quota_key));
         }
     }
 }
 
-/// Gives something back, and hands out all slots that this makes free before anybody new can come.
+/// Releases something, then grants all permits that this frees before a new run can take them.
 fn release_and_admit(queue: &SharedQueue, release: impl FnOnce(&mut FairQueue<Option<Waker>>)) {
     let mut wakers = Vec::new();
     {
@@ -252,7 +250,7 @@ fn release_and_admit(queue: &SharedQueue, release: impl FnOnce(&mut FairQueue<Op
         release(&mut queue);
         wakers.extend(std::iter::from_fn(|| queue.admit()));
     }
-    // One that has not been polled yet finds its slot when it is.
+    // A run that was not polled yet finds its permit when it is.
     wakers.into_iter().flatten().for_each(Waker::wake);
 }
 
@@ -293,7 +291,7 @@ mod tests {
             queued: 1,
         };
         assert_eq!(queue.enter(None, "solo").err(), Some(full));
-        // Who was accepted before is not refused.
+        // A run that was accepted before is not rejected.
         let accepted = queue.enter_accepted(None, "solo");
         assert!(matches!(accepted, Admission::Queued(_)));
         assert_eq!(queue.load(), (1, 2));
@@ -311,13 +309,13 @@ mod tests {
         while let Ok(admission) = queue.enter(Some("ada"), "solo") {
             of_ada.push(admission);
         }
-        // The half for whoever comes first, and her part of the other.
+        // The common half, and her share of the other half.
         assert_eq!(of_ada.len(), 3);
         assert!(queue.enter_deferred(Some("ada"), "solo").is_err());
         let bob = queue.enter_deferred(Some("bob"), "solo").expect("his part");
         assert!(queue.enter(Some("bob"), "solo").is_err());
         assert_eq!(queue.load(), (0, 4));
-        // What a key gives back first is what others may take.
+        // A key releases its common places first, so others may take them.
         drop(of_ada.pop());
         let second = queue.enter(Some("bob"), "solo").expect("a place");
         assert!(queue.enter(Some("ada"), "solo").is_err());
@@ -359,7 +357,7 @@ mod tests {
         let accepted = queue.enter_accepted_deferred(None, "solo");
         assert_eq!(queue.load(), (1, 3));
         drop(accepted);
-        // It comes behind those in line.
+        // It is queued behind the others.
         let mut first = Box::pin(deferred.permit());
         assert!(first.as_mut().now_or_never().is_none());
         assert_eq!(queue.load(), (1, 2));
@@ -383,10 +381,10 @@ mod tests {
         let mut second = Box::pin(queue.enter(None, "solo").expect("a place").permit());
         assert!(second.as_mut().now_or_never().is_none());
         permit.release_child();
-        // The room went to the root that waits.
+        // The free capacity went to the waiting root run.
         assert!(!permit.try_add_child());
         let second = second.now_or_never().expect("a slot");
-        // Children of before are counted again, and refused to nobody.
+        // Recovered children count again, and none is rejected.
         permit.add_children(2);
         drop(second);
         assert!(!permit.try_add_child());
@@ -409,7 +407,7 @@ mod tests {
         assert_eq!(queue.load(), (1, 2));
         drop(permit);
         assert_eq!(queue.load(), (1, 1));
-        // It had its slot and did not fetch it.
+        // Its permit was granted but never taken.
         drop(first);
         assert_eq!(queue.load(), (1, 0));
         let third = third.permit().now_or_never();

@@ -1,5 +1,5 @@
-//! Who runs and who waits: root runs in line for a slot, within the limits of the house, their agent and their key, and
-//! fair between keys. Only counts and order; knows nothing of tasks, locks or the record.
+//! The fair queue: which root runs hold a permit and which wait, within the limits of the daemon, the agent and the
+//! key, and fair between keys. Only counts and order; it has no tasks and no locks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,56 +7,54 @@ use crate::fair::Limits;
 use crate::fair::key_queue::{ConcurrencyLimit, KeyQueue};
 use crate::fair::shares::Shares;
 
-/// Without a key, and of an agent without a limit: both stand first in their lists, and nothing bounds them.
+/// The index of runs without a key, and of agents without a limit.
 const UNLIMITED: u32 = 0;
 
-/// Whose limits a run counts for.
+/// The key and the agent whose limits a run counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaKey {
     key: u32,
     agent: u32,
 }
 
-/// A place in line.
+/// A place in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// Whose limits it counts for.
     pub quota_key: QuotaKey,
-    /// Of two with one key and one agent the lower is the earlier.
+    /// Within one key and one agent, a lower number is earlier.
     number: u64,
 }
 
-/// The line. `W` is what its owner keeps of each run that waits.
+/// The queue. `W` is what the owner stores for each waiting run.
 ///
-/// After [`Line::release`] its owner asks for [`Line::admit`] until there is none: whoever comes later finds a free slot
-/// only where nobody who waits could take it.
+/// After [`FairQueue::release`] the owner calls [`FairQueue::admit`] until it returns `None`. So a new run finds a free
+/// permit only if no waiting run could take it.
 #[derive(Debug)]
 pub struct FairQueue<W> {
     limits: Limits,
-    /// The room for those that wait.
+    /// The capacity of the queue.
     queue_shares: Shares,
-    /// The slots, where the keys share them.
+    /// The permits, if the keys share them.
     permit_shares: Option<Shares>,
-    /// What is at work, children included.
+    /// Running runs, including children.
     live_shares: Shares,
     running: usize,
     waiting: usize,
-    /// Those that wait for something else before they come in line.
+    /// Runs that wait for something else before they enter the queue.
     deferred: usize,
     keys: Vec<KeyQueue<W>>,
     key_indices: HashMap<Box<str>, u32>,
     agents: Vec<ConcurrencyLimit>,
     agent_indices: HashMap<Box<str>, u32>,
-    /// The keys of which a run waits; who was served longest ago stands first.
+    /// The keys with waiting runs; the key that was served longest ago comes first.
     service_order: BTreeSet<(u64, u32)>,
-    /// Counts the slots that were ever given.
+    /// Permits granted so far.
     granted: u64,
-    /// Counts those that ever waited.
+    /// Waiters so far.
     last_number: u64,
 }
 
 impl<W> FairQueue<W> {
-    /// An empty house with these limits.
     pub fn new(limits: Limits) -> Self {
         let mut agents = vec![ConcurrencyLimit::new(None)];
         let mut agent_indices = HashMap::new();
@@ -84,8 +82,8 @@ impl<W> FairQueue<W> {
         }
     }
 
-    /// Whose limits a run of this agent counts for that was accepted with the key of this name. A name is remembered for
-    /// good: there are as many as the configuration has keys, or had when a run was accepted that is still unfinished.
+    /// The limits that a run of `agent` counts for, if it was accepted with `key`. Names are never forgotten. Their
+    /// number is bounded by the configured keys and the keys of unfinished runs.
     pub fn quota_key(&mut self, key: Option<&str>, agent: &str) -> QuotaKey {
         let agent = match self.agent_indices.is_empty() {
             true => UNLIMITED,
@@ -123,7 +121,7 @@ impl<W> FairQueue<W> {
         index
     }
 
-    /// Takes a slot at once; false where none is free, or a limit is reached.
+    /// Takes a permit at once; `false` if none is free or a limit is reached.
     pub fn try_acquire(&mut self, quota_key: QuotaKey) -> bool {
         let has_capacity = self.keys[quota_key.key as usize]
             .has_capacity(self.permit_shares.as_ref(), &self.live_shares);
@@ -135,12 +133,12 @@ impl<W> FairQueue<W> {
         is_available
     }
 
-    /// Whether one more root run may be at work, as far as the daemon's own limits decide that.
+    /// Whether the limit of running root runs allows one more.
     fn has_free_permit(&self) -> bool {
         self.running < self.limits.max_running
     }
 
-    /// Counts a child run of this key; false where as many runs are at work as may, in all or of the key.
+    /// Counts a child run of this key; `false` if the limit of running runs is reached, in total or for the key.
     pub fn try_add_child(&mut self, quota_key: QuotaKey) -> bool {
         let key = &self.keys[quota_key.key as usize];
         let is_available = self
@@ -152,7 +150,7 @@ impl<W> FairQueue<W> {
         is_available
     }
 
-    /// Counts child runs, however many are at work.
+    /// Counts child runs, even beyond the limits.
     pub fn add_children(&mut self, quota_key: QuotaKey, count: usize) {
         let key = &mut self.keys[quota_key.key as usize];
         for _ in 0..count {
@@ -161,7 +159,7 @@ impl<W> FairQueue<W> {
         }
     }
 
-    /// These child runs are not at work any more. As after [`Line::release`], its owner calls [`Line::admit`].
+    /// Releases child runs. Call [`FairQueue::admit`] afterwards, as after [`FairQueue::release`].
     pub fn release_children(&mut self, quota_key: QuotaKey, count: usize) {
         let key = &mut self.keys[quota_key.key as usize];
         for _ in 0..count {
@@ -170,40 +168,38 @@ impl<W> FairQueue<W> {
         }
     }
 
-    /// Whether one more of this key may wait: while its part of the room is not full, or that for whoever comes first.
+    /// Whether one more run of this key may wait: the key's share of the queue or the common part has capacity.
     pub fn has_queue_capacity(&self, quota_key: QuotaKey) -> bool {
         let key = &self.keys[quota_key.key as usize];
         self.queue_shares
             .has_capacity(key.queue_share, key.queued())
     }
 
-    /// Counts one that waits for something else.
+    /// Counts a run that waits for something else.
     pub fn add_deferred(&mut self, quota_key: QuotaKey) {
         self.count_queued(quota_key);
         self.key_mut(quota_key).deferred += 1;
         self.deferred += 1;
     }
 
-    /// It waits no longer, or comes in line now.
+    /// Such a run waits no longer, or is about to enter the queue.
     pub fn remove_deferred(&mut self, quota_key: QuotaKey) {
         self.uncount_queued(quota_key);
         self.key_mut(quota_key).deferred -= 1;
         self.deferred -= 1;
     }
 
-    /// One more of this key is about to wait.
     fn count_queued(&mut self, quota_key: QuotaKey) {
         let key = &self.keys[quota_key.key as usize];
         self.queue_shares.add(key.queue_share, key.queued());
     }
 
-    /// One of this key that waits is about to go.
     fn uncount_queued(&mut self, quota_key: QuotaKey) {
         let key = &self.keys[quota_key.key as usize];
         self.queue_shares.remove(key.queue_share, key.queued());
     }
 
-    /// Stands at the end of the line, however long it is.
+    /// Adds a waiter at the end of the queue, even beyond its capacity.
     pub fn enqueue(&mut self, quota_key: QuotaKey, waiter: W) -> Ticket {
         self.last_number += 1;
         let number = self.last_number;
@@ -221,7 +217,7 @@ impl<W> FairQueue<W> {
         Ticket { quota_key, number }
     }
 
-    /// Who stands there; none where it has been given a slot.
+    /// The waiter with this ticket; `None` if it was granted a permit.
     pub fn waiter_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
         let lane = self
             .key_mut(ticket.quota_key)
@@ -230,7 +226,7 @@ impl<W> FairQueue<W> {
         lane.get_mut(&ticket.number)
     }
 
-    /// Steps out of line; none where it has been given a slot, which is then to be released.
+    /// Leaves the queue. `None` if the ticket was granted a permit, which must then be released.
     pub fn remove(&mut self, ticket: Ticket) -> Option<W> {
         let quota_key = ticket.quota_key;
         let key = self.key_mut(quota_key);
@@ -249,7 +245,6 @@ impl<W> FairQueue<W> {
         Some(waiter)
     }
 
-    /// Gives a slot back.
     pub fn release(&mut self, quota_key: QuotaKey) {
         self.running -= 1;
         let key = &mut self.keys[quota_key.key as usize];
@@ -261,8 +256,8 @@ impl<W> FairQueue<W> {
         self.agent_mut(quota_key).running -= 1;
     }
 
-    /// Gives a free slot to who is next: of the keys of which a run could start, the one that was served longest ago;
-    /// of its runs the earliest that could. None where no slot is free, or nobody who waits could take it.
+    /// Grants a free permit to the next waiter: the earliest run that could start, of the key that was served longest
+    /// ago. `None` if no permit is free or no waiter could take one.
     pub fn admit(&mut self) -> Option<W> {
         if self.waiting == 0 || !self.has_free_permit() {
             return None;
@@ -284,12 +279,12 @@ impl<W> FairQueue<W> {
         waiter
     }
 
-    /// How many hold a slot, and how many wait, also for something else.
+    /// Runs with a permit, and waiting runs including deferred ones.
     pub fn load(&self) -> (usize, usize) {
         (self.running, self.waiting + self.deferred)
     }
 
-    /// Counts a slot for them, and puts the key behind all others.
+    /// Counts a permit and moves the key to the end of the service order.
     fn grant(&mut self, quota_key: QuotaKey) {
         self.running += 1;
         self.granted += 1;
@@ -308,7 +303,7 @@ impl<W> FairQueue<W> {
         }
     }
 
-    // Seats are made by `seat` alone, from what stands in both lists, and nothing is ever taken out of them.
+    // Indexing cannot panic: only `quota_key` creates indices, and both lists only grow.
 
     fn key_mut(&mut self, quota_key: QuotaKey) -> &mut KeyQueue<W> {
         &mut self.keys[quota_key.key as usize]
@@ -333,7 +328,7 @@ mod tests {
         AGENTS, KEYS, Operation, ReferenceQueue, Waiter, limits, operation, tight,
     };
 
-    /// Who comes next, once everybody may.
+    /// The order of admission without the limit of running runs.
     fn drain(queue: &mut FairQueue<&'static str>) -> Vec<&'static str> {
         queue.limits.max_running = usize::MAX;
         std::iter::from_fn(|| queue.admit()).collect()
@@ -364,7 +359,7 @@ mod tests {
         }
         queue.enqueue(bob, "bob 1");
         queue.enqueue(bob, "bob 2");
-        // Ada has had a slot, Bob none.
+        // Ada has had a permit, Bob none.
         assert_eq!(
             drain(&mut queue),
             ["bob 1", "ada 2", "bob 2", "ada 3", "ada 4"]
@@ -395,7 +390,7 @@ mod tests {
         queue.enqueue(free, "free");
         queue.release(free);
         assert_eq!((queue.admit(), queue.admit()), (Some("free"), None));
-        // A slot is free and the planner still waits for its own.
+        // A permit is free, and the planner still waits for its agent's limit.
         queue.release(free);
         assert_eq!(queue.admit(), None);
         assert!(queue.try_acquire(free));
@@ -461,9 +456,9 @@ mod tests {
         queue.enqueue(bob, "bob");
         queue.enqueue(ada, "ada");
         queue.release_children(ada, 5);
-        // She was served before him.
+        // Ada was served before Bob.
         assert_eq!((queue.admit(), queue.admit()), (Some("ada"), Some("bob")));
-        // What an earlier process let in counts, however much it is.
+        // Recovered children count, even beyond the limit.
         queue.add_children(bob, 20);
         assert!(!queue.try_add_child(bob));
         queue.release_children(bob, 21);
@@ -486,12 +481,11 @@ mod tests {
     }
 
     proptest! {
-        /// Never above a limit, never out of turn, nobody forgotten, no slot lost: whatever happens, the line says what
-        /// the plain words say.
+        /// Whatever happens, the queue admits the same runs in the same order as the simple model.
         #[test]
         fn it_agrees_with_the_reference_queue(operations in proptest::collection::vec(operation(), 0..200)) {
             let mut queue: FairQueue<usize> = FairQueue::new(tight());
-            // Keys that were never served stand in the order in which they came to be known.
+            // Keys that were never served are ordered by when they were added.
             for key in KEYS {
                 queue.quota_key(key, "free");
             }
@@ -529,7 +523,7 @@ mod tests {
                     prop_assert_eq!(queue.waiter_mut(waiter.ticket).copied(), Some(waiter.number));
                 }
             }
-            // Everybody who still waits is served in the end.
+            // Every remaining waiter is served in the end.
             while let Some((key, agent)) = reference.running.pop() {
                 let quota_key = queue.quota_key(KEYS[key], AGENTS[agent]);
                 queue.release(quota_key);

@@ -1,24 +1,23 @@
-//! A pool of slots that calls of tools share: each waits for its turn, however many wait.
+//! A semaphore that tool calls share. Waiters are served fairly by key, however many there are.
 
 use crate::fair::Limits;
 use crate::fair::admission::{AdmissionQueue, RunPermit};
 
-/// The pool.
 #[derive(Debug)]
 pub struct FairSemaphore(AdmissionQueue);
 
-/// The right to be at work. Gives itself back when it is dropped.
+/// A permit of the semaphore. It is released when dropped.
 pub type Permit = RunPermit;
 
 impl FairSemaphore {
-    /// So many slots, of which each of these keys has a part that no other may take.
+    /// Divides half of the permits between these keys: no other key may take a key's share.
     pub fn new(permits: usize, keys: &[String]) -> Self {
         Self(AdmissionQueue::new(Limits::with_shared_permits(
             permits, keys,
         )))
     }
 
-    /// Waits for a slot for the key of this name.
+    /// Waits for a permit for `key`.
     pub async fn acquire(&self, key: Option<&str>) -> Permit {
         self.0.enter_accepted(key, "").permit().await
     }
@@ -46,7 +45,7 @@ mod tests {
             .expect("his part");
         let mut next = Box::pin(semaphore.acquire(Some("bob")));
         assert!(next.as_mut().now_or_never().is_none());
-        // Bob was served last, so the next slot is Ada's and the one after it his, though more of hers came first.
+        // Bob was served last, so the next permit is Ada's and the one after it his, although more of hers came first.
         drop(acquired.pop());
         assert!(next.as_mut().now_or_never().is_none());
         drop(acquired.pop());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::fair::shares::Shares;
 
-/// Who may hold so many slots at once.
+/// A limit on permits and how many are in use.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
     pub limit: usize,
@@ -27,20 +27,20 @@ impl ConcurrencyLimit {
 #[derive(Debug)]
 pub struct KeyQueue<W> {
     pub concurrency: ConcurrencyLimit,
-    /// Its part of the room for those that wait.
+    /// Its share of the queue.
     pub queue_share: usize,
-    /// Its part of the slots.
+    /// Its share of the permits.
     pub permit_share: usize,
-    /// Its part of what may be at work, children included.
+    /// Its share of the running runs, including children.
     pub live_share: usize,
-    /// Child runs at work: nobody waits for them, but they count for `max_live`.
+    /// Running child runs. They need no permit, but count towards `max_live`.
     pub live_children: usize,
-    /// When it was last given a slot, by [`Line::served`].
+    /// The number of the last permit that the key was granted; 0 if none.
     pub last_served: u64,
     pub waiting: usize,
     pub deferred: usize,
-    /// Its runs that wait, by agent: one whose agent is at its limit holds up nobody behind it. Agents without a limit
-    /// share the first lane, so there are no more lanes than the configuration has limits.
+    /// The waiting runs by agent, so that an agent at its limit blocks no run behind it. Agents without a limit share
+    /// the first lane, so the number of lanes is bounded by the configured limits.
     pub lanes: Vec<BTreeMap<u64, W>>,
 }
 
@@ -71,17 +71,17 @@ impl<W> KeyQueue<W> {
             && permit_shares.is_none_or(|slots| slots.has_capacity(self.permit_share, running))
     }
 
-    /// Its runs at work, children included.
+    /// Running runs, including children.
     pub fn live_runs(&self) -> usize {
         self.concurrency.running + self.live_children
     }
 
-    /// Those that wait, also for something else.
+    /// Waiting runs, including deferred ones.
     pub fn queued(&self) -> usize {
         self.waiting + self.deferred
     }
 
-    /// The agent of its earliest run that could start now.
+    /// The agent of the earliest run that could start now.
     pub fn first_startable_agent(
         &self,
         agents: &[ConcurrencyLimit],

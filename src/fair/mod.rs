@@ -1,5 +1,5 @@
-//! Turns between keys: whoever shares something with others (slots of root runs, of commands, of fetches, of webhooks)
-//! gets it by key, so that one key's backlog never holds up another's. Knows nothing of what is shared.
+//! Fairness between API keys for shared resources, such as run permits, commands, fetches and webhooks: one key's
+//! backlog never blocks another's.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ mod key_queue;
 mod reference_queue;
 pub mod shares;
 
-/// What a line is bounded by. Without anything set there is no bound.
+/// The limits of a fair queue. The default has no limits.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Slots.
+    /// Permits.
     pub max_running: usize,
-    /// Slots and children together. Each of `keys` has a part of it.
+    /// Permits and child runs together. Each of `keys` has a share of it.
     pub max_live: usize,
-    /// Who waits for a slot.
+    /// Waiters.
     pub max_queued: usize,
-    /// Slots of one agent, by its name; others have no limit of their own.
+    /// Permits per agent, by name. Other agents have no limit.
     pub per_agent: BTreeMap<String, usize>,
-    /// Slots of one key, by its name.
+    /// Permits per key, by name.
     pub per_key: BTreeMap<String, usize>,
-    /// Slots of each key that is not named there.
+    /// Permits of each key without a limit in `per_key`.
     pub default_per_key: Option<usize>,
-    /// The configured keys, each of which has a part of the room for those that wait.
+    /// The configured keys. Each has a share of the waiters.
     pub keys: Vec<String>,
-    /// Whether each of them has a part of the slots, too.
+    /// Whether each key also has a share of the permits.
     pub shares_permits: bool,
 }
 
@@ -48,7 +48,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// So many slots, of which each of these keys has a part of its own.
+    /// The limits of a pool of permits in which each key has a share.
     pub fn with_shared_permits(permits: usize, keys: &[String]) -> Self {
         Self {
             max_running: permits,

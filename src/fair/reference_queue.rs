@@ -18,7 +18,7 @@ pub fn limits(max_running: usize) -> Limits {
     }
 }
 
-/// Three may run, one of them a planner, two of them a reader, two of them a key's, one of them ci's.
+/// Three may run: one planner, two readers; two of a key, one of ci.
 pub fn tight() -> Limits {
     let counts = |counts: &[(&str, usize)]| {
         let named = counts.iter().map(|(name, count)| ((*name).into(), *count));
@@ -32,7 +32,7 @@ pub fn tight() -> Limits {
     }
 }
 
-/// What may happen to a line. Numbers choose among what there is.
+/// An operation on the queue. Numbers select among what exists.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Enter { key: usize, agent: usize },
@@ -48,7 +48,6 @@ pub fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// One who waits: a number of its own, where it stands, whose it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiter {
     pub number: usize,
@@ -57,7 +56,8 @@ pub struct Waiter {
     pub agent: usize,
 }
 
-/// The same in the plainest words: who runs, who waits in the order of arrival, and when each key was served.
+/// The same rules in the simplest form: the running runs, the waiting ones in the order of arrival, and when each key
+/// was last served.
 #[derive(Default)]
 pub struct ReferenceQueue {
     pub running: Vec<(usize, usize)>,
@@ -84,7 +84,7 @@ impl ReferenceQueue {
         self.last_served[key] = self.granted;
     }
 
-    /// Who must come next: of those that could start the earliest of the key that was served longest ago.
+    /// The next run: of the runs that could start, the earliest one of the key that was served longest ago.
     pub fn next(&mut self) -> Option<Waiter> {
         let is_startable =
             |index: &usize| self.could_start(self.waiting[*index].key, self.waiting[*index].agent);

@@ -1,18 +1,16 @@
-//! Room of which every configured key has a part that no other may take, while half of it is for whoever comes first.
+//! Divides a capacity: half is split into one share per configured key, which no other key may take; the other half is
+//! common.
 
-/// The room and who has taken of it.
 #[derive(Debug)]
 pub struct Shares {
-    /// Of each key.
+    /// The share of each key.
     share: usize,
-    /// What is left for whoever comes first.
     common_capacity: usize,
-    /// Of that, what is taken.
     common_used: usize,
 }
 
 impl Shares {
-    /// So much room for so many keys: half of it is shared out between them, at least `least` for each.
+    /// Splits half of `capacity` between `keys`, at least `min_share` for each.
     pub fn new(capacity: usize, keys: usize, min_share: usize) -> Self {
         let half = capacity / 2;
         let share = match (capacity, half.checked_div(keys)) {
@@ -26,7 +24,7 @@ impl Shares {
         }
     }
 
-    /// The part of a key, where it is configured.
+    /// The share of a key; only configured keys have one.
     pub fn share(&self, is_configured: bool) -> usize {
         match is_configured {
             true => self.share,
@@ -34,19 +32,19 @@ impl Shares {
         }
     }
 
-    /// Whether there is room for one more of a key that has this part and has taken so much.
+    /// Whether a key with this share that uses `used` may take one more.
     pub fn has_capacity(&self, share: usize, used: usize) -> bool {
         used < share || self.common_used < self.common_capacity
     }
 
-    /// One more of a key that has this part and had taken so much before, whether there is room or not.
+    /// Takes one more for a key with this share that used `used` before, even beyond the capacity.
     pub fn add(&mut self, share: usize, used: usize) {
         if used >= share {
             self.common_used += 1;
         }
     }
 
-    /// One less of a key that has this part and had taken so much before.
+    /// Gives one back for a key with this share that used `used` before.
     pub fn remove(&mut self, share: usize, used: usize) {
         if used > share {
             self.common_used -= 1;
@@ -66,7 +64,7 @@ mod tests {
         };
         assert_eq!(parts(100, 0, 1), (0, 100));
         assert_eq!(parts(100, 2, 1), (25, 50));
-        // What cannot be shared out evenly stays common.
+        // What cannot be split evenly stays common.
         assert_eq!(parts(100, 3, 1), (16, 52));
         assert_eq!(parts(4, 10, 1), (1, 2));
         assert_eq!(parts(4, 10, 0), (0, 4));
@@ -83,7 +81,7 @@ mod tests {
             shares.add(share, used);
         }
         assert!(!shares.has_capacity(share, 3));
-        // The other key has its own, and who is not configured has none.
+        // The other key has its own share; a key that is not configured has none.
         assert!(shares.has_capacity(share, 0) && !shares.has_capacity(0, 0));
         shares.remove(share, 3);
         assert!(shares.has_capacity(0, 0));

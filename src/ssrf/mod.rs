@@ -1,5 +1,5 @@
-//! Which places on the network may be reached for the sake of somebody who is not the operator: the one guard against
-//! requests that a stranger aims at what only this machine can see; and what is said of any that failed. Knows no webhook.
+//! SSRF guard for URLs chosen by clients or models: only public addresses can be reached, unless the operator allows a
+//! host.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -9,36 +9,34 @@ use url::{Host, Url};
 
 pub mod ssrf_client;
 
-/// Most characters of an address that a client names.
+/// Most characters of a URL.
 const MAX_URL: usize = 2048;
 
-/// Why a place is not reached.
+/// Why a URL may not be requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SsrfError {
-    /// The address is plain HTTP.
     #[error("{0} is to be reached by https, or listed in {1}")]
     NotHttps(String, &'static str),
-    /// The address, or all that the name stands for, is not public.
+    /// The address, or every address of the name, is not public.
     #[error("{host} is at {address}, which is not a public address; {list} can allow the host")]
     NotPublic {
-        /// The host as named.
+        /// The host as the URL names it.
         host: String,
         /// One of its addresses.
         address: IpAddr,
-        /// The configuration's key that would allow it.
+        /// The configuration key that can allow the host.
         list: &'static str,
     },
-    /// The name stands for nothing.
     #[error("{0} could not be resolved: {1}")]
     Unresolved(String, String),
 }
 
-/// Reads `http(s)://host[:port]/…`. A user or password in it is refused: it would stand in records and answers.
+/// Parses `http(s)://host[:port]/…`. A user or password is rejected, because records and responses contain the URL.
 pub fn parse_url(text: &str) -> Result<Url, String> {
     if text.len() > MAX_URL {
         return Err(format!("is longer than {MAX_URL} characters"));
     }
-    // The text itself is not repeated: it may hold a secret.
+    // The error does not repeat the text, which may hold a secret.
     let mut url = Url::parse(text).map_err(|error| format!("is no URL ({error})"))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err("must begin with https://".to_owned());
@@ -50,7 +48,7 @@ pub fn parse_url(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-/// The address without its query, which may hold a secret.
+/// The URL without its query, which may hold a secret.
 pub fn redact_query(url: &str) -> String {
     match Url::parse(url) {
         Ok(mut url) => {
@@ -61,7 +59,7 @@ pub fn redact_query(url: &str) -> String {
     }
 }
 
-/// Whether a URL's host is this machine itself, by its name or by its address.
+/// Whether a URL's host is this machine, by name or by address.
 pub fn is_loopback(host: &str) -> bool {
     let host = host.trim_matches(['[', ']']);
     host == "localhost"
@@ -70,14 +68,14 @@ pub fn is_loopback(host: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// The innermost cause of a failed request; none where nothing caused it. The outer ones only say that a request failed,
-/// and name the address with its query, which may hold a secret.
+/// The innermost cause of a failed request, if there is one. The outer errors only say that it failed, and contain the
+/// URL, whose query may hold a secret.
 pub fn root_cause(error: &dyn Error) -> Option<String> {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.last().map(ToString::to_string)
 }
 
-/// A host as an agent allows it: a name, an address, or `*.` and a name for every host below that name.
+/// Parses a host that an agent allows: a name, an address, or `*.` and a name for all hosts below that name.
 pub fn parse_host_pattern(text: &str) -> Result<String, String> {
     let invalid = || {
         format!(
@@ -95,7 +93,7 @@ pub fn parse_host_pattern(text: &str) -> Result<String, String> {
             _ => Err(invalid()),
         };
     }
-    // As URLs have it: names of other scripts in their ASCII form, addresses in their usual spelling.
+    // As in URLs: names in other scripts become ASCII, addresses get their usual spelling.
     let host = Host::parse(name).map_err(|_| invalid())?;
     let is_name = matches!(host, Host::Domain(_));
     let host = normalize_host(&host.to_string());
@@ -105,17 +103,17 @@ pub fn parse_host_pattern(text: &str) -> Result<String, String> {
     }
 }
 
-/// Whether such a pattern means this host.
+/// Whether the pattern matches this host.
 pub fn matches_pattern(pattern: &str, host: &str) -> bool {
     let host = normalize_host(host);
     match pattern.strip_prefix('*') {
-        // With its dot: evil-example.com is not below example.com.
+        // The suffix includes its dot: evil-example.com is not below example.com.
         Some(suffix) => host.len() > suffix.len() && host.ends_with(suffix),
         None => host == pattern,
     }
 }
 
-/// Lets requests through to public addresses by https, and to the hosts that the operator has named however they like.
+/// Allows requests to public addresses by HTTPS, and any requests to hosts that the operator has named.
 #[derive(Clone, Debug)]
 pub struct SsrfGuard {
     allowed_hosts: BTreeSet<String>,
@@ -124,7 +122,7 @@ pub struct SsrfGuard {
 }
 
 impl SsrfGuard {
-    /// With these hosts exempt; `list` is the configuration's key that names them.
+    /// Exempts these hosts. `list` is the configuration key that names them.
     pub fn new(allowed_hosts: impl IntoIterator<Item = String>, list: &'static str) -> Self {
         Self {
             allowed_hosts: allowed_hosts.into_iter().collect(),
@@ -133,13 +131,13 @@ impl SsrfGuard {
         }
     }
 
-    /// Lets plain HTTP through as well: for what holds no secret.
+    /// Allows plain HTTP as well, for requests that hold no secret.
     pub fn allow_http(mut self) -> Self {
         self.allows_http = true;
         self
     }
 
-    /// Whether the address may be asked as far as can be told without resolving its name.
+    /// Checks everything that needs no name resolution.
     pub fn check(&self, url: &Url) -> Result<(), SsrfError> {
         let Some(host) = url.host() else {
             return Err(SsrfError::Unresolved(String::new(), "no host".to_owned()));
@@ -162,8 +160,8 @@ impl SsrfGuard {
         }
     }
 
-    /// The addresses of a name that may be connected to; the connection must go to one of these, and not to what the
-    /// name stands for a moment later. Their port is 0.
+    /// The addresses of a name that may be connected to, with port 0. Connect to one of these: resolving the name again
+    /// may return another one.
     pub async fn resolve(&self, host: &str) -> Result<Vec<SocketAddr>, SsrfError> {
         let unresolved = |reason: String| SsrfError::Unresolved(host.to_owned(), reason);
         let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, 0))
@@ -209,7 +207,7 @@ impl SsrfGuard {
     }
 }
 
-/// A host as lists of hosts have it: a name in lower case without a dot at its end, an address in its usual spelling
+/// The spelling of hosts in lists: names in lower case without a trailing dot, addresses in their usual spelling
 /// without brackets.
 pub fn normalize_host(host: &str) -> String {
     let host = host.trim_matches(['[', ']']);
@@ -219,8 +217,8 @@ pub fn normalize_host(host: &str) -> String {
     }
 }
 
-/// Whether an address belongs to the public internet: everything that IANA's special-purpose registries
-/// (iana.org/assignments/iana-ipv4-special-registry, and -ipv6-) keep for something else is not.
+/// Whether an address belongs to the public internet. False for everything in IANA's special-purpose registries
+/// (iana.org/assignments/iana-ipv4-special-registry, and -ipv6-).
 pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -233,9 +231,9 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match a {
         // This network, private, loopback.
         0 | 10 | 127 => true,
-        // Shared by carriers (CGNAT), 100.64.0.0/10.
+        // Carrier-grade NAT, 100.64.0.0/10.
         100 => b & 0xc0 == 64,
-        // Link-local, the metadata services of clouds among them.
+        // Link-local, including the metadata services of clouds.
         169 => b == 254,
         172 => b & 0xf0 == 16,
         // Protocol assignments, documentation, AS112, 6to4 relays, AMT, private, AS112.
@@ -260,15 +258,15 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         Ipv4Addr::new(a, b, c, d)
     };
     match (a, b) {
-        // IPv4 in other clothes is what it is below them: mapped, and by NAT64's well-known prefix (RFC 6052).
+        // Addresses that embed an IPv4 address are judged by it: mapped ones, and NAT64's well-known prefix (RFC 6052).
         (0, 0) if (c, d, e, f) == (0, 0, 0, 0xffff) => is_public_v4(embedded_v4(g, h)),
         (0x64, 0xff9b) if (c, d, e, f) == (0, 0, 0, 0) => is_public_v4(embedded_v4(g, h)),
-        // 6to4 (RFC 3056) carries its IPv4 address behind the prefix.
+        // 6to4 (RFC 3056) has the IPv4 address after its prefix.
         (0x2002, _) => is_public_v4(embedded_v4(b, c)),
         // Teredo, benchmarks, ORCHID and others of 2001::/23; documentation.
         (0x2001, 0..=0x1ff | 0xdb8) => false,
         (0x3fff, 0..=0xfff) => false,
-        // Global unicast is 2000::/3: loopback, unspecified, unique local, link-local and multicast are all outside.
+        // Global unicast is 2000::/3. Loopback, unspecified, unique local, link-local and multicast are outside of it.
         (0x2000..=0x3fff, _) => true,
         _ => false,
     }

@@ -1,5 +1,5 @@
-//! The HTTP client for addresses that a stranger chose: it connects to what the guard has vetted and to nothing else,
-//! without proxy and without following a redirect. Knows no request.
+//! The HTTP client for untrusted URLs. It connects only to addresses that the guard has vetted, uses no proxy and
+//! follows no redirect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,10 @@ use reqwest::{Client, ClientBuilder};
 
 use crate::ssrf::SsrfGuard;
 
-/// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A client behind this guard, to be finished. It asks the resolver for names only: an address that stands in a URL is
-/// held to [`Guard::check`] by whoever sends the request.
+/// A client builder behind this guard. The client calls the resolver only for names, so the sender must check IP
+/// addresses in URLs with [`SsrfGuard::check`].
 pub fn client_builder(guard: &Arc<SsrfGuard>) -> ClientBuilder {
     Client::builder()
         .redirect(reqwest::redirect::Policy::none())
@@ -22,7 +21,7 @@ pub fn client_builder(guard: &Arc<SsrfGuard>) -> ClientBuilder {
         .connect_timeout(CONNECT_TIMEOUT)
 }
 
-/// Resolves names for the client, so that it connects to vetted addresses only.
+/// Resolves names to vetted addresses only.
 struct SsrfResolver(Arc<SsrfGuard>);
 
 impl Resolve for SsrfResolver {
@@ -44,8 +43,8 @@ mod tests {
     use super::SsrfResolver;
     use crate::ssrf::SsrfGuard;
 
-    // A name may stand for a public address when it is looked at and for another one a moment later. The client asks
-    // this resolver when it connects, so that there is no second look: what it is given is vetted, each time anew.
+    // A name may resolve to a public address when it is checked and to another one a moment later. The client calls
+    // this resolver when it connects, and gets only vetted addresses each time.
     #[tokio::test]
     async fn the_client_is_given_vetted_addresses_only() {
         let resolve = |allowed: Vec<String>| {

@@ -1,5 +1,5 @@
-//! Reaches files below a workdir by handle: no path and no link leads out of it, and none into a file or directory of the
-//! daemon's own, also where links and directories are exchanged meanwhile. Knows no tool.
+//! Accesses files below a workdir by handle. No path and no link leads out of it or into the daemon's own files, even
+//! if links and directories are swapped meanwhile.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,7 +13,8 @@ use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedError, ReservedSnapshot};
 use crate::workdirs::workdir::{Workdir, ancestors};
 
-/// A workdir as one piece of work reaches it. Paths are relative to it, without `..`; `.` is the workdir itself.
+/// Access to a workdir with one snapshot of the reserved paths. Paths are relative to the workdir, without `..`; `.` is
+/// the workdir itself.
 #[derive(Clone, Debug)]
 pub struct WorkdirHandle {
     workdir: Arc<Workdir>,
@@ -21,20 +22,20 @@ pub struct WorkdirHandle {
 }
 
 impl WorkdirHandle {
-    /// Access to this workdir. Blocking I/O, as is everything here.
+    /// All methods do blocking I/O, including this one.
     pub fn new(workdir: Arc<Workdir>) -> Self {
         let reserved = Arc::new(workdir.reserved.snapshot());
         Self { workdir, reserved }
     }
 
-    /// Opens a directory; links are followed within the workdir.
+    /// Opens a directory. Links are followed within the workdir.
     pub fn open_dir(&self, path: &Path) -> io::Result<Dir> {
         let dir = self.workdir.dir.open_dir(path)?;
         self.check_ancestors(&dir)?;
         Ok(dir)
     }
 
-    /// Opens a directory, which is made with those above it where it does not exist.
+    /// Opens a directory. Creates it, and those above it, if it does not exist.
     pub fn create_dir_all(&self, path: &Path) -> io::Result<Dir> {
         match self.workdir.dir.open_dir(path) {
             Ok(dir) => {
@@ -59,7 +60,7 @@ impl WorkdirHandle {
         Ok(dir)
     }
 
-    /// The directory that the last name of a path is in, and that name; `.` for the workdir itself.
+    /// The parent directory of a path and the path's last name; the name is `.` for the workdir itself.
     pub fn open_parent(&self, path: &Path) -> io::Result<(Dir, OsString)> {
         match path.file_name() {
             Some(name) => Ok((self.open_dir(parent_or_dot(path))?, name.to_owned())),
@@ -67,7 +68,7 @@ impl WorkdirHandle {
         }
     }
 
-    /// As [`Access::parent`], of what a path stands for: where its last name is a link, what that leads to.
+    /// As [`WorkdirHandle::open_parent`], but follows a link at the end of the path.
     pub fn open_target_parent(&self, path: &Path) -> io::Result<(Dir, OsString)> {
         let (dir, name) = self.open_parent(path)?;
         match dir.symlink_metadata(&name) {
@@ -78,19 +79,19 @@ impl WorkdirHandle {
         }
     }
 
-    /// What a path stands for, links followed.
+    /// Metadata of a path; follows links.
     pub fn metadata(&self, path: &Path) -> io::Result<Metadata> {
         let (dir, name) = self.open_target_parent(path)?;
         self.entry_metadata(&dir, &name)
     }
 
-    /// What is at a path, a link for itself.
+    /// Metadata of a path; does not follow a link at its end.
     pub fn symlink_metadata(&self, path: &Path) -> io::Result<Metadata> {
         let (dir, name) = self.open_parent(path)?;
         self.entry_metadata(&dir, &name)
     }
 
-    /// What a directory that was reached here has under this name, unless it is the daemon's own.
+    /// Metadata of an entry in a directory that was opened here. Fails if the entry is the daemon's own.
     pub fn entry_metadata(&self, dir: &Dir, name: &OsStr) -> io::Result<Metadata> {
         let meta = dir.symlink_metadata(name)?;
         self.check_metadata(&meta)?;
@@ -102,8 +103,8 @@ impl WorkdirHandle {
         self.workdir.dir.canonicalize(path)
     }
 
-    /// Opens a file under this name in a directory that was reached here. Neither a FIFO is waited for nor a link
-    /// followed; whether it is a regular file the metadata say.
+    /// Opens an entry of a directory that was opened here, without following a link or waiting for a FIFO. The metadata
+    /// tell whether it is a regular file.
     pub fn open_in(&self, dir: &Dir, name: &Path) -> io::Result<(File, Metadata)> {
         let mut options = OpenOptions::new();
         options.read(true).nonblock(true).follow(FollowSymlinks::No);
@@ -113,10 +114,10 @@ impl WorkdirHandle {
         Ok((file, meta))
     }
 
-    /// Opens the regular file at a path, not following a link at its end; none where something else is there.
+    /// Opens the regular file at a path, without following a link at its end; `None` if something else is there.
     pub fn open_regular(&self, path: &Path) -> io::Result<Option<File>> {
         let (dir, name) = self.open_parent(path)?;
-        // Some devices do something when they are opened, so they are looked at first.
+        // Opening some devices has side effects, so the type is checked first.
         if !self.entry_metadata(&dir, &name)?.is_file() {
             return Ok(None);
         }
@@ -124,7 +125,7 @@ impl WorkdirHandle {
         Ok(meta.is_file().then_some(file))
     }
 
-    /// Whether what this describes is neither the daemon's own nor a directory with something of the daemon's in it.
+    /// Fails if this is the daemon's own, or a directory that contains something of the daemon's.
     pub fn check_recursive(&self, meta: &Metadata) -> io::Result<()> {
         self.check_metadata(meta)?;
         match self.reserved.contains_reserved(FileId::from_metadata(meta)) {
@@ -133,7 +134,7 @@ impl WorkdirHandle {
         }
     }
 
-    /// Whether a new entry of this name is not the daemon's own.
+    /// Fails if a new entry of this name would be the daemon's own.
     pub fn check_new_entry(&self, dir: &Dir, name: &OsStr) -> io::Result<()> {
         let id = FileId::from_metadata(&dir.dir_metadata()?);
         match self.reserved.is_future_reserved(id, name) {
@@ -142,18 +143,18 @@ impl WorkdirHandle {
         }
     }
 
-    /// Opens a directory that a walk through the workdir came to; none that has become a link.
+    /// Opens a directory that a walk has found; fails if it has become a link.
     pub fn enter(&self, path: &Path) -> io::Result<Dir> {
         let dir = self.workdir.dir.open_dir_nofollow(path)?;
         match self.reserved.contains_reserved(self.workdir.id) {
             true => self.check_ancestors(&dir)?,
-            // Something of the daemon's can only be mounted here.
+            // Only a mount can put something of the daemon's here.
             false => self.check_metadata(&dir.dir_metadata()?)?,
         }
         Ok(dir)
     }
 
-    /// Opens a directory in one that was reached here; none that has become a link.
+    /// Opens a directory in one that was opened here; fails if it has become a link.
     pub fn enter_in(&self, dir: &Dir, name: &Path) -> io::Result<Dir> {
         let dir = dir.open_dir_nofollow(name)?;
         self.check_metadata(&dir.dir_metadata()?)?;
@@ -167,7 +168,7 @@ impl WorkdirHandle {
         }
     }
 
-    /// Whether no directory from this one up to the workdir is the daemon's own.
+    /// Fails if a directory from this one up to the workdir is the daemon's own.
     fn check_ancestors(&self, dir: &Dir) -> io::Result<()> {
         for id in ancestors(dir) {
             let id = id?;
@@ -182,7 +183,7 @@ impl WorkdirHandle {
     }
 }
 
-/// The directory above, `.` at the top.
+/// The parent of a path; `.` at the top.
 pub fn parent_or_dot(path: &Path) -> &Path {
     let parent = path
         .parent()

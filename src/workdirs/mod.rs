@@ -1,5 +1,5 @@
-//! The directories that runs work in: opened by handle below what the operator names, shared by the runs of one
-//! directory, with the daemon's own files out of reach.
+//! The directories that runs work in. They are opened by handle below what the operator configures and shared by the
+//! runs of one directory. The daemon's own files are out of reach.
 
 pub mod file_id;
 pub mod handle;

@@ -1,4 +1,4 @@
-//! Goes down a path by handle: links are followed above every base, and none from a base on. Knows no run.
+//! Resolves a path by handle. Links are followed above every base, and none from a base on.
 
 use std::collections::{HashSet, VecDeque};
 use std::ffi::OsString;
@@ -10,27 +10,25 @@ use std::path::{Component, Path, PathBuf};
 use cap_std::fs::Dir;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, readlinkat, statat};
 
-/// How a directory is opened that is only passed through.
+/// Opens a directory only to pass through it.
 #[cfg(target_os = "linux")]
 pub const SEARCH: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::PATH);
 #[cfg(not(target_os = "linux"))]
 pub const SEARCH: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
-/// Links that are followed on the way: the kernel's own bound.
+/// The kernel's limit.
 const MAX_LINKS: usize = 40;
-/// Most bytes of a path: the kernel's own bound. Each part is kept with all before it.
+/// The kernel's limit. Every prefix of the path is stored, so this bounds memory.
 const MAX_PATH: usize = 4096;
 
 /// Why a path does not lead to a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// There is nothing.
     #[error("does not exist")]
     NotFound,
-    /// There is something else.
     #[error("is not a directory")]
     NotDirectory,
-    /// A part of the path is a link, and lies in a workdir or a root.
+    /// A part of the path within a workdir or a root is a link.
     #[error(
         "has the link {} in it, which lies in a workdir or in one of [tools] roots; links are followed above these only, \
          so name the directory itself", .0.display()
@@ -39,7 +37,6 @@ pub enum ResolveError {
     /// The path leads upwards from within a workdir or a root.
     #[error("has \"..\" in it, below a workdir or one of [tools] roots; name the directory itself")]
     ParentDir,
-    /// What the system says.
     #[error("could not be opened: {0}")]
     System(#[from] io::Error),
 }
@@ -50,20 +47,17 @@ impl From<rustix::io::Errno> for ResolveError {
     }
 }
 
-/// A directory that a path leads to.
 pub struct ResolvedDir {
-    /// Open.
     pub dir: Dir,
-    /// Its path without links.
+    /// The path without links.
     pub canonical_path: PathBuf,
 }
 
-/// One step of the way.
 enum PathStep {
     Root,
     Up,
     Name(OsString),
-    /// What was named so far, as it was named.
+    /// The prefix of the original path that the steps before it resolve.
     NamedPrefix(PathBuf),
 }
 
@@ -131,7 +125,7 @@ pub fn resolve_dir(path: &Path, bases: &HashSet<PathBuf>) -> Result<ResolvedDir,
         }
     }
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
-    // One that may be entered and not be listed is a workdir, too.
+    // A directory that may be entered but not listed can be a workdir, too.
     let dir = openat(&current, ".", flags, Mode::empty()).map_or(current, File::from);
     Ok(ResolvedDir {
         dir: Dir::from_std_file(dir),
@@ -139,7 +133,7 @@ pub fn resolve_dir(path: &Path, bases: &HashSet<PathBuf>) -> Result<ResolvedDir,
     })
 }
 
-/// The steps of the way that a link goes.
+/// The steps that a link's target consists of.
 fn link_target(dir: &impl AsFd, name: &OsString) -> Result<Vec<PathStep>, ResolveError> {
     use std::os::unix::ffi::OsStringExt as _;
 
@@ -188,7 +182,7 @@ mod tests {
                 assert_eq!(resolved.canonical_path, home.join("real/base/in"));
                 assert!(resolved.dir.entries().expect("entries").next().is_none());
                 let error_at = |name: &str| resolve(&path.join(name), &bases).err().expect(name);
-                // A base is known by the name it has in the configuration, and by its real one.
+                // A base matches by its configured name and by its real path.
                 if path == &real && bases[0] == link {
                     continue;
                 }

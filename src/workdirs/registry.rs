@@ -1,5 +1,5 @@
-//! Opens the directories that runs work in: beneath what the operator names, following no link within, each one once for
-//! all runs that work in it. Knows no run.
+//! Opens workdirs below the configured roots, without following links within them. Runs of the same directory share one
+//! handle.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -14,25 +14,25 @@ use crate::workdirs::path_resolver::{ResolveError, resolve_dir};
 use crate::workdirs::reserved::{ReservedError, ReservedPaths};
 use crate::workdirs::workdir::Workdir;
 
-/// From this many directories on those that nobody works in any more are forgotten.
+/// Closed workdirs are removed from the map once it has this many entries.
 const SWEEP_THRESHOLD: usize = 64;
 
-/// The open directories, and what the operator names.
+/// The open workdirs and the configured roots.
 #[derive(Debug)]
 pub struct Workdirs {
-    /// Where the daemon works.
+    /// The daemon's working directory.
     cwd: PathBuf,
-    /// Where requests may point.
+    /// Requests may name directories below these.
     roots: Vec<PathBuf>,
     reserved: Arc<ReservedPaths>,
     bases: Mutex<Bases>,
     open_dirs: Mutex<OpenDirs>,
 }
 
-/// Directories in which no link is followed: the roots and the workdirs that agents name.
+/// Directories in which no link is followed: the roots and the agents' workdirs.
 #[derive(Debug, Default)]
 struct Bases {
-    /// Of which snapshot of the agents.
+    /// The generation of the agent catalog that the paths come from.
     generation: Option<u64>,
     paths: Arc<HashSet<PathBuf>>,
 }
@@ -46,15 +46,12 @@ struct OpenDirs {
 /// Why a directory is not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Its path does not lead there.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// It belongs to the daemon.
     #[error(
         "lies in a directory that belongs to the daemon (configuration, agents, scripts or data); name another one"
     )]
     Reserved,
-    /// It is not the one that it was.
     #[error(
         "is another directory than when the run was accepted; start the run again if that is meant to be"
     )]
@@ -71,7 +68,7 @@ impl From<io::Error> for OpenError {
 }
 
 impl Workdirs {
-    /// For a daemon that works in `cwd`; requests may point below `roots`.
+    /// Requests may name directories below `roots`. Relative paths start at `cwd`.
     pub fn new(cwd: PathBuf, roots: &[PathBuf], reserved: ReservedPaths) -> Self {
         Self {
             roots: roots
@@ -85,13 +82,12 @@ impl Workdirs {
         }
     }
 
-    /// The daemon's own files.
     pub fn reserved(&self) -> &Arc<ReservedPaths> {
         &self.reserved
     }
 
-    /// Takes the workdirs that agents name, none standing for the daemon's own directory, unless those of this snapshot
-    /// or a later one are known.
+    /// Sets the agents' workdirs, unless those of this generation or a later one are set. `None` is the daemon's
+    /// working directory.
     pub fn update_agent_workdirs<'a>(
         &self,
         generation: u64,
@@ -117,8 +113,8 @@ impl Workdirs {
         };
     }
 
-    /// Opens a workdir as it is named, none for the daemon's own directory; one that was opened before under `known` only
-    /// if it is still the same. Blocking I/O.
+    /// Opens a configured workdir; `None` is the daemon's working directory. If `expected` is given, the directory must
+    /// be that one. Blocking I/O.
     pub fn open(
         &self,
         configured: Option<&Path>,
@@ -143,7 +139,7 @@ impl Workdirs {
         Ok(opened)
     }
 
-    /// The path that a request names, where it lies below a root; none elsewhere.
+    /// Returns the path that a request names, if it is below a root.
     pub fn resolve_below_roots(&self, path: &Path) -> Option<PathBuf> {
         let path = normalize(&self.cwd.join(path));
         let bases = self.bases();
@@ -155,13 +151,12 @@ impl Workdirs {
         Some(path)
     }
 
-    /// Whether a request may point anywhere.
     pub fn has_roots(&self) -> bool {
         !self.roots.is_empty()
     }
 
-    /// Opens the regular file that a request names by a path of [`Workdirs::below_roots`], following no link below the
-    /// root. Blocking I/O.
+    /// Opens the regular file at a path from [`Workdirs::resolve_below_roots`], without following links below the root.
+    /// Blocking I/O.
     pub fn open_file(&self, path: &Path) -> Result<File, OpenError> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(ResolveError::NotFound.into());
@@ -188,7 +183,7 @@ impl Workdirs {
     }
 }
 
-/// A path without `.` and `..`, as it is written.
+/// Removes `.` and `..` without looking at the file system.
 fn normalize(path: &Path) -> PathBuf {
     let mut normalized = PathBuf::new();
     for component in path.components() {

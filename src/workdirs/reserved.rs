@@ -1,6 +1,6 @@
-//! The daemon's own files and directories, which no tool reaches: configuration, agents, data and scripts. They are told
-//! by device and inode, not by comparing paths; what does not exist yet is told by its name in the directory that will
-//! hold it. Knows no workdir.
+//! The daemon's own files and directories, which no tool may reach: configuration, agents, data and scripts. They are
+//! identified by device and inode, not by comparing paths. A path that does not exist yet is identified by its name in
+//! the directory that will hold it.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -9,15 +9,14 @@ use std::{fmt, fs, io};
 
 use crate::workdirs::file_id::FileId;
 
-/// Links that are followed on the way to one path: the kernel's own bound.
+/// The kernel's limit.
 const MAX_LINKS: usize = 40;
 
-/// Where the daemon keeps what is its own.
+/// Where the daemon keeps its own files.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonPaths {
-    /// The configuration file, also where there is none yet.
+    /// It may not exist yet.
     pub config_file: PathBuf,
-    /// Its directory.
     pub config_dir: PathBuf,
     /// Agents, data, and files or directories of scripts.
     pub others: Vec<PathBuf>,
@@ -27,12 +26,13 @@ pub struct DaemonPaths {
 #[derive(Debug, Default)]
 pub struct ReservedPaths {
     paths: Vec<PathBuf>,
-    /// The configuration's directory: reserved against entering it from above. Unset where the daemon itself works in it.
+    /// The configuration's directory. A tool may not enter it from above, but a workdir may lie below it. `None` if the
+    /// daemon itself works in it.
     config_dir: Option<PathBuf>,
 }
 
 impl ReservedPaths {
-    /// For a daemon that works in the directory `cwd`.
+    /// `cwd` is the daemon's working directory.
     pub fn new(daemon_paths: &DaemonPaths, cwd: &Path) -> Self {
         let config_dir = cwd.join(&daemon_paths.config_dir);
         let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -48,7 +48,7 @@ impl ReservedPaths {
         }
     }
 
-    /// Of these paths and nothing else.
+    /// Reserves exactly these paths.
     pub fn from_paths(paths: Vec<PathBuf>) -> Self {
         Self {
             paths,
@@ -56,12 +56,11 @@ impl ReservedPaths {
         }
     }
 
-    /// All of them.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.paths.iter().chain(&self.config_dir).cloned().collect()
     }
 
-    /// What the paths lead to now. Blocking I/O: a look at each directory on the way to each path.
+    /// Resolves the paths as they are now. Blocking I/O for each directory on the way to each path.
     pub fn snapshot(&self) -> ReservedSnapshot {
         let mut snapshot = ReservedSnapshot::default();
         for path in &self.paths {
@@ -78,23 +77,22 @@ impl ReservedPaths {
     }
 }
 
-/// What the daemon's own paths lead to at one moment.
+/// What the reserved paths resolve to at one moment.
 #[derive(Debug, Default)]
 pub struct ReservedSnapshot {
     reserved: HashMap<FileId, PathBuf>,
     config_dir: Option<(FileId, PathBuf)>,
-    /// Directories and links on the way to them, each with one of the paths that it is on the way to.
+    /// Directories and links on the way to reserved paths, each with one of these paths.
     ancestors: HashMap<FileId, PathBuf>,
-    /// What does not exist yet: the directory that is there, and the name in it.
+    /// Paths that do not exist yet: the deepest existing directory, and the next name in it.
     missing: Vec<(FileId, OsString)>,
 }
 
-/// Why something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservedError {
     /// It is one of the daemon's own files or directories, or lies in one.
     Reserved,
-    /// It contains one.
+    /// It contains one of them.
     ContainsReserved,
 }
 
@@ -120,19 +118,19 @@ impl From<ReservedError> for io::Error {
 }
 
 impl ReservedError {
-    /// The one that this error is made of.
+    /// The reserved error that an I/O error wraps, if it does.
     pub fn from_io_error(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
 }
 
 impl ReservedSnapshot {
-    /// Whether this is one of the daemon's own, wherever it is come upon from: all but the configuration's directory.
+    /// Whether this is reserved however it is reached: everything but the configuration's directory.
     pub fn is_reserved(&self, id: FileId) -> bool {
         self.reserved.contains_key(&id)
     }
 
-    /// Whether nobody may enter this directory, or use this file.
+    /// Whether this file or directory may not be used from within a workdir.
     pub fn is_forbidden(&self, id: FileId) -> bool {
         self.is_reserved(id)
             || self
@@ -141,7 +139,7 @@ impl ReservedSnapshot {
                 .is_some_and(|(dir_id, _)| *dir_id == id)
     }
 
-    /// The daemon's own path that this is, or that is somewhere in this directory.
+    /// The reserved path that this is, or that lies somewhere below this directory.
     pub fn reserved_path_within(&self, id: FileId) -> Option<&PathBuf> {
         let config = self.config_dir.as_ref().filter(|(dir_id, _)| *dir_id == id);
         self.reserved
@@ -150,21 +148,21 @@ impl ReservedSnapshot {
             .or_else(|| self.ancestors.get(&id))
     }
 
-    /// Whether this name in this directory would become one of the daemon's own.
+    /// Whether an entry of this name in this directory would become reserved.
     pub fn is_future_reserved(&self, dir: FileId, name: &OsStr) -> bool {
         let mut missing = self.missing.iter();
-        // Some file systems know no capitals.
+        // Some file systems ignore case.
         missing
             .any(|(dir_id, missing_name)| *dir_id == dir && missing_name.eq_ignore_ascii_case(name))
     }
 
-    /// Whether something of the daemon's own may be come upon somewhere below this directory.
+    /// Whether something reserved lies somewhere below this directory.
     pub fn contains_reserved(&self, id: FileId) -> bool {
         self.ancestors.contains_key(&id)
     }
 
-    /// Goes the way of this absolute path as the kernel does, and remembers every directory and link on it. Returns what
-    /// it leads to, where that exists.
+    /// Resolves this absolute path as the kernel does, and records every directory and link on the way. `None` if it
+    /// does not exist.
     fn resolve(&mut self, path: &Path) -> Option<FileId> {
         let mut current = PathBuf::from("/");
         let mut last = FileId::from_std(&fs::symlink_metadata(&current).ok()?);
@@ -206,7 +204,7 @@ impl ReservedSnapshot {
     }
 }
 
-/// The parts of a path, a root as `/`.
+/// The components of a path; a root is `/`.
 fn components(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|component| match component {
         Component::CurDir | Component::Prefix(_) => None,
@@ -241,7 +239,7 @@ mod tests {
         };
         let snapshot = ReservedPaths::new(&daemon_paths, home.path()).snapshot();
         assert!(snapshot.is_reserved(id(&at("real/agents"))));
-        // Entered from above it is not, but a workdir may lie below it.
+        // It may not be entered from above, but a workdir may lie below it.
         assert!(
             snapshot.is_forbidden(id(&at("config"))) && !snapshot.is_reserved(id(&at("config")))
         );

@@ -13,21 +13,20 @@ use crate::workdirs::file_id::FileId;
 use crate::workdirs::path_resolver::SEARCH;
 use crate::workdirs::reserved::{ReservedError, ReservedPaths, ReservedSnapshot};
 
-/// An open directory that runs work in.
 #[derive(Debug)]
 pub struct Workdir {
     pub(super) dir: Dir,
     pub(super) id: FileId,
     pub(super) reserved: Arc<ReservedPaths>,
-    /// The daemon's own directory that a command in it would reach.
+    /// The reserved path that a command in this directory would reach.
     exposed_path: Option<PathBuf>,
 }
 
 impl Workdir {
-    /// Takes an open directory, unless it lies in one of the daemon's own.
+    /// Takes an open directory.
     ///
     /// # Errors
-    /// [`reserved::Refused`], or what the system says.
+    /// [`ReservedError`] if it lies in a reserved directory, or the system's error.
     pub fn new(dir: Dir, reserved: &Arc<ReservedPaths>) -> io::Result<Self> {
         let id = FileId::from_metadata(&dir.dir_metadata()?);
         let snapshot = reserved.snapshot();
@@ -40,21 +39,19 @@ impl Workdir {
         })
     }
 
-    /// What it is known by.
     pub fn id(&self) -> FileId {
         self.id
     }
 
-    /// The daemon's own directory that a command in it would reach; none where commands may run in it.
+    /// The reserved path that a command in this directory would reach; `None` if commands may run in it.
     pub fn exposed_path(&self) -> Option<&PathBuf> {
         self.exposed_path.as_ref()
     }
 
-    /// A handle for a command's working directory.
+    /// A handle for the working directory of a sandboxed command.
     ///
     /// # Errors
-    /// [`reserved::Refused`] where it has come to contain a directory of the daemon's own, or to lie in one; or what the
-    /// system says.
+    /// [`ReservedError`] if the directory now contains a reserved one or lies in one, or the system's error.
     pub fn command_dir(&self) -> io::Result<Dir> {
         let snapshot = self.reserved.snapshot();
         if snapshot.reserved_path_within(self.id).is_some() {
@@ -64,17 +61,14 @@ impl Workdir {
         self.unconfined_command_dir()
     }
 
-    /// The same for a command that may do all that the daemon may.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// A handle for the working directory of a command without a sandbox.
     pub fn unconfined_command_dir(&self) -> io::Result<Dir> {
         self.dir.try_clone()
     }
 }
 
-/// Refuses a workdir that lies in one of the daemon's own directories. Below the configuration's directory it may lie,
-/// but not at it.
+/// Rejects a workdir in a reserved directory. It may lie below the configuration's directory, but not be that
+/// directory.
 fn reject_reserved(dir: &Dir, id: FileId, snapshot: &ReservedSnapshot) -> io::Result<()> {
     if snapshot.is_forbidden(id) {
         return Err(ReservedError::Reserved.into());
@@ -87,8 +81,8 @@ fn reject_reserved(dir: &Dir, id: FileId, snapshot: &ReservedSnapshot) -> io::Re
     Ok(())
 }
 
-/// This directory and all above it, up to the file system's root, by what they are known by. The way leads through
-/// handles, so that renaming cannot change it half-way.
+/// The ids of this directory and all above it, up to the file system's root. The walk uses handles, so renames cannot
+/// misdirect it.
 pub fn ancestors(dir: &impl AsFd) -> impl Iterator<Item = io::Result<FileId>> {
     let open = |at: &dyn AsFd, name: &str| -> io::Result<(File, FileId)> {
         let file = File::from(openat(at.as_fd(), name, SEARCH, Mode::empty())?);
