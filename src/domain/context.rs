@@ -3,6 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::agent::settings::{Choice, Section, Setting, Visitor};
+
+/// A lower share of the window has no room for a summary.
+const MIN_COMPACT_AT: f64 = 0.1;
+
 /// What becomes of a conversation that outgrows its model's context window.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "AgentContext")]
@@ -26,6 +31,24 @@ impl Default for ContextSettings {
     }
 }
 
+impl Section for ContextSettings {
+    const SCHEMA: &'static str = "AgentContext";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            compact_at,
+            strategy,
+            recall,
+        } = self;
+        v.setting(
+            "compact_at",
+            Setting::Number(MIN_COMPACT_AT..=1.0, compact_at),
+        );
+        v.setting("strategy", Setting::Choice(strategy));
+        v.setting("recall", Setting::Flag(recall));
+    }
+}
+
 /// What is done about a request that would fill too much of the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "ContextStrategy")]
@@ -38,6 +61,10 @@ pub enum ContextStrategy {
     DropToolResults,
     /// The run fails.
     Fail,
+}
+
+impl Choice for ContextStrategy {
+    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
 }
 
 impl ContextStrategy {

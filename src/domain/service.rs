@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::agent::settings::Choice;
+
 /// A service's tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -14,6 +16,10 @@ pub enum Service {
     Flex,
     /// Within a day, in a batch.
     Batch,
+}
+
+impl Choice for Service {
+    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
 }
 
 impl Service {

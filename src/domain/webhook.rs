@@ -7,11 +7,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::domain::agent::settings::{ListRule, Section, Setting, Visitor};
 use crate::domain::event::is_terminal;
 use crate::domain::run::RunId;
 
 /// Where events are told, and which.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Webhook {
     /// An `http` or `https` address, checked for its form only.
     pub url: String,
@@ -30,6 +31,21 @@ impl Webhook {
             true => is_terminal(event),
             false => self.events.iter().any(|wanted| wanted == event),
         }
+    }
+}
+
+impl Section for Webhook {
+    const SCHEMA: &'static str = "AgentWebhook";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            url,
+            secret_env,
+            events,
+        } = self;
+        v.setting("url", Setting::Url(url));
+        v.setting("secret_env", Setting::VariableName(secret_env));
+        v.setting("events", Setting::Texts(ListRule::Events, events));
     }
 }
 

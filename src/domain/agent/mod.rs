@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::{Effort, Params};
+use crate::domain::agent::settings::{
+    Choice, ListRule, MAX_COUNT, Presence, Section, Setting, Visitor,
+};
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::McpServer;
 use crate::domain::service::Service;
@@ -17,6 +20,7 @@ use crate::domain::webhook::Webhook;
 pub mod model_ref;
 pub mod params;
 pub mod response_format;
+pub mod settings;
 
 /// The deepest tree that any configuration may ask for.
 pub const HARD_MAX_DEPTH: u8 = 5;
@@ -24,6 +28,13 @@ pub const HARD_MAX_DEPTH: u8 = 5;
 pub const DEFAULT_MAX_DEPTH: u8 = 3;
 /// The most turns a run may have, and what a file that says nothing gets.
 pub const MAX_TURNS: u32 = 50;
+
+/// The highest limit on tokens, calls or runs.
+const MAX_BUDGET: u64 = i64::MAX as u64;
+/// The highest limit on costs, in USD.
+const MAX_COST_USD: f64 = 1e6;
+/// The lowest limit on the size of an ad-hoc sub-agent's result, in bytes.
+const MIN_OUTPUT_BYTES: u64 = 1024;
 
 /// The built-in tools that an agent may list in `tools`; the tools' shelf has them, where the server allows them.
 pub const BUILT_IN_TOOLS: &[&str] = &[
@@ -121,6 +132,128 @@ pub struct Agent {
     pub approve_timeout: Option<Duration>,
 }
 
+impl Default for Agent {
+    /// Every setting at its default, and no model yet.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            version: String::new(),
+            description: None,
+            model: ModelRef {
+                provider: String::new(),
+                model: String::new(),
+            },
+            fallback_models: Vec::new(),
+            system_prompt: String::new(),
+            skill: None,
+            has_requested_skill: false,
+            files: Vec::new(),
+            workdir: None,
+            tools: Vec::new(),
+            allowed_hosts: Vec::new(),
+            sub_agents: Vec::new(),
+            stream: false,
+            timeout: None,
+            delegation: Delegation::default(),
+            params: Params::default(),
+            allow_extra: Vec::new(),
+            allow_provider_keys: false,
+            given_keys: Vec::new(),
+            max_turns: MAX_TURNS,
+            context: ContextSettings::default(),
+            budget: Budget::default(),
+            retry: Retry::default(),
+            memory: Memory::default(),
+            subagent: None,
+            ad_hoc: None,
+            mcp_servers: Vec::new(),
+            webhook: None,
+            approve: Vec::new(),
+            approve_timeout: None,
+        }
+    }
+}
+
+/// An agent file without `name`, which the file's own name decides.
+impl Section for Agent {
+    const SCHEMA: &'static str = "AgentDefinition";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let unique = ListRule::Unique;
+        v.setting("description", Setting::OptionalText(&mut self.description));
+        v.setting("model", Setting::Model(&mut self.model));
+        v.setting(
+            "fallback_models",
+            Setting::Models(&mut self.fallback_models),
+        );
+        v.setting("system_prompt", Setting::Text(&mut self.system_prompt));
+        v.setting("skill", Setting::OptionalText(&mut self.skill));
+        v.setting("files", Setting::Texts(ListRule::Any, &mut self.files));
+        v.setting("workdir", Setting::Path(&mut self.workdir));
+        v.setting("tools", Setting::Texts(unique, &mut self.tools));
+        v.setting(
+            "allowed_hosts",
+            Setting::Texts(ListRule::Hosts, &mut self.allowed_hosts),
+        );
+        v.setting("sub_agents", Setting::Texts(unique, &mut self.sub_agents));
+        v.setting("stream", Setting::Flag(&mut self.stream));
+        v.setting("timeout", Setting::Seconds(&mut self.timeout));
+        v.setting("approve", Setting::Texts(unique, &mut self.approve));
+        v.setting(
+            "approve_timeout",
+            Setting::Seconds(&mut self.approve_timeout),
+        );
+        v.section("sub_agents_config", &mut self.delegation);
+        self.params.visit_top_level(v);
+        v.setting(
+            "allow_extra",
+            Setting::Texts(ListRule::ExtraKeys, &mut self.allow_extra),
+        );
+        v.setting(
+            "allow_provider_keys",
+            Setting::Flag(&mut self.allow_provider_keys),
+        );
+        v.section("params", &mut self.params);
+        let mut limits = Limits {
+            max_turns: self.max_turns,
+        };
+        v.section("limits", &mut limits);
+        self.max_turns = limits.max_turns;
+        v.section("context", &mut self.context);
+        v.section("budget", &mut self.budget);
+        v.section("retry", &mut self.retry);
+        v.section("memory", &mut self.memory);
+        v.setting("mcp_servers", Setting::McpServers(&mut self.mcp_servers));
+        v.optional_section("subagent", Presence::Enabled, &mut self.subagent);
+        v.optional_section("webhook", Presence::Key("url"), &mut self.webhook);
+    }
+}
+
+/// `[limits]`
+#[derive(Clone)]
+struct Limits {
+    max_turns: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_turns: MAX_TURNS,
+        }
+    }
+}
+
+impl Section for Limits {
+    const SCHEMA: &'static str = "AgentLimits";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        v.setting(
+            "max_turns",
+            Setting::Whole(1..=u64::from(MAX_TURNS), &mut self.max_turns),
+        );
+    }
+}
+
 /// `[subagent]`: how an agent starts unnamed ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubagentSettings {
@@ -165,6 +298,50 @@ impl Default for SubagentSettings {
     }
 }
 
+impl Section for SubagentSettings {
+    const SCHEMA: &'static str = "AgentSubagent";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            max_depth,
+            default_max_turns,
+            output_max_size,
+            summary,
+            max_executions,
+            max_total_tokens,
+            max_total_time,
+            model,
+            effort,
+            service,
+        } = self;
+        v.setting(
+            "max_depth",
+            Setting::Whole(1..=u64::from(HARD_MAX_DEPTH), max_depth),
+        );
+        v.setting(
+            "default_max_turns",
+            Setting::Whole(1..=u64::from(MAX_TURNS), default_max_turns),
+        );
+        v.setting(
+            "output_max_size",
+            Setting::Whole(MIN_OUTPUT_BYTES..=MAX_COUNT, output_max_size),
+        );
+        v.setting("summary", Setting::Choice(summary));
+        v.setting(
+            "max_executions",
+            Setting::Whole(0..=MAX_BUDGET, max_executions),
+        );
+        v.setting(
+            "max_total_tokens",
+            Setting::Whole(0..=MAX_BUDGET, max_total_tokens),
+        );
+        v.setting("max_total_time", Setting::Seconds(max_total_time));
+        v.setting("model", Setting::OptionalModel(model));
+        v.setting("effort", Setting::Choice(effort));
+        v.setting("service", Setting::Choice(service));
+    }
+}
+
 /// When an unnamed agent is asked to sum up what it found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "AgentSubagentSummary")]
@@ -175,6 +352,11 @@ pub enum SummaryMode {
     OnRequest,
     /// Always.
     Always,
+}
+
+impl Choice for SummaryMode {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("on_request", Self::OnRequest), ("always", Self::Always)];
 }
 
 /// What makes an agent an unnamed one.
@@ -210,6 +392,29 @@ impl Default for Delegation {
     }
 }
 
+impl Section for Delegation {
+    const SCHEMA: &'static str = "AgentDelegation";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            max_depth,
+            parallel,
+            timeout,
+            max_concurrent,
+        } = self;
+        v.setting(
+            "max_depth",
+            Setting::Whole(0..=u64::from(HARD_MAX_DEPTH), max_depth),
+        );
+        v.setting("parallel", Setting::Flag(parallel));
+        v.setting("timeout", Setting::Seconds(timeout));
+        v.setting(
+            "max_concurrent",
+            Setting::Whole(0..=MAX_COUNT, max_concurrent),
+        );
+    }
+}
+
 /// `[budget]`: limits of a run with all its descendants; unset means none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
@@ -221,6 +426,26 @@ pub struct Budget {
     pub max_tool_calls: Option<u64>,
     /// Runs, the root included.
     pub max_runs: Option<u64>,
+}
+
+impl Section for Budget {
+    const SCHEMA: &'static str = "AgentBudget";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            max_tokens,
+            max_cost,
+            max_tool_calls,
+            max_runs,
+        } = self;
+        v.setting("max_tokens", Setting::Whole(0..=MAX_BUDGET, max_tokens));
+        v.setting("max_cost_usd", Setting::Usd(MAX_COST_USD, max_cost));
+        v.setting(
+            "max_tool_calls",
+            Setting::Whole(0..=MAX_BUDGET, max_tool_calls),
+        );
+        v.setting("max_runs", Setting::Whole(0..=MAX_BUDGET, max_runs));
+    }
 }
 
 /// `[retry]`: how a failed provider request is tried again.
@@ -247,6 +472,23 @@ impl Default for Retry {
     }
 }
 
+impl Section for Retry {
+    const SCHEMA: &'static str = "AgentRetry";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            max_retries,
+            backoff,
+            initial_delay,
+            max_delay,
+        } = self;
+        v.setting("max_retries", Setting::Whole(0..=MAX_COUNT, max_retries));
+        v.setting("backoff", Setting::Choice(backoff));
+        v.setting("initial_delay_ms", Setting::Milliseconds(initial_delay));
+        v.setting("max_delay_ms", Setting::Milliseconds(max_delay));
+    }
+}
+
 /// How the bound of a retry's wait grows with the tries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -258,6 +500,14 @@ pub enum Backoff {
     Linear,
     /// Stays.
     Fixed,
+}
+
+impl Choice for Backoff {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("exponential", Self::Exponential),
+        ("linear", Self::Linear),
+        ("fixed", Self::Fixed),
+    ];
 }
 
 /// `[memory]`: what an agent remembers of its earlier runs.
@@ -285,6 +535,25 @@ impl Default for Memory {
             last_n: 10,
             max_entries: 100,
         }
+    }
+}
+
+impl Section for Memory {
+    const SCHEMA: &'static str = "AgentMemory";
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            enabled,
+            shared,
+            path,
+            last_n,
+            max_entries,
+        } = self;
+        v.setting("enabled", Setting::Flag(enabled));
+        v.setting("shared", Setting::Flag(shared));
+        v.setting("path", Setting::Path(path));
+        v.setting("last_n", Setting::Whole(0..=MAX_COUNT, last_n));
+        v.setting("max_entries", Setting::Whole(0..=MAX_COUNT, max_entries));
     }
 }
 

@@ -5,7 +5,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::agent::settings::{Choice, ListRule, MAX_COUNT, Section, Setting, Visitor};
 use crate::domain::service::Service;
+
+/// Above the highest temperature that any provider accepts.
+const MAX_TEMPERATURE: f64 = 100.0;
 
 /// `[params]`: what is sent to the provider only when it is set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -37,6 +41,51 @@ pub struct Params {
     pub service: Option<Service>,
 }
 
+impl Params {
+    /// The parameters that an agent file has at its top, outside `[params]`.
+    pub fn visit_top_level<V: Visitor>(&mut self, v: &mut V) {
+        v.setting("effort", Setting::Choice(&mut self.effort));
+        v.setting(
+            "reasoning_summary",
+            Setting::Choice(&mut self.reasoning_summary),
+        );
+        v.setting("cache", Setting::Choice(&mut self.cache));
+        v.setting("service", Setting::Choice(&mut self.service));
+    }
+}
+
+impl Section for Params {
+    const SCHEMA: &'static str = "AgentParams";
+    const OMITS_UNSET: bool = true;
+
+    fn visit<V: Visitor>(&mut self, v: &mut V) {
+        let Self {
+            temperature,
+            max_tokens,
+            top_p,
+            stop,
+            response_format,
+            effort: _,
+            reasoning_summary: _,
+            extra,
+            cache: _,
+            service: _,
+        } = self;
+        for key in ["effort", "service", "cache", "reasoning_summary"] {
+            v.top_level_key(key);
+        }
+        v.setting(
+            "temperature",
+            Setting::OptionalNumber(0.0..=MAX_TEMPERATURE, temperature),
+        );
+        v.setting("max_tokens", Setting::Whole(1..=MAX_COUNT, max_tokens));
+        v.setting("top_p", Setting::OptionalNumber(0.0..=1.0, top_p));
+        v.setting("stop", Setting::Texts(ListRule::Any, stop));
+        v.setting("response_format", Setting::ResponseFormat(response_format));
+        v.setting("extra", Setting::Extra(extra));
+    }
+}
+
 /// How long a summary of its thinking a model is asked for, in OpenAI's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -44,6 +93,10 @@ pub enum ReasoningSummary {
     Auto,
     Concise,
     Detailed,
+}
+
+impl Choice for ReasoningSummary {
+    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
 }
 
 impl ReasoningSummary {
@@ -73,6 +126,10 @@ pub enum Cache {
     /// Not at all.
     #[serde(rename = "off")]
     Off,
+}
+
+impl Choice for Cache {
+    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
 }
 
 impl Cache {
@@ -133,6 +190,10 @@ pub enum Effort {
     High,
     Xhigh,
     Max,
+}
+
+impl Choice for Effort {
+    const NAMES: &'static [(&'static str, Self)] = &Self::ALL;
 }
 
 impl Effort {
