@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::config::document::Node;
 use crate::config::table_reader::TableReader;
 use crate::domain::mcp::{
     DEFAULT_TIMEOUT, McpServer, McpTransport, Template, is_server_name, is_variable_name,
@@ -24,10 +25,10 @@ const RESERVED_HEADERS: [&str; 7] = [
 ];
 
 /// The servers, in the file's order. What is wrong is kept as a problem.
-pub fn read(top: &mut TableReader<'_>) -> Vec<McpServer> {
-    let node = top.peek("mcp_servers");
+pub fn read(top: &mut TableReader<'_>, key: &'static str) -> Vec<McpServer> {
+    let node = top.peek(key);
     let servers: Vec<McpServer> = top
-        .table_list("mcp_servers", parse_server)
+        .table_list(key, parse_server)
         .into_iter()
         .flatten()
         .collect();
@@ -39,22 +40,23 @@ pub fn read(top: &mut TableReader<'_>) -> Vec<McpServer> {
                 "has two servers named \"{}\"; name one otherwise",
                 server.name
             );
-            add_problem(top, &node, &why);
+            add_problem(top, key, node.as_ref(), &why);
         }
     }
     if servers.len() > MAX_SERVERS {
         add_problem(
             top,
-            &node,
+            key,
+            node.as_ref(),
             &format!("cannot have more than {MAX_SERVERS} servers"),
         );
     }
     servers
 }
 
-fn add_problem(top: &mut TableReader<'_>, node: &Option<crate::config::document::Node>, why: &str) {
+fn add_problem(top: &mut TableReader<'_>, key: &'static str, node: Option<&Node>, why: &str) {
     if let Some(node) = node {
-        top.push_invalid(node, "mcp_servers", why);
+        top.push_invalid(node, key, why);
     }
 }
 

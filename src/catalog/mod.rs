@@ -9,6 +9,7 @@ use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRefError;
 
 pub mod context_files;
+pub mod file_reader;
 pub mod mcp_servers;
 pub mod prompt;
 pub mod read;

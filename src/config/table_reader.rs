@@ -414,6 +414,11 @@ impl TableReader<'_> {
         }
     }
 
+    /// Whether no key is left to read.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
     /// Whether the key's value comes from a variable or a flag.
     pub fn is_from_env_or_flag(&self, key: &str) -> bool {
         let node = self.table.get(key);
