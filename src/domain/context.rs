@@ -1,16 +1,18 @@
 //! `[context]` of an agent, and what the record keeps of a conversation that was made shorter.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
+use crate::domain::agent::schema::SectionSchema;
 use crate::domain::agent::settings::{Choice, Section, Setting, Visitor};
 
 /// A lower share of the window has no room for a summary.
 const MIN_COMPACT_AT: f64 = 0.1;
 
 /// What becomes of a conversation that outgrows its model's context window.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "AgentContext")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContextSettings {
     /// The share of the window that a request may fill, from which the tokens kept for the reply are taken off first.
     pub compact_at: f64,
@@ -28,6 +30,20 @@ impl Default for ContextSettings {
             strategy: ContextStrategy::default(),
             recall: false,
         }
+    }
+}
+
+impl JsonSchema for ContextSettings {
+    fn schema_name() -> Cow<'static, str> {
+        SectionSchema::<Self>::schema_name()
+    }
+
+    fn schema_id() -> Cow<'static, str> {
+        SectionSchema::<Self>::schema_id()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        SectionSchema::<Self>::json_schema(generator)
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What parts a server's name from its tool's in the name that models know.
@@ -65,6 +66,81 @@ impl McpTransport {
             Self::StreamableHttp { .. } => "streamable-http",
         }
     }
+}
+
+/// An MCP server, without arguments, variables, headers and the query of its URL, which may hold secrets.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "AgentMcpServer")]
+pub struct McpServerView<'a> {
+    name: &'a str,
+    transport: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    args: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    env: Option<BTreeMap<&'a str, &'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    headers: Option<BTreeMap<&'a str, &'a str>>,
+    tools: &'a [String],
+    /// The longest time that one call may take, in seconds.
+    timeout: u64,
+    /// Whether a run fails if the server is unavailable when the run starts.
+    required: bool,
+}
+
+impl<'a> McpServerView<'a> {
+    /// Without what may be a secret.
+    pub fn for_client(server: &'a McpServer) -> Self {
+        let view = Self::for_operator(server);
+        Self {
+            args: None,
+            env: None,
+            url: view.url.and_then(|url| url.split(['?', '#']).next()),
+            headers: None,
+            ..view
+        }
+    }
+
+    /// With everything that a file has, except that texts without variables are masked: they may be secrets.
+    pub fn for_operator(server: &'a McpServer) -> Self {
+        let view = Self {
+            name: &server.name,
+            transport: server.transport.name(),
+            command: None,
+            args: None,
+            env: None,
+            url: None,
+            headers: None,
+            tools: &server.tools,
+            timeout: server.timeout.as_secs(),
+            required: server.required,
+        };
+        match &server.transport {
+            McpTransport::Stdio { command, args, env } => Self {
+                command: Some(command),
+                args: Some(args),
+                env: Some(redacted(env)),
+                ..view
+            },
+            McpTransport::StreamableHttp { url, headers } => Self {
+                url: Some(url),
+                headers: Some(redacted(headers)),
+                ..view
+            },
+        }
+    }
+}
+
+fn redacted(templates: &BTreeMap<String, Template>) -> BTreeMap<&str, &str> {
+    let entries = templates.iter();
+    let entries = entries.map(|(name, template)| (name.as_str(), template.redacted()));
+    entries.collect()
 }
 
 /// A text that may hold secrets and `${VAR}`s, as written: what stands for them is put in where it is used.

@@ -20,6 +20,7 @@ use crate::domain::webhook::Webhook;
 pub mod model_ref;
 pub mod params;
 pub mod response_format;
+pub mod schema;
 pub mod settings;
 
 /// The deepest tree that any configuration may ask for.
