@@ -15,6 +15,7 @@ pub mod prompt;
 pub mod read;
 pub mod reload;
 pub mod template;
+pub mod view;
 
 /// A snapshot of all definitions, sorted by name. Never edited: a reload swaps the whole.
 #[derive(Clone, Debug, Default)]

@@ -184,8 +184,43 @@ You are a careful assistant. Answer in plain words, and say so when you do not k
 mod tests {
     use std::path::Path;
 
-    use super::template;
+    use super::{TEMPLATE, template};
     use crate::catalog::read::read;
+    use crate::domain::agent::Agent;
+    use crate::domain::agent::settings::{Presence, Section, Setting, Visitor};
+
+    /// Fails for a setting that the template does not explain.
+    struct KeyCheck;
+
+    impl Visitor for KeyCheck {
+        fn setting(&mut self, key: &'static str, setting: Setting<'_>) {
+            let text = match &setting {
+                Setting::McpServers(_) => format!("[[{key}]]"),
+                Setting::ResponseFormat(_) => format!(".{key}]"),
+                _ => format!("{key} = "),
+            };
+            assert!(TEMPLATE.contains(&text), "the template lacks {key}");
+        }
+
+        fn section<S: Section>(&mut self, key: &'static str, section: &mut S) {
+            assert!(TEMPLATE.contains(&format!("\n[{key}]\n")), "{key}");
+            section.visit(self);
+        }
+
+        fn optional_section<S: Section>(
+            &mut self,
+            key: &'static str,
+            _presence: Presence,
+            _section: &mut Option<S>,
+        ) {
+            self.section(key, &mut S::default());
+        }
+    }
+
+    #[test]
+    fn every_setting_is_explained() {
+        Agent::default().visit(&mut KeyCheck);
+    }
 
     #[test]
     fn it_passes_the_check_as_it_is_and_with_every_key_uncommented() {
