@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::value::RawValue;
 
 use crate::config::models::ModelFacts;
 use crate::domain::agent::params::Params;
@@ -13,7 +14,6 @@ use crate::domain::message::{AssistantMessage, Message, ToolSpec};
 use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::TokenUsage;
-use crate::providers::batches::{BatchClient, BatchItem};
 
 pub mod anthropic;
 pub mod batches;
@@ -25,6 +25,7 @@ pub mod http_client;
 pub mod model_params;
 pub mod ollama;
 pub mod openai_chat;
+pub mod openai_fields;
 pub mod openai_responses;
 pub mod reasoning;
 pub mod registry;
@@ -35,6 +36,7 @@ pub mod scripted;
 pub mod stream_decoder;
 pub mod token_counts;
 pub mod tool_call_codec;
+pub mod wire_json;
 
 /// A service that answers turns.
 pub trait Provider: Send + Sync + 'static {
@@ -65,7 +67,7 @@ pub trait Provider: Send + Sync + 'static {
 /// A provider that sells batches.
 pub trait BatchProvider: Send + Sync {
     /// Where they are made and looked at.
-    fn batch_client(&self) -> &BatchClient;
+    fn batch_client(&self) -> &dyn BatchClient;
 
     /// The request as a batch takes it.
     ///
@@ -81,6 +83,84 @@ pub trait BatchProvider: Send + Sync {
         body: Bytes,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
+}
+
+/// The batches of a service.
+pub trait BatchClient: Send + Sync {
+    /// The longest pause between two looks at a batch.
+    fn max_poll_interval(&self) -> Duration;
+
+    /// Hands a request over; the id of its batch. `name` is what the request is known by there.
+    fn create<'a>(
+        &'a self,
+        name: &'a str,
+        item: &'a BatchItem,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<String, ProviderError>>;
+
+    /// The id of the batch of a request that was handed over; `None` if there is none, or if the service cannot find it.
+    fn find<'a>(
+        &'a self,
+        name: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<Option<String>, ProviderError>>;
+
+    /// Looks at a batch, and fetches what it has for the request once it is done.
+    ///
+    /// # Errors
+    /// The look failed, which says nothing of the batch.
+    fn poll<'a>(
+        &'a self,
+        batch: &'a str,
+        name: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<BatchStatus, ProviderError>>;
+
+    /// Asks the service not to begin with a batch.
+    fn cancel<'a>(
+        &'a self,
+        batch: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<(), ProviderError>>;
+}
+
+/// The request of a batch.
+pub struct BatchItem {
+    /// OpenAI: the endpoint that it is for.
+    pub path: &'static str,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+impl BatchItem {
+    /// The body as JSON.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn json(&self) -> Result<&RawValue, ProviderError> {
+        serde_json::from_slice(&self.body).map_err(|error| {
+            let message = format!("the request cannot be written as JSON: {error}");
+            ProviderError::new(ErrorCategory::BadRequest, message)
+        })
+    }
+}
+
+/// What a look at a batch found.
+#[derive(Debug)]
+pub enum BatchStatus {
+    /// It is not done.
+    InProgress,
+    /// What the service answered, as it would have at once.
+    Completed {
+        /// HTTP's status.
+        status: u16,
+        /// The body.
+        body: Bytes,
+    },
+    /// There is no answer, and why.
+    Failed(ProviderError),
+    /// The service had no time for it.
+    Expired,
 }
 
 /// What comes before a reply is whole.

@@ -16,13 +16,15 @@ use crate::domain::usage::TokenUsage;
 use crate::providers::content_parts::{self, Base64, ContentPart};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::endpoint::Endpoint;
-use crate::providers::http_client::{BaseUrl, BodyPart, HttpClient, KeyHeader};
-use crate::providers::reply_builder::ReplyBuilder;
+use crate::providers::http_client::base_url::BaseUrl;
+use crate::providers::http_client::headers::KeyHeader;
+use crate::providers::http_client::{BodyPart, HttpClient, PartError};
+use crate::providers::reply_builder::{ReplyBuilder, append};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::token_counts::{Lenient, TokenCount, TokenCounts};
 use crate::providers::{
     ChatRequest, Delta, ErrorCategory, Provider, ProviderError, Reply, ReplyOutcome, error_mapping,
-    http_client, tool_call_codec,
+    tool_call_codec, wire_json,
 };
 
 const DEFAULT_BASE_URL: &str = "http://localhost:11434";
@@ -358,7 +360,7 @@ impl ReplyBuilder for OllamaReplyBuilder {
         &mut self,
         part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<bool, ProviderError> {
+    ) -> Result<bool, PartError> {
         let (BodyPart::Document(text) | BodyPart::Message(text)) = part;
         self.push_line(text, deltas)
     }
@@ -411,24 +413,24 @@ impl OllamaReplyBuilder {
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<bool, ProviderError> {
-        let line: ResponseLine<'_> = http_client::parse_json(text).inspect_err(|_| {
+    ) -> Result<bool, PartError> {
+        let line: ResponseLine<'_> = wire_json::parse(text).inspect_err(|_| {
             if let Ok(usage) = serde_json::from_str::<UsageLine>(text) {
                 self.set_usage(usage.prompt_eval_count, usage.eval_count, deltas);
                 self.is_finished = usage.done.0 == Some(true);
             }
         })?;
         if line.error.is_some() {
-            return Err(error_mapping::from_error_body(text));
+            return Err(error_mapping::from_error_body(text).into());
         }
         if let Some(message) = line.message {
             if let Some(content) = message.content.filter(|content| !content.is_empty()) {
                 deltas(Delta::Text(&content));
-                http_client::append(&mut self.text, content);
+                append(&mut self.text, content);
             }
             if let Some(thinking) = message.thinking.filter(|text| !text.is_empty()) {
                 deltas(Delta::Reasoning(&thinking));
-                http_client::append(&mut self.thinking, thinking);
+                append(&mut self.thinking, thinking);
             }
             for call in message.tool_calls.into_iter().flatten() {
                 tool_call_codec::check_call_count(self.calls.len() + 1)?;

@@ -1,7 +1,7 @@
 //! Drops the thinking of earlier replies where it may not go back. Pure.
 
 use crate::domain::message::Message;
-use crate::providers::openai_chat;
+use crate::providers::openai_chat::echo_payload;
 
 /// Drops the thinking of these messages, because what stands before it is not what the model saw: providers check that.
 /// What a service refuses a tool call without stays.
@@ -12,7 +12,7 @@ pub fn strip_reasoning(messages: &mut [Message]) {
             reply.echo = reply
                 .echo
                 .take()
-                .and_then(|echo| openai_chat::without_reasoning(echo, has_calls));
+                .and_then(|echo| echo_payload::without_reasoning(echo, has_calls));
         }
     }
 }

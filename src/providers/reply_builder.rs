@@ -1,7 +1,7 @@
 //! Reads a reply from a service's answer, whole or as a stream, on any wire. Knows no service's JSON.
 
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::http_client::{BodyPart, HttpClient, HttpResponse};
+use crate::providers::http_client::{BodyPart, HttpClient, HttpResponse, PartError};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::{Delta, ProviderError, Reply};
 
@@ -18,7 +18,7 @@ pub trait ReplyBuilder: Default + Send {
         &mut self,
         part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<bool, ProviderError>;
+    ) -> Result<bool, PartError>;
 
     /// Whether all that the reply used has been reported.
     fn has_final_usage(&self) -> bool;
@@ -58,4 +58,12 @@ pub async fn read_reply<B: ReplyBuilder>(
             reply.map_err(|error| client.reply_error(error))
         })
         .map_err(|error| error.with_final_usage(has_final_usage))
+}
+
+/// Adds `more` to `text`; the first piece, often the only one, is not copied.
+pub fn append(text: &mut String, more: String) {
+    match text.is_empty() {
+        true => *text = more,
+        false => text.push_str(&more),
+    }
 }

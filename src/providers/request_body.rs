@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 
-use crate::providers::{ChatRequest, ErrorCategory, ProviderError, http_client};
+use crate::providers::{ChatRequest, ErrorCategory, ProviderError, wire_json};
 
 /// The body as JSON, with what the configuration and the request merge into it last.
 ///
@@ -15,7 +15,7 @@ pub fn serialize_with_extra(
     body: &impl Serialize,
     request: &ChatRequest<'_>,
 ) -> Result<Vec<u8>, ProviderError> {
-    let json = http_client::serialize_json(body)?;
+    let json = wire_json::serialize(body)?;
     let model_extra = request.facts.map(|facts| &facts.extra);
     let extras: Vec<_> = model_extra
         .into_iter()

@@ -15,7 +15,8 @@ pub enum StreamFormat {
 }
 
 /// A message is longer than allowed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("response too large")]
 pub struct ReplyTooLarge;
 
 /// A body's messages, as far as they have come.

@@ -15,9 +15,11 @@ use crate::engine::record::blobs;
 use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
-use crate::providers::batches::{BatchClient, BatchStatus};
 use crate::providers::registry::ProviderHandle;
-use crate::providers::{BatchProvider, ChatRequest, Delta, ErrorCategory, ProviderError, Reply};
+use crate::providers::{
+    BatchClient, BatchProvider, BatchStatus, ChatRequest, Delta, ErrorCategory, ProviderError,
+    Reply,
+};
 
 /// A batch that takes longer than this has expired; services promise a reply within a day.
 const MAX_BATCH_AGE: SignedDuration = SignedDuration::from_hours(24);
@@ -177,15 +179,15 @@ async fn submit(
 /// Polls the batch until it is done or has expired.
 async fn poll_until_done(
     run: &ActiveRun,
-    batches: &BatchClient,
+    batches: &dyn BatchClient,
     submitted: &SubmittedBatch,
     name: &str,
     key: Option<&SecretString>,
 ) -> Result<Result<BatchStatus, ProviderError>, TurnError> {
-    let mut pause = FIRST_POLL_INTERVAL.min(batches.max_poll_interval);
+    let mut pause = FIRST_POLL_INTERVAL.min(batches.max_poll_interval());
     loop {
         pause::within_deadline(run, tokio::time::sleep(pause)).await?;
-        pause = (pause * 2).min(batches.max_poll_interval);
+        pause = (pause * 2).min(batches.max_poll_interval());
         let poll = batches.poll(&submitted.batch_id, name, key);
         match pause::within_deadline(run, tokio::time::timeout(POLL_TIMEOUT, poll)).await? {
             Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
@@ -208,7 +210,7 @@ async fn poll_until_done(
 
 /// Cancels a batch that no run waits for. The service may charge for what it has already processed.
 async fn cancel_batch(
-    batches: &BatchClient,
+    batches: &dyn BatchClient,
     submitted: &SubmittedBatch,
     key: Option<&SecretString>,
 ) {

@@ -10,14 +10,14 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::message::{AssistantMessage, Echo, ToolCall};
 use crate::domain::usage::TokenUsage;
 use crate::providers::echo::ReplyOrigin;
-use crate::providers::http_client::BodyPart;
-use crate::providers::openai_chat::service_tier_delta;
-use crate::providers::reply_builder::ReplyBuilder;
+use crate::providers::http_client::{BodyPart, PartError};
+use crate::providers::openai_fields::service_tier_delta;
+use crate::providers::reply_builder::{ReplyBuilder, append};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::token_counts::{self, Lenient, TokenCount, TokenCounts, TokenDetails};
 use crate::providers::{
-    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, http_client,
-    tool_call_codec,
+    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
+    wire_json,
 };
 
 /// A whole response, and what the last event of a stream carries.
@@ -168,7 +168,7 @@ impl ReplyBuilder for ResponsesReplyBuilder {
         &mut self,
         part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<bool, ProviderError> {
+    ) -> Result<bool, PartError> {
         match part {
             BodyPart::Message(data) if data.trim() == "[DONE]" => Ok(true),
             BodyPart::Message(text) => self.push_event(text, deltas),
@@ -234,10 +234,10 @@ impl ResponsesReplyBuilder {
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<bool, ProviderError> {
-        let event: Event<'_> = http_client::parse_json(text)?;
+    ) -> Result<bool, PartError> {
+        let event: Event<'_> = wire_json::parse(text)?;
         if event.error.is_some() || event.kind == "error" {
-            return Err(error_mapping::from_error_body(text));
+            return Err(error_mapping::from_error_body(text).into());
         }
         match event.kind.as_ref() {
             "response.output_item.added" | "response.output_item.done" => {
@@ -248,7 +248,7 @@ impl ResponsesReplyBuilder {
             }
             "response.output_text.delta" | "response.refusal.delta" => {
                 let delta: String = match event.delta {
-                    Some(delta) => http_client::parse_json(delta.get())?,
+                    Some(delta) => wire_json::parse(delta.get())?,
                     None => return Ok(false),
                 };
                 self.is_refused |= event.kind == "response.refusal.delta" && !delta.is_empty();
@@ -260,7 +260,7 @@ impl ResponsesReplyBuilder {
             }
             "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
                 if let Some(delta) = event.delta {
-                    let delta: String = http_client::parse_json(delta.get())?;
+                    let delta: String = wire_json::parse(delta.get())?;
                     let item = self.find_or_start(&event, || ItemKind::Reasoning(false))?;
                     emit_reasoning(item, &delta, deltas);
                 }
@@ -271,10 +271,10 @@ impl ResponsesReplyBuilder {
             }
             "response.function_call_arguments.delta" => {
                 if let Some(delta) = event.delta {
-                    let delta: String = http_client::parse_json(delta.get())?;
+                    let delta: String = wire_json::parse(delta.get())?;
                     let item = self.find_or_start(&event, ItemKind::new_call)?;
                     if let ItemKind::Call { argument_text, .. } = &mut item.kind {
-                        http_client::append(argument_text, delta);
+                        append(argument_text, delta);
                     }
                 }
             }
@@ -292,7 +292,7 @@ impl ResponsesReplyBuilder {
                     self.push_response(response.get(), deltas)?;
                 }
                 return match event.kind.as_ref() {
-                    "response.failed" => Err(error_mapping::from_error_body(text)),
+                    "response.failed" => Err(error_mapping::from_error_body(text).into()),
                     _ => Ok(true),
                 };
             }
@@ -307,9 +307,9 @@ impl ResponsesReplyBuilder {
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), PartError> {
         self.is_finished = true;
-        let response: ResponseIn<'_> = http_client::parse_json(text).inspect_err(|_| {
+        let response: ResponseIn<'_> = wire_json::parse(text).inspect_err(|_| {
             self.set_usage(
                 token_counts::parse_usage_only(text).and_then(UsageIn::into_usage),
                 deltas,
@@ -320,10 +320,10 @@ impl ResponsesReplyBuilder {
         }
         self.set_usage(response.usage.0.and_then(UsageIn::into_usage), deltas);
         if let Some(error) = response.error {
-            return Err(error_mapping::from_error_body(error.get()));
+            return Err(error_mapping::from_error_body(error.get()).into());
         }
         if response.status.as_deref() == Some("failed") {
-            return Err(error_mapping::from_error_body(text));
+            return Err(error_mapping::from_error_body(text).into());
         }
         self.model = response.model.or(self.model.take());
         let reason = response
@@ -347,8 +347,8 @@ impl ResponsesReplyBuilder {
         raw: &RawValue,
         is_done: bool,
         deltas: &mut dyn FnMut(Delta<'_>),
-    ) -> Result<(), ProviderError> {
-        let parsed: ItemIn<'_> = http_client::parse_json(raw.get())?;
+    ) -> Result<(), PartError> {
+        let parsed: ItemIn<'_> = wire_json::parse(raw.get())?;
         let id = parsed.id.unwrap_or_default();
         let kind = match parsed.kind.as_ref() {
             "message" => ItemKind::Message(0),
@@ -397,11 +397,11 @@ impl ResponsesReplyBuilder {
             Ok(parts) => parts.into_iter().fold(String::new(), |mut text, part| {
                 let refusal = part.refusal.unwrap_or_default();
                 self.is_refused |= !refusal.is_empty();
-                http_client::append(&mut text, part.text.unwrap_or_default());
-                http_client::append(&mut text, refusal);
+                append(&mut text, part.text.unwrap_or_default());
+                append(&mut text, refusal);
                 text
             }),
-            Err(_) => http_client::parse_json::<Option<String>>(content.get())?.unwrap_or_default(),
+            Err(_) => wire_json::parse::<Option<String>>(content.get())?.unwrap_or_default(),
         };
         // What deltas told stands; a service may send none.
         if let ItemKind::Message(emitted) = &mut item.kind
@@ -426,7 +426,7 @@ impl ResponsesReplyBuilder {
     fn push_text(&mut self, text: String, deltas: &mut dyn FnMut(Delta<'_>)) {
         if !text.is_empty() {
             deltas(Delta::Text(&text));
-            http_client::append(&mut self.text, text);
+            append(&mut self.text, text);
         }
     }
 

@@ -1,27 +1,31 @@
 //! The one HTTP client of the providers: sends a body, reads the reply whole or in messages, within bounds, and turns
 //! every way this can fail into a [`ProviderError`]. Knows no service's JSON, no retry policy and no run.
 
-use std::borrow::Cow;
 use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
-};
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use jiff::Timestamp;
 use reqwest::{Body, Client, Request, Response, Url};
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
 
 use crate::config;
 use crate::domain::trace::TraceContext;
+use crate::providers::http_client::base_url::BaseUrl;
+use crate::providers::http_client::headers::{
+    KEY_HEADERS, KeyHeader, default_headers, sensitive_value,
+};
 use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat};
+use crate::providers::wire_json::UnreadableJson;
 use crate::providers::{ErrorCategory, ProviderError, error_mapping};
-use crate::ssrf::{is_loopback, root_cause};
+use crate::ssrf::root_cause;
+
+pub mod base_url;
+pub mod headers;
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,109 +39,6 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Secrets shorter than this are not looked for in messages: they would be found in any text.
 const MIN_SECRET_LEN: usize = 6;
-
-/// Anthropic's header for its key.
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// The headers that carry a key to one service or another: with a person's own key none of them is the operator's.
-const KEY_HEADERS: [HeaderName; 4] = [
-    AUTHORIZATION,
-    X_API_KEY,
-    HeaderName::from_static("api-key"),
-    HeaderName::from_static("x-goog-api-key"),
-];
-
-/// The header in which a service takes its key.
-#[derive(Clone, Copy, Debug)]
-pub enum KeyHeader {
-    /// `x-api-key`
-    ApiKey,
-    /// `authorization: Bearer …`
-    Bearer,
-}
-
-impl KeyHeader {
-    fn name(self) -> HeaderName {
-        match self {
-            Self::ApiKey => X_API_KEY,
-            Self::Bearer => AUTHORIZATION,
-        }
-    }
-
-    /// The header's value; `None` if a header cannot hold the key.
-    fn value(self, key: &SecretString) -> Option<HeaderValue> {
-        let key = key.expose_secret().trim();
-        match self {
-            Self::ApiKey => sensitive_value(key),
-            Self::Bearer => sensitive_value(&format!("Bearer {key}")),
-        }
-    }
-}
-
-/// Where a service is.
-#[derive(Clone, Debug)]
-pub struct BaseUrl {
-    url: Url,
-}
-
-impl BaseUrl {
-    /// Reads `http(s)://host[:port][/path]`, with or without a slash at its end. An address without a scheme is `http`.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        let error_message = |problem: &str| {
-            format!("base_url {problem}; it should look like http://localhost:8000/v1")
-        };
-        let full = match text.contains("://") {
-            true => Cow::Borrowed(text),
-            false => Cow::Owned(format!("http://{text}")),
-        };
-        // The text itself is not repeated: it may hold a password.
-        let mut url =
-            Url::parse(&full).map_err(|error| error_message(&format!("is not a URL ({error})")))?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(error_message("must start with http:// or https://"));
-        }
-        if !url.username().is_empty() || url.password().is_some() {
-            return Err(error_message(
-                "must not hold a user or password (use api_key or headers)",
-            ));
-        }
-        let path = url.path().trim_end_matches('/').to_owned();
-        url.set_path(&path);
-        url.set_fragment(None);
-        Ok(Self { url })
-    }
-
-    /// Whether it is more than a scheme and an authority.
-    pub fn has_path(&self) -> bool {
-        self.url.path() != "/"
-    }
-
-    /// The host's name.
-    pub fn host(&self) -> &str {
-        self.url.host_str().unwrap_or_default()
-    }
-
-    /// This address with `path` (which starts with a slash) at its end; a query stays.
-    pub fn join(&self, path: &str) -> Self {
-        let mut url = self.url.clone();
-        let full_path = format!("{}{path}", self.url.path().trim_end_matches('/'));
-        url.set_path(&full_path);
-        Self { url }
-    }
-
-    fn is_loopback(&self) -> bool {
-        is_loopback(self.host())
-    }
-}
-
-impl std::fmt::Display for BaseUrl {
-    /// Without slash at its end and without query, which may hold a key.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut url = self.url.clone();
-        url.set_query(None);
-        f.write_str(url.as_str().trim_end_matches('/'))
-    }
-}
 
 /// A service's client: its address, its headers, its bounds and its pooled connections, which copies share.
 #[derive(Clone)]
@@ -219,6 +120,50 @@ pub enum BodyPart<'a> {
     Message(&'a str),
 }
 
+/// Why a part of a reply was rejected.
+#[derive(Debug)]
+pub enum PartError {
+    /// It is not the JSON that the wire has.
+    Unreadable(UnreadableJson),
+    Failed(ProviderError),
+}
+
+impl From<UnreadableJson> for PartError {
+    fn from(error: UnreadableJson) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+impl From<ProviderError> for PartError {
+    fn from(error: ProviderError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<PartError> for ProviderError {
+    fn from(error: PartError) -> Self {
+        match error {
+            PartError::Unreadable(error) => error.into(),
+            PartError::Failed(error) => error,
+        }
+    }
+}
+
+/// Why a body could not be read whole.
+enum BodyError {
+    TooLarge(ReplyTooLarge),
+    BrokeOff(ProviderError),
+}
+
+impl From<BodyError> for ProviderError {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::TooLarge(error) => error.into(),
+            BodyError::BrokeOff(error) => error,
+        }
+    }
+}
+
 impl HttpClient {
     /// A client that posts to `base` and `path` with the configured key. The headers of the config win over its own.
     pub fn new(
@@ -227,7 +172,7 @@ impl HttpClient {
         path: &str,
         key_header: KeyHeader,
     ) -> Result<Self, String> {
-        let BaseUrl { url } = base.join(path);
+        let url = base.join(path).into_url();
         let mut builder = Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
@@ -288,7 +233,7 @@ impl HttpClient {
     /// The same client for another path of its service.
     pub fn with_path(&self, base: &BaseUrl, path: &str) -> Self {
         Self {
-            url: base.join(path).url,
+            url: base.join(path).into_url(),
             ..self.clone()
         }
     }
@@ -322,7 +267,7 @@ impl HttpClient {
         api_request: ApiRequest<'_>,
         key: Option<&SecretString>,
     ) -> Result<Bytes, ProviderError> {
-        let BaseUrl { mut url } = base.join(api_request.path);
+        let mut url = base.join(api_request.path).into_url();
         if let Some(query) = api_request.query {
             url.set_query(Some(query));
         }
@@ -340,9 +285,10 @@ impl HttpClient {
             *request.body_mut() = Some(api_request.body.into());
         }
         let result = match self.client.execute(request).await {
-            Ok(mut response) if response.status().is_success() => {
-                self.read_full_body(&mut response).await
-            }
+            Ok(mut response) if response.status().is_success() => self
+                .read_full_body(&mut response)
+                .await
+                .map_err(ProviderError::from),
             Ok(response) => Err(Box::pin(self.read_error_response(response)).await),
             Err(error) => Err(self.connection_error(&error)),
         };
@@ -373,7 +319,7 @@ impl HttpClient {
         HttpResponse(mut response): HttpResponse,
         format: StreamFormat,
         stream: bool,
-        mut on_part: impl FnMut(BodyPart<'_>) -> Result<bool, ProviderError> + Send,
+        mut on_part: impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send,
     ) -> Result<(), ProviderError> {
         if !response.status().is_success() {
             // Boxed because it is rare and would make every waiting request larger.
@@ -382,10 +328,10 @@ impl HttpClient {
         let result = match is_stream(&response, format, stream) {
             true => self.read_stream(&mut response, format, &mut on_part).await,
             false => match self.read_full_body(&mut response).await {
-                Ok(body) => {
-                    on_part(BodyPart::Document(&String::from_utf8_lossy(&body))).map(|_| ())
-                }
-                Err(error) => Err(error),
+                Ok(body) => on_part(BodyPart::Document(&String::from_utf8_lossy(&body)))
+                    .map(drop)
+                    .map_err(ProviderError::from),
+                Err(error) => Err(error.into()),
             },
         };
         result.map_err(|error| self.reply_error(error))
@@ -401,7 +347,7 @@ impl HttpClient {
         &self,
         response: &mut Response,
         format: StreamFormat,
-        on_part: &mut (impl FnMut(BodyPart<'_>) -> Result<bool, ProviderError> + Send),
+        on_part: &mut (impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send),
     ) -> Result<(), ProviderError> {
         let mut decoder = StreamDecoder::new(format, self.max_reply);
         let mut remaining = self.max_reply;
@@ -428,8 +374,9 @@ impl HttpClient {
         let is_complete = match decoder.finish() {
             // Half a message is no surprise here, but an error that the service reported must not be lost.
             Some(rest) => match on_part(BodyPart::Message(&rest)) {
-                Err(error) if !error.message.starts_with(PARSE_ERROR_PREFIX) => return Err(error),
-                result => result.unwrap_or(false),
+                Err(PartError::Failed(error)) => return Err(error),
+                Err(PartError::Unreadable(_)) => false,
+                Ok(is_complete) => is_complete,
             },
             None => false,
         };
@@ -442,7 +389,7 @@ impl HttpClient {
         }
     }
 
-    async fn read_full_body(&self, response: &mut Response) -> Result<Bytes, ProviderError> {
+    async fn read_full_body(&self, response: &mut Response) -> Result<Bytes, BodyError> {
         let mut total = 0;
         let mut body: Option<Vec<u8>> = None;
         let mut first = Bytes::new();
@@ -450,9 +397,12 @@ impl HttpClient {
         while let Some(chunk) = response
             .chunk()
             .await
-            .map_err(|error| self.body_error(&error))?
+            .map_err(|error| BodyError::BrokeOff(self.body_error(&error)))?
         {
-            self.check_size(&mut total, &chunk)?;
+            total += chunk.len();
+            if total > self.max_reply {
+                return Err(BodyError::TooLarge(ReplyTooLarge));
+            }
             match &mut body {
                 Some(body) => body.extend_from_slice(&chunk),
                 None if first.is_empty() => first = chunk,
@@ -462,25 +412,19 @@ impl HttpClient {
         Ok(body.map_or(first, Bytes::from))
     }
 
-    fn check_size(&self, total: &mut usize, chunk: &Bytes) -> Result<(), ProviderError> {
-        *total += chunk.len();
-        match *total > self.max_reply {
-            true => Err(ReplyTooLarge.into()),
-            false => Ok(()),
-        }
-    }
-
     /// Reads why the service said no.
     async fn read_error_response(&self, mut response: Response) -> ProviderError {
         let status = response.status();
         let retry_after = error_mapping::retry_after(response.headers(), Timestamp::now());
         match tokio::time::timeout(ERROR_BODY_TIMEOUT, self.read_full_body(&mut response)).await {
-            Ok(Err(too_long)) if too_long.message == TOO_LARGE_MESSAGE => ProviderError {
-                message: TOO_LARGE_MESSAGE.to_owned(),
+            Ok(Err(BodyError::TooLarge(too_large))) => ProviderError {
+                message: too_large.to_string(),
                 ..error_mapping::from_status(status, "", retry_after)
             },
             // The status has come, so what it means is known, whatever became of the words.
-            Ok(Err(_)) | Err(_) => error_mapping::from_status(status, "", retry_after),
+            Ok(Err(BodyError::BrokeOff(_))) | Err(_) => {
+                error_mapping::from_status(status, "", retry_after)
+            }
             Ok(Ok(body)) => {
                 error_mapping::from_status(status, &String::from_utf8_lossy(&body), retry_after)
             }
@@ -544,40 +488,9 @@ impl HttpClient {
     }
 }
 
-/// The error of a reply that exceeds its bound.
-const TOO_LARGE_MESSAGE: &str = "response too large";
-/// How the error of a reply that cannot be read begins.
-const PARSE_ERROR_PREFIX: &str = "failed to parse response";
-
 impl From<ReplyTooLarge> for ProviderError {
-    fn from(_: ReplyTooLarge) -> Self {
-        Self::new(ErrorCategory::Server, TOO_LARGE_MESSAGE)
-    }
-}
-
-/// Reads a service's JSON.
-pub fn parse_json<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ProviderError> {
-    serde_json::from_str(text).map_err(|error| {
-        ProviderError::new(
-            ErrorCategory::Server,
-            format!("{PARSE_ERROR_PREFIX}: {error}"),
-        )
-    })
-}
-
-/// Writes a request's JSON.
-pub fn serialize_json(body: &impl Serialize) -> Result<Vec<u8>, ProviderError> {
-    serde_json::to_vec(body).map_err(|error| {
-        let message = format!("the request cannot be written as JSON: {error}");
-        ProviderError::new(ErrorCategory::BadRequest, message)
-    })
-}
-
-/// Adds `more` to `text`; the first piece, often the only one, is not copied.
-pub fn append(text: &mut String, more: String) {
-    match text.is_empty() {
-        true => *text = more,
-        false => text.push_str(&more),
+    fn from(error: ReplyTooLarge) -> Self {
+        Self::new(ErrorCategory::Server, error.to_string())
     }
 }
 
@@ -602,40 +515,6 @@ fn is_stream(response: &Response, format: StreamFormat, stream: bool) -> bool {
     is_type(stream_type) || (stream && !is_document)
 }
 
-fn default_headers(config: &config::Provider, key_header: KeyHeader) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::new();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(
-        USER_AGENT,
-        HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION"))),
-    );
-    if let Some(key) = &config.api_key {
-        let value = key_header
-            .value(key)
-            .ok_or_else(|| "its api_key has characters that no header may have".to_owned())?;
-        headers.insert(key_header.name(), value);
-    }
-    for (name, value) in &config.headers {
-        let header = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("headers.{name} is not a header's name"))?;
-        if [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING].contains(&header) {
-            return Err(format!(
-                "headers.{name} is set by the HTTP client: remove it"
-            ));
-        }
-        let value = sensitive_value(value.expose_secret())
-            .ok_or_else(|| format!("headers.{name} has characters that no header may have"))?;
-        headers.insert(header, value);
-    }
-    Ok(headers)
-}
-
-fn sensitive_value(text: &str) -> Option<HeaderValue> {
-    let mut value = HeaderValue::from_str(text.trim()).ok()?;
-    value.set_sensitive(true);
-    Some(value)
-}
-
 fn is_connection_refused(error: &reqwest::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -651,32 +530,4 @@ fn is_connection_refused(error: &reqwest::Error) -> bool {
 
 fn error_cause(error: &reqwest::Error) -> String {
     root_cause(error).unwrap_or_else(|| "the HTTP client gave no reason".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::BaseUrl;
-
-    #[test]
-    fn an_address_is_read_with_or_without_its_trimmings() {
-        let normalized = |text: &str| BaseUrl::parse(text).expect("an address").to_string();
-        assert_eq!(
-            normalized("http://localhost:8000/"),
-            "http://localhost:8000"
-        );
-        assert_eq!(normalized(" https://a.b/v1// "), "https://a.b/v1");
-        assert_eq!(normalized("127.0.0.1:11434"), "http://127.0.0.1:11434");
-        assert_eq!(normalized("https://a.b/v1?key=secret"), "https://a.b/v1");
-        let joined = BaseUrl::parse("https://a.b/v1/?q=1")
-            .expect("an address")
-            .join("/chat");
-        assert_eq!(joined.url.as_str(), "https://a.b/v1/chat?q=1");
-        for bad in ["", "ftp://a", "http://", "http://me:secret@a", "http://a b"] {
-            let message = BaseUrl::parse(bad).expect_err("no address");
-            assert!(
-                message.starts_with("base_url ") && !message.contains("secret"),
-                "{message}"
-            );
-        }
-    }
 }

@@ -1,0 +1,198 @@
+//! Anthropic's batches (<https://platform.claude.com/docs/en/api/messages/batches>): a list of requests, and a list of
+//! replies. Each batch here has one request. Knows no run.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::providers::batches::{
+    body_text, cancelled_status, completed_status, no_reply_status, parse_body, parse_id,
+    result_lines,
+};
+use crate::providers::http_client::base_url::BaseUrl;
+use crate::providers::http_client::{ApiRequest, HttpClient};
+use crate::providers::{
+    BatchClient, BatchItem, BatchStatus, ProviderError, error_mapping, wire_json,
+};
+
+/// The batches of one service.
+pub struct AnthropicBatches {
+    client: HttpClient,
+    base_url: BaseUrl,
+    max_poll_interval: Duration,
+}
+
+impl AnthropicBatches {
+    pub fn new(client: &HttpClient, base_url: &BaseUrl, max_poll_interval: Duration) -> Self {
+        Self {
+            client: client.clone(),
+            base_url: base_url.clone(),
+            max_poll_interval,
+        }
+    }
+
+    async fn call(
+        &self,
+        request: ApiRequest<'_>,
+        key: Option<&SecretString>,
+    ) -> Result<Bytes, ProviderError> {
+        self.client.call_api(&self.base_url, request, key).await
+    }
+}
+
+impl BatchClient for AnthropicBatches {
+    fn max_poll_interval(&self) -> Duration {
+        self.max_poll_interval
+    }
+
+    fn create<'a>(
+        &'a self,
+        name: &'a str,
+        item: &'a BatchItem,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<String, ProviderError>> {
+        #[derive(Serialize)]
+        struct Request<'a> {
+            custom_id: &'a str,
+            params: &'a RawValue,
+        }
+        #[derive(Serialize)]
+        struct Create<'a> {
+            requests: [Request<'a>; 1],
+        }
+        Box::pin(async move {
+            let create = Create {
+                requests: [Request {
+                    custom_id: name,
+                    params: item.json()?,
+                }],
+            };
+            let request = ApiRequest::post("/v1/messages/batches", wire_json::serialize(&create)?);
+            parse_id(&self.call(request, key).await?)
+        })
+    }
+
+    /// Anthropic's batches cannot be found by a name.
+    fn find<'a>(
+        &'a self,
+        _name: &'a str,
+        _key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<Option<String>, ProviderError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn poll<'a>(
+        &'a self,
+        batch: &'a str,
+        name: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<BatchStatus, ProviderError>> {
+        #[derive(Deserialize)]
+        struct BatchState<'a> {
+            processing_status: Cow<'a, str>,
+        }
+        Box::pin(async move {
+            let path = format!("/v1/messages/batches/{batch}");
+            let state = self.call(ApiRequest::get(&path), key).await?;
+            if parse_body::<BatchState<'_>>(&state)?.processing_status != "ended" {
+                return Ok(BatchStatus::InProgress);
+            }
+            let results = format!("{path}/results");
+            let results = self.call(ApiRequest::get(&results), key).await?;
+            parse_results(body_text(&results)?, name)
+        })
+    }
+
+    fn cancel<'a>(
+        &'a self,
+        batch: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<(), ProviderError>> {
+        Box::pin(async move {
+            let path = format!("/v1/messages/batches/{batch}/cancel");
+            let request = ApiRequest::post(&path, Vec::new());
+            self.call(request, key).await.map(drop)
+        })
+    }
+}
+
+fn parse_results(lines: &str, name: &str) -> Result<BatchStatus, ProviderError> {
+    #[derive(Deserialize)]
+    struct Outcome<'a> {
+        #[serde(rename = "type")]
+        kind: Cow<'a, str>,
+        #[serde(borrow)]
+        message: Option<&'a RawValue>,
+        #[serde(borrow)]
+        error: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct ResultLine<'a> {
+        #[serde(borrow)]
+        custom_id: Cow<'a, str>,
+        #[serde(borrow)]
+        result: Outcome<'a>,
+    }
+    for line in result_lines(lines) {
+        let ResultLine { custom_id, result } = wire_json::parse(line)?;
+        if custom_id != name {
+            continue;
+        }
+        return Ok(match (result.kind.as_ref(), result.message, result.error) {
+            ("succeeded", Some(message), _) => completed_status(200, message),
+            ("errored", _, Some(error)) => {
+                BatchStatus::Failed(error_mapping::from_error_body(error.get()))
+            }
+            ("expired", ..) => BatchStatus::Expired,
+            ("canceled", ..) => cancelled_status(),
+            _ => BatchStatus::Failed(error_mapping::from_error_body(line)),
+        });
+    }
+    Ok(no_reply_status())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_results;
+    use crate::providers::BatchStatus;
+
+    fn describe(status: &BatchStatus) -> String {
+        match status {
+            BatchStatus::InProgress => "working".to_owned(),
+            BatchStatus::Completed { status, body } => {
+                format!("{status} {}", String::from_utf8_lossy(body))
+            }
+            BatchStatus::Failed(error) => error.to_string(),
+            BatchStatus::Expired => "expired".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_result_line_is_found_by_its_name() {
+        let lines = concat!(
+            "{\"custom_id\":\"b\",\"result\":{\"type\":\"expired\"}}\n\n",
+            "{\"custom_id\":\"a\",\"result\":{\"type\":\"succeeded\",\"message\":{\"id\":1}}}\n",
+            "{\"custom_id\":\"c\",\"result\":{\"type\":\"errored\",\"error\":{\"type\":\"error\",\"error\":",
+            "{\"type\":\"invalid_request_error\",\"message\":\"no\"}}}}\n",
+            "{\"custom_id\":\"d\",\"result\":{\"type\":\"canceled\"}}",
+        );
+        for (name, wanted) in [
+            ("a", "200 {\"id\":1}"),
+            ("b", "expired"),
+            ("c", "bad_request: no"),
+            ("d", "bad_request: the batch was cancelled at the service"),
+            ("e", "server: the batch has no reply to the request"),
+        ] {
+            assert_eq!(
+                describe(&parse_results(lines, name).expect("lines")),
+                wanted
+            );
+        }
+        assert!(parse_results("[]", "a").is_err());
+    }
+}

@@ -1,0 +1,488 @@
+//! The replies of Anthropic's Messages API, whole or as a stream of events. Knows no request and no HTTP.
+
+use std::borrow::Cow;
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::domain::message::{AssistantMessage, Echo, ToolCall};
+use crate::domain::usage::TokenUsage;
+use crate::providers::echo::ReplyOrigin;
+use crate::providers::http_client::{BodyPart, PartError};
+use crate::providers::reply_builder::{ReplyBuilder, append};
+use crate::providers::stream_decoder::StreamFormat;
+use crate::providers::token_counts::{self, Lenient, TokenCount};
+use crate::providers::{
+    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
+    wire_json,
+};
+
+/// A whole reply, and the beginning of one in `message_start`.
+#[derive(Deserialize)]
+struct MessageIn<'a> {
+    #[serde(borrow)]
+    content: Option<Vec<&'a RawValue>>,
+    model: Option<String>,
+    stop_reason: Option<String>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(rename = "type", default)]
+    kind: String,
+    index: Option<u64>,
+    #[serde(borrow)]
+    message: Option<MessageIn<'a>>,
+    #[serde(borrow)]
+    content_block: Option<&'a RawValue>,
+    delta: Option<BlockDelta>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+/// What `content_block_delta` and `message_delta` add.
+#[derive(Deserialize)]
+struct BlockDelta {
+    text: Option<String>,
+    partial_json: Option<String>,
+    thinking: Option<String>,
+    signature: Option<String>,
+    stop_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct UsageIn {
+    #[serde(default)]
+    input_tokens: TokenCount,
+    #[serde(default)]
+    output_tokens: TokenCount,
+    #[serde(default)]
+    cache_read_input_tokens: TokenCount,
+    #[serde(default)]
+    cache_creation_input_tokens: TokenCount,
+    #[serde(default)]
+    output_tokens_details: Lenient<OutputDetails>,
+}
+
+#[derive(Deserialize)]
+struct OutputDetails {
+    #[serde(default)]
+    thinking_tokens: TokenCount,
+}
+
+#[derive(Deserialize)]
+struct BlockIn<'a> {
+    #[serde(rename = "type", default)]
+    kind: String,
+    text: Option<String>,
+    thinking: Option<String>,
+    id: Option<String>,
+    name: Option<String>,
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
+    caller: Option<IgnoredAny>,
+    toolset_name: Option<IgnoredAny>,
+    citations: Option<IgnoredAny>,
+}
+
+/// A content block as far as it has come.
+struct PartialBlock {
+    index: Option<u64>,
+    kind: BlockKind,
+    /// The block as it began.
+    start: Box<RawValue>,
+    /// Whether it has fields that text and calls do not keep.
+    has_extra_fields: bool,
+    /// What deltas added.
+    appended: AppendedDeltas,
+}
+
+enum BlockKind {
+    Text(String),
+    ToolUse(ToolCall),
+    Other,
+}
+
+#[derive(Default)]
+struct AppendedDeltas {
+    text: String,
+    json: String,
+    thinking: String,
+    signature: String,
+}
+
+/// A reply as far as it has come.
+#[derive(Default)]
+pub struct AnthropicReplyBuilder {
+    blocks: Vec<PartialBlock>,
+    /// The counts as reported, without the sum that ours is.
+    usage: Option<TokenUsage>,
+    /// Whether one of them made no sense.
+    has_invalid_usage: bool,
+    /// Whether the last of them have come.
+    is_finished: bool,
+    stop_reason: Option<String>,
+    model: Option<String>,
+}
+
+impl ReplyBuilder for AnthropicReplyBuilder {
+    const FORMAT: StreamFormat = StreamFormat::Sse;
+
+    fn push_part(
+        &mut self,
+        part: BodyPart<'_>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, PartError> {
+        match part {
+            BodyPart::Document(text) => self.push_document(text, deltas),
+            BodyPart::Message(text) => self.push_event(text, deltas),
+        }
+    }
+
+    fn has_final_usage(&self) -> bool {
+        self.is_finished && self.valid_usage().is_some()
+    }
+
+    fn finish(mut self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
+        for block in &mut self.blocks {
+            block.finish();
+        }
+        let mut text = String::new();
+        let mut tool_calls = Vec::new();
+        // In the order in which a message is rebuilt: one text, then calls.
+        let mut is_plain = true;
+        for block in &self.blocks {
+            match &block.kind {
+                BlockKind::Text(piece) if piece.is_empty() => {}
+                BlockKind::Text(piece) => {
+                    is_plain &= text.is_empty() && tool_calls.is_empty() && !block.has_extra_fields;
+                    append(&mut text, piece.clone());
+                }
+                BlockKind::ToolUse(call) => {
+                    is_plain &= !block.has_extra_fields;
+                    tool_calls.push(call.clone());
+                }
+                BlockKind::Other => is_plain = false,
+            }
+        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !tool_calls.is_empty() => ReplyOutcome::Complete,
+            Some("refusal") => ReplyOutcome::Refused,
+            _ if !text.is_empty() => ReplyOutcome::Complete,
+            Some("end_turn" | "stop_sequence") => ReplyOutcome::Complete,
+            Some("max_tokens" | "model_context_window_exceeded") => ReplyOutcome::Truncated,
+            _ => {
+                let message = "response contains no content";
+                return Err(ProviderError::new(ErrorCategory::Server, message));
+            }
+        };
+        let has_filled = tool_call_codec::fill_missing_ids(&mut tool_calls);
+        let echo = match is_plain || has_filled {
+            true => None,
+            false => self.build_echo(origin),
+        };
+        Ok(Reply {
+            message: AssistantMessage {
+                content: text,
+                tool_calls,
+                echo,
+            },
+            usage: self.valid_usage(),
+            stop_reason: self.stop_reason,
+            model: self.model,
+            outcome: end,
+        })
+    }
+}
+
+impl AnthropicReplyBuilder {
+    /// Takes a whole reply.
+    fn push_document(
+        &mut self,
+        text: &str,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, PartError> {
+        self.is_finished = true;
+        let message: MessageIn<'_> = wire_json::parse(text).inspect_err(|_| {
+            if let Some(usage) = token_counts::parse_usage_only(text) {
+                self.push_usage(&usage, deltas);
+            }
+        })?;
+        if message.error.is_some() {
+            return Err(error_mapping::from_error_body(text).into());
+        }
+        self.start_message(message, deltas)?;
+        Ok(true)
+    }
+
+    /// Takes one event; says whether it was the last.
+    fn push_event(
+        &mut self,
+        text: &str,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, PartError> {
+        let event: Event<'_> = wire_json::parse(text)?;
+        // Servers that speak OpenAI's language too send its errors here, without a type.
+        if event.error.is_some() || event.kind == "error" {
+            return Err(error_mapping::from_error_body(text).into());
+        }
+        if let Some(usage) = event.usage.0 {
+            self.push_usage(&usage, deltas);
+        }
+        match event.kind.as_str() {
+            "message_start" => {
+                if let Some(message) = event.message {
+                    self.start_message(message, deltas)?;
+                }
+            }
+            "content_block_start" => {
+                if let Some(block) = event.content_block {
+                    self.push_block(event.index, block, deltas)?;
+                }
+            }
+            "content_block_delta" => {
+                if let Some(delta) = event.delta {
+                    self.push_delta(event.index, delta, deltas);
+                }
+            }
+            "message_delta" => {
+                let stop_reason = event.delta.and_then(|delta| delta.stop_reason);
+                self.is_finished |= stop_reason.is_some();
+                self.stop_reason = stop_reason.or(self.stop_reason.take());
+            }
+            "message_stop" => return Ok(true),
+            // `ping`, `content_block_stop`, and what may come.
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn start_message(
+        &mut self,
+        message: MessageIn<'_>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), PartError> {
+        if let Some(usage) = message.usage.0 {
+            self.push_usage(&usage, deltas);
+        }
+        self.model = message.model;
+        self.stop_reason = message.stop_reason;
+        for block in message.content.into_iter().flatten() {
+            self.push_block(None, block, deltas)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a block, or the beginning of one.
+    fn push_block(
+        &mut self,
+        index: Option<u64>,
+        start: &RawValue,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), PartError> {
+        tool_call_codec::check_call_count(self.blocks.len() + 1)?;
+        let block: BlockIn<'_> = wire_json::parse(start.get())?;
+        let kind = match block.kind.as_str() {
+            "text" => {
+                let text = block.text.unwrap_or_default();
+                if !text.is_empty() {
+                    deltas(Delta::Text(&text));
+                }
+                BlockKind::Text(text)
+            }
+            "tool_use" => BlockKind::ToolUse(ToolCall {
+                id: block.id.unwrap_or_default(),
+                provider_id: String::new(),
+                name: block.name.unwrap_or_default(),
+                arguments: tool_call_codec::arguments_from_json(block.input),
+            }),
+            kind => {
+                match block.thinking.filter(|text| !text.is_empty()) {
+                    Some(text) => deltas(Delta::Reasoning(&text)),
+                    None if matches!(kind, "thinking" | "redacted_thinking") => {
+                        deltas(Delta::ReasoningStarted);
+                    }
+                    None => {}
+                }
+                BlockKind::Other
+            }
+        };
+        self.blocks.push(PartialBlock {
+            index,
+            has_extra_fields: matches!(kind, BlockKind::Other)
+                || block.caller.is_some()
+                || block.toolset_name.is_some()
+                || block.citations.is_some(),
+            kind,
+            start: start.to_owned(),
+            appended: AppendedDeltas::default(),
+        });
+        Ok(())
+    }
+
+    /// Adds to the block that a delta names. A delta of a block that never began is dropped, as the API's own SDKs do.
+    fn push_delta(
+        &mut self,
+        index: Option<u64>,
+        delta: BlockDelta,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) {
+        let Some(block) = self.blocks.iter_mut().rfind(|b| b.index == index) else {
+            return;
+        };
+        if let Some(text) = delta.text.filter(|text| !text.is_empty()) {
+            if matches!(block.kind, BlockKind::Text(_)) {
+                deltas(Delta::Text(&text));
+            }
+            append(&mut block.appended.text, text);
+        }
+        append(
+            &mut block.appended.json,
+            delta.partial_json.unwrap_or_default(),
+        );
+        if let Some(thinking) = delta.thinking.filter(|text| !text.is_empty()) {
+            deltas(Delta::Reasoning(&thinking));
+            append(&mut block.appended.thinking, thinking);
+        }
+        append(
+            &mut block.appended.signature,
+            delta.signature.unwrap_or_default(),
+        );
+    }
+
+    /// Takes counts; those of a stream are totals so far, in one event or another.
+    fn push_usage(&mut self, reported: &UsageIn, deltas: &mut dyn FnMut(Delta<'_>)) {
+        let counts = [
+            reported.input_tokens,
+            reported.output_tokens,
+            reported.cache_read_input_tokens,
+            reported.cache_creation_input_tokens,
+        ];
+        if counts == [TokenCount::Absent; 4] {
+            return;
+        }
+        self.has_invalid_usage |= counts.contains(&TokenCount::Invalid);
+        let usage = self.usage.get_or_insert_default();
+        let [input, output, cache_read, cache_write] = counts.map(TokenCount::or_zero);
+        usage.input = usage.input.max(input);
+        usage.output = usage.output.max(output);
+        usage.cache_read = usage.cache_read.max(cache_read);
+        usage.cache_write = usage.cache_write.max(cache_write);
+        if let Some(details) = &reported.output_tokens_details.0 {
+            usage.reasoning = usage.reasoning.max(details.thinking_tokens.or_zero());
+        }
+        if let Some(usage) = self.valid_usage() {
+            deltas(Delta::Usage(usage));
+        }
+    }
+
+    /// What it has reported, if all of it makes sense.
+    fn valid_usage(&self) -> Option<TokenUsage> {
+        self.usage
+            .filter(|_| !self.has_invalid_usage)
+            .map(with_cached_input)
+    }
+
+    /// All blocks as the service sent them, but for what it would not take back.
+    fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
+        let blocks: Vec<_> = self
+            .blocks
+            .iter()
+            .filter_map(PartialBlock::to_raw_json)
+            .collect();
+        origin.echo(&blocks)
+    }
+}
+
+/// The counts as ours: the API leaves cached tokens out of `input_tokens`.
+fn with_cached_input(usage: TokenUsage) -> TokenUsage {
+    TokenUsage {
+        input: usage.input + usage.cache_read + usage.cache_write,
+        ..usage
+    }
+}
+
+impl PartialBlock {
+    /// Puts what deltas added into text and arguments.
+    fn finish(&mut self) {
+        match &mut self.kind {
+            BlockKind::Text(text) => text.push_str(&self.appended.text),
+            BlockKind::ToolUse(call) if !self.appended.json.is_empty() => {
+                call.arguments = tool_call_codec::arguments_from_text(&self.appended.json);
+            }
+            BlockKind::ToolUse(_) | BlockKind::Other => {}
+        }
+    }
+
+    /// The block as one document; none if the API would refuse it for being empty.
+    fn to_raw_json(&self) -> Option<Cow<'_, RawValue>> {
+        let mut fields: Vec<(&str, Box<RawValue>)> = Vec::new();
+        let mut add = |field, text: &String| {
+            if !text.is_empty() {
+                fields.extend(to_raw_value(text).map(|text| (field, text)));
+            }
+        };
+        add("thinking", &self.appended.thinking);
+        add("signature", &self.appended.signature);
+        match &self.kind {
+            BlockKind::Text(text) if text.trim().is_empty() => return None,
+            BlockKind::Text(text) if !self.appended.text.is_empty() => add("text", text),
+            // A streamed block may begin without `input`, and a cut one ends with half of it.
+            BlockKind::ToolUse(call) => fields.push(("input", RawValue::to_owned(&call.arguments))),
+            BlockKind::Other if !self.appended.json.is_empty() => {
+                let input = tool_call_codec::arguments_from_text(&self.appended.json);
+                fields.push(("input", RawValue::to_owned(&input)));
+            }
+            BlockKind::Text(_) | BlockKind::Other => {}
+        }
+        if fields.is_empty() {
+            return Some(Cow::Borrowed(&self.start));
+        }
+        let mut block: IndexMap<Cow<'_, str>, Box<RawValue>> =
+            serde_json::from_str(self.start.get()).ok()?;
+        block.extend(
+            fields
+                .into_iter()
+                .map(|(name, value)| (Cow::Borrowed(name), value)),
+        );
+        to_raw_value(&block).ok().map(Cow::Owned)
+    }
+}
+
+/// The blocks as the service sent them, but with the calls' own ids where it gave several calls the same: it takes back
+/// only different ones.
+pub fn with_unique_ids<'a>(blocks: &'a RawValue, calls: &[ToolCall]) -> Cow<'a, RawValue> {
+    if calls.iter().all(|call| call.provider_id.is_empty()) {
+        return Cow::Borrowed(blocks);
+    }
+    let renamed = || {
+        let mut calls = calls.iter();
+        let mut all: Vec<Cow<'_, RawValue>> = Vec::new();
+        for block in serde_json::from_str::<Vec<&RawValue>>(blocks.get()).ok()? {
+            let parsed: BlockIn<'_> = serde_json::from_str(block.get()).ok()?;
+            let call = match parsed.kind.as_str() {
+                "tool_use" => calls.next().filter(|call| !call.provider_id.is_empty()),
+                _ => None,
+            };
+            all.push(match call {
+                None => Cow::Borrowed(block),
+                Some(call) => {
+                    let mut fields: IndexMap<Cow<'_, str>, Box<RawValue>> =
+                        serde_json::from_str(block.get()).ok()?;
+                    fields.insert(Cow::Borrowed("id"), to_raw_value(&call.id).ok()?);
+                    Cow::Owned(to_raw_value(&fields).ok()?)
+                }
+            });
+        }
+        to_raw_value(&all).ok()
+    };
+    renamed().map_or(Cow::Borrowed(blocks), Cow::Owned)
+}

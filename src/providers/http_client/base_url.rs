@@ -1,0 +1,106 @@
+//! The address of a service.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use reqwest::Url;
+
+use crate::ssrf;
+
+/// Where a service is.
+#[derive(Clone, Debug)]
+pub struct BaseUrl {
+    url: Url,
+}
+
+impl BaseUrl {
+    /// Reads `http(s)://host[:port][/path]`, with or without a slash at its end. An address without a scheme is `http`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let error_message = |problem: &str| {
+            format!("base_url {problem}; it should look like http://localhost:8000/v1")
+        };
+        let full = match text.contains("://") {
+            true => Cow::Borrowed(text),
+            false => Cow::Owned(format!("http://{text}")),
+        };
+        // The text itself is not repeated: it may hold a password.
+        let mut url =
+            Url::parse(&full).map_err(|error| error_message(&format!("is not a URL ({error})")))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(error_message("must start with http:// or https://"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(error_message(
+                "must not hold a user or password (use api_key or headers)",
+            ));
+        }
+        let path = url.path().trim_end_matches('/').to_owned();
+        url.set_path(&path);
+        url.set_fragment(None);
+        Ok(Self { url })
+    }
+
+    /// Whether it is more than a scheme and an authority.
+    pub fn has_path(&self) -> bool {
+        self.url.path() != "/"
+    }
+
+    /// The host's name.
+    pub fn host(&self) -> &str {
+        self.url.host_str().unwrap_or_default()
+    }
+
+    /// This address with `path` (which starts with a slash) at its end; a query stays.
+    pub fn join(&self, path: &str) -> Self {
+        let mut url = self.url.clone();
+        let full_path = format!("{}{path}", self.url.path().trim_end_matches('/'));
+        url.set_path(&full_path);
+        Self { url }
+    }
+
+    pub fn into_url(self) -> Url {
+        self.url
+    }
+
+    pub fn is_loopback(&self) -> bool {
+        ssrf::is_loopback(self.host())
+    }
+}
+
+impl fmt::Display for BaseUrl {
+    /// Without slash at its end and without query, which may hold a key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut url = self.url.clone();
+        url.set_query(None);
+        f.write_str(url.as_str().trim_end_matches('/'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BaseUrl;
+
+    #[test]
+    fn an_address_is_read_with_or_without_its_trimmings() {
+        let normalized = |text: &str| BaseUrl::parse(text).expect("an address").to_string();
+        assert_eq!(
+            normalized("http://localhost:8000/"),
+            "http://localhost:8000"
+        );
+        assert_eq!(normalized(" https://a.b/v1// "), "https://a.b/v1");
+        assert_eq!(normalized("127.0.0.1:11434"), "http://127.0.0.1:11434");
+        assert_eq!(normalized("https://a.b/v1?key=secret"), "https://a.b/v1");
+        let joined = BaseUrl::parse("https://a.b/v1/?q=1")
+            .expect("an address")
+            .join("/chat");
+        assert_eq!(joined.url.as_str(), "https://a.b/v1/chat?q=1");
+        for bad in ["", "ftp://a", "http://", "http://me:secret@a", "http://a b"] {
+            let message = BaseUrl::parse(bad).expect_err("no address");
+            assert!(
+                message.starts_with("base_url ") && !message.contains("secret"),
+                "{message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The headers of a provider's requests: the key, the configured ones and our own.
+
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::config;
+
+/// Anthropic's header for its key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The headers that carry a key to one service or another: with a person's own key none of them is the operator's.
+pub const KEY_HEADERS: [HeaderName; 4] = [
+    AUTHORIZATION,
+    X_API_KEY,
+    HeaderName::from_static("api-key"),
+    HeaderName::from_static("x-goog-api-key"),
+];
+
+/// The header in which a service takes its key.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyHeader {
+    /// `x-api-key`
+    ApiKey,
+    /// `authorization: Bearer …`
+    Bearer,
+}
+
+impl KeyHeader {
+    pub fn name(self) -> HeaderName {
+        match self {
+            Self::ApiKey => X_API_KEY,
+            Self::Bearer => AUTHORIZATION,
+        }
+    }
+
+    /// The header's value; `None` if a header cannot hold the key.
+    pub fn value(self, key: &SecretString) -> Option<HeaderValue> {
+        let key = key.expose_secret().trim();
+        match self {
+            Self::ApiKey => sensitive_value(key),
+            Self::Bearer => sensitive_value(&format!("Bearer {key}")),
+        }
+    }
+}
+
+pub fn default_headers(
+    config: &config::Provider,
+    key_header: KeyHeader,
+) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        USER_AGENT,
+        HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION"))),
+    );
+    if let Some(key) = &config.api_key {
+        let value = key_header
+            .value(key)
+            .ok_or_else(|| "its api_key has characters that no header may have".to_owned())?;
+        headers.insert(key_header.name(), value);
+    }
+    for (name, value) in &config.headers {
+        let header = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("headers.{name} is not a header's name"))?;
+        if [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING].contains(&header) {
+            return Err(format!(
+                "headers.{name} is set by the HTTP client: remove it"
+            ));
+        }
+        let value = sensitive_value(value.expose_secret())
+            .ok_or_else(|| format!("headers.{name} has characters that no header may have"))?;
+        headers.insert(header, value);
+    }
+    Ok(headers)
+}
+
+pub fn sensitive_value(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text.trim()).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}

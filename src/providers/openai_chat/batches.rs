@@ -1,0 +1,320 @@
+//! OpenAI's batches (<https://developers.openai.com/api/docs/guides/batch>): a file of requests, a batch of that file, and a
+//! file of replies. Each batch here has one request. Knows no run.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use crate::providers::batches::{
+    body_text, cancelled_status, check_id, completed_status, no_reply_status, parse_body, parse_id,
+    result_lines,
+};
+use crate::providers::http_client::base_url::BaseUrl;
+use crate::providers::http_client::{ApiRequest, HttpClient};
+use crate::providers::{
+    BatchClient, BatchItem, BatchStatus, ErrorCategory, ProviderError, error_mapping, wire_json,
+};
+
+/// How long OpenAI keeps the files of a batch, in seconds: longer than any batch takes.
+const FILE_EXPIRY_SECS: u64 = 172_800;
+/// The key of OpenAI's metadata by which a batch is found again.
+const METADATA_KEY: &str = "axed_item";
+
+/// The batches of one service.
+pub struct OpenAiBatches {
+    client: HttpClient,
+    base_url: BaseUrl,
+    max_poll_interval: Duration,
+}
+
+impl OpenAiBatches {
+    pub fn new(client: &HttpClient, base_url: &BaseUrl, max_poll_interval: Duration) -> Self {
+        Self {
+            client: client.clone(),
+            base_url: base_url.clone(),
+            max_poll_interval,
+        }
+    }
+
+    async fn call(
+        &self,
+        request: ApiRequest<'_>,
+        key: Option<&SecretString>,
+    ) -> Result<Bytes, ProviderError> {
+        self.client.call_api(&self.base_url, request, key).await
+    }
+
+    /// Uploads a file of one line; its id.
+    async fn upload(
+        &self,
+        name: &str,
+        line: Vec<u8>,
+        key: Option<&SecretString>,
+    ) -> Result<String, ProviderError> {
+        // The line has no line end in it, so that it cannot hold the boundary.
+        let boundary = format!("axed-{name}");
+        let field = |field: &str, value: &str| {
+            format!(
+                "--{boundary}\r\nContent-Disposition: form-data; name=\"{field}\"\r\n\r\n{value}\r\n"
+            )
+        };
+        let mut body = [
+            field("purpose", "batch"),
+            field("expires_after[anchor]", "created_at"),
+            field("expires_after[seconds]", &FILE_EXPIRY_SECS.to_string()),
+            format!(
+                "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}.jsonl\"\r\n\
+                 Content-Type: application/jsonl\r\n\r\n"
+            ),
+        ]
+        .concat()
+        .into_bytes();
+        body.extend(line);
+        body.extend(format!("\n\r\n--{boundary}--\r\n").into_bytes());
+        let request = ApiRequest {
+            content_type: Some(format!("multipart/form-data; boundary={boundary}")),
+            ..ApiRequest::post("/files", body)
+        };
+        parse_id(&self.call(request, key).await?)
+    }
+
+    async fn read_result(
+        &self,
+        state: BatchState<'_>,
+        name: &str,
+        key: Option<&SecretString>,
+    ) -> Result<BatchStatus, ProviderError> {
+        let status_without_reply = match state.status.as_ref() {
+            "completed" => no_reply_status(),
+            "expired" => BatchStatus::Expired,
+            "cancelled" => cancelled_status(),
+            "failed" => {
+                let error = state
+                    .errors
+                    .and_then(|errors| errors.data?.into_iter().next());
+                let message =
+                    error.map(|error| error_mapping::from_error_body(error.get()).message);
+                let message = message.unwrap_or_else(|| "the batch failed".to_owned());
+                return Ok(BatchStatus::Failed(ProviderError::new(
+                    ErrorCategory::BadRequest,
+                    message,
+                )));
+            }
+            _ => return Ok(BatchStatus::InProgress),
+        };
+        for file in [state.output_file_id, state.error_file_id]
+            .into_iter()
+            .flatten()
+        {
+            let path = format!("/files/{}/content", check_id(file)?);
+            let lines = self.call(ApiRequest::get(&path), key).await?;
+            if let Some(status) = parse_results(body_text(&lines)?, name)? {
+                return Ok(status);
+            }
+        }
+        Ok(status_without_reply)
+    }
+}
+
+impl BatchClient for OpenAiBatches {
+    fn max_poll_interval(&self) -> Duration {
+        self.max_poll_interval
+    }
+
+    fn create<'a>(
+        &'a self,
+        name: &'a str,
+        item: &'a BatchItem,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<String, ProviderError>> {
+        #[derive(Serialize)]
+        struct RequestLine<'a> {
+            custom_id: &'a str,
+            method: &'static str,
+            url: &'static str,
+            body: &'a RawValue,
+        }
+        Box::pin(async move {
+            let line = RequestLine {
+                custom_id: name,
+                method: "POST",
+                url: item.path,
+                body: item.json()?,
+            };
+            let file = self.upload(name, wire_json::serialize(&line)?, key).await?;
+            let create = json!({
+                "input_file_id": file,
+                "endpoint": item.path,
+                "completion_window": "24h",
+                "metadata": {METADATA_KEY: name},
+                "output_expires_after": {"anchor": "created_at", "seconds": FILE_EXPIRY_SECS},
+            });
+            let request = ApiRequest::post("/batches", wire_json::serialize(&create)?);
+            parse_id(&self.call(request, key).await?)
+        })
+    }
+
+    fn find<'a>(
+        &'a self,
+        name: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<Option<String>, ProviderError>> {
+        Box::pin(async move {
+            let request = ApiRequest {
+                query: Some("limit=100"),
+                ..ApiRequest::get("/batches")
+            };
+            let list = self.call(request, key).await?;
+            let list: BatchList = parse_body(&list)?;
+            let matched = list.data.into_iter().find(|batch| batch.is_usable(name));
+            matched.map(|batch| check_id(batch.id)).transpose()
+        })
+    }
+
+    fn poll<'a>(
+        &'a self,
+        batch: &'a str,
+        name: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<BatchStatus, ProviderError>> {
+        Box::pin(async move {
+            let path = format!("/batches/{batch}");
+            let state = self.call(ApiRequest::get(&path), key).await?;
+            self.read_result(parse_body(&state)?, name, key).await
+        })
+    }
+
+    fn cancel<'a>(
+        &'a self,
+        batch: &'a str,
+        key: Option<&'a SecretString>,
+    ) -> BoxFuture<'a, Result<(), ProviderError>> {
+        Box::pin(async move {
+            let path = format!("/batches/{batch}/cancel");
+            let request = ApiRequest::post(&path, Vec::new());
+            self.call(request, key).await.map(drop)
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct BatchList {
+    data: Vec<BatchInfo>,
+}
+
+#[derive(Deserialize)]
+struct BatchInfo {
+    id: String,
+    status: Option<String>,
+    metadata: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+impl BatchInfo {
+    /// Whether it is the batch of this name, and may still have a reply.
+    fn is_usable(&self, name: &str) -> bool {
+        let metadata = self.metadata.as_ref();
+        let item_name = metadata.and_then(|it| it.get(METADATA_KEY)?.as_str());
+        let is_finished = matches!(
+            self.status.as_deref(),
+            Some("failed" | "cancelled" | "cancelling")
+        );
+        item_name == Some(name) && !is_finished
+    }
+}
+
+#[derive(Deserialize)]
+struct BatchState<'a> {
+    status: Cow<'a, str>,
+    output_file_id: Option<String>,
+    error_file_id: Option<String>,
+    #[serde(borrow)]
+    errors: Option<Errors<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Errors<'a> {
+    #[serde(borrow)]
+    data: Option<Vec<&'a RawValue>>,
+}
+
+fn parse_results(lines: &str, name: &str) -> Result<Option<BatchStatus>, ProviderError> {
+    #[derive(Deserialize)]
+    struct Response<'a> {
+        status_code: u16,
+        #[serde(borrow)]
+        body: &'a RawValue,
+    }
+    #[derive(Deserialize)]
+    struct LineError<'a> {
+        code: Option<Cow<'a, str>>,
+    }
+    #[derive(Deserialize)]
+    struct ResultLine<'a> {
+        #[serde(borrow)]
+        custom_id: Cow<'a, str>,
+        #[serde(borrow)]
+        response: Option<Response<'a>>,
+        #[serde(borrow)]
+        error: Option<&'a RawValue>,
+    }
+    for line in result_lines(lines) {
+        let parsed: ResultLine<'_> = wire_json::parse(line)?;
+        if parsed.custom_id != name {
+            continue;
+        }
+        if let Some(Response { status_code, body }) = parsed.response {
+            return Ok(Some(completed_status(status_code, body)));
+        }
+        let error = parsed.error.map_or(line, RawValue::get);
+        let line_error = serde_json::from_str::<LineError<'_>>(error).ok();
+        let code = line_error.and_then(|fault| fault.code).unwrap_or_default();
+        return Ok(Some(match code.as_ref() {
+            "batch_expired" => BatchStatus::Expired,
+            "batch_cancelled" => cancelled_status(),
+            _ => BatchStatus::Failed(error_mapping::from_error_body(error)),
+        }));
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_results;
+    use crate::providers::BatchStatus;
+
+    fn describe(status: &BatchStatus) -> String {
+        match status {
+            BatchStatus::InProgress => "working".to_owned(),
+            BatchStatus::Completed { status, body } => {
+                format!("{status} {}", String::from_utf8_lossy(body))
+            }
+            BatchStatus::Failed(error) => error.to_string(),
+            BatchStatus::Expired => "expired".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_result_line_is_found_by_its_name() {
+        let lines = concat!(
+            "{\"custom_id\":\"a\",\"response\":{\"status_code\":429,\"body\":{\"x\":1}},\"error\":null}\n",
+            "{\"custom_id\":\"b\",\"response\":null,\"error\":{\"code\":\"batch_expired\",\"message\":\"late\"}}\n",
+            "{\"custom_id\":\"c\",\"error\":{\"code\":\"rate_limit_exceeded\",\"message\":\"busy\"}}\n",
+        );
+        for (name, wanted) in [
+            ("a", Some("429 {\"x\":1}")),
+            ("b", Some("expired")),
+            ("c", Some("rate_limit: busy")),
+            ("d", None),
+        ] {
+            let status = parse_results(lines, name).expect("lines");
+            assert_eq!(status.as_ref().map(describe).as_deref(), wanted);
+        }
+        assert!(parse_results("{", "a").is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! OpenAI's chat API (`POST /chat/completions`, <https://platform.openai.com/docs/api-reference/chat>), as OpenAI and the
+//! many servers that speak it understand it: the client of one service. Knows no JSON and no run.
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+
+use crate::config::{self, OpenAiApi};
+use crate::providers::endpoint::Endpoint;
+use crate::providers::http_client::HttpClient;
+use crate::providers::http_client::base_url::BaseUrl;
+use crate::providers::http_client::headers::KeyHeader;
+use crate::providers::openai_chat::batches::OpenAiBatches;
+use crate::providers::openai_chat::reply::ChatReplyBuilder;
+use crate::providers::openai_chat::request::{Dialect, MaxTokensField, RequestBody};
+use crate::providers::{
+    BatchClient, BatchItem, BatchProvider, ChatRequest, Delta, Provider, ProviderError, Reply,
+    request_body,
+};
+
+mod batches;
+pub mod echo_payload;
+mod reply;
+mod request;
+
+const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
+const OPENAI_HOST: &str = "api.openai.com";
+
+/// A client of one service that speaks OpenAI's chat API.
+pub struct OpenAiChat {
+    endpoint: Endpoint<ChatReplyBuilder>,
+    dialect: Dialect,
+    batches: OpenAiBatches,
+}
+
+/// Where the configured service is, and on which of its wires it is spoken to. The error says what is wrong with the
+/// configuration.
+pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi), String> {
+    let mut base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
+    if !base.has_path() {
+        base = base.join("/v1");
+    }
+    let default_api = match base.host() == OPENAI_HOST {
+        true => OpenAiApi::Responses,
+        false => OpenAiApi::Chat,
+    };
+    let api = config.api.unwrap_or(default_api);
+    Ok((base, api))
+}
+
+impl OpenAiChat {
+    /// A client of the configured service. The error says what is wrong with the configuration.
+    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
+        let (base, _) = base_url_and_api(config)?;
+        let max_tokens_field = match config.max_tokens_field.as_deref() {
+            Some("max_tokens") => MaxTokensField::MaxTokens,
+            Some("max_completion_tokens") => MaxTokensField::MaxCompletionTokens,
+            Some(_) => {
+                return Err(
+                    "max_tokens_field must be max_tokens or max_completion_tokens".to_owned(),
+                );
+            }
+            None if base.host() == OPENAI_HOST => MaxTokensField::MaxCompletionTokens,
+            None => MaxTokensField::MaxTokens,
+        };
+        // With every reply, also with those of a model that it stands in for.
+        let wants_reasoning = base.host() == "api.deepseek.com" || service_id == "openai/deepseek";
+        let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
+        let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
+        Ok(Self {
+            endpoint: Endpoint::new(client, service_id),
+            dialect: Dialect {
+                max_tokens_field,
+                wants_reasoning,
+            },
+            batches,
+        })
+    }
+
+    /// What it sends to and reads from.
+    pub fn endpoint(&self) -> &Endpoint<ChatReplyBuilder> {
+        &self.endpoint
+    }
+
+    fn request_body<'a>(&self, request: &ChatRequest<'a>) -> RequestBody<'a> {
+        RequestBody::new(request, self.endpoint.origin(request.model), self.dialect)
+    }
+}
+
+impl Provider for OpenAiChat {
+    fn batch_provider(&self) -> Option<&dyn BatchProvider> {
+        Some(self)
+    }
+
+    fn complete<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        let body = self.request_body(&request);
+        self.endpoint.complete(&body, &request, deltas)
+    }
+}
+
+impl BatchProvider for OpenAiChat {
+    fn batch_client(&self) -> &dyn BatchClient {
+        &self.batches
+    }
+
+    fn batch_item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError> {
+        let body = request_body::serialize_with_extra(&self.request_body(request), request)?;
+        let path = "/v1/chat/completions";
+        Ok(BatchItem { path, body })
+    }
+
+    fn read_batch_reply<'a>(
+        &'a self,
+        request: ChatRequest<'a>,
+        status: u16,
+        body: Bytes,
+        deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> BoxFuture<'a, Result<Reply, ProviderError>> {
+        (self.endpoint).read_batch_reply(request.model, status, body, deltas)
+    }
+}

@@ -1,0 +1,394 @@
+//! The replies of OpenAI's chat API, whole or as a stream of events. Knows no request and no HTTP.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::domain::message::{AssistantMessage, Echo, ToolCall};
+use crate::domain::usage::TokenUsage;
+use crate::providers::echo::ReplyOrigin;
+use crate::providers::http_client::{BodyPart, PartError};
+use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
+use crate::providers::openai_fields::service_tier_delta;
+use crate::providers::reply_builder::{ReplyBuilder, append};
+use crate::providers::stream_decoder::StreamFormat;
+use crate::providers::token_counts::{self, Lenient, TokenCount, TokenCounts, TokenDetails};
+use crate::providers::{
+    Delta, ErrorCategory, ProviderError, Reply, ReplyOutcome, error_mapping, tool_call_codec,
+    wire_json,
+};
+
+/// One event of a stream, or the whole reply: they differ only in `delta` and `message`.
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
+    model: Option<String>,
+    #[serde(default)]
+    usage: Lenient<UsageIn>,
+    #[serde(default)]
+    service_tier: Lenient<String>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    delta: Option<MessageIn<'a>>,
+    #[serde(borrow)]
+    message: Option<MessageIn<'a>>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct MessageIn<'a> {
+    #[serde(default)]
+    content: Text,
+    refusal: Option<String>,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
+    #[serde(borrow)]
+    reasoning_details: Option<Vec<&'a RawValue>>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<CallIn<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct CallIn<'a> {
+    index: Option<u64>,
+    id: Option<String>,
+    #[serde(borrow)]
+    function: Option<FunctionIn<'a>>,
+    #[serde(borrow)]
+    extra_content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct FunctionIn<'a> {
+    name: Option<String>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct UsageIn {
+    #[serde(default)]
+    prompt_tokens: TokenCount,
+    #[serde(default)]
+    completion_tokens: TokenCount,
+    #[serde(default)]
+    prompt_tokens_details: Lenient<TokenDetails>,
+    #[serde(default)]
+    completion_tokens_details: Lenient<TokenDetails>,
+}
+
+impl UsageIn {
+    fn into_usage(self) -> Option<TokenUsage> {
+        let counts = TokenCounts {
+            input: self.prompt_tokens,
+            output: self.completion_tokens,
+            input_details: self.prompt_tokens_details,
+            output_details: self.completion_tokens_details,
+        };
+        counts.into_usage()
+    }
+}
+
+/// A message's text: a string, null, or (Mistral) a list of parts.
+#[derive(Default)]
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextVisitor;
+        impl<'de> Visitor<'de> for TextVisitor {
+            type Value = Text;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, null or a list of parts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text, E> {
+                Ok(Text(text.to_owned()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Text, E> {
+                Ok(Text(text))
+            }
+
+            fn visit_unit<E>(self) -> Result<Text, E> {
+                Ok(Text::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Text, A::Error> {
+                #[derive(Deserialize)]
+                struct TextPart {
+                    text: Option<String>,
+                }
+                let mut text = String::new();
+                while let Some(part) = parts.next_element::<TextPart>()? {
+                    append(&mut text, part.text.unwrap_or_default());
+                }
+                Ok(Text(text))
+            }
+        }
+        deserializer.deserialize_any(TextVisitor)
+    }
+}
+
+/// A reply as far as it has come.
+#[derive(Default)]
+pub struct ChatReplyBuilder {
+    text: String,
+    reasoning_content: String,
+    reasoning: String,
+    reasoning_details: Vec<Box<RawValue>>,
+    calls: Vec<PartialCall>,
+    usage: Option<TokenUsage>,
+    has_choices: bool,
+    is_refused: bool,
+    /// Whether nothing more comes.
+    is_finished: bool,
+    stop_reason: Option<String>,
+    model: Option<String>,
+}
+
+/// A tool call as far as it has come.
+#[derive(Default)]
+struct PartialCall {
+    index: Option<u64>,
+    id: String,
+    name: String,
+    arguments: String,
+    extra_content: Option<Box<RawValue>>,
+}
+
+impl ReplyBuilder for ChatReplyBuilder {
+    const FORMAT: StreamFormat = StreamFormat::Sse;
+
+    fn has_final_usage(&self) -> bool {
+        self.is_finished && self.usage.is_some()
+    }
+
+    fn push_part(
+        &mut self,
+        part: BodyPart<'_>,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<bool, PartError> {
+        match part {
+            BodyPart::Message(data) if data.trim() == "[DONE]" => {
+                self.is_finished = true;
+                Ok(true)
+            }
+            BodyPart::Message(text) | BodyPart::Document(text) => {
+                self.is_finished |= matches!(part, BodyPart::Document(_));
+                let chunk: Chunk<'_> = wire_json::parse(text).inspect_err(|_| {
+                    let usage = token_counts::parse_usage_only(text).and_then(UsageIn::into_usage);
+                    self.set_usage(usage.or(self.usage), deltas);
+                })?;
+                if chunk.error.is_some() {
+                    return Err(error_mapping::from_error_body(text).into());
+                }
+                self.push_chunk(chunk, matches!(part, BodyPart::Document(_)), deltas)?;
+                Ok(false)
+            }
+        }
+    }
+
+    fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
+        let error = |message: &str| Err(ProviderError::new(ErrorCategory::Server, message));
+        if !self.has_choices {
+            return error("response contains no choices");
+        }
+        let end = match self.stop_reason.as_deref() {
+            _ if !self.calls.is_empty() => ReplyOutcome::Complete,
+            _ if self.is_refused => ReplyOutcome::Refused,
+            _ if !self.text.is_empty() => ReplyOutcome::Complete,
+            Some("stop") => ReplyOutcome::Complete,
+            Some("length") => ReplyOutcome::Truncated,
+            Some("content_filter") => ReplyOutcome::Refused,
+            _ => return error("response contains no content"),
+        };
+        let echo = self.build_echo(origin);
+        let mut tool_calls: Vec<_> = self
+            .calls
+            .into_iter()
+            .map(|call| ToolCall {
+                id: call.id,
+                provider_id: String::new(),
+                name: call.name,
+                arguments: tool_call_codec::arguments_from_text(&call.arguments),
+            })
+            .collect();
+        tool_call_codec::fill_missing_ids(&mut tool_calls);
+        Ok(Reply {
+            message: AssistantMessage {
+                content: self.text,
+                tool_calls,
+                echo,
+            },
+            usage: self.usage,
+            stop_reason: self.stop_reason,
+            model: self.model,
+            outcome: end,
+        })
+    }
+}
+
+impl ChatReplyBuilder {
+    fn push_chunk(
+        &mut self,
+        chunk: Chunk<'_>,
+        is_whole: bool,
+        deltas: &mut dyn FnMut(Delta<'_>),
+    ) -> Result<(), ProviderError> {
+        self.model = chunk.model.or(self.model.take());
+        if let Some(delta) = service_tier_delta(chunk.service_tier) {
+            deltas(delta);
+        }
+        if let Some(usage) = chunk.usage.0 {
+            self.set_usage(usage.into_usage(), deltas);
+        }
+        let Some(choice) = chunk.choices.and_then(|choices| choices.into_iter().next()) else {
+            return Ok(());
+        };
+        self.has_choices = true;
+        self.stop_reason = choice.finish_reason.or(self.stop_reason.take());
+        let Some(mut message) = choice.message.or(choice.delta) else {
+            return Ok(());
+        };
+        // A refusal has a field of its own.
+        let refusal = message.refusal.take().unwrap_or_default();
+        self.is_refused |= !refusal.is_empty();
+        for text in [std::mem::take(&mut message.content.0), refusal] {
+            if !text.is_empty() {
+                deltas(Delta::Text(&text));
+                append(&mut self.text, text);
+            }
+        }
+        self.emit_reasoning(&message, deltas);
+        append(
+            &mut self.reasoning_content,
+            message.reasoning_content.unwrap_or_default(),
+        );
+        append(&mut self.reasoning, message.reasoning.unwrap_or_default());
+        let details = message.reasoning_details.into_iter().flatten();
+        self.reasoning_details
+            .extend(details.map(|detail| detail.to_owned()));
+        for call in message.tool_calls.into_iter().flatten() {
+            self.push_call(call, is_whole)?;
+        }
+        Ok(())
+    }
+
+    /// Passes thinking on. Some servers send one text in two fields.
+    fn emit_reasoning(&mut self, message: &MessageIn<'_>, deltas: &mut dyn FnMut(Delta<'_>)) {
+        let fields = [&message.reasoning_content, &message.reasoning];
+        let mut texts = fields.into_iter().flatten();
+        if let Some(text) = texts.find(|text| !text.is_empty()) {
+            deltas(Delta::Reasoning(text));
+        } else if self.reasoning_details.is_empty()
+            && message
+                .reasoning_details
+                .as_ref()
+                .is_some_and(|all| !all.is_empty())
+        {
+            // Encrypted: of readable ones the text has come already.
+            deltas(Delta::ReasoningStarted);
+        }
+    }
+
+    /// Keeps what the service has reported so far.
+    fn set_usage(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
+        if let Some(usage) = usage {
+            deltas(Delta::Usage(usage));
+        }
+        self.usage = usage;
+    }
+
+    /// Takes a call or a piece of one.
+    fn push_call(&mut self, piece: CallIn<'_>, is_whole: bool) -> Result<(), ProviderError> {
+        let (name, arguments) = match piece.function {
+            Some(function) => (function.name.unwrap_or_default(), function.arguments),
+            None => (String::new(), None),
+        };
+        let id = piece.id.unwrap_or_default();
+        let position = match piece.index {
+            _ if is_whole => None,
+            Some(_) => self.calls.iter().rposition(|c| c.index == piece.index),
+            None => self.calls.len().checked_sub(1),
+        };
+        // Gemini numbers all calls of a reply alike, and some servers number none.
+        let found = position.filter(|index| {
+            let call = &self.calls[*index];
+            // One that has arguments only is still to be named.
+            let is_named = !call.id.is_empty() || !call.name.is_empty();
+            let is_other = is_named && !id.is_empty() && !name.is_empty() && call.id != id;
+            !is_other
+        });
+        let at = match found {
+            Some(at) => at,
+            None => {
+                tool_call_codec::check_call_count(self.calls.len() + 1)?;
+                self.calls.push(PartialCall {
+                    index: piece.index,
+                    ..PartialCall::default()
+                });
+                self.calls.len() - 1
+            }
+        };
+        let call = &mut self.calls[at];
+        if call.id.is_empty() {
+            call.id = id;
+        }
+        // Some servers repeat the name with every piece.
+        if call.name != name {
+            append(&mut call.name, name);
+        }
+        if let Some(arguments) = arguments {
+            match serde_json::from_str::<String>(arguments.get()) {
+                Ok(text) => append(&mut call.arguments, text),
+                // Not text: some servers send the object itself.
+                Err(_) => call.arguments = arguments.get().to_owned(),
+            }
+        }
+        if let Some(extra) = piece.extra_content {
+            call.extra_content = Some(extra.to_owned());
+        }
+        Ok(())
+    }
+
+    /// What text and calls do not say, if there is anything.
+    fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
+        let text = |text: &String| match text.is_empty() {
+            true => None,
+            false => to_raw_value(text).ok(),
+        };
+        let reasoning_content = text(&self.reasoning_content);
+        let reasoning = text(&self.reasoning);
+        let details = match self.reasoning_details.is_empty() {
+            true => None,
+            false => to_raw_value(&self.reasoning_details).ok(),
+        };
+        let has_extra = self.calls.iter().any(|call| call.extra_content.is_some());
+        if reasoning_content.is_none() && reasoning.is_none() && details.is_none() && !has_extra {
+            return None;
+        }
+        let extra = self.calls.iter().map(|call| call.extra_content.as_deref());
+        let payload = EchoPayload {
+            reasoning: Reasoning {
+                reasoning_content: reasoning_content.as_deref(),
+                reasoning: reasoning.as_deref(),
+                reasoning_details: details.as_deref(),
+            },
+            extra_content: match has_extra {
+                true => extra.collect(),
+                false => Vec::new(),
+            },
+        };
+        origin.echo(&payload)
+    }
+}

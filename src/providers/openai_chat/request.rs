@@ -1,0 +1,346 @@
+//! The requests of OpenAI's chat API. Pure.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::domain::agent::params::Effort;
+use crate::domain::agent::response_format::ResponseFormat;
+use crate::domain::content::Content as MessageContent;
+use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolSpec};
+use crate::providers::content_parts::{self, ContentPart, DataUrl};
+use crate::providers::echo::ReplyOrigin;
+use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
+use crate::providers::openai_fields::{is_strict_schema, service_tier};
+use crate::providers::{ChatRequest, tool_call_codec};
+
+/// What one service takes differently from another.
+#[derive(Clone, Copy)]
+pub struct Dialect {
+    pub max_tokens_field: MaxTokensField,
+    /// Every assistant message needs a field for its thinking, also one that another model wrote.
+    pub wants_reasoning: bool,
+}
+
+/// The field that bounds a reply. OpenAI deprecated the one and others never learned the other.
+#[derive(Clone, Copy)]
+pub enum MaxTokensField {
+    MaxTokens,
+    MaxCompletionTokens,
+}
+
+#[derive(Serialize)]
+pub struct RequestBody<'a> {
+    model: &'a str,
+    messages: Vec<MessageOut<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<Tool<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    stop: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_completion_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_effort: Option<Effort>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<OutputFormat<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service_tier: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum OutputFormat<'a> {
+    JsonObject,
+    JsonSchema { json_schema: Schema<'a> },
+}
+
+#[derive(Serialize)]
+struct Schema<'a> {
+    name: &'static str,
+    schema: &'a RawValue,
+    strict: bool,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+enum MessageOut<'a> {
+    System {
+        content: &'a str,
+    },
+    User {
+        content: Content<'a>,
+    },
+    Assistant {
+        content: Option<&'a str>,
+        #[serde(flatten)]
+        reasoning: Reasoning<'a>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<CallOut<'a>>,
+    },
+    Tool {
+        tool_call_id: &'a str,
+        content: &'a str,
+    },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content<'a> {
+    Text(Cow<'a, str>),
+    Parts(Vec<PartOut<'a>>),
+}
+
+impl<'a> Content<'a> {
+    fn of(parts: Vec<ContentPart<'a>>) -> Self {
+        Self::Parts(parts.into_iter().map(PartOut::from).collect())
+    }
+
+    /// This with another behind it.
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Text(first), Self::Text(second)) => {
+                Self::Text(format!("{first}\n\n{second}").into())
+            }
+            (first, second) => {
+                let mut parts = first.parts();
+                parts.extend(second.parts());
+                Self::Parts(parts)
+            }
+        }
+    }
+
+    fn parts(self) -> Vec<PartOut<'a>> {
+        match self {
+            Self::Text(text) => vec![PartOut::Text { text }],
+            Self::Parts(parts) => parts,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum PartOut<'a> {
+    Text { text: Cow<'a, str> },
+    ImageUrl { image_url: ImageUrl<'a> },
+    File { file: FileOut<'a> },
+}
+
+#[derive(Serialize)]
+struct ImageUrl<'a> {
+    url: DataUrl<'a>,
+}
+
+#[derive(Serialize)]
+struct FileOut<'a> {
+    filename: &'a str,
+    file_data: DataUrl<'a>,
+}
+
+impl<'a> From<ContentPart<'a>> for PartOut<'a> {
+    fn from(part: ContentPart<'a>) -> Self {
+        match part {
+            ContentPart::Text(text) => Self::Text { text },
+            ContentPart::Image(data) => Self::ImageUrl {
+                image_url: ImageUrl {
+                    url: data.data_url(),
+                },
+            },
+            ContentPart::File { name, data } => Self::File {
+                file: FileOut {
+                    filename: name,
+                    file_data: data.data_url(),
+                },
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct CallOut<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    function: FunctionOut<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_content: Option<&'a RawValue>,
+}
+
+#[derive(Serialize)]
+struct FunctionOut<'a> {
+    name: Cow<'a, str>,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct Tool<'a> {
+    r#type: &'static str,
+    function: FunctionSpec<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionSpec<'a> {
+    name: &'a str,
+    description: &'a str,
+    parameters: &'a RawValue,
+}
+
+impl<'a> RequestBody<'a> {
+    pub fn new(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>, dialect: Dialect) -> Self {
+        let params = request.params;
+        let (max_tokens, max_completion_tokens) = match dialect.max_tokens_field {
+            MaxTokensField::MaxTokens => (params.max_tokens, None),
+            MaxTokensField::MaxCompletionTokens => (None, params.max_tokens),
+        };
+        let mut messages = build_messages(request, origin);
+        if dialect.wants_reasoning {
+            for message in &mut messages {
+                if let MessageOut::Assistant { reasoning, .. } = message {
+                    reasoning.fill_missing();
+                }
+            }
+        }
+        Self {
+            model: request.model,
+            messages,
+            tools: request.tools.iter().map(Tool::from).collect(),
+            temperature: params.temperature,
+            top_p: params.top_p,
+            stop: &params.stop,
+            max_tokens,
+            max_completion_tokens,
+            reasoning_effort: params.effort,
+            response_format: match &params.response_format {
+                ResponseFormat::Text => None,
+                ResponseFormat::JsonObject => Some(OutputFormat::JsonObject),
+                ResponseFormat::JsonSchema(schema) => Some(OutputFormat::JsonSchema {
+                    json_schema: Schema {
+                        name: "reply",
+                        schema,
+                        strict: is_strict_schema(schema),
+                    },
+                }),
+            },
+            service_tier: service_tier(params),
+            stream: request.stream.then_some(true),
+            stream_options: request.stream.then_some(StreamOptions {
+                include_usage: true,
+            }),
+        }
+    }
+}
+
+impl<'a> From<&'a ToolSpec> for Tool<'a> {
+    fn from(tool: &'a ToolSpec) -> Self {
+        Self {
+            r#type: "function",
+            function: FunctionSpec {
+                name: &tool.name,
+                description: &tool.description,
+                parameters: &tool.parameters,
+            },
+        }
+    }
+}
+
+fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec<MessageOut<'a>> {
+    let mut messages = Vec::with_capacity(request.messages.len() + 1);
+    if !request.system.is_empty() {
+        messages.push(MessageOut::System {
+            content: request.system,
+        });
+    }
+    let mut last_calls: &[ToolCall] = &[];
+    for message in request.messages {
+        match message {
+            Message::User { content } => {
+                let content = match content {
+                    MessageContent::Text(text) => Content::Text(text.into()),
+                    MessageContent::Parts(parts) => {
+                        Content::of(content_parts::user_parts(parts, request))
+                    }
+                };
+                push_user(&mut messages, content);
+            }
+            Message::Assistant(reply) => {
+                last_calls = &reply.tool_calls;
+                messages.push(assistant_message(reply, origin));
+            }
+            Message::Tool { tool_results } => {
+                for (index, result) in tool_results.iter().enumerate() {
+                    let call = tool_call_codec::find_call(last_calls, index, result);
+                    messages.push(MessageOut::Tool {
+                        tool_call_id: call.map_or(&result.call_id, |call| &call.id),
+                        content: &result.content,
+                    });
+                }
+                // A message of the role `tool` takes only text.
+                let attachments = content_parts::result_attachment_parts(tool_results, request);
+                if !attachments.is_empty() {
+                    push_user(&mut messages, Content::of(attachments));
+                }
+            }
+        }
+    }
+    messages
+}
+
+/// Adds what a user reply. A summary may stand behind the task: the templates of some models (Mistral, Gemma) refuse two
+/// messages of a user in a row.
+fn push_user<'a>(messages: &mut Vec<MessageOut<'a>>, content: Content<'a>) {
+    let content = match messages.pop() {
+        Some(MessageOut::User { content: before }) => before.and(content),
+        other => {
+            messages.extend(other);
+            content
+        }
+    };
+    messages.push(MessageOut::User { content });
+}
+
+fn assistant_message<'a>(reply: &'a AssistantMessage, origin: ReplyOrigin<'_>) -> MessageOut<'a> {
+    let mut payload = origin
+        .echo_body(reply)
+        .map(EchoPayload::parse)
+        .unwrap_or_default();
+    if let Some(other) = origin.foreign_echo_body(reply) {
+        payload.reasoning = EchoPayload::parse(other)
+            .reasoning
+            .placeholder(!reply.tool_calls.is_empty());
+    }
+    let tool_calls = reply
+        .tool_calls
+        .iter()
+        .enumerate()
+        .map(|(index, call)| CallOut {
+            id: &call.id,
+            r#type: "function",
+            function: FunctionOut {
+                name: tool_call_codec::sanitize_name(&call.name),
+                arguments: call.arguments.get(),
+            },
+            extra_content: payload.extra_content.get(index).copied().flatten(),
+        });
+    MessageOut::Assistant {
+        content: match reply.content.as_str() {
+            "" if !reply.tool_calls.is_empty() => None,
+            text => Some(text),
+        },
+        tool_calls: tool_calls.collect(),
+        reasoning: payload.reasoning,
+    }
+}

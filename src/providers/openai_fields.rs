@@ -1,0 +1,37 @@
+//! Fields that OpenAI's chat API and its Responses API have in common. Pure.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::domain::agent::params::Params;
+use crate::domain::service::Service;
+use crate::providers::Delta;
+use crate::providers::token_counts::Lenient;
+
+/// OpenAI's word for the tier that is asked for; `None` leaves it to the service.
+pub fn service_tier(params: &Params) -> Option<&'static str> {
+    match params.service? {
+        Service::Default | Service::Batch => None,
+        Service::Flex => Some("flex"),
+    }
+}
+
+/// The tier that a reply says it was answered on; `None` if it says nothing that is known.
+pub fn service_tier_delta(tier: Lenient<String>) -> Option<Delta<'static>> {
+    let service = match tier.0?.as_str() {
+        "flex" => Service::Flex,
+        _ => Service::Default,
+    };
+    Some(Delta::ServiceTier(service))
+}
+
+/// Whether a schema is written for OpenAI's strict mode, which refuses any object that is open.
+pub fn is_strict_schema(schema: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Top<'a> {
+        #[serde(borrow, rename = "additionalProperties")]
+        additional_properties: Option<&'a RawValue>,
+    }
+    serde_json::from_str::<Top<'_>>(schema.get())
+        .is_ok_and(|top| top.additional_properties.map(RawValue::get) == Some("false"))
+}

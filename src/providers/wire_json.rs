@@ -1,0 +1,27 @@
+//! Reads and writes the JSON of the services.
+
+use serde::{Deserialize, Serialize};
+
+use crate::providers::{ErrorCategory, ProviderError};
+
+/// A service's JSON is malformed, or not of the expected shape.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to parse response: {0}")]
+pub struct UnreadableJson(serde_json::Error);
+
+impl From<UnreadableJson> for ProviderError {
+    fn from(error: UnreadableJson) -> Self {
+        Self::new(ErrorCategory::Server, error.to_string())
+    }
+}
+
+pub fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, UnreadableJson> {
+    serde_json::from_str(text).map_err(UnreadableJson)
+}
+
+pub fn serialize(body: &impl Serialize) -> Result<Vec<u8>, ProviderError> {
+    serde_json::to_vec(body).map_err(|error| {
+        let message = format!("the request cannot be written as JSON: {error}");
+        ProviderError::new(ErrorCategory::BadRequest, message)
+    })
+}
