@@ -1,4 +1,4 @@
-//! What the batch APIs of OpenAI and Anthropic have in common. Knows neither.
+//! Functions that the batch APIs of OpenAI and Anthropic share.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -6,10 +6,10 @@ use serde_json::value::RawValue;
 
 use crate::providers::{BatchStatus, ErrorCategory, ProviderError, wire_json};
 
-/// Most characters of a batch's id.
+/// Maximum length of a batch id or file id.
 const MAX_ID_LEN: usize = 128;
 
-/// The result lines of a batch: one JSON document a line.
+/// The results of a batch: one JSON document per line.
 pub fn result_lines(lines: &str) -> impl Iterator<Item = &str> {
     lines.lines().filter(|line| !line.trim().is_empty())
 }
@@ -28,7 +28,7 @@ pub fn completed_status(status: u16, body: &RawValue) -> BatchStatus {
     }
 }
 
-/// Somebody cancelled it at the service.
+/// The status of a batch that was cancelled at the service, for example by its operator.
 pub fn cancelled_status() -> BatchStatus {
     let message = "the batch was cancelled at the service";
     BatchStatus::Failed(ProviderError::new(ErrorCategory::BadRequest, message))
@@ -42,14 +42,14 @@ pub fn parse_id(body: &Bytes) -> Result<String, ProviderError> {
     check_id(parse_body::<Created>(body)?.id)
 }
 
-/// An id that may stand in a path.
+/// Accepts only ids that are safe as a segment of a URL path.
 pub fn check_id(id: String) -> Result<String, ProviderError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     match (1..=MAX_ID_LEN).contains(&id.len()) && id.chars().all(is_plain) {
         true => Ok(id),
         false => Err(ProviderError::new(
             ErrorCategory::Server,
-            "the service named a batch or file by what is no id",
+            "the service sent an invalid batch id or file id",
         )),
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::check_id;
 
     #[test]
-    fn an_id_cannot_lead_elsewhere() {
+    fn ids_that_would_change_the_path_are_rejected() {
         assert!(check_id("batch_01-Ab".to_owned()).is_ok());
         for bad in ["", "../files", "a/b", "a?b", "a#b", "é", &"a".repeat(129)] {
             assert!(check_id(bad.to_owned()).is_err(), "{bad}");

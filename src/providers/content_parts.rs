@@ -1,5 +1,4 @@
-//! Pictures and files of a request as every wire needs them: the bytes as Base64, or a text that says why the model is not
-//! shown them. Knows no wire.
+//! Converts images and files for the wires: to Base64, or to a text that says why the model does not get them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,26 +13,22 @@ use crate::domain::content::Part;
 use crate::domain::message::{Message, ToolResult};
 use crate::providers::ChatRequest;
 
-/// A part of a message as it is sent.
+/// A part of a message, before a wire serializes it.
 #[derive(Clone, Debug)]
 pub enum ContentPart<'a> {
-    /// A text, never blank.
+    /// Never blank.
     Text(Cow<'a, str>),
-    /// A picture.
     Image(MediaData<'a>),
     /// A PDF file.
     File {
-        /// Its name.
         name: &'a str,
-        /// Its bytes.
         data: MediaData<'a>,
     },
 }
 
-/// Bytes that are sent as Base64, which is written straight into the request.
+/// Bytes to send as Base64, encoded directly into the request.
 #[derive(Clone, Copy)]
 pub struct MediaData<'a> {
-    /// What they are.
     pub media_type: MediaType,
     bytes: &'a [u8],
 }
@@ -45,18 +40,16 @@ impl fmt::Debug for MediaData<'_> {
 }
 
 impl<'a> MediaData<'a> {
-    /// The bytes alone.
     pub fn base64(self) -> Base64<'a> {
         Base64(self.bytes)
     }
 
-    /// A `data:` URL.
     pub fn data_url(self) -> DataUrl<'a> {
         DataUrl(self)
     }
 }
 
-/// Bytes as Base64.
+/// Serializes as Base64.
 #[derive(Clone, Copy)]
 pub struct Base64<'a>(&'a [u8]);
 
@@ -72,7 +65,7 @@ impl Serialize for Base64<'_> {
     }
 }
 
-/// Bytes as a `data:` URL.
+/// Serializes as a `data:` URL.
 #[derive(Clone, Copy)]
 pub struct DataUrl<'a>(MediaData<'a>);
 
@@ -84,7 +77,7 @@ impl Serialize for DataUrl<'_> {
     }
 }
 
-/// The parts of a user message.
+/// Converts the parts of a user message.
 pub fn user_parts<'a>(parts: &'a [Part], request: &ChatRequest<'a>) -> Vec<ContentPart<'a>> {
     let converted = parts.iter().filter_map(|part| match part {
         Part::Text { text } if text.trim().is_empty() => None,
@@ -92,13 +85,13 @@ pub fn user_parts<'a>(parts: &'a [Part], request: &ChatRequest<'a>) -> Vec<Conte
         Part::Image(attachment) | Part::File(attachment) => {
             Some(attachment_part(attachment, request))
         }
-        // None is left when a model is asked.
+        // Links are resolved before a request, so this arm is a fallback.
         Part::Link(_) => Some(placeholder_text(part.to_plain_text().into_owned())),
     });
     converted.collect()
 }
 
-/// A tool's result with its pictures and files; empty if it has none.
+/// Converts a tool result with attachments; empty if it has no attachments.
 pub fn result_parts<'a>(result: &'a ToolResult, request: &ChatRequest<'a>) -> Vec<ContentPart<'a>> {
     if result.attachments.is_empty() {
         return Vec::new();
@@ -112,7 +105,7 @@ pub fn result_parts<'a>(result: &'a ToolResult, request: &ChatRequest<'a>) -> Ve
     text.into_iter().chain(attachments).collect()
 }
 
-/// The pictures and files of results, for a wire that takes only text in a result: each behind the call that it is of.
+/// Converts the attachments of tool results, for a wire that takes only text in a result. A text before each names its call.
 pub fn result_attachment_parts<'a>(
     results: &'a [ToolResult],
     request: &ChatRequest<'a>,
@@ -158,12 +151,11 @@ fn attachment_part<'a>(attachment: &'a Attachment, request: &ChatRequest<'a>) ->
     }
 }
 
-/// A text that stands for a picture or a file.
 pub fn placeholder_text<'a>(text: String) -> ContentPart<'a> {
     ContentPart::Text(Cow::Owned(text))
 }
 
-/// What the model is known not to take; a model of which nothing is known takes everything.
+/// The kind of attachment that the model is known not to take. Unknown models take everything.
 fn unsupported_kind(media_type: MediaType, facts: Option<&ModelFacts>) -> Option<&'static str> {
     let facts = facts?;
     let (is_supported, kind) = match media_type.is_image() {
@@ -173,8 +165,8 @@ fn unsupported_kind(media_type: MediaType, facts: Option<&ModelFacts>) -> Option
     (is_supported == Some(false)).then_some(kind)
 }
 
-/// What a service that refused a request with these messages may have meant: pictures and files that nothing is known
-/// of; and the key that would say so.
+/// Advice for a request that a service rejected: if the messages have attachments and it is unknown whether the model takes
+/// them, names the configuration key that turns them off.
 pub fn in_doubt(
     provider: &str,
     model: &str,
@@ -184,18 +176,18 @@ pub fn in_doubt(
     let mut attached = messages.iter().flat_map(Message::attachments);
     let (kind, key) = attached.find_map(|attachment| {
         let is_image = attachment.media_type.is_image();
-        let (taken, what, key) = match is_image {
-            true => (facts.and_then(|it| it.images), "pictures", "images"),
+        let (is_supported, kind, key) = match is_image {
+            true => (facts.and_then(|it| it.images), "images", "images"),
             false => (facts.and_then(|it| it.pdf), "PDF files", "pdf"),
         };
-        taken.is_none().then_some((what, key))
+        is_supported.is_none().then_some((kind, key))
     })?;
     Some(format!(
         "the request has {kind}; if the model takes none, set {key} = false in [providers.{provider}.models.{model:?}]"
     ))
 }
 
-/// What a request to this model leaves out of these messages, in words for the run's reader.
+/// One warning for each kind of attachment that a request to this model replaces with a text.
 pub fn attachment_warnings(
     model: &str,
     messages: &[Message],
@@ -203,8 +195,8 @@ pub fn attachment_warnings(
 ) -> Vec<String> {
     let mut warnings = Vec::new();
     for attachment in messages.iter().flat_map(Message::attachments) {
-        if let Some(what) = unsupported_kind(attachment.media_type, facts) {
-            let warning = format!("{model} takes no {what}: a text says so in their place");
+        if let Some(kind) = unsupported_kind(attachment.media_type, facts) {
+            let warning = format!("{model} takes no {kind}: a text replaces them");
             if !warnings.contains(&warning) {
                 warnings.push(warning);
             }

@@ -1,5 +1,5 @@
-//! What a model sent beside text and calls, such as its thinking, kept to go back to the same provider and model, and only
-//! while nothing before it has changed. Pure.
+//! Keeps what a model sent besides text and tool calls, such as its reasoning, to send it back to the same provider and
+//! model as long as the messages before it are unchanged. Pure.
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -7,17 +7,16 @@ use sha2::{Digest, Sha256};
 
 use crate::domain::message::{AssistantMessage, Echo, ToolSpec};
 
-/// Who gave a reply: signatures and encrypted thinking are accepted by that model of that service only.
+/// The service and model that wrote a reply. Only they accept its signatures and encrypted reasoning.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyOrigin<'a> {
-    /// The wire and the provider's name.
+    /// The wire, and the provider's name if it differs.
     pub service: &'a str,
-    /// The model that the request named.
+    /// The model that the request named, which may be an alias.
     pub model: &'a str,
 }
 
 impl ReplyOrigin<'_> {
-    /// An echo with this body.
     pub fn echo(self, body: &impl Serialize) -> Option<Echo> {
         Some(Echo {
             wire: format!("{}:{}", self.service, self.model),
@@ -26,13 +25,13 @@ impl ReplyOrigin<'_> {
         })
     }
 
-    /// What this model of this service sent for a message.
+    /// The body of the message's echo if this model wrote it.
     pub fn echo_body(self, message: &AssistantMessage) -> Option<&RawValue> {
         let echo = message.echo.as_ref()?;
         (self.echo_model(echo)? == self.model).then_some(&*echo.body)
     }
 
-    /// What another model of this service sent for a message.
+    /// The body of the message's echo if another model of this service wrote it.
     pub fn foreign_echo_body(self, message: &AssistantMessage) -> Option<&RawValue> {
         let echo = message.echo.as_ref()?;
         (self.echo_model(echo)? != self.model).then_some(&*echo.body)
@@ -43,7 +42,7 @@ impl ReplyOrigin<'_> {
     }
 }
 
-/// Identifies what every request of a run begins with: the system prompt and the tools.
+/// Hashes what every request of a run begins with: the system prompt and the tools.
 pub fn prefix_hash(system: &str, tools: &[ToolSpec]) -> u64 {
     let mut hasher = Sha256::new();
     let mut add = |text: &str| {

@@ -1,4 +1,4 @@
-//! One service on one wire: sends its requests, reads its replies and names their origin. Knows no service's JSON.
+//! One service on one wire: sends requests, reads replies and tags echoes with their origin.
 
 use std::marker::PhantomData;
 
@@ -11,16 +11,15 @@ use crate::providers::http_client::{HttpClient, HttpResponse};
 use crate::providers::reply_builder::{ReplyBuilder, read_reply};
 use crate::providers::{ChatRequest, Delta, ErrorCategory, ProviderError, Reply, request_body};
 
-/// One service whose replies a `B` reads.
+/// One service. `B` parses its replies.
 pub struct Endpoint<B> {
     client: HttpClient,
-    /// Marks the echoes of this service.
+    /// Identifies the service in the echoes of its replies.
     service_id: String,
     builder: PhantomData<fn() -> B>,
 }
 
 impl<B: ReplyBuilder> Endpoint<B> {
-    /// The service that `wire` posts to.
     pub fn new(client: HttpClient, service_id: String) -> Self {
         let builder = PhantomData;
         Self {
@@ -30,18 +29,16 @@ impl<B: ReplyBuilder> Endpoint<B> {
         }
     }
 
-    /// What it posts with.
     pub fn client(&self) -> &HttpClient {
         &self.client
     }
 
-    /// Where the replies of that model come from.
     pub fn origin<'a>(&'a self, model: &'a str) -> ReplyOrigin<'a> {
         let service = &self.service_id;
         ReplyOrigin { service, model }
     }
 
-    /// Sends the request as this body, and reads the reply.
+    /// Sends the request with this body, and reads the reply.
     pub fn complete<'a>(
         &'a self,
         body: &impl Serialize,
@@ -57,8 +54,7 @@ impl<B: ReplyBuilder> Endpoint<B> {
         })
     }
 
-    /// Reads an answer of the service to a request for `model`. `stream` is whether a stream, and so deltas, was asked
-    /// for.
+    /// Reads a response to a request for `model`. `stream` is whether the request asked for a stream, and so for deltas.
     ///
     /// # Errors
     /// See [`read_reply`].
@@ -73,7 +69,7 @@ impl<B: ReplyBuilder> Endpoint<B> {
         read_reply::<B>(&self.client, response, origin, stream, deltas)
     }
 
-    /// Reads an answer that came in a batch as one of the network's.
+    /// Reads a response that came in a batch like one from the network.
     pub fn read_batch_reply<'a>(
         &'a self,
         model: &'a str,
@@ -84,7 +80,7 @@ impl<B: ReplyBuilder> Endpoint<B> {
         let response =
             HttpResponse::from_chunks(status, "application/json", [body]).map_err(|error| {
                 let message =
-                    format!("the batch answered with a status that there is not: {error}");
+                    format!("the batch has a response with an invalid HTTP status: {error}");
                 ProviderError::new(ErrorCategory::Server, message)
             });
         Box::pin(async move { self.read_response(response?, model, false, deltas).await })

@@ -1,5 +1,5 @@
-//! What a service means when it refuses: a status, headers and a body, or an error in the middle of a stream, become a
-//! [`ProviderError`]. Pure. Knows the error bodies of all wires, because servers answer on one wire with another's.
+//! Converts a service's error to a [`ProviderError`], from a status, headers and a body, or from an event of a stream. Pure.
+//! Reads the error bodies of all wires in one place, because some servers send the error bodies of another wire.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use crate::providers::{ErrorCategory, ProviderError};
 
-/// The most characters of a service's message that we pass on.
+/// Longer messages of a service are truncated.
 const MAX_MESSAGE_CHARS: usize = 1000;
-/// The longest body that is taken for a message though it is no JSON.
+/// The longest body, in bytes, that counts as a message although it is not JSON.
 const MAX_PLAIN_BODY: usize = 300;
-/// No wish to wait longer than this is believed.
+/// Longer values of `retry-after` are reduced to this.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The error of a reply whose status is not a success. `body` is the reply's body as far as it is known.
+/// The error of a response with an error status. `body` may be empty if it could not be read.
 pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>) -> ProviderError {
     let parsed = ErrorBody::parse(body);
     let category = match category_of_status(status.as_u16()) {
@@ -42,7 +42,7 @@ pub fn from_status(status: StatusCode, body: &str, retry_after: Option<Duration>
     }
 }
 
-/// The error that stands in a reply whose status was a success: an event of a stream, or a whole body.
+/// The error in a response with a success status: an event of a stream, or a whole body.
 pub fn from_error_body(body: &str) -> ProviderError {
     let parsed = ErrorBody::parse(body);
     let category = parsed
@@ -55,11 +55,11 @@ pub fn from_error_body(body: &str) -> ProviderError {
         });
     let message = parsed
         .message
-        .unwrap_or_else(|| "the service reported an error without words".to_owned());
+        .unwrap_or_else(|| "the service reported an error without a message".to_owned());
     ProviderError::new(category, message)
 }
 
-/// How long a service wants us to wait, from `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
+/// The wait that a service requests with `retry-after-ms` (OpenAI) or `retry-after` (RFC 9110: seconds or a date).
 pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let seconds = match (text("retry-after-ms"), text("retry-after")) {
@@ -76,7 +76,7 @@ pub fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     (seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(MAX_RETRY_AFTER.as_secs_f64())))
 }
 
-/// A date in one of the three forms that a recipient has to read (RFC 9110, 5.6.7): today's, RFC 850's and asctime's.
+/// A date in one of the three formats that a recipient must accept (RFC 9110, section 5.6.7).
 fn http_date(text: &str) -> Option<Timestamp> {
     let parse_as = |format: &str| {
         let date = strtime::parse(format, text).ok()?.to_datetime().ok()?;
@@ -95,17 +95,17 @@ fn category_of_status(status: u16) -> ErrorCategory {
         408 => ErrorCategory::Timeout,
         429 => ErrorCategory::RateLimit,
         529 => ErrorCategory::Overloaded,
-        // A conflict with another request, and one that came too early, are over when it is sent again.
+        // A retry can succeed after a conflict with another request or a request that was too early.
         409 | 425 => ErrorCategory::Server,
         400..=499 => ErrorCategory::BadRequest,
         _ => ErrorCategory::Server,
     }
 }
 
-/// The category of an error's `type` and `code` in words, as Anthropic, OpenAI and llama.cpp use them.
+/// The category of an error's `type` and `code` as Anthropic, OpenAI and llama.cpp send them.
 fn category_of_kind(kind: &str) -> Option<ErrorCategory> {
-    let has = |words: &[&str]| words.iter().any(|word| kind.contains(word));
-    // The sharper words come first: OpenAI's invalid key is also an `invalid_request_error`.
+    let has = |terms: &[&str]| terms.iter().any(|term| kind.contains(term));
+    // More specific terms come first: OpenAI's error for an invalid key is also an `invalid_request_error`.
     Some(if has(&["overloaded"]) {
         ErrorCategory::Overloaded
     } else if has(&[
@@ -142,13 +142,12 @@ fn category_of_kind(kind: &str) -> Option<ErrorCategory> {
     })
 }
 
-/// What an error body says.
 #[derive(Default)]
 struct ErrorBody {
     message: Option<String>,
-    /// `type` and `code` where they are words, in lower case.
+    /// `type` and `code` if they are strings, in lower case.
     kind: String,
-    /// `code` where it is an HTTP status.
+    /// `code` if it is an HTTP status.
     code: Option<u16>,
 }
 
@@ -217,7 +216,7 @@ impl ErrorBody {
     }
 }
 
-/// A message on one line, without control characters and not too long; none where nothing is left.
+/// Truncates the message and replaces control characters, so that it fits on one line. `None` if the result is empty.
 fn sanitize_message(text: &str) -> Option<String> {
     let clean: String = text
         .chars()
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_is_the_services_own_then_the_phrase_then_the_number() {
+    fn the_message_is_the_services_own_else_the_reason_phrase_else_the_status() {
         let own = [
             r#"{"error":{"message":"no","type":"x","code":null}}"#,
             r#"{"type":"error","error":{"type":"x","message":" no\n"}}"#,
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_has_a_category() {
+    fn statuses_map_to_categories() {
         let table = [
             ("auth", &[401, 403][..]),
             ("bad_request", &[400, 402, 404, 405, 413, 415, 422]),
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_a_stream_has_the_category_of_its_type() {
+    fn errors_in_a_stream_map_by_type_and_code() {
         let table = [
             (r#"{"type":"overloaded_error","message":"m"}"#, "overloaded"),
             (r#"{"type":"rate_limit_error","message":"m"}"#, "rate_limit"),
@@ -346,7 +345,7 @@ mod tests {
         }
         assert_eq!(
             from_error_body(r#"{"error":{}}"#).to_string(),
-            "server: the service reported an error without words"
+            "server: the service reported an error without a message"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The provider contract: one question to a model, one reply. Knows no wire, no run and no retry policy.
+//! The provider contract: one request to a model, one reply. Does not know wire formats, runs or retries.
 
 use std::time::Duration;
 
@@ -38,22 +38,22 @@ pub mod token_counts;
 pub mod tool_call_codec;
 pub mod wire_json;
 
-/// A service that answers turns.
+/// A service that runs models.
 pub trait Provider: Send + Sync + 'static {
-    /// Sends one request. `deltas` gets the tokens as soon as the service reports them and, with `request.stream`, the text
-    /// as it comes; the return value is the whole reply either way. Dropping the future closes the connection.
+    /// Sends one request and returns the whole reply. `deltas` receives the token usage as soon as the service reports it
+    /// and, if `request.stream` is set, the text as it arrives. Dropping the future closes the connection.
     fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
         deltas: &'a mut (dyn FnMut(Delta<'_>) + Send),
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
 
-    /// Its batches; `None` if it speaks no wire that has them.
+    /// `None` if the service has no batch API.
     fn batch_provider(&self) -> Option<&dyn BatchProvider> {
         None
     }
 
-    /// What a request to this model leaves out of these parameters and why, in words for the run's reader.
+    /// The warning for the user of a run if a request to this model leaves some of these parameters out.
     fn dropped_params_warning(
         &self,
         _model: &str,
@@ -64,18 +64,17 @@ pub trait Provider: Send + Sync + 'static {
     }
 }
 
-/// A provider that sells batches.
+/// A provider that also answers requests in batches.
 pub trait BatchProvider: Send + Sync {
-    /// Where they are made and looked at.
     fn batch_client(&self) -> &dyn BatchClient;
 
-    /// The request as a batch takes it.
+    /// Converts the request to the form that a batch takes.
     ///
     /// # Errors
-    /// It cannot be written as JSON.
+    /// The request cannot be written as JSON.
     fn batch_item(&self, request: &ChatRequest<'_>) -> Result<BatchItem, ProviderError>;
 
-    /// The reply in the answer that a batch has for the request.
+    /// Parses a batch's response to the request.
     fn read_batch_reply<'a>(
         &'a self,
         request: ChatRequest<'a>,
@@ -85,12 +84,12 @@ pub trait BatchProvider: Send + Sync {
     ) -> BoxFuture<'a, Result<Reply, ProviderError>>;
 }
 
-/// The batches of a service.
+/// The batch API of a service. Each batch has one request.
 pub trait BatchClient: Send + Sync {
-    /// The longest pause between two looks at a batch.
+    /// The longest wait between two polls of a batch.
     fn max_poll_interval(&self) -> Duration;
 
-    /// Hands a request over; the id of its batch. `name` is what the request is known by there.
+    /// Submits a request and returns the id of its batch. `name` identifies the request within the batch.
     fn create<'a>(
         &'a self,
         name: &'a str,
@@ -98,17 +97,18 @@ pub trait BatchClient: Send + Sync {
         key: Option<&'a SecretString>,
     ) -> BoxFuture<'a, Result<String, ProviderError>>;
 
-    /// The id of the batch of a request that was handed over; `None` if there is none, or if the service cannot find it.
+    /// Returns the id of the batch that was submitted with this name; `None` if there is none, or if the service cannot
+    /// search by name.
     fn find<'a>(
         &'a self,
         name: &'a str,
         key: Option<&'a SecretString>,
     ) -> BoxFuture<'a, Result<Option<String>, ProviderError>>;
 
-    /// Looks at a batch, and fetches what it has for the request once it is done.
+    /// Checks a batch, and fetches the result of the request if the batch is done.
     ///
     /// # Errors
-    /// The look failed, which says nothing of the batch.
+    /// The check failed; the batch itself may be fine.
     fn poll<'a>(
         &'a self,
         batch: &'a str,
@@ -116,7 +116,7 @@ pub trait BatchClient: Send + Sync {
         key: Option<&'a SecretString>,
     ) -> BoxFuture<'a, Result<BatchStatus, ProviderError>>;
 
-    /// Asks the service not to begin with a batch.
+    /// Cancels a batch. The service may still charge for what it has already processed.
     fn cancel<'a>(
         &'a self,
         batch: &'a str,
@@ -124,19 +124,15 @@ pub trait BatchClient: Send + Sync {
     ) -> BoxFuture<'a, Result<(), ProviderError>>;
 }
 
-/// The request of a batch.
 pub struct BatchItem {
-    /// OpenAI: the endpoint that it is for.
+    /// The path of the endpoint that the request is for; only OpenAI needs it.
     pub path: &'static str,
-    /// Its body.
     pub body: Vec<u8>,
 }
 
 impl BatchItem {
-    /// The body as JSON.
-    ///
     /// # Errors
-    /// It is none.
+    /// The body is not JSON.
     pub fn json(&self) -> Result<&RawValue, ProviderError> {
         serde_json::from_slice(&self.body).map_err(|error| {
             let message = format!("the request cannot be written as JSON: {error}");
@@ -145,113 +141,103 @@ impl BatchItem {
     }
 }
 
-/// What a look at a batch found.
 #[derive(Debug)]
 pub enum BatchStatus {
-    /// It is not done.
     InProgress,
-    /// What the service answered, as it would have at once.
+    /// The HTTP response that the service would have sent to the same request without a batch.
     Completed {
-        /// HTTP's status.
         status: u16,
-        /// The body.
         body: Bytes,
     },
-    /// There is no answer, and why.
+    /// The batch has no response to the request.
     Failed(ProviderError),
-    /// The service had no time for it.
+    /// The service did not process the request in time.
     Expired,
 }
 
-/// What comes before a reply is whole.
+/// A part of a reply that arrives before the reply is complete.
 #[derive(Clone, Copy, Debug)]
 pub enum Delta<'a> {
-    /// More of the text.
     Text(&'a str),
-    /// The tier that the service says it answered on.
+    /// The service tier that the service reports.
     ServiceTier(Service),
-    /// The model began to think, and the service may give no text of it.
+    /// The model began to reason. The service may send no text of its reasoning.
     ReasoningStarted,
-    /// More of its thinking, or of a summary.
+    /// Text of the reasoning, or of a summary of it.
     Reasoning(&'a str),
-    /// The tokens reported so far, which later ones replace: what is known if the rest of the reply never comes.
+    /// The total usage so far. It replaces earlier values, and is all that is known if the reply breaks off.
     Usage(TokenUsage),
 }
 
-/// One question to a model, borrowed from the conversation.
+/// One request to a model, borrowed from the conversation.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatRequest<'a> {
-    /// The model's name as the provider knows it.
+    /// The provider's own name of the model, without prefix.
     pub model: &'a str,
-    /// The system prompt; empty means none.
+    /// Empty means no system prompt.
     pub system: &'a str,
-    /// The conversation, oldest first.
+    /// Oldest first.
     pub messages: &'a [Message],
-    /// The bytes of the conversation's pictures and files; `None` if it has none.
+    /// The bytes of the conversation's attachments; `None` if it has none.
     pub blobs: Option<&'a Blobs>,
-    /// The tools on offer; empty means the request has no `tools` key.
+    /// Empty means that the request has no `tools` key.
     pub tools: &'a [ToolSpec],
-    /// Sampling parameters.
     pub params: &'a Params,
-    /// What is known of the model; `None` if nothing is.
+    /// `None` if the model is unknown.
     pub facts: Option<&'a ModelFacts>,
-    /// Whether to ask for deltas.
+    /// Whether to request a stream, and so deltas.
     pub stream: bool,
-    /// Whether the run can have more than one turn, so that the prompt is worth caching.
+    /// Whether the run can have more than one turn, which makes the prompt worth caching.
     pub multi_turn: bool,
-    /// The version of what the prompt begins with, for services that keep prompts by a key; empty means none.
+    /// Identifies the beginning of the prompt, for services that cache prompts by a key; empty means none.
     pub cache_key: &'a str,
-    /// Where it stands in a trace, told to the service; none where nobody traces.
+    /// The trace context to send to the service; `None` if tracing is off.
     pub trace: Option<&'a TraceContext>,
-    /// A person's own key, sent in place of the configured one.
+    /// The client's own provider key, sent instead of the configured one.
     pub api_key: Option<&'a SecretString>,
 }
 
-/// What the model answered.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
-    /// Text, tool calls and what to echo. Call ids are the provider's; the conversation makes them unique.
+    /// Text, tool calls and echo. Call ids are the provider's; the conversation makes them unique.
     pub message: AssistantMessage,
-    /// Tokens; none where the provider reported none.
+    /// `None` if the provider reported no usage.
     pub usage: Option<TokenUsage>,
-    /// The provider's own word for why the reply ended.
+    /// Why the reply ended, in the provider's own term.
     pub stop_reason: Option<String>,
-    /// The model that the provider says answered, without prefix.
+    /// The model that the provider reports, without prefix.
     pub model: Option<String>,
-    /// Whether it is an answer at all.
     pub outcome: ReplyOutcome,
 }
 
-/// What a reply came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyOutcome {
-    /// An answer: text, calls, or after a normal end nothing.
+    /// The reply has text or tool calls, or ended normally without either.
     #[default]
     Complete,
-    /// The limit of tokens came before any text or call.
+    /// The reply reached the token limit before any text or tool call.
     Truncated,
-    /// The model, or a filter of its service, refused; the text says why, if there is any.
+    /// The model or a filter of its service refused. The text, if any, gives the reason.
     Refused,
 }
 
-/// A request that got no reply. Displays as `<category>: <message>`.
+/// Why a request has no reply. Displays as `<category>: <message>`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {message}", category.as_str())]
 pub struct ProviderError {
-    /// What kind of failure.
     pub category: ErrorCategory,
-    /// The service's own words where it had any. Never holds a secret.
+    /// The service's own message if it sent one. Never holds a secret.
     pub message: String,
-    /// How long the service asks us to wait.
+    /// How long the service wants the client to wait before the next request.
     pub retry_after: Option<Duration>,
-    /// Whether the request may have been paid for (it reached the service and broke off after an answer began).
+    /// Whether the service may charge for the request: it broke off after the reply had begun.
     pub may_be_billed: bool,
-    /// Whether the tokens that were reported on the way are all that it used: the reply was whole, and then rejected.
+    /// Whether the usage that was reported through deltas is final: the reply was complete, and then rejected.
     pub has_final_usage: bool,
 }
 
 impl ProviderError {
-    /// An error without a wish to wait, from a request that was not answered.
+    /// An error without `retry_after`, from a request whose reply had not begun.
     pub fn new(category: ErrorCategory, message: impl Into<String>) -> Self {
         Self {
             category,
@@ -262,13 +248,13 @@ impl ProviderError {
         }
     }
 
-    /// The error with advice behind it.
+    /// Appends advice to the message, in parentheses.
     pub fn with(mut self, advice: &str) -> Self {
         self.message = format!("{} ({advice})", self.message);
         self
     }
 
-    /// The error without this secret, which some services repeat.
+    /// Removes this secret from the message: some services repeat it.
     pub fn redact(mut self, secret: &SecretString) -> Self {
         let secret = secret.expose_secret().trim();
         if !secret.is_empty() && self.message.contains(secret) {
@@ -277,23 +263,21 @@ impl ProviderError {
         self
     }
 
-    /// The error of a reply that had reported all its tokens, or had not.
     pub fn with_final_usage(mut self, has_final_usage: bool) -> Self {
         self.has_final_usage = has_final_usage;
         self
     }
 }
 
-/// The kinds of provider failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCategory {
-    /// 401, 403, or no key.
+    /// 401, 403, or no API key.
     Auth,
     /// 400, 404, 405, 413, 415, 422.
     BadRequest,
     /// 429.
     RateLimit,
-    /// 529, or 503 that says overloaded.
+    /// 529, or 503 with a body that mentions overload.
     Overloaded,
     /// 409, 425, other 5xx, 3xx, a broken connection, an unreadable body.
     Server,
@@ -302,7 +286,7 @@ pub enum ErrorCategory {
 }
 
 impl ErrorCategory {
-    /// The word in messages, errors and the contract's table.
+    /// The name in messages, errors and configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auth => "auth",
@@ -314,7 +298,7 @@ impl ErrorCategory {
         }
     }
 
-    /// Whether the same request may succeed when it is sent again.
+    /// Whether the same request may succeed if it is sent again.
     pub fn is_retryable(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Fits parameters to a model: leaves out what it is known to refuse, and takes the nearest level of effort. Pure.
+//! Adapts parameters to a model: removes those that it is known to reject, and picks the nearest supported effort. Pure.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use crate::config::models::ModelFacts;
 use crate::domain::agent::params::{Effort, Params};
 use crate::domain::service::Service;
 
-/// The parameters as the model takes them, with a warning for each that was changed.
+/// Returns the parameters that the model takes, and a warning for each change.
 pub fn fit_to_model<'a>(
     model: &str,
     params: &'a Params,
@@ -39,8 +39,8 @@ pub fn fit_to_model<'a>(
     (params, warnings)
 }
 
-/// The parameters with a tier that the service sells for this model, and a warning if that is not the one asked for. `sold`
-/// are the service's tiers.
+/// Removes the requested service tier if the model is not offered with it, and returns a warning. `available` are the
+/// provider's tiers.
 pub fn fit_service_tier(
     model: &str,
     params: &mut Cow<'_, Params>,
@@ -54,7 +54,7 @@ pub fn fit_service_tier(
     params.to_mut().service = None;
     let wanted = wanted.as_str();
     Some(format!(
-        "{model} is not sold with service \"{wanted}\": sent with the usual one"
+        "{model} is not offered with service \"{wanted}\": sent with the default"
     ))
 }
 
@@ -71,14 +71,14 @@ fn fit_effort(wanted: Effort, levels: &[Effort]) -> Option<Effort> {
     }
 }
 
-/// `None` where nothing was lost: no effort asked of a model that takes none.
+/// `None` if nothing changes for the user: the effort is "none" and the model takes no effort.
 fn effort_warning(model: &str, wanted: Effort, fitted: Option<Effort>) -> Option<String> {
     let wanted = wanted.as_str();
     match fitted {
         Some(level) => {
             let level = level.as_str();
             Some(format!(
-                "{model} does not take effort \"{wanted}\": sent \"{level}\", the nearest"
+                "{model} does not take effort \"{wanted}\": sent the nearest, \"{level}\""
             ))
         }
         None if wanted == "none" => None,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_refuses_is_left_out_with_a_warning() {
+    fn unsupported_parameters_are_removed_with_a_warning() {
         let facts = ModelFacts {
             sampling: Sampling::WithoutEffort,
             effort: Some(vec![Effort::Low, Effort::High]),

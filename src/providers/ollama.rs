@@ -1,5 +1,4 @@
-//! Ollama's chat API (`POST /api/chat`, <https://docs.ollama.com/api/chat>): its request, its reply and its NDJSON stream.
-//! Knows no HTTP and no run.
+//! Ollama's chat API (`POST /api/chat`, <https://docs.ollama.com/api/chat>): requests, replies and the NDJSON stream.
 
 use std::borrow::Cow;
 
@@ -29,13 +28,11 @@ use crate::providers::{
 
 const DEFAULT_BASE_URL: &str = "http://localhost:11434";
 
-/// A client of one Ollama server.
 pub struct Ollama {
     endpoint: Endpoint<OllamaReplyBuilder>,
 }
 
 impl Ollama {
-    /// A client of the configured server. The error says what is wrong with the configuration.
     pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
         let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
         let refused_message =
@@ -46,7 +43,6 @@ impl Ollama {
         Ok(Self { endpoint })
     }
 
-    /// What it sends to and reads from.
     pub fn endpoint(&self) -> &Endpoint<OllamaReplyBuilder> {
         &self.endpoint
     }
@@ -69,7 +65,7 @@ struct RequestBody<'a> {
     messages: Vec<MessageOut<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool<'a>>,
-    // Always there: Ollama streams unless it is told not to.
+    // Always sent: Ollama streams by default.
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<OutputFormat<'a>>,
@@ -79,7 +75,7 @@ struct RequestBody<'a> {
     options: Options<'a>,
 }
 
-/// Whether, or how much, the model thinks.
+/// Whether the model reasons, or at which level.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Think {
@@ -248,7 +244,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
                         tool_name: call.map_or("", |call| &call.name),
                     });
                 }
-                // Templates of models show no images of the role `tool`.
+                // Models' templates ignore the images of messages with the role `tool`.
                 let attachments = content_parts::result_attachment_parts(tool_results, request);
                 if !attachments.is_empty() {
                     messages.push(user_message(attachments));
@@ -259,7 +255,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
     messages
 }
 
-/// A user's message: all text, then all pictures, as the API has it. It has nothing for files.
+/// A user message. The API takes text and images in separate fields, and takes no files.
 fn user_message(parts: Vec<ContentPart<'_>>) -> MessageOut<'_> {
     let (mut texts, mut images) = (Vec::new(), Vec::new());
     for part in parts {
@@ -287,14 +283,14 @@ fn call_out(call: &ToolCall) -> CallOut<'_> {
     }
 }
 
-/// What an assistant message had besides text and calls.
+/// The body of an echo: the reasoning of an assistant message.
 #[derive(Serialize, Deserialize)]
 struct Thinking<'a> {
     #[serde(borrow)]
     thinking: &'a RawValue,
 }
 
-/// One line of a stream, or the whole reply: they have the same fields.
+/// One line of a stream, or a whole reply: they have the same fields.
 #[derive(Deserialize)]
 struct ResponseLine<'a> {
     model: Option<String>,
@@ -330,7 +326,7 @@ struct FunctionIn<'a> {
     arguments: Option<&'a RawValue>,
 }
 
-/// What counts of a line that could not be read for other reasons.
+/// The usage fields of a line that failed to parse for another reason.
 #[derive(Deserialize)]
 struct UsageLine {
     #[serde(default)]
@@ -341,7 +337,6 @@ struct UsageLine {
     eval_count: TokenCount,
 }
 
-/// A reply as far as it has come.
 #[derive(Default)]
 pub struct OllamaReplyBuilder {
     text: String,
@@ -370,7 +365,7 @@ impl ReplyBuilder for OllamaReplyBuilder {
     }
 
     fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError> {
-        // Older servers give no reason with `done`.
+        // Older servers send `done` without a reason.
         let is_normal_end =
             self.is_finished && matches!(self.stop_reason.as_deref(), None | Some("stop"));
         let end = match self.stop_reason.as_deref() {
@@ -408,7 +403,7 @@ impl ReplyBuilder for OllamaReplyBuilder {
 }
 
 impl OllamaReplyBuilder {
-    /// Takes one line; says whether it was the last.
+    /// Adds one line. Returns whether it was the last.
     fn push_line(
         &mut self,
         text: &str,
@@ -439,7 +434,7 @@ impl OllamaReplyBuilder {
                     None => (String::new(), None),
                 };
                 self.calls.push(ToolCall {
-                    // Ollama's own ids are random and not asked back.
+                    // Ollama's own ids are random, and later requests do not need them.
                     id: format!("ollama_{}", self.calls.len()),
                     provider_id: String::new(),
                     name,
@@ -454,7 +449,6 @@ impl OllamaReplyBuilder {
         Ok(self.is_finished)
     }
 
-    /// Keeps what the service has reported so far.
     fn set_usage(
         &mut self,
         input: TokenCount,

@@ -1,4 +1,4 @@
-//! Fields that OpenAI's chat API and its Responses API have in common. Pure.
+//! Fields that OpenAI's chat API and Responses API share. Pure.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -8,7 +8,7 @@ use crate::domain::service::Service;
 use crate::providers::Delta;
 use crate::providers::token_counts::Lenient;
 
-/// OpenAI's word for the tier that is asked for; `None` leaves it to the service.
+/// OpenAI's name of the requested service tier; `None` leaves the choice to the service.
 pub fn service_tier(params: &Params) -> Option<&'static str> {
     match params.service? {
         Service::Default | Service::Batch => None,
@@ -16,7 +16,7 @@ pub fn service_tier(params: &Params) -> Option<&'static str> {
     }
 }
 
-/// The tier that a reply says it was answered on; `None` if it says nothing that is known.
+/// The service tier that a reply reports; `None` if it reports none.
 pub fn service_tier_delta(tier: Lenient<String>) -> Option<Delta<'static>> {
     let service = match tier.0?.as_str() {
         "flex" => Service::Flex,
@@ -25,7 +25,7 @@ pub fn service_tier_delta(tier: Lenient<String>) -> Option<Delta<'static>> {
     Some(Delta::ServiceTier(service))
 }
 
-/// Whether a schema is written for OpenAI's strict mode, which refuses any object that is open.
+/// Whether a schema fits OpenAI's strict mode, which requires `additionalProperties: false`.
 pub fn is_strict_schema(schema: &RawValue) -> bool {
     #[derive(Deserialize)]
     struct Top<'a> {

@@ -1,10 +1,10 @@
-//! Drops the thinking of earlier replies where it may not go back. Pure.
+//! Removes the reasoning of earlier replies if it must not be sent back. Pure.
 
 use crate::domain::message::Message;
 use crate::providers::openai_chat::echo_payload;
 
-/// Drops the thinking of these messages, because what stands before it is not what the model saw: providers check that.
-/// What a service refuses a tool call without stays.
+/// Removes the reasoning from these messages. Providers reject reasoning if the messages before it have changed. Keeps the
+/// parts of an echo without which a service rejects tool calls.
 pub fn strip_reasoning(messages: &mut [Message]) {
     for message in messages {
         if let Message::Assistant(reply) = message {

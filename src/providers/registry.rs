@@ -1,4 +1,4 @@
-//! Which providers there are: builds a client for each configured one, and finds it by name.
+//! Builds a client for each configured provider, and finds it by name.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -17,25 +17,23 @@ use crate::providers::openai_responses::OpenAiResponses;
 use crate::providers::scripted::ScriptedProvider;
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply};
 
-/// The providers that exist without being configured, in the order in which they are told.
+/// The providers that exist without configuration, in the order in which errors list them.
 const BUILT_IN: [&str; 3] = ["anthropic", "openai", "ollama"];
 
-/// A provider ready to be asked.
+/// A provider that is ready for requests.
 pub struct ProviderHandle {
-    /// Its configured name.
     pub name: String,
-    /// The client.
     pub provider: Box<dyn Provider>,
-    /// Whether its models cost nothing unless a price is configured: they run here.
+    /// Whether its models cost nothing unless a price is configured, because they run locally.
     pub is_free: bool,
-    /// The tiers that it sells beside the usual one.
+    /// The service tiers that it offers besides the default.
     pub services: Vec<Service>,
-    /// Held around one request; none means no limit.
+    /// One permit per request; `None` means no limit.
     pub permits: Option<Arc<Semaphore>>,
 }
 
 impl ProviderHandle {
-    /// Sends one request, as [`Provider::complete`] does. No error repeats the request's own key.
+    /// Calls [`Provider::complete`], and removes the request's own key from errors.
     pub fn complete<'a>(
         &'a self,
         request: ChatRequest<'a>,
@@ -51,56 +49,49 @@ impl ProviderHandle {
     }
 }
 
-/// All configured providers.
 pub struct ProviderRegistry {
     providers: BTreeMap<String, ProviderEntry>,
-    /// Those that errors name beside the built-in ones: configured ones, and well-known services that can be asked.
+    /// The providers that errors list besides the built-in ones: configured ones, and presets that are usable.
     listed_names: Vec<String>,
 }
 
-/// A configured provider.
 struct ProviderEntry {
     handle: Result<Arc<ProviderHandle>, ProviderUnavailable>,
-    /// Of one that lacks nothing but a key: its client for requests that come with a key of their own.
+    /// If only the key is missing: the client for requests that carry their own key.
     with_request_key: Option<Box<LazyProvider>>,
 }
 
-/// A client that is built for the first request that needs it: most of the providers without a key are never used.
+/// A client that the first request builds: most providers without a key are never used.
 struct LazyProvider {
     config: config::Provider,
     handle: OnceLock<Result<Arc<ProviderHandle>, ProviderUnavailable>>,
 }
 
-/// Why a model's provider cannot be asked.
+/// Why a model's provider cannot take requests.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderUnavailable {
-    /// No such provider.
     #[error("unsupported provider \"{name}\": supported providers are {supported}")]
     Unsupported {
-        /// What was asked for.
         name: String,
-        /// What there is, parted by commas.
+        /// The supported names, separated by commas.
         supported: String,
     },
-    /// A well-known service whose address is a customer's own.
+    /// A preset whose address differs for each customer.
     #[error(
         "the address of provider \"{name}\" is not configured (set {env}, or base_url in [providers.{name}])"
     )]
     MissingAddress {
-        /// Its name.
         name: String,
-        /// The variable that would hold it.
+        /// The environment variable for the address.
         env: &'static str,
     },
-    /// It needs a key.
     #[error("API key for provider \"{name}\" is not configured (set {env} or add to config.toml)")]
     MissingKey {
-        /// Its name.
         name: String,
-        /// The variable that would hold the key.
+        /// The environment variable for the key.
         env: String,
     },
-    /// Its configuration is wrong, which nobody noticed as it had no key.
+    /// The configuration is invalid. Found only now because a provider without a key is not built at the start.
     #[error(transparent)]
     Misconfigured(#[from] RegistryError),
 }
@@ -109,14 +100,12 @@ pub enum ProviderUnavailable {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("[providers.{name}]: {reason}")]
 pub struct RegistryError {
-    /// Its name.
     pub name: String,
-    /// What is wrong, and what to do.
     pub reason: String,
 }
 
 impl ProviderRegistry {
-    /// Builds a client for each. One that lacks its key is kept as that answer: agents that do not use it must run.
+    /// Builds a client for each provider. A missing key or address is not an error until the provider is used.
     pub fn build(providers: &BTreeMap<String, config::Provider>) -> Result<Self, RegistryError> {
         let (mut entries, mut listed_names) = (BTreeMap::new(), Vec::new());
         for (name, config) in providers {
@@ -156,7 +145,6 @@ impl ProviderRegistry {
         })
     }
 
-    /// The provider of that name.
     pub fn get(&self, name: &str) -> Result<&Arc<ProviderHandle>, ProviderUnavailable> {
         match self.providers.get(name) {
             Some(configured) => configured
@@ -170,8 +158,8 @@ impl ProviderRegistry {
         }
     }
 
-    /// The provider of that name for requests that have a key of their own, where `has_key` says so: one without a key
-    /// of the operator's can then be asked too.
+    /// Returns the provider for a request. If `has_key` is set, the request carries its own key, so a provider without a
+    /// configured key is usable too.
     pub fn get_with_key(
         &self,
         name: &str,
@@ -189,12 +177,12 @@ impl ProviderRegistry {
         handle.as_ref().map_err(ProviderUnavailable::clone)
     }
 
-    /// Whether there is a provider of that name, usable or not.
+    /// Whether the provider exists, usable or not.
     pub fn contains(&self, name: &str) -> bool {
         self.providers.contains_key(name)
     }
 
-    /// The providers that errors name.
+    /// The names that errors list, separated by commas.
     pub fn supported_names(&self) -> String {
         BUILT_IN
             .into_iter()
@@ -225,7 +213,7 @@ fn build_handle(
 }
 
 fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, String> {
-    // What one service sent is not for another, though both speak one wire: signatures are the service's own.
+    // Echoes of one service must not go to another on the same wire: only the service itself accepts its signatures.
     let service_id = |wire: &str| match name == wire {
         true => wire.to_owned(),
         false => format!("{wire}/{name}"),
@@ -248,7 +236,7 @@ fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provi
     })
 }
 
-/// Whether a request could not be sent for want of a key. Local servers need none, and a configured header may be one.
+/// Whether the configuration lacks a key. Local servers need none, and a configured header may carry it.
 fn needs_key(config: &config::Provider) -> bool {
     let has_header = |name: &str| config.headers.keys().any(|h| h.eq_ignore_ascii_case(name));
     let requires_key = match config.kind {

@@ -1,39 +1,38 @@
-//! Reads a reply from a service's answer, whole or as a stream, on any wire. Knows no service's JSON.
+//! Reads a reply from a response, whole or as a stream, on any wire.
 
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::http_client::{BodyPart, HttpClient, HttpResponse, PartError};
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::{Delta, ProviderError, Reply};
 
-/// A reply of one wire as far as it has come.
+/// Builds a reply from the parts of a response. Each wire has its own.
 pub trait ReplyBuilder: Default + Send {
-    /// How the wire separates the messages of a stream.
     const FORMAT: StreamFormat;
 
-    /// Takes the whole reply, or one message of a stream; returns whether it was the last.
+    /// Adds a whole reply, or one message of a stream. Returns whether it was the last.
     ///
     /// # Errors
-    /// The service reported one, or the message cannot be read.
+    /// The service reported an error, or the part cannot be parsed.
     fn push_part(
         &mut self,
         part: BodyPart<'_>,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError>;
 
-    /// Whether all that the reply used has been reported.
+    /// Whether the service has reported the final usage.
     fn has_final_usage(&self) -> bool;
 
-    /// The reply, with what is to go back to its `origin`.
+    /// Returns the reply. Its echo is tagged with `origin`.
     ///
     /// # Errors
-    /// It has no content.
+    /// The reply has no content.
     fn finish(self, origin: ReplyOrigin<'_>) -> Result<Reply, ProviderError>;
 }
 
-/// Reads an answer. `stream` is whether a stream, and so deltas, was asked for.
+/// Reads a response. `stream` is whether the request asked for a stream, and so for deltas.
 ///
 /// # Errors
-/// The service refused, the connection broke, or the reply makes no sense.
+/// The service sent an error, the connection broke, or the reply is invalid.
 pub async fn read_reply<B: ReplyBuilder>(
     client: &HttpClient,
     response: HttpResponse,
@@ -60,7 +59,7 @@ pub async fn read_reply<B: ReplyBuilder>(
         .map_err(|error| error.with_final_usage(has_final_usage))
 }
 
-/// Adds `more` to `text`; the first piece, often the only one, is not copied.
+/// Appends without copying the first piece, which is often the only one.
 pub fn append(text: &mut String, more: String) {
     match text.is_empty() {
         true => *text = more,

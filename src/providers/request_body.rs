@@ -1,4 +1,4 @@
-//! Writes a request's body, with `extra` merged into it. Knows no service's JSON.
+//! Writes the body of a request, with the `extra` settings merged into it.
 
 use indexmap::IndexMap;
 use serde::Serialize;
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::providers::{ChatRequest, ErrorCategory, ProviderError, wire_json};
 
-/// The body as JSON, with what the configuration and the request merge into it last.
+/// Writes the body as JSON and merges the model's `extra` and then the request's `extra` into it.
 ///
 /// # Errors
-/// A body that cannot be JSON, or that `extra` cannot be merged into.
+/// The body cannot be written as JSON, or `extra` cannot be merged into it.
 pub fn serialize_with_extra(
     body: &impl Serialize,
     request: &ChatRequest<'_>,
@@ -36,7 +36,7 @@ pub fn serialize_with_extra(
     Ok(String::from(Box::<str>::from(body)).into_bytes())
 }
 
-/// Merges objects key by key. What `extra` does not name keeps its bytes and its place, so that prefixes stay equal.
+/// Merges objects key by key. Keys that `extra` does not name keep their bytes and position, so that cached prefixes match.
 fn merge(body: &RawValue, extra: &Map<String, Value>) -> Result<Box<RawValue>, serde_json::Error> {
     let mut fields: IndexMap<String, Box<RawValue>> = serde_json::from_str(body.get())?;
     for (key, value) in extra {
@@ -58,7 +58,7 @@ mod tests {
     use super::merge;
 
     #[test]
-    fn objects_merge_key_by_key_and_the_rest_keeps_its_bytes() {
+    fn objects_merge_key_by_key_and_other_keys_keep_their_bytes() {
         let body = r#"{"model":"m","options":{"top_k": 1.50,"seed":1},"tools":[ 1 ]}"#;
         let body = RawValue::from_string(body.to_owned()).expect("JSON");
         let extra = json!({"options": {"seed": 2, "min_p": 0.1}, "tools": {"a": 1}, "new": null});

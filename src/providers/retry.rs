@@ -1,22 +1,23 @@
-//! How long to wait before a failed request is sent again: full jitter, and the service's own wish. Pure.
+//! Calculates the wait before a failed request is sent again: backoff with full jitter, or the service's `retry-after`. Pure.
+//!
+//! The `backon` crate does not replace this: it has no linear backoff, and its jitter only lengthens a wait.
 
 use std::time::Duration;
 
 use crate::domain::agent::{Backoff, Retry};
 
-/// The wait before try `attempt` (1 is the first retry): uniform between 0 and the policy's bound, or what the service
-/// asks for where that is known. `random` is a number in 0..1.
+/// The wait before retry `attempt`, counted from 1: `retry_after` if the service sent it, else uniformly distributed
+/// between 0 and the policy's bound. `random` is in 0..1.
 pub fn retry_delay(
     policy: &Retry,
     attempt: u32,
     retry_after: Option<Duration>,
     random: f64,
 ) -> Duration {
-    // A service that names a time knows better than our guess; the caller bounds it by what is left of the deadline.
+    // The service knows best when it is ready again. The caller limits the wait to the time until the deadline.
     retry_after.unwrap_or_else(|| max_backoff(policy, attempt).mul_f64(random.clamp(0.0, 1.0)))
 }
 
-/// The longest wait that the policy allows before try `attempt`.
 fn max_backoff(policy: &Retry, attempt: u32) -> Duration {
     let factor = match policy.backoff {
         Backoff::Exponential => 2u32.saturating_pow(attempt.saturating_sub(1)),
@@ -45,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_grows_as_the_policy_says() {
+    fn the_bound_grows_by_policy() {
         let over = |backoff| [1, 2, 3, 4, u32::MAX].map(|attempt| longest(backoff, attempt));
         assert_eq!(over(Backoff::Exponential), [500, 1000, 2000, 4000, 30_000]);
         assert_eq!(over(Backoff::Linear), [500, 1000, 1500, 2000, 30_000]);
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_is_spread_from_nothing_to_the_bound() {
+    fn the_wait_is_between_zero_and_the_bound() {
         let policy = Retry::default();
         let at = |random| retry_delay(&policy, 2, None, random).as_millis();
         assert_eq!([at(0.0), at(0.25), at(1.0)], [0, 250, 1000]);

@@ -1,44 +1,41 @@
-//! Cuts a streamed body into its messages: server-sent events (the WHATWG format that OpenAI and Anthropic stream in) or
-//! one JSON document a line (Ollama). Takes chunks as the network cut them. Knows no wire and no network.
+//! Splits a streamed body into messages: server-sent events (the WHATWG format, used by OpenAI and Anthropic) or one JSON
+//! document per line (Ollama). Chunk boundaries do not matter.
 
 use std::borrow::Cow;
 
 use bytes::{Buf, Bytes};
 
-/// How a body is cut into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamFormat {
-    /// Server-sent events: a message is the data of one event. Its name is not told: the services repeat it in the data.
+    /// A message is the data of one server-sent event. Event names are dropped: the services repeat them in the data.
     Sse,
-    /// A message is a line that is not blank.
+    /// A message is a non-blank line.
     Ndjson,
 }
 
-/// A message is longer than allowed.
+/// A message or a reply exceeds its size limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("response too large")]
 pub struct ReplyTooLarge;
 
-/// A body's messages, as far as they have come.
 pub struct StreamDecoder {
     format: StreamFormat,
-    /// Most bytes of one message.
+    /// Size limit of one message.
     max_bytes: usize,
-    /// What has come and is not read yet.
+    /// Received and not yet decoded.
     chunk: Bytes,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an incomplete line.
     line: Vec<u8>,
-    /// The data of the event whose end has not come.
+    /// The data of an incomplete event.
     data: Vec<u8>,
     has_data: bool,
     is_at_start: bool,
     is_after_cr: bool,
-    /// `data` was handed out and is to be emptied.
+    /// Whether `data` was returned as a message and must be cleared.
     is_data_consumed: bool,
 }
 
 impl StreamDecoder {
-    /// Of a body that nothing has come of yet; a message above `cap` bytes is refused.
     pub fn new(format: StreamFormat, max_bytes: usize) -> Self {
         Self {
             format,
@@ -53,13 +50,13 @@ impl StreamDecoder {
         }
     }
 
-    /// Takes the next chunk. The messages of the one before must have been read.
+    /// Takes the next chunk. The caller must have read all messages of the previous one.
     pub fn feed(&mut self, chunk: Bytes) {
         debug_assert!(self.chunk.is_empty());
         self.chunk = chunk;
     }
 
-    /// The next whole message; none when more must come first. Bytes that are not UTF-8 become replacement characters.
+    /// The next complete message; `None` if it needs more data. Invalid UTF-8 becomes replacement characters.
     pub fn next_message(&mut self) -> Result<Option<Cow<'_, str>>, ReplyTooLarge> {
         self.clear_consumed_data();
         while !self.chunk.is_empty() {
@@ -100,7 +97,7 @@ impl StreamDecoder {
         Ok(None)
     }
 
-    /// What is left at the body's end: a message whose last line break or blank line is missing, or half a message.
+    /// The rest at the end of the body: a message without its final line break or blank line, or an incomplete message.
     pub fn finish(&mut self) -> Option<Cow<'_, str>> {
         self.clear_consumed_data();
         let line = std::mem::take(&mut self.line);
@@ -108,7 +105,7 @@ impl StreamDecoder {
         is_complete.then(|| String::from_utf8_lossy(&self.data))
     }
 
-    /// Takes one line without its end into `data`; says whether `data` now holds a whole message.
+    /// Adds one line, without its line break, to `data`. Returns whether `data` now holds a complete message.
     fn push_line(&mut self, line: &[u8]) -> bool {
         let line = match std::mem::take(&mut self.is_at_start) {
             true => line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line),
@@ -159,7 +156,7 @@ mod tests {
 
     use super::{ReplyTooLarge, StreamDecoder, StreamFormat};
 
-    /// All messages of `body`, cut into chunks at `cuts` (any numbers), and what is left at its end.
+    /// All messages of `body`, split into chunks at `cuts` (any numbers), and the rest at its end.
     fn decode(format: StreamFormat, body: &[u8], cuts: &[usize]) -> (Vec<String>, Option<String>) {
         let mut cuts: Vec<_> = cuts.iter().map(|c| c % (body.len() + 1)).collect();
         cuts.extend([0, body.len()]);
@@ -177,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_their_data() {
+    fn an_event_is_its_data() {
         let body = "\u{feff}data: one\n\n: a comment\r\nevent: x\r\nid: 7\r\ndata:two\r\ndata:  lines\r\n\r\n\
                     data: three\r\rretry: 5\n\ndata\n\ndata: [DONE]\n";
         let (found, rest) = decode(StreamFormat::Sse, body.as_bytes(), &[]);
@@ -186,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_messages() {
+    fn a_line_is_a_message() {
         let body = b"{\"a\":1}\r\n\n  \n{\"b\":\"\xff\"}\n{\"c\"";
         let (found, rest) = decode(StreamFormat::Ndjson, body, &[]);
         assert_eq!(found, ["{\"a\":1}", "{\"b\":\"\u{fffd}\"}"]);
@@ -194,11 +191,11 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_never_ends_is_refused() {
+    fn an_endless_message_is_rejected() {
         for format in [StreamFormat::Sse, StreamFormat::Ndjson] {
             let mut decoder = StreamDecoder::new(format, 100);
             let mut fed = 0;
-            let refused = loop {
+            let rejected = loop {
                 decoder.feed(Bytes::from_static(b"data: never ending "));
                 fed += 1;
                 match decoder.next_message() {
@@ -206,7 +203,7 @@ mod tests {
                     other => break other.map(|m| m.map(|m| m.into_owned())),
                 }
             };
-            assert_eq!((refused, fed), (Err(ReplyTooLarge), 6));
+            assert_eq!((rejected, fed), (Err(ReplyTooLarge), 6));
         }
         let mut decoder = StreamDecoder::new(StreamFormat::Sse, 100);
         decoder.feed(Bytes::from("data: line\n".repeat(30)));
@@ -215,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn how_the_network_cuts_makes_no_difference(
+        fn chunk_boundaries_make_no_difference(
             pieces in prop::collection::vec(
                 prop::sample::select(vec![
                     &b"data: "[..], b"data:", b"event: ping", b": hi", b"{\"a\":\"\xc3\xa4\xf0\x9f\xa6\x80\"}", b"\n", b"\r",

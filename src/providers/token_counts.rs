@@ -1,28 +1,23 @@
-//! Usage as services report it. Counts that make no sense count as not reported: they never cost the reply that they came
-//! with. Knows no wire.
+//! Parses the usage that services report. Invalid counts are treated as missing, so that they never fail the reply.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::domain::usage::TokenUsage;
 
-/// The largest count that is believed: sums of such stay exact.
+/// Larger counts are invalid. With this limit, sums cannot overflow.
 const MAX_TOKEN_COUNT: u64 = 1 << 40;
 
-/// A count as a service reported it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenCount {
-    /// It is not there.
     #[default]
     Absent,
-    /// A number of tokens.
     Reported(u64),
-    /// A negative number, a text, more tokens than there are.
+    /// Not a non-negative integer, or too large.
     Invalid,
 }
 
 impl TokenCount {
-    /// The number; 0 where there is none.
     pub fn or_zero(self) -> u64 {
         match self {
             Self::Reported(count) => count,
@@ -42,7 +37,7 @@ impl<'de> Deserialize<'de> for TokenCount {
     }
 }
 
-/// What can be read; none where it cannot, or where it is not there.
+/// `None` if the value is missing or does not parse.
 #[derive(Clone, Copy, Debug)]
 pub struct Lenient<T>(pub Option<T>);
 
@@ -55,13 +50,13 @@ impl<T> Default for Lenient<T> {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Lenient<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&'de RawValue>::deserialize(deserializer)?.get();
-        // A list would be read as the fields in their order.
+        // Serde would read a list as the fields of a struct in order.
         let json = Some(json).filter(|json| !json.starts_with('['));
         Ok(Self(json.and_then(|json| serde_json::from_str(json).ok())))
     }
 }
 
-/// The usage of a reply that could not be read for other reasons.
+/// Parses only the `usage` of a reply that failed to parse for another reason.
 pub fn parse_usage_only<'a, T: Deserialize<'a>>(reply: &'a str) -> Option<T> {
     #[derive(Deserialize)]
     #[serde(bound = "T: Deserialize<'de>")]
@@ -72,7 +67,7 @@ pub fn parse_usage_only<'a, T: Deserialize<'a>>(reply: &'a str) -> Option<T> {
     serde_json::from_str::<UsageOnly<T>>(reply).ok()?.usage.0
 }
 
-/// What OpenAI's wires tell of the input, or of the output.
+/// The token details that OpenAI's wires report for the input or the output.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct TokenDetails {
     #[serde(default)]
@@ -83,21 +78,17 @@ pub struct TokenDetails {
     reasoning_tokens: TokenCount,
 }
 
-/// The counts of one reply.
+/// The counts of one reply. The details are parts of `input` and `output`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenCounts {
-    /// All of the input.
     pub input: TokenCount,
-    /// All of the output.
     pub output: TokenCount,
-    /// Of the input.
     pub input_details: Lenient<TokenDetails>,
-    /// Of the output.
     pub output_details: Lenient<TokenDetails>,
 }
 
 impl TokenCounts {
-    /// What they come to; none where it makes no sense, or where nothing was reported.
+    /// `None` if a total is invalid, or if both are missing.
     pub fn into_usage(self) -> Option<TokenUsage> {
         let totals = [self.input, self.output];
         if totals.contains(&TokenCount::Invalid) || totals == [TokenCount::Absent; 2] {
@@ -146,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_needs_input_or_output_that_make_sense() {
+    fn usage_needs_a_valid_input_or_output() {
         let counts = |input, output| TokenCounts {
             input,
             output,
@@ -173,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_passed_over() {
+    fn unparsable_usage_is_ignored() {
         #[derive(Deserialize)]
         struct TestUsage {
             n: TokenCount,

@@ -1,5 +1,5 @@
-//! Tool calls as they cross a wire: arguments that may be text, an object or neither, ids that may be missing, names that
-//! a service would not take back. Shared by the wires; knows none of them.
+//! Normalizes tool calls for the wires: arguments that may be a string, an object or neither, missing ids, and names that a
+//! service would reject in later requests.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -11,10 +11,10 @@ use serde_json::value::RawValue;
 use crate::domain::message::{ToolCall, ToolResult, empty_arguments};
 use crate::providers::{ErrorCategory, ProviderError};
 
-/// The most calls (or other blocks) that one reply may have; a service that sends more is not in its senses.
+/// Maximum number of tool calls (or other blocks) in one reply.
 pub const MAX_CALLS: usize = 1000;
 
-/// Arguments that came as a JSON text: kept as they are if they are an object, else `{}`.
+/// Arguments from a string: unchanged if it is a JSON object, else `{}`.
 pub fn arguments_from_text(text: &str) -> Arc<RawValue> {
     match RawValue::from_string(text.trim().to_owned()) {
         Ok(json) if json.get().starts_with('{') => Arc::from(json),
@@ -22,7 +22,7 @@ pub fn arguments_from_text(text: &str) -> Arc<RawValue> {
     }
 }
 
-/// Arguments that came as JSON: an object, or a text that holds one; anything else becomes `{}`.
+/// Arguments from JSON: an object, or a string that contains one; anything else becomes `{}`.
 pub fn arguments_from_json(json: Option<&RawValue>) -> Arc<RawValue> {
     match json {
         Some(json) if json.get().starts_with('{') => Arc::from(json.to_owned()),
@@ -34,8 +34,8 @@ pub fn arguments_from_json(json: Option<&RawValue>) -> Arc<RawValue> {
     }
 }
 
-/// Gives an id to calls that came without one. Says whether it had to. Equal ids stay as they came: the conversation
-/// makes its own unique, and the provider's go back to it.
+/// Gives an id to each call without one, and returns whether there was any. Duplicate ids stay: the conversation makes its
+/// own ids unique, and sends the provider's ids back unchanged.
 pub fn fill_missing_ids(calls: &mut [ToolCall]) -> bool {
     let existing: HashSet<String> = calls.iter().map(|call| call.id.clone()).collect();
     let mut has_filled = false;
@@ -53,8 +53,8 @@ pub fn fill_missing_ids(calls: &mut [ToolCall]) -> bool {
     has_filled
 }
 
-/// A call's name in letters that OpenAI and Anthropic take back (`[A-Za-z0-9_-]{1,64}`). A model that made up another
-/// one has been told that there is no such tool; its conversation must not end because of it.
+/// Replaces the characters that OpenAI and Anthropic reject in a name (they accept `[A-Za-z0-9_-]{1,64}`). A model may invent
+/// a name; it gets an error result, but later requests of the conversation must not fail because of it.
 pub fn sanitize_name(name: &str) -> Cow<'_, str> {
     match sanitize(name) {
         Cow::Borrowed(name) if name.len() <= 64 => Cow::Borrowed(name),
@@ -62,15 +62,15 @@ pub fn sanitize_name(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// A call's id in letters that every service takes: another one may have given it before a fallback.
+/// Replaces the characters that a service may reject in an id: before a fallback, another service may have chosen the id.
 pub fn sanitize_id(id: &str) -> Cow<'_, str> {
     sanitize(id)
 }
 
-/// Most letters of an id that OpenAI takes back, also of one that it gave itself.
+/// Maximum length of an id that OpenAI accepts, even of ids that it chose itself.
 const MAX_ID_LEN: usize = 64;
 
-/// A call's id as OpenAI's Responses API takes it: plain, and short. Different ids stay different.
+/// Sanitizes and shortens an id for OpenAI's Responses API. Different long ids stay different.
 pub fn short_id(id: &str) -> Cow<'_, str> {
     let sanitized = sanitize(id);
     if sanitized.len() <= MAX_ID_LEN {
@@ -97,7 +97,7 @@ fn sanitize(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The call that the result at `place` of its turn answers. Results stand in the order of their calls.
+/// The call of the result at `index` of its turn. Results are normally in the order of their calls.
 pub fn find_call<'a>(
     calls: &'a [ToolCall],
     index: usize,
@@ -110,7 +110,7 @@ pub fn find_call<'a>(
         .or_else(|| calls.iter().find(is_match))
 }
 
-/// Refuses a reply with too many calls or blocks.
+/// Rejects a reply with too many calls or blocks.
 pub fn check_call_count(count: usize) -> Result<(), ProviderError> {
     match count > MAX_CALLS {
         true => Err(ProviderError::new(
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_may_be_text_or_an_object() {
+    fn arguments_may_be_a_string_or_an_object() {
         let from = |json: &str| {
             let json: &RawValue = serde_json::from_str(json).expect("JSON");
             arguments_from_json(Some(json)).get().to_owned()
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_an_id_gets_one_and_the_others_keep_theirs() {
+    fn only_calls_without_an_id_get_one() {
         let mut calls = ["a", "", "a", "call_1", ""].map(|id| ToolCall {
             id: id.to_owned(),
             provider_id: String::new(),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ids_are_cut_and_stay_apart() {
+    fn long_ids_are_shortened_and_stay_different() {
         assert_eq!(short_id("functions.add:0"), "functions_add_0");
         let [one, other] = ["1", "2"].map(|end| format!("{}{end}", "a".repeat(100)));
         assert_eq!(short_id(&one).len(), 64);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_service_takes_back_are_made_plain() {
+    fn names_that_services_reject_are_sanitized() {
         assert_eq!(sanitize_name("call_agent"), "call_agent");
         assert_eq!(
             sanitize_name("functions.call agent"),

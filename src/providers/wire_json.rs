@@ -1,10 +1,10 @@
-//! Reads and writes the JSON of the services.
+//! Reads and writes the JSON of providers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::providers::{ErrorCategory, ProviderError};
 
-/// A service's JSON is malformed, or not of the expected shape.
+/// The JSON is malformed, or does not have the expected fields.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to parse response: {0}")]
 pub struct UnreadableJson(serde_json::Error);

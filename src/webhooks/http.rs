@@ -1,4 +1,4 @@
-//! One POST to a stranger's address: past the guard, without proxy and redirects, within bounds of time and size.
+//! Sends one webhook: checks the URL with the SSRF guard, uses no proxy, follows no redirects, and limits time and size.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -8,26 +8,24 @@ use reqwest::{Client, Response};
 
 use crate::ssrf::{self, SsrfGuard, root_cause, ssrf_client};
 
-/// How long a receiver has for its answer, from the first packet on.
+/// The timeout for a response, including the connection.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Most bytes that are read of an answer, and for how long. Nobody looks at them: a connection that is read to its
-/// answer's end can be used again.
+/// How much of a response body is read, and for how long. The body is ignored, but reading it to the end lets the connection
+/// be reused.
 const MAX_BODY_BYTES: usize = 4096;
 const BODY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most characters of an error: it may hold names that a stranger chose.
+/// Longer errors are truncated: they may contain names that the receiver chose.
 const MAX_ERROR_CHARS: usize = 500;
 
-/// What came back.
 #[derive(Debug)]
 pub struct PostOutcome {
-    /// HTTP's status, where one came.
+    /// The HTTP status; `None` if there was no response.
     pub status: Option<u16>,
-    /// Why it does not count as delivered.
+    /// Why the attempt failed; `None` if it succeeded.
     pub error: Option<String>,
 }
 
 impl PostOutcome {
-    /// Nothing came, for this reason.
     pub fn failed(error: String) -> Self {
         Self {
             status: None,
@@ -36,15 +34,13 @@ impl PostOutcome {
     }
 }
 
-/// Posts messages.
 pub struct WebhookClient {
-    /// Made for the first message: most daemons send none.
+    /// Built for the first message: most daemons send none.
     client: OnceLock<Result<Client, String>>,
     guard: Arc<SsrfGuard>,
 }
 
 impl WebhookClient {
-    /// To where this guard lets it.
     pub fn new(guard: SsrfGuard) -> Self {
         Self {
             client: OnceLock::new(),
@@ -58,12 +54,12 @@ impl WebhookClient {
                 .pool_max_idle_per_host(4)
                 .pool_idle_timeout(Duration::from_secs(30))
                 .build()
-                .map_err(|error| format!("no HTTP client for webhooks: {error}"))
+                .map_err(|error| format!("cannot build the HTTP client: {error}"))
         });
         client.as_ref().map_err(String::clone)
     }
 
-    /// Sends one message with the headers of Standard Webhooks.
+    /// Posts one message with the headers of Standard Webhooks.
     pub async fn send(
         &self,
         url: &str,
@@ -74,11 +70,11 @@ impl WebhookClient {
     ) -> PostOutcome {
         let url = match ssrf::parse_url(url) {
             Ok(url) => url,
-            Err(message) => return PostOutcome::failed(format!("its address {message}")),
+            Err(message) => return PostOutcome::failed(format!("the URL {message}")),
         };
-        // The client asks the resolver for names only: an address that stands in the URL is vetted here.
-        if let Err(refused) = self.guard.check(&url) {
-            return PostOutcome::failed(refused.to_string());
+        // The guarded resolver checks host names only. This checks IP addresses in the URL.
+        if let Err(error) = self.guard.check(&url) {
+            return PostOutcome::failed(error.to_string());
         }
         let client = match self.client() {
             Ok(client) => client,
@@ -98,19 +94,21 @@ impl WebhookClient {
             Ok(Err(error)) => return PostOutcome::failed(error_cause(&error)),
             Err(_) => {
                 return PostOutcome::failed(format!(
-                    "no answer within {}s",
+                    "no response within {}s",
                     RESPONSE_TIMEOUT.as_secs()
                 ));
             }
         };
         let status = response.status();
-        // What is behind the status changes nothing any more.
+        // The body does not change the outcome.
         let _ = tokio::time::timeout(BODY_TIMEOUT, drain_body(&mut response)).await;
         let error = match status.as_u16() {
             200..300 => None,
-            300..400 => Some(format!("answered {status}; redirects are not followed")),
-            410 => Some(format!("answered {status}: it wants no more of them")),
-            _ => Some(format!("answered {status}")),
+            300..400 => Some(format!("HTTP status {status}; redirects are not followed")),
+            410 => Some(format!(
+                "HTTP status {status}: the receiver wants no more deliveries"
+            )),
+            _ => Some(format!("HTTP status {status}")),
         };
         PostOutcome {
             status: Some(status.as_u16()),

@@ -1,5 +1,5 @@
-//! Delivers what the store's outbox holds: every delivery at least once, within a day, whatever becomes of the process.
-//! Knows no run; what a message says was written when its event was.
+//! Delivers the webhooks in the store's outbox at least once each, with retries for a day, even if the process restarts.
+//! The content of a message was written together with its event.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,56 +28,54 @@ use crate::webhooks::signature::SigningSecret;
 mod http;
 mod signature;
 
-/// Deliveries under way at once. Keys take turns.
+/// Maximum number of concurrent deliveries. API keys share them fairly.
 const MAX_CONCURRENT: usize = 64;
-/// Of those, of one key to one host: one that hangs must not hold the others'.
+/// Maximum number of concurrent deliveries of one key to one host, so that a host that hangs does not block the others.
 const MAX_CONCURRENT_PER_HOST: usize = 8;
-/// How long a delivery is tried.
+/// How long a delivery is retried.
 const MAX_DELIVERY_AGE: SignedDuration = SignedDuration::from_hours(24);
-/// No wait between two tries is longer, but for its jitter.
+/// The longest wait between two attempts, without jitter.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(3600);
-/// The part of a wait that chance may add, so that what failed together does not come again together.
+/// The largest random addition to a wait, as a fraction of it, so that deliveries that failed together do not retry together.
 const JITTER: f64 = 0.2;
-/// How long tries under way have when the daemon stops.
+/// How long attempts in progress may take when the daemon stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a store that failed is left alone.
+/// The wait before the store is used again after it failed.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The longest sleep: the calendar's clock, which deliveries are due by, may be set.
+/// The longest sleep. Deliveries are due by the wall clock, which may change during a sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(60);
 
-/// The configuration's key that names the hosts which are exempt from the rules.
+/// The configuration key for hosts that are exempt from the SSRF guard.
 const ALLOW_HOSTS_KEY: &str = "[webhooks] allow_hosts";
 
-/// Which addresses webhooks may have.
+/// The guard for webhook URLs.
 pub fn guard(settings: &config::Webhooks) -> SsrfGuard {
     SsrfGuard::new(settings.allow_hosts.iter().cloned(), ALLOW_HOSTS_KEY)
 }
 
-/// Sends what is due.
 pub struct WebhookSender {
     store: Arc<dyn RunStore>,
     metrics: Arc<Metrics>,
     client: WebhookClient,
     secret_env: Option<String>,
     first_retry: Duration,
-    /// The configured keys.
+    /// The names of the configured API keys.
     keys: Vec<String>,
 }
 
-/// A key, empty for none, and a host.
+/// The name of an API key, empty for none, and a host.
 type Target = (String, String);
 
-/// Tries under way; each ends with the delivery, and the key and the host that it is done with.
+/// The attempts in progress. Each returns its delivery and target.
 struct InFlight<'s> {
     attempts: FuturesUnordered<BoxFuture<'s, (DeliveryId, Target)>>,
     ids: HashSet<DeliveryId>,
     targets: HashMap<Target, usize>,
-    /// Whose turn it is. Nobody waits in it longer than it takes to hand the free slots out: the rest is in the store.
+    /// Chooses which keys get the free slots. It is empty between two choices: other deliveries stay in the store.
     queue: FairQueue<DueDelivery>,
 }
 
 impl WebhookSender {
-    /// Over this outbox.
     pub fn new(
         settings: &config::Webhooks,
         keys: Vec<String>,
@@ -94,8 +92,8 @@ impl WebhookSender {
         }
     }
 
-    /// Sends until it is stopped; tries that are then under way have a moment to end. What is not written down as
-    /// delivered by then is sent again by the next process.
+    /// Sends deliveries until `stop` is cancelled, and then waits briefly for attempts in progress. The next process sends
+    /// every delivery again that is not recorded as delivered.
     pub async fn run(&self, stop: CancellationToken) {
         let outbox_notify = self.store.delivery_notify();
         let mut in_flight = InFlight::new(&self.keys);
@@ -111,18 +109,17 @@ impl WebhookSender {
                 () = stop.cancelled() => break,
             }
         }
-        // The ends of the last runs may have come with the word to stop.
+        // The last runs may have ended during shutdown: start their deliveries too.
         let drain = async {
             self.start_due(&mut in_flight).await;
             while in_flight.attempts.next().await.is_some() {}
         };
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.is_err() {
-            info!("Webhook deliveries under way are broken off; the next start sends them again");
+            info!("Webhook deliveries in progress are aborted; the next start sends them again");
         }
     }
 
-    /// Begins as many due deliveries as may be under way, and returns when there will be more to do, as far as time
-    /// decides that.
+    /// Starts as many due deliveries as the limits allow. Returns the time when the next one is due, if known.
     async fn start_due<'s>(&'s self, in_flight: &mut InFlight<'s>) -> Option<Timestamp> {
         loop {
             let capacity = MAX_CONCURRENT - in_flight.ids.len();
@@ -141,12 +138,12 @@ impl WebhookSender {
             let due = match self.store.due_deliveries(query).await {
                 Ok(due) => due,
                 Err(error) => {
-                    warn!(error = %error, "Webhook deliveries cannot be read: {error}");
+                    warn!(error = %error, "Cannot read webhook deliveries: {error}");
                     return now().checked_add(STORE_RETRY_INTERVAL).ok();
                 }
             };
             let (started, has_skipped) = in_flight.admit(due.deliveries);
-            // Where a host's deliveries were passed over, those to others may stand behind them.
+            // If deliveries to one host were skipped, the store may have later ones to other hosts.
             let is_done = started.is_empty() || !has_skipped;
             let attempts = started.into_iter().map(|delivery| self.deliver(delivery));
             in_flight
@@ -158,7 +155,7 @@ impl WebhookSender {
         }
     }
 
-    /// One try, and what comes of it.
+    /// Makes one attempt and records its outcome.
     async fn deliver(&self, delivery: DueDelivery) -> (DeliveryId, Target) {
         let started_at = now();
         let outcome = self.attempt(&delivery, started_at).await;
@@ -186,8 +183,8 @@ impl WebhookSender {
             outcome: next_step,
         };
         if let Err(error) = self.store.record_attempt(record).await {
-            warn!(run.id = %delivery.run, run.root = %delivery.run, agent = %delivery.agent, depth = 0, error = %error, "What came of webhook delivery {} of {} was not recorded, it will be sent again: {error}", delivery.id, delivery.run);
-            // It is due still, and must not be sent in a circle.
+            warn!(run.id = %delivery.run, run.root = %delivery.run, agent = %delivery.agent, depth = 0, error = %error, "Could not record the outcome of webhook delivery {} of run {}, it will be sent again: {error}", delivery.id, delivery.run);
+            // The delivery is still due: wait, so that it is not sent in a tight loop.
             tokio::time::sleep(STORE_RETRY_INTERVAL).await;
         }
         (delivery.id, (delivery.owner, delivery.host))
@@ -197,14 +194,14 @@ impl WebhookSender {
         let name = delivery.secret_env.as_ref().or(self.secret_env.as_ref());
         let Some(name) = name else {
             return PostOutcome::failed(
-                "there is no secret to sign it with: set [webhook] secret_env in the agent's file, or [webhooks] \
-                 secret_env in the server's configuration"
+                "no signing secret: set [webhook] secret_env in the agent's file, or [webhooks] secret_env in the \
+                 server's configuration"
                     .to_owned(),
             );
         };
         let Some(secret) = secret_from_env(name) else {
             let reason =
-                format!("the environment variable {name}, whose secret signs it, is not set");
+                format!("the environment variable {name} with the signing secret is not set");
             return PostOutcome::failed(reason);
         };
         let secret = match SigningSecret::parse(&secret) {
@@ -226,7 +223,7 @@ impl WebhookSender {
             .await
     }
 
-    /// When a delivery that has failed once more is tried again; given up where its day would be over by then.
+    /// The time of the next attempt, or giving up if it would be after [`MAX_DELIVERY_AGE`].
     fn retry_or_give_up(&self, delivery: &DueDelivery) -> AttemptOutcome {
         let delay = retry_delay(self.first_retry, delivery.attempt_count, random());
         let deadline = delivery
@@ -239,7 +236,7 @@ impl WebhookSender {
         }
     }
 
-    /// A delivery that has failed tells so once a try.
+    /// Logs each failed attempt once.
     fn log_outcome(
         &self,
         delivery: &DueDelivery,
@@ -252,10 +249,10 @@ impl WebhookSender {
         match next_step {
             AttemptOutcome::Delivered => {}
             AttemptOutcome::RetryAt(at) => {
-                info!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of {run} to {host} failed, trying again at {at}: {reason}");
+                info!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of run {run} to {host} failed, trying again at {at}: {reason}");
             }
             AttemptOutcome::GivenUp => {
-                warn!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of {run} to {host} is given up: {reason}");
+                warn!(run.id = %run, run.root = %run, agent, depth = 0, "Webhook delivery {id} of run {run} to {host} failed for the last time: {reason}");
             }
         }
     }
@@ -276,7 +273,7 @@ impl InFlight<'_> {
             .quota_key(Some(owner).filter(|key| !key.is_empty()), "")
     }
 
-    /// Those of them that are begun now, which have their slots, and whether any was passed over for its host.
+    /// Returns the deliveries to start now, whose slots are taken, and whether any was skipped because of its host.
     fn admit(&mut self, due: Vec<DueDelivery>) -> (Vec<DueDelivery>, bool) {
         let mut tickets = Vec::with_capacity(due.len());
         for delivery in due {
@@ -286,14 +283,14 @@ impl InFlight<'_> {
         let (mut started, mut has_skipped) = (Vec::new(), false);
         while let Some(delivery) = self.queue.admit() {
             let target = (delivery.owner.clone(), delivery.host.clone());
-            let to_host = self.targets.entry(target).or_default();
-            if *to_host >= MAX_CONCURRENT_PER_HOST {
+            let host_count = self.targets.entry(target).or_default();
+            if *host_count >= MAX_CONCURRENT_PER_HOST {
                 has_skipped = true;
                 let quota_key = self.quota_key(&delivery.owner);
                 self.queue.release(quota_key);
                 continue;
             }
-            *to_host += 1;
+            *host_count += 1;
             self.ids.insert(delivery.id);
             started.push(delivery);
         }
@@ -316,7 +313,7 @@ impl InFlight<'_> {
     }
 }
 
-/// The wait before the next try after so many: doubled each time up to an hour, and a little more by chance.
+/// The wait after `attempts` failed attempts: doubles up to [`MAX_RETRY_DELAY`], plus jitter. `random` is in 0..1.
 fn retry_delay(first: Duration, attempts: u32, random: f64) -> Duration {
     let doubled = first.saturating_mul(2_u32.saturating_pow(attempts));
     doubled.min(MAX_RETRY_DELAY).mul_f64(1.0 + JITTER * random)
@@ -326,12 +323,12 @@ fn sleep_duration(next: Option<Timestamp>) -> Duration {
     let Some(next) = next else {
         return MAX_SLEEP;
     };
-    // A millisecond is the record's grain: what is due within this one is due in the next.
+    // The store rounds times to milliseconds, so a shorter sleep could wake too early.
     let remaining = Duration::try_from(now().duration_until(next)).unwrap_or_default();
     remaining.max(Duration::from_millis(1)).min(MAX_SLEEP)
 }
 
-/// A number in 0..1. Without randomness the waits are merely equal.
+/// A number in 0..1; 0 if the system has no randomness, which only disables the jitter.
 fn random() -> f64 {
     f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX)
 }
@@ -343,7 +340,7 @@ mod tests {
     use super::{MAX_DELIVERY_AGE, MAX_RETRY_DELAY, retry_delay};
 
     #[test]
-    fn waits_double_up_to_an_hour_and_fill_a_day() {
+    fn waits_double_up_to_an_hour_within_a_day() {
         let first = Duration::from_secs(5);
         let seconds = |tries| retry_delay(first, tries, 0.0).as_secs();
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Signs messages as Standard Webhooks has it (github.com/standard-webhooks/standard-webhooks, spec, "Signature scheme"):
-//! HMAC-SHA256 over `id.timestamp.body`. Knows no HTTP.
+//! Signs messages by the Standard Webhooks specification (github.com/standard-webhooks/standard-webhooks, "Signature
+//! scheme"): HMAC-SHA256 over `id.timestamp.body`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,37 +7,37 @@ use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretBox, SecretString};
 use sha2::Sha256;
 
-/// How a secret begins that is written as base64.
+/// The prefix of a secret in Base64.
 const SECRET_PREFIX: &str = "whsec_";
 
-/// What a receiver shares with us.
+/// The secret that the sender and the receiver share.
 pub struct SigningSecret(SecretBox<Vec<u8>>);
 
 impl SigningSecret {
-    /// `whsec_` with base64 behind it is the bytes that it stands for, everything else the text as it is. The error
-    /// follows the name of the place that it was found in.
+    /// `whsec_` followed by Base64 is decoded; any other text is used as it is. The error is the second half of a sentence:
+    /// the caller puts the name of the secret's source before it.
     pub fn parse(text: &SecretString) -> Result<Self, String> {
         let text = text.expose_secret();
         let bytes = match text.strip_prefix(SECRET_PREFIX) {
-            Some(encoded) => STANDARD.decode(encoded).map_err(|_| {
-                format!("begins with {SECRET_PREFIX}, but what follows is not base64")
-            })?,
+            Some(encoded) => STANDARD
+                .decode(encoded)
+                .map_err(|_| format!("begins with {SECRET_PREFIX}, but the rest is not Base64"))?,
             None => text.as_bytes().to_vec(),
         };
         match bytes.is_empty() {
-            true => Err("holds an empty secret".to_owned()),
+            true => Err("contains an empty secret".to_owned()),
             false => Ok(Self(SecretBox::new(Box::new(bytes)))),
         }
     }
 
-    /// The value of `webhook-signature`; `at` is `webhook-timestamp`, in seconds.
+    /// The value of the `webhook-signature` header. `timestamp` is in seconds.
     pub fn sign(&self, id: &str, timestamp: i64, body: &str) -> String {
         let signature = self.mac(format!("{id}.{timestamp}.{body}").as_bytes());
         format!("v1,{}", STANDARD.encode(signature))
     }
 
     fn mac(&self, text: &[u8]) -> Vec<u8> {
-        // HMAC takes a key of any length, so this is never empty.
+        // HMAC takes a key of any length, so this never fails.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()) else {
             return Vec::new();
         };
@@ -56,9 +56,9 @@ mod tests {
         SigningSecret::parse(&SecretString::from(text.to_owned()))
     }
 
-    /// The example of the specification's own libraries.
+    /// The example is from the specification's reference libraries.
     #[test]
-    fn the_specifications_example_is_signed_as_there() {
+    fn the_signature_matches_the_specifications_example() {
         let secret = parse_secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a secret");
         assert_eq!(
             secret.sign(
@@ -71,9 +71,9 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_that_is_none_is_refused_without_being_shown() {
+    fn invalid_secrets_are_rejected_without_being_quoted() {
         for bad in ["whsec_", "whsec_no base64!", ""] {
-            let message = parse_secret(bad).err().expect("no secret");
+            let message = parse_secret(bad).err().expect("an error");
             assert!(!message.contains("no base64!"), "{message}");
         }
         assert_eq!(

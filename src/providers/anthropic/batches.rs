@@ -1,5 +1,5 @@
-//! Anthropic's batches (<https://platform.claude.com/docs/en/api/messages/batches>): a list of requests, and a list of
-//! replies. Each batch here has one request. Knows no run.
+//! Anthropic's batch API (<https://platform.claude.com/docs/en/api/messages/batches>): one call submits the requests, and
+//! one call returns all results. axed submits one request per batch.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -20,7 +20,6 @@ use crate::providers::{
     BatchClient, BatchItem, BatchStatus, ProviderError, error_mapping, wire_json,
 };
 
-/// The batches of one service.
 pub struct AnthropicBatches {
     client: HttpClient,
     base_url: BaseUrl,
@@ -77,7 +76,7 @@ impl BatchClient for AnthropicBatches {
         })
     }
 
-    /// Anthropic's batches cannot be found by a name.
+    /// Always `None`: Anthropic's API cannot search batches by name.
     fn find<'a>(
         &'a self,
         _name: &'a str,
@@ -163,7 +162,7 @@ mod tests {
 
     fn describe(status: &BatchStatus) -> String {
         match status {
-            BatchStatus::InProgress => "working".to_owned(),
+            BatchStatus::InProgress => "in progress".to_owned(),
             BatchStatus::Completed { status, body } => {
                 format!("{status} {}", String::from_utf8_lossy(body))
             }

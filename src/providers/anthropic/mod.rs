@@ -1,5 +1,4 @@
-//! Anthropic's Messages API (`POST /v1/messages`, <https://docs.claude.com/en/api/messages>): the client of one service.
-//! Knows no JSON and no run.
+//! The client of Anthropic's Messages API (`POST /v1/messages`, <https://docs.claude.com/en/api/messages>).
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -24,14 +23,13 @@ mod request;
 const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
 const DEFAULT_API_VERSION: &str = "2023-06-01";
 
-/// A client of one service that speaks Anthropic's Messages API.
+/// The client of one service that implements Anthropic's Messages API.
 pub struct Anthropic {
     endpoint: Endpoint<AnthropicReplyBuilder>,
     batches: AnthropicBatches,
 }
 
 impl Anthropic {
-    /// A client of the configured service. The error says what is wrong with the configuration.
     pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
         let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
         let client = HttpClient::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
@@ -44,7 +42,6 @@ impl Anthropic {
         })
     }
 
-    /// What it sends to and reads from.
     pub fn endpoint(&self) -> &Endpoint<AnthropicReplyBuilder> {
         &self.endpoint
     }

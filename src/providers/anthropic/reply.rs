@@ -1,4 +1,4 @@
-//! The replies of Anthropic's Messages API, whole or as a stream of events. Knows no request and no HTTP.
+//! The replies of Anthropic's Messages API, whole or as a stream of events.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ use crate::providers::{
     wire_json,
 };
 
-/// A whole reply, and the beginning of one in `message_start`.
+/// A whole reply, or the beginning of one in `message_start`.
 #[derive(Deserialize)]
 struct MessageIn<'a> {
     #[serde(borrow)]
@@ -48,7 +48,7 @@ struct Event<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// What `content_block_delta` and `message_delta` add.
+/// The `delta` of `content_block_delta` and `message_delta`.
 #[derive(Deserialize)]
 struct BlockDelta {
     text: Option<String>,
@@ -93,15 +93,13 @@ struct BlockIn<'a> {
     citations: Option<IgnoredAny>,
 }
 
-/// A content block as far as it has come.
 struct PartialBlock {
     index: Option<u64>,
     kind: BlockKind,
-    /// The block as it began.
+    /// The JSON with which the block started.
     start: Box<RawValue>,
-    /// Whether it has fields that text and calls do not keep.
+    /// Whether it has fields that text and tool calls do not preserve.
     has_extra_fields: bool,
-    /// What deltas added.
     appended: AppendedDeltas,
 }
 
@@ -119,15 +117,14 @@ struct AppendedDeltas {
     signature: String,
 }
 
-/// A reply as far as it has come.
 #[derive(Default)]
 pub struct AnthropicReplyBuilder {
     blocks: Vec<PartialBlock>,
-    /// The counts as reported, without the sum that ours is.
+    /// As reported: `input` does not include cached tokens.
     usage: Option<TokenUsage>,
-    /// Whether one of them made no sense.
+    /// Whether any count was invalid.
     has_invalid_usage: bool,
-    /// Whether the last of them have come.
+    /// Whether the usage is final.
     is_finished: bool,
     stop_reason: Option<String>,
     model: Option<String>,
@@ -157,7 +154,7 @@ impl ReplyBuilder for AnthropicReplyBuilder {
         }
         let mut text = String::new();
         let mut tool_calls = Vec::new();
-        // In the order in which a message is rebuilt: one text, then calls.
+        // Plain means that text and tool calls alone can rebuild the message: one text, then calls.
         let mut is_plain = true;
         for block in &self.blocks {
             match &block.kind {
@@ -204,7 +201,6 @@ impl ReplyBuilder for AnthropicReplyBuilder {
 }
 
 impl AnthropicReplyBuilder {
-    /// Takes a whole reply.
     fn push_document(
         &mut self,
         text: &str,
@@ -223,14 +219,14 @@ impl AnthropicReplyBuilder {
         Ok(true)
     }
 
-    /// Takes one event; says whether it was the last.
+    /// Adds one event. Returns whether it was the last.
     fn push_event(
         &mut self,
         text: &str,
         deltas: &mut dyn FnMut(Delta<'_>),
     ) -> Result<bool, PartError> {
         let event: Event<'_> = wire_json::parse(text)?;
-        // Servers that speak OpenAI's language too send its errors here, without a type.
+        // Servers that also implement OpenAI's API send OpenAI's errors here, without a type.
         if event.error.is_some() || event.kind == "error" {
             return Err(error_mapping::from_error_body(text).into());
         }
@@ -259,7 +255,7 @@ impl AnthropicReplyBuilder {
                 self.stop_reason = stop_reason.or(self.stop_reason.take());
             }
             "message_stop" => return Ok(true),
-            // `ping`, `content_block_stop`, and what may come.
+            // `ping`, `content_block_stop` and unknown events.
             _ => {}
         }
         Ok(false)
@@ -281,7 +277,7 @@ impl AnthropicReplyBuilder {
         Ok(())
     }
 
-    /// Takes a block, or the beginning of one.
+    /// Adds a block, or the beginning of one.
     fn push_block(
         &mut self,
         index: Option<u64>,
@@ -328,7 +324,7 @@ impl AnthropicReplyBuilder {
         Ok(())
     }
 
-    /// Adds to the block that a delta names. A delta of a block that never began is dropped, as the API's own SDKs do.
+    /// Appends to the block with this index. A delta of an unknown block is dropped, as the official SDKs do.
     fn push_delta(
         &mut self,
         index: Option<u64>,
@@ -358,7 +354,7 @@ impl AnthropicReplyBuilder {
         );
     }
 
-    /// Takes counts; those of a stream are totals so far, in one event or another.
+    /// Merges counts. A stream sends running totals, spread over several events.
     fn push_usage(&mut self, reported: &UsageIn, deltas: &mut dyn FnMut(Delta<'_>)) {
         let counts = [
             reported.input_tokens,
@@ -384,14 +380,14 @@ impl AnthropicReplyBuilder {
         }
     }
 
-    /// What it has reported, if all of it makes sense.
+    /// The usage so far; `None` if any count was invalid.
     fn valid_usage(&self) -> Option<TokenUsage> {
         self.usage
             .filter(|_| !self.has_invalid_usage)
             .map(with_cached_input)
     }
 
-    /// All blocks as the service sent them, but for what it would not take back.
+    /// All blocks as the service sent them, without those that it would reject.
     fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
         let blocks: Vec<_> = self
             .blocks
@@ -402,7 +398,7 @@ impl AnthropicReplyBuilder {
     }
 }
 
-/// The counts as ours: the API leaves cached tokens out of `input_tokens`.
+/// Adds the cached tokens to `input`: the API does not include them in `input_tokens`.
 fn with_cached_input(usage: TokenUsage) -> TokenUsage {
     TokenUsage {
         input: usage.input + usage.cache_read + usage.cache_write,
@@ -411,7 +407,7 @@ fn with_cached_input(usage: TokenUsage) -> TokenUsage {
 }
 
 impl PartialBlock {
-    /// Puts what deltas added into text and arguments.
+    /// Completes the text or the arguments with the received deltas.
     fn finish(&mut self) {
         match &mut self.kind {
             BlockKind::Text(text) => text.push_str(&self.appended.text),
@@ -422,7 +418,7 @@ impl PartialBlock {
         }
     }
 
-    /// The block as one document; none if the API would refuse it for being empty.
+    /// The complete block; `None` if the API would reject it because it is empty.
     fn to_raw_json(&self) -> Option<Cow<'_, RawValue>> {
         let mut fields: Vec<(&str, Box<RawValue>)> = Vec::new();
         let mut add = |field, text: &String| {
@@ -435,7 +431,7 @@ impl PartialBlock {
         match &self.kind {
             BlockKind::Text(text) if text.trim().is_empty() => return None,
             BlockKind::Text(text) if !self.appended.text.is_empty() => add("text", text),
-            // A streamed block may begin without `input`, and a cut one ends with half of it.
+            // A streamed block may start without `input`, and a truncated one has only part of it.
             BlockKind::ToolUse(call) => fields.push(("input", RawValue::to_owned(&call.arguments))),
             BlockKind::Other if !self.appended.json.is_empty() => {
                 let input = tool_call_codec::arguments_from_text(&self.appended.json);
@@ -457,8 +453,7 @@ impl PartialBlock {
     }
 }
 
-/// The blocks as the service sent them, but with the calls' own ids where it gave several calls the same: it takes back
-/// only different ones.
+/// The blocks as the service sent them, with unique ids for calls to which it gave the same id: it rejects duplicates.
 pub fn with_unique_ids<'a>(blocks: &'a RawValue, calls: &[ToolCall]) -> Cow<'a, RawValue> {
     if calls.iter().all(|call| call.provider_id.is_empty()) {
         return Cow::Borrowed(blocks);

@@ -14,10 +14,9 @@ use crate::providers::content_parts::{self, Base64, ContentPart, MediaData};
 use crate::providers::echo::ReplyOrigin;
 use crate::providers::{ChatRequest, tool_call_codec};
 
-/// The API wants a bound on every reply. Where the agent sets none it is the model's longest reply, at most this: thinking
-/// counts too.
+/// The API requires `max_tokens`. If the agent sets none, it is the model's maximum, but at most this. Reasoning counts too.
 const MAX_DEFAULT_TOKENS: u32 = 32_000;
-/// The bound for a model whose longest reply is not known.
+/// The default `max_tokens` of a model whose maximum is unknown.
 const FALLBACK_MAX_TOKENS: u32 = 8192;
 
 #[derive(Serialize)]
@@ -57,7 +56,7 @@ struct SystemBlock<'a> {
     cache_control: CacheControl,
 }
 
-/// Asks the service to keep the prompt up to here for the run's next turns.
+/// A cache breakpoint: the service caches the prompt up to here for the run's next turns.
 #[derive(Clone, Copy, Serialize)]
 struct CacheControl {
     r#type: &'static str,
@@ -66,7 +65,7 @@ struct CacheControl {
 }
 
 impl CacheControl {
-    /// `None` if the run has one turn only, or its agent wants no caching.
+    /// `None` if the run has only one turn, or if its agent turns caching off.
     fn for_request(request: &ChatRequest<'_>) -> Option<Self> {
         let ttl = match request.params.cache {
             Cache::FiveMinutes => None,
@@ -97,12 +96,11 @@ struct OutputConfig<'a> {
     format: Option<OutputFormat<'a>>,
 }
 
-/// Whether the model thinks: as much as it finds right, or not at all.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Thinking {
     Adaptive {
-        /// Without it current models give their thinking as a signature alone.
+        /// Without it, current models send only the signature of their reasoning.
         #[serde(skip_serializing_if = "Option::is_none")]
         display: Option<&'static str>,
     },
@@ -161,7 +159,7 @@ enum BlockOut<'a> {
     },
 }
 
-/// A text where that is all.
+/// A plain string unless the result has attachments.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum ResultContent<'a> {
@@ -260,8 +258,8 @@ impl<'a> RequestBody<'a> {
     }
 }
 
-/// Marks where this request and the one before it end: this one is read up to the first mark that the service has kept, and
-/// kept up to the last.
+/// Sets cache breakpoints at the end of this request and at the end of the previous one. The service reads its cache up to
+/// the previous breakpoint, and writes it up to the last.
 fn set_cache_breakpoints(messages: &mut [MessageOut<'_>], cache: CacheControl) {
     let is_user = |message: &&mut MessageOut<'_>| message.role == "user";
     let mut breakpoints = 0;
@@ -293,12 +291,12 @@ fn set_cache_breakpoints(messages: &mut [MessageOut<'_>], cache: CacheControl) {
 
 fn default_max_tokens(request: &ChatRequest<'_>) -> u32 {
     let max_output = request.facts.and_then(|facts| facts.max_output);
-    max_output.map_or(FALLBACK_MAX_TOKENS, |longest| {
-        longest.min(MAX_DEFAULT_TOKENS)
+    max_output.map_or(FALLBACK_MAX_TOKENS, |max_output| {
+        max_output.min(MAX_DEFAULT_TOKENS)
     })
 }
 
-/// What effort and the wish for a summary make of thinking; `None` if the agent sets neither.
+/// `None` if the agent sets neither an effort nor a reasoning summary, or if the model has no adaptive thinking.
 fn thinking_config(request: &ChatRequest<'_>) -> Option<Thinking> {
     let is_adaptive = request.facts.and_then(|facts| facts.adaptive_thinking);
     let display = request.params.reasoning_summary.map(|_| "summarized");
@@ -316,7 +314,7 @@ fn output_config(params: &Params) -> Option<OutputConfig<'_>> {
             r#type: "json_schema",
             schema,
         }),
-        // The API has no word for any JSON object: the prompt must ask for it.
+        // The API has no mode for arbitrary JSON objects: the prompt must ask for one.
         ResponseFormat::JsonObject | ResponseFormat::Text => None,
     };
     (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format })
@@ -329,7 +327,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
     let mut is_echoed = false;
     for message in messages {
         let (role, content) = match message {
-            // Blocks also where a text would do: a mark must not change the bytes around it.
+            // Always blocks, never a plain string: a cache breakpoint must not change the bytes around it.
             Message::User { content } => ("user", Content::Blocks(user_blocks(content, request))),
             Message::Assistant(reply) => {
                 last_calls = &reply.tool_calls;
@@ -341,7 +339,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
                     None if can_send_calls => Content::Blocks(rebuild_blocks(reply)),
                     None => Content::Blocks(calls_as_text(reply)),
                 };
-                // The API refuses a message without content, and one that says nothing is not missed.
+                // The API rejects a message without content, and an empty message carries nothing.
                 if matches!(&content, Content::Blocks(blocks) if blocks.is_empty()) {
                     continue;
                 }
@@ -363,7 +361,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
                     let call = tool_call_codec::find_call(last_calls, index, result);
                     let id = call.map_or(&result.call_id, |call| &call.id);
                     BlockOut::ToolResult {
-                        // An echo holds the id in the letters that the service gave.
+                        // An echo has the id exactly as the service sent it.
                         tool_use_id: match is_echoed {
                             true => Cow::Borrowed(id),
                             false => tool_call_codec::sanitize_id(id),
@@ -399,7 +397,6 @@ fn result_content<'a>(result: &'a ToolResult, request: &ChatRequest<'a>) -> Resu
     }
 }
 
-/// An assistant message from its text and calls.
 fn rebuild_blocks(reply: &AssistantMessage) -> Vec<BlockOut<'_>> {
     let mut blocks = Vec::with_capacity(reply.tool_calls.len() + 1);
     if !reply.content.trim().is_empty() {
@@ -413,7 +410,7 @@ fn rebuild_blocks(reply: &AssistantMessage) -> Vec<BlockOut<'_>> {
     blocks
 }
 
-/// An assistant message with its calls as text: the API takes no blocks of tools in a request that offers none.
+/// Writes the tool calls as text: the API rejects tool blocks in a request without tools.
 fn calls_as_text(reply: &AssistantMessage) -> Vec<BlockOut<'_>> {
     let mut text = reply.content.clone();
     for call in &reply.tool_calls {

@@ -7,14 +7,13 @@ use reqwest::Url;
 
 use crate::ssrf;
 
-/// Where a service is.
 #[derive(Clone, Debug)]
 pub struct BaseUrl {
     url: Url,
 }
 
 impl BaseUrl {
-    /// Reads `http(s)://host[:port][/path]`, with or without a slash at its end. An address without a scheme is `http`.
+    /// Parses `http(s)://host[:port][/path]`, with or without a trailing slash. The default scheme is `http`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let error_message = |problem: &str| {
@@ -24,7 +23,7 @@ impl BaseUrl {
             true => Cow::Borrowed(text),
             false => Cow::Owned(format!("http://{text}")),
         };
-        // The text itself is not repeated: it may hold a password.
+        // The error does not quote the URL because it may contain a password.
         let mut url =
             Url::parse(&full).map_err(|error| error_message(&format!("is not a URL ({error})")))?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -41,17 +40,16 @@ impl BaseUrl {
         Ok(Self { url })
     }
 
-    /// Whether it is more than a scheme and an authority.
     pub fn has_path(&self) -> bool {
         self.url.path() != "/"
     }
 
-    /// The host's name.
+    /// Empty if the URL has no host.
     pub fn host(&self) -> &str {
         self.url.host_str().unwrap_or_default()
     }
 
-    /// This address with `path` (which starts with a slash) at its end; a query stays.
+    /// Appends `path`, which starts with a slash, and keeps the query.
     pub fn join(&self, path: &str) -> Self {
         let mut url = self.url.clone();
         let full_path = format!("{}{path}", self.url.path().trim_end_matches('/'));
@@ -69,7 +67,7 @@ impl BaseUrl {
 }
 
 impl fmt::Display for BaseUrl {
-    /// Without slash at its end and without query, which may hold a key.
+    /// Omits the trailing slash, and the query because it may contain a key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut url = self.url.clone();
         url.set_query(None);
@@ -82,7 +80,7 @@ mod tests {
     use super::BaseUrl;
 
     #[test]
-    fn an_address_is_read_with_or_without_its_trimmings() {
+    fn urls_parse_with_or_without_scheme_slash_and_query() {
         let normalized = |text: &str| BaseUrl::parse(text).expect("an address").to_string();
         assert_eq!(
             normalized("http://localhost:8000/"),

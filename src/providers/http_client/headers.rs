@@ -1,4 +1,4 @@
-//! The headers of a provider's requests: the key, the configured ones and our own.
+//! The headers of requests to a provider: its key, the configured ones and the client's own.
 
 use http::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TRANSFER_ENCODING, USER_AGENT,
@@ -8,9 +8,9 @@ use secrecy::{ExposeSecret, SecretString};
 
 use crate::config;
 
-/// Anthropic's header for its key.
+/// Anthropic's header for the API key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-/// The headers that carry a key to one service or another: with a person's own key none of them is the operator's.
+/// The headers that carry an API key. A request with the client's own key must not send any of the operator's.
 pub const KEY_HEADERS: [HeaderName; 4] = [
     AUTHORIZATION,
     X_API_KEY,
@@ -18,7 +18,7 @@ pub const KEY_HEADERS: [HeaderName; 4] = [
     HeaderName::from_static("x-goog-api-key"),
 ];
 
-/// The header in which a service takes its key.
+/// The header in which a service takes the API key.
 #[derive(Clone, Copy, Debug)]
 pub enum KeyHeader {
     /// `x-api-key`
@@ -35,7 +35,7 @@ impl KeyHeader {
         }
     }
 
-    /// The header's value; `None` if a header cannot hold the key.
+    /// `None` if the key has characters that a header cannot hold.
     pub fn value(self, key: &SecretString) -> Option<HeaderValue> {
         let key = key.expose_secret().trim();
         match self {
@@ -58,19 +58,17 @@ pub fn default_headers(
     if let Some(key) = &config.api_key {
         let value = key_header
             .value(key)
-            .ok_or_else(|| "its api_key has characters that no header may have".to_owned())?;
+            .ok_or_else(|| "api_key has characters that a header cannot hold".to_owned())?;
         headers.insert(key_header.name(), value);
     }
     for (name, value) in &config.headers {
         let header = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("headers.{name} is not a header's name"))?;
+            .map_err(|_| format!("headers.{name} is not a valid header name"))?;
         if [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING].contains(&header) {
-            return Err(format!(
-                "headers.{name} is set by the HTTP client: remove it"
-            ));
+            return Err(format!("remove headers.{name}: the HTTP client sets it"));
         }
         let value = sensitive_value(value.expose_secret())
-            .ok_or_else(|| format!("headers.{name} has characters that no header may have"))?;
+            .ok_or_else(|| format!("headers.{name} has characters that a header cannot hold"))?;
         headers.insert(header, value);
     }
     Ok(headers)

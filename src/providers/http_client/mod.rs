@@ -1,5 +1,5 @@
-//! The one HTTP client of the providers: sends a body, reads the reply whole or in messages, within bounds, and turns
-//! every way this can fail into a [`ProviderError`]. Knows no service's JSON, no retry policy and no run.
+//! The HTTP client of all providers: sends a request, reads the response whole or as a stream of messages, enforces timeouts
+//! and size limits, and converts every failure to a [`ProviderError`]. Does not retry.
 
 use std::error::Error as _;
 use std::io;
@@ -27,42 +27,41 @@ use crate::ssrf::root_cause;
 pub mod base_url;
 pub mod headers;
 
-/// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a service may say nothing. A model on a slow machine reads a long prompt for minutes before its first word.
+/// The longest time without any data. On a slow machine, a model processes a long prompt for minutes before its first token.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long the end of a body may take after its last message, so that the connection can be used again.
+/// How long to wait for the end of a body after its last message, so that the connection can be reused.
 const BODY_END_TIMEOUT: Duration = Duration::from_millis(20);
-/// How long we wait for the words of a refusal whose status we already know.
+/// How long to wait for the body of an error response. Its status is already known.
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Tells a service where a request stands in a trace (<https://www.w3.org/TR/trace-context/>).
+/// See <https://www.w3.org/TR/trace-context/>.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Secrets shorter than this are not looked for in messages: they would be found in any text.
+/// Shorter secrets are not redacted: they could match any text.
 const MIN_SECRET_LEN: usize = 6;
 
-/// A service's client: its address, its headers, its bounds and its pooled connections, which copies share.
+/// The client of one service. Clones share its connection pool.
 #[derive(Clone)]
 pub struct HttpClient {
     client: Client,
     url: Url,
     headers: HeaderMap,
     key_header: KeyHeader,
-    /// Looked for in every error message.
+    /// Redacted from every error message.
     secrets: Vec<SecretString>,
     max_reply: usize,
     timeout: Option<Duration>,
-    /// What is said when nobody listens at the address.
+    /// The error message if the connection is refused.
     refused_message: Option<String>,
 }
 
-/// What a service answered, as far as it has come: its head is here, its body may be on its way.
+/// A response whose body may not be complete yet.
 pub struct HttpResponse(Response);
 
 impl HttpResponse {
-    /// An answer that has come already, in these chunks. It is read as one from the network is.
+    /// A response that does not come from the network.
     ///
     /// # Errors
-    /// A status or a content type that HTTP does not have.
+    /// The status or the content type is invalid.
     pub fn from_chunks(
         status: u16,
         content_type: &str,
@@ -76,22 +75,19 @@ impl HttpResponse {
     }
 }
 
-/// A request beside those for replies: to make or to look at something at the service.
+/// A request to another endpoint of the service, such as its batch API.
 pub struct ApiRequest<'a> {
-    /// GET or POST.
     pub method: Method,
-    /// Below the base, with a slash at its beginning.
+    /// Relative to the base URL; starts with a slash.
     pub path: &'a str,
-    /// What follows the path.
     pub query: Option<&'a str>,
-    /// The type of the body, where it is not JSON.
+    /// `None` means JSON.
     pub content_type: Option<String>,
-    /// Empty for none.
+    /// Empty means no body.
     pub body: Vec<u8>,
 }
 
 impl<'a> ApiRequest<'a> {
-    /// Reads what is at `path`.
     pub fn get(path: &'a str) -> Self {
         Self {
             method: Method::GET,
@@ -99,7 +95,6 @@ impl<'a> ApiRequest<'a> {
         }
     }
 
-    /// Posts JSON, or nothing.
     pub fn post(path: &'a str, body: Vec<u8>) -> Self {
         Self {
             method: Method::POST,
@@ -111,10 +106,9 @@ impl<'a> ApiRequest<'a> {
     }
 }
 
-/// What the body of a reply is made of.
 #[derive(Clone, Copy, Debug)]
 pub enum BodyPart<'a> {
-    /// All of it, as one document.
+    /// The whole body.
     Document(&'a str),
     /// One message of a stream.
     Message(&'a str),
@@ -123,7 +117,7 @@ pub enum BodyPart<'a> {
 /// Why a part of a reply was rejected.
 #[derive(Debug)]
 pub enum PartError {
-    /// It is not the JSON that the wire has.
+    /// The part is not valid JSON for this wire.
     Unreadable(UnreadableJson),
     Failed(ProviderError),
 }
@@ -165,7 +159,7 @@ impl From<BodyError> for ProviderError {
 }
 
 impl HttpClient {
-    /// A client that posts to `base` and `path` with the configured key. The headers of the config win over its own.
+    /// A client that posts to `base` and `path` with the configured key. Configured headers override its own.
     pub fn new(
         config: &config::Provider,
         base: &BaseUrl,
@@ -178,12 +172,12 @@ impl HttpClient {
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(IDLE_TIMEOUT)
             .tcp_nodelay(true)
-            // A run of thousands of agents ends one turn and starts the next: its connections are worth keeping.
+            // Thousands of agents may run at once, and each reuses a connection for its next turn.
             .pool_max_idle_per_host(usize::MAX)
             .pool_idle_timeout(Duration::from_secs(60))
-            // One connection a request: in HTTP/2 all would share one, and wait there for a free stream.
+            // With HTTP/2, all requests would share one connection and wait for a free stream.
             .http1_only()
-            // A compressor holds deltas back.
+            // Compression would delay deltas.
             .no_gzip();
         if let Some(timeout) = config.timeout {
             builder = builder.timeout(timeout);
@@ -192,12 +186,12 @@ impl HttpClient {
             builder = builder.no_proxy();
         }
         if url.scheme() == "http" {
-            // Without redirects a plain address never needs the system's certificates; reading them takes a while.
+            // A plain HTTP client that follows no redirects never needs the system's certificates, which are slow to load.
             builder = builder.tls_certs_only([]);
         }
         let client = builder
             .build()
-            .map_err(|error| format!("cannot start its HTTP client: {}", error_cause(&error)))?;
+            .map_err(|error| format!("cannot build the HTTP client: {}", error_cause(&error)))?;
         let mut secrets = Vec::new();
         secrets.extend(config.api_key.clone());
         secrets.extend(config.headers.values().cloned());
@@ -214,23 +208,23 @@ impl HttpClient {
         })
     }
 
-    /// The same client that sends this header too, unless one of its name is configured.
+    /// Adds a header, unless the configuration sets it.
     pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, String> {
         let value = sensitive_value(value)
-            .ok_or_else(|| format!("its {name} header has characters that no header may have"))?;
+            .ok_or_else(|| format!("the {name} header has characters that a header cannot hold"))?;
         self.headers
             .entry(HeaderName::from_static(name))
             .or_insert(value);
         Ok(self)
     }
 
-    /// The same client that says this if nobody listens at the address.
+    /// Sets the error message for a refused connection.
     pub fn with_refused_message(mut self, message: String) -> Self {
         self.refused_message = Some(message);
         self
     }
 
-    /// The same client for another path of its service.
+    /// Returns a client for another path of the same service.
     pub fn with_path(&self, base: &BaseUrl, path: &str) -> Self {
         Self {
             url: base.join(path).into_url(),
@@ -238,7 +232,7 @@ impl HttpClient {
         }
     }
 
-    /// Posts `body`, with its place in a trace, and with a person's own `key` in place of the configured one.
+    /// Posts `body`. `key` replaces the configured key.
     pub async fn send(
         &self,
         body: Vec<u8>,
@@ -257,10 +251,10 @@ impl HttpClient {
         }
     }
 
-    /// Calls the service below `base`, and reads its answer whole.
+    /// Sends a request below `base` and reads the whole response.
     ///
     /// # Errors
-    /// The service refused, the connection broke, or the answer is too long.
+    /// The service sent an error, the connection broke, or the response is too large.
     pub async fn call_api(
         &self,
         base: &BaseUrl,
@@ -304,16 +298,16 @@ impl HttpClient {
             headers.remove(name);
         }
         let value = self.key_header.value(key).ok_or_else(|| {
-            let message = "the request's own key has characters that no header may have";
+            let message = "the request's own key has characters that a header cannot hold";
             ProviderError::new(ErrorCategory::Auth, message)
         })?;
         headers.insert(self.key_header.name(), value);
         Ok(headers)
     }
 
-    /// Hands an answer over to `hear`, as one document or message by message, whichever the service sends; a stream is
-    /// cut as `format` says. `hear` says whether the reply is complete; a stream that ends before that has broken off.
-    /// `stream` is whether a stream was asked for.
+    /// Passes the body to `on_part`, as one document or as the messages of a stream, whichever the service sends. `on_part`
+    /// returns whether the reply is complete; a stream that ends earlier is an error. `stream` is whether the request asked
+    /// for a stream.
     pub async fn read_body(
         &self,
         HttpResponse(mut response): HttpResponse,
@@ -322,7 +316,7 @@ impl HttpClient {
         mut on_part: impl FnMut(BodyPart<'_>) -> Result<bool, PartError> + Send,
     ) -> Result<(), ProviderError> {
         if !response.status().is_success() {
-            // Boxed because it is rare and would make every waiting request larger.
+            // Boxed because it is rare and would enlarge the future of every request.
             return Err(self.redact_secrets(Box::pin(self.read_error_response(response)).await));
         }
         let result = match is_stream(&response, format, stream) {
@@ -337,7 +331,7 @@ impl HttpClient {
         result.map_err(|error| self.reply_error(error))
     }
 
-    /// An error from a reply that had begun: it may have to be paid for, and it may quote the service.
+    /// Completes the error of a reply that had begun: the service may charge for it, and the message may quote a secret.
     pub fn reply_error(&self, mut error: ProviderError) -> ProviderError {
         error.may_be_billed = true;
         self.redact_secrets(error)
@@ -356,7 +350,7 @@ impl HttpClient {
             .await
             .map_err(|error| self.body_error(&error))?
         {
-            // What comes before the bound is heard in any case: how the network cuts must make no difference.
+            // The bytes before the limit are decoded in any case, so that chunk boundaries make no difference.
             let exceeds_limit = chunk.len() > remaining;
             chunk.truncate(remaining);
             remaining -= chunk.len();
@@ -372,7 +366,7 @@ impl HttpClient {
             }
         }
         let is_complete = match decoder.finish() {
-            // Half a message is no surprise here, but an error that the service reported must not be lost.
+            // An incomplete message is expected here, but an error that the service sent must not be lost.
             Some(rest) => match on_part(BodyPart::Message(&rest)) {
                 Err(PartError::Failed(error)) => return Err(error),
                 Err(PartError::Unreadable(_)) => false,
@@ -393,7 +387,7 @@ impl HttpClient {
         let mut total = 0;
         let mut body: Option<Vec<u8>> = None;
         let mut first = Bytes::new();
-        // Most replies are one chunk, which need not be copied.
+        // Most replies are one chunk, which is not copied.
         while let Some(chunk) = response
             .chunk()
             .await
@@ -412,7 +406,7 @@ impl HttpClient {
         Ok(body.map_or(first, Bytes::from))
     }
 
-    /// Reads why the service said no.
+    /// Reads the body of an error response.
     async fn read_error_response(&self, mut response: Response) -> ProviderError {
         let status = response.status();
         let retry_after = error_mapping::retry_after(response.headers(), Timestamp::now());
@@ -421,7 +415,7 @@ impl HttpClient {
                 message: too_large.to_string(),
                 ..error_mapping::from_status(status, "", retry_after)
             },
-            // The status has come, so what it means is known, whatever became of the words.
+            // The status alone determines the category.
             Ok(Err(BodyError::BrokeOff(_))) | Err(_) => {
                 error_mapping::from_status(status, "", retry_after)
             }
@@ -431,7 +425,6 @@ impl HttpClient {
         }
     }
 
-    /// A request that got no reply.
     fn connection_error(&self, error: &reqwest::Error) -> ProviderError {
         if let Some(message) = self
             .refused_message
@@ -457,7 +450,6 @@ impl HttpClient {
         ProviderError::new(ErrorCategory::Server, message)
     }
 
-    /// A reply whose body broke off.
     fn body_error(&self, error: &reqwest::Error) -> ProviderError {
         match error.is_timeout() {
             true => self.timeout_error(),
@@ -470,13 +462,13 @@ impl HttpClient {
 
     fn timeout_error(&self) -> ProviderError {
         let message = match self.timeout {
-            Some(timeout) => format!("no whole reply within {}s", timeout.as_secs_f64()),
-            None => format!("nothing came for {}s", IDLE_TIMEOUT.as_secs()),
+            Some(timeout) => format!("no complete reply within {}s", timeout.as_secs_f64()),
+            None => format!("no data for {}s", IDLE_TIMEOUT.as_secs()),
         };
         ProviderError::new(ErrorCategory::Timeout, message)
     }
 
-    /// The error without our secrets, which some services repeat.
+    /// Removes the configured secrets from the message: some services repeat them.
     fn redact_secrets(&self, mut error: ProviderError) -> ProviderError {
         for secret in &self.secrets {
             let secret = secret.expose_secret().trim();
@@ -494,8 +486,8 @@ impl From<ReplyTooLarge> for ProviderError {
     }
 }
 
-/// Whether the body is a stream. A service may send a document though it was asked for a stream, and the reverse; and an
-/// error page must not be read as a stream without messages.
+/// Whether the body is a stream. A service may send a document to a request for a stream, and the reverse. An HTML error
+/// page must not be read as a stream without messages.
 fn is_stream(response: &Response, format: StreamFormat, stream: bool) -> bool {
     let content_type = response
         .headers()
@@ -509,7 +501,7 @@ fn is_stream(response: &Response, format: StreamFormat, stream: bool) -> bool {
             "text/event-stream",
             is_type("application/json") || is_type("text/html"),
         ),
-        // A stream of JSON lines may well call itself JSON.
+        // A stream of JSON lines may have the content type of JSON.
         StreamFormat::Ndjson => ("application/x-ndjson", is_type("text/html")),
     };
     is_type(stream_type) || (stream && !is_document)

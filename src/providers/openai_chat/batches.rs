@@ -1,5 +1,5 @@
-//! OpenAI's batches (<https://developers.openai.com/api/docs/guides/batch>): a file of requests, a batch of that file, and a
-//! file of replies. Each batch here has one request. Knows no run.
+//! OpenAI's batch API (<https://developers.openai.com/api/docs/guides/batch>): the client uploads a file of requests, creates
+//! a batch from it, and downloads a file of results. axed submits one request per batch.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -21,12 +21,11 @@ use crate::providers::{
     BatchClient, BatchItem, BatchStatus, ErrorCategory, ProviderError, error_mapping, wire_json,
 };
 
-/// How long OpenAI keeps the files of a batch, in seconds: longer than any batch takes.
+/// How long OpenAI keeps the files of a batch: longer than any batch takes.
 const FILE_EXPIRY_SECS: u64 = 172_800;
-/// The key of OpenAI's metadata by which a batch is found again.
+/// The metadata key by which a batch is found again after a restart.
 const METADATA_KEY: &str = "axed_item";
 
-/// The batches of one service.
 pub struct OpenAiBatches {
     client: HttpClient,
     base_url: BaseUrl,
@@ -50,14 +49,14 @@ impl OpenAiBatches {
         self.client.call_api(&self.base_url, request, key).await
     }
 
-    /// Uploads a file of one line; its id.
+    /// Uploads a file with one line and returns its id.
     async fn upload(
         &self,
         name: &str,
         line: Vec<u8>,
         key: Option<&SecretString>,
     ) -> Result<String, ProviderError> {
-        // The line has no line end in it, so that it cannot hold the boundary.
+        // The line is JSON without line breaks, so it cannot contain the boundary.
         let boundary = format!("axed-{name}");
         let field = |field: &str, value: &str| {
             format!(
@@ -216,7 +215,7 @@ struct BatchInfo {
 }
 
 impl BatchInfo {
-    /// Whether it is the batch of this name, and may still have a reply.
+    /// Whether this is the batch with this name, and it can still have a result.
     fn is_usable(&self, name: &str) -> bool {
         let metadata = self.metadata.as_ref();
         let item_name = metadata.and_then(|it| it.get(METADATA_KEY)?.as_str());
@@ -290,7 +289,7 @@ mod tests {
 
     fn describe(status: &BatchStatus) -> String {
         match status {
-            BatchStatus::InProgress => "working".to_owned(),
+            BatchStatus::InProgress => "in progress".to_owned(),
             BatchStatus::Completed { status, body } => {
                 format!("{status} {}", String::from_utf8_lossy(body))
             }

@@ -1,17 +1,17 @@
-//! The body of this wire's echoes: the thinking and the signatures that go back with an assistant message. Pure.
+//! The body of this wire's echoes: the reasoning and the signatures to send back with an assistant message. Pure.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
 use crate::domain::message::Echo;
 
-/// What the marks of this wire's echoes begin with.
+/// The prefix of `Echo::wire` on this wire.
 const ECHO_PREFIX: &str = "openai";
-/// Thinking that is not there. Empty text DeepSeek refuses.
+/// A JSON string for missing reasoning. DeepSeek rejects an empty string.
 const NO_REASONING: &str = "\" \"";
 
-/// What an assistant message had besides text and calls, in the fields of the servers that have such a thing. They want
-/// it back beside the calls that it led to.
+/// The reasoning of an assistant message, in the fields of the servers that send it. They expect it back with the tool calls
+/// of the message.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Reasoning<'a> {
     /// DeepSeek, llama.cpp, vLLM.
@@ -30,20 +30,20 @@ pub struct Reasoning<'a> {
 pub struct EchoPayload<'a> {
     #[serde(borrow, default)]
     pub reasoning: Reasoning<'a>,
-    /// Gemini's signatures, one for each call.
+    /// Gemini's signatures, one per tool call.
     #[serde(borrow, default, skip_serializing_if = "Vec::is_empty")]
     pub extra_content: Vec<Option<&'a RawValue>>,
 }
 
 impl Reasoning<'_> {
-    /// Fills the field of a reply that came without thinking, such as another model's.
+    /// Fills the field in a reply without reasoning, such as one of another model.
     pub fn fill_missing(&mut self) {
         if self.reasoning_content.is_none() {
             self.reasoning_content = serde_json::from_str(NO_REASONING).ok();
         }
     }
 
-    /// What stands for it where it may not go back: DeepSeek refuses tool calls that came with thinking and lack the field.
+    /// Replaces reasoning that must not be sent back: DeepSeek rejects tool calls that lack the field if they had it.
     pub fn placeholder(&self, has_calls: bool) -> Self {
         Self {
             reasoning_content: self
@@ -61,8 +61,8 @@ impl<'a> EchoPayload<'a> {
     }
 }
 
-/// A reply's echo without its reasoning; `None` if nothing else is in it. Gemini refuses calls without their signatures,
-/// and does not mind what stands before them.
+/// The echo without its reasoning; `None` if nothing else is left. Signatures stay: Gemini rejects tool calls without them,
+/// and accepts them even if earlier messages have changed.
 pub fn without_reasoning(echo: Echo, has_calls: bool) -> Option<Echo> {
     if !echo.wire.starts_with(ECHO_PREFIX) {
         return None;

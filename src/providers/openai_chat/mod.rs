@@ -1,5 +1,5 @@
-//! OpenAI's chat API (`POST /chat/completions`, <https://platform.openai.com/docs/api-reference/chat>), as OpenAI and the
-//! many servers that speak it understand it: the client of one service. Knows no JSON and no run.
+//! The client of OpenAI's chat API (`POST /chat/completions`, <https://platform.openai.com/docs/api-reference/chat>), which
+//! many other services and servers implement too.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -25,15 +25,14 @@ mod request;
 const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 const OPENAI_HOST: &str = "api.openai.com";
 
-/// A client of one service that speaks OpenAI's chat API.
+/// The client of one service that implements OpenAI's chat API.
 pub struct OpenAiChat {
     endpoint: Endpoint<ChatReplyBuilder>,
     dialect: Dialect,
     batches: OpenAiBatches,
 }
 
-/// Where the configured service is, and on which of its wires it is spoken to. The error says what is wrong with the
-/// configuration.
+/// The address of the configured service, and which of OpenAI's two APIs to use.
 pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi), String> {
     let mut base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
     if !base.has_path() {
@@ -48,7 +47,6 @@ pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi
 }
 
 impl OpenAiChat {
-    /// A client of the configured service. The error says what is wrong with the configuration.
     pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
         let (base, _) = base_url_and_api(config)?;
         let max_tokens_field = match config.max_tokens_field.as_deref() {
@@ -62,7 +60,7 @@ impl OpenAiChat {
             None if base.host() == OPENAI_HOST => MaxTokensField::MaxCompletionTokens,
             None => MaxTokensField::MaxTokens,
         };
-        // With every reply, also with those of a model that it stands in for.
+        // DeepSeek requires the field even in replies that another model wrote before a fallback.
         let wants_reasoning = base.host() == "api.deepseek.com" || service_id == "openai/deepseek";
         let client = HttpClient::new(config, &base, "/chat/completions", KeyHeader::Bearer)?;
         let batches = OpenAiBatches::new(&client, &base, config.batch_poll);
@@ -76,7 +74,6 @@ impl OpenAiChat {
         })
     }
 
-    /// What it sends to and reads from.
     pub fn endpoint(&self) -> &Endpoint<ChatReplyBuilder> {
         &self.endpoint
     }

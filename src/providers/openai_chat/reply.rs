@@ -1,4 +1,4 @@
-//! The replies of OpenAI's chat API, whole or as a stream of events. Knows no request and no HTTP.
+//! The replies of OpenAI's chat API, whole or as a stream of events.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ use crate::providers::{
     wire_json,
 };
 
-/// One event of a stream, or the whole reply: they differ only in `delta` and `message`.
+/// One event of a stream, or a whole reply: they differ only in `delta` and `message`.
 #[derive(Deserialize)]
 struct Chunk<'a> {
     #[serde(borrow)]
@@ -97,7 +97,7 @@ impl UsageIn {
     }
 }
 
-/// A message's text: a string, null, or (Mistral) a list of parts.
+/// The text of a message: a string, null, or (Mistral) a list of parts.
 #[derive(Default)]
 struct Text(String);
 
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Text {
             type Value = Text;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, null or a list of parts")
+                f.write_str("a string, null or a list of parts")
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Text, E> {
@@ -139,7 +139,6 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// A reply as far as it has come.
 #[derive(Default)]
 pub struct ChatReplyBuilder {
     text: String,
@@ -150,13 +149,12 @@ pub struct ChatReplyBuilder {
     usage: Option<TokenUsage>,
     has_choices: bool,
     is_refused: bool,
-    /// Whether nothing more comes.
+    /// Whether the reply has arrived completely.
     is_finished: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
 
-/// A tool call as far as it has come.
 #[derive(Default)]
 struct PartialCall {
     index: Option<u64>,
@@ -260,7 +258,7 @@ impl ChatReplyBuilder {
         let Some(mut message) = choice.message.or(choice.delta) else {
             return Ok(());
         };
-        // A refusal has a field of its own.
+        // A refusal has its own field.
         let refusal = message.refusal.take().unwrap_or_default();
         self.is_refused |= !refusal.is_empty();
         for text in [std::mem::take(&mut message.content.0), refusal] {
@@ -284,7 +282,7 @@ impl ChatReplyBuilder {
         Ok(())
     }
 
-    /// Passes thinking on. Some servers send one text in two fields.
+    /// Emits the reasoning. Some servers send the same text in two fields.
     fn emit_reasoning(&mut self, message: &MessageIn<'_>, deltas: &mut dyn FnMut(Delta<'_>)) {
         let fields = [&message.reasoning_content, &message.reasoning];
         let mut texts = fields.into_iter().flatten();
@@ -296,12 +294,11 @@ impl ChatReplyBuilder {
                 .as_ref()
                 .is_some_and(|all| !all.is_empty())
         {
-            // Encrypted: of readable ones the text has come already.
+            // These details are encrypted: readable ones also come as text.
             deltas(Delta::ReasoningStarted);
         }
     }
 
-    /// Keeps what the service has reported so far.
     fn set_usage(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
         if let Some(usage) = usage {
             deltas(Delta::Usage(usage));
@@ -309,7 +306,7 @@ impl ChatReplyBuilder {
         self.usage = usage;
     }
 
-    /// Takes a call or a piece of one.
+    /// Adds a tool call, or a piece of one.
     fn push_call(&mut self, piece: CallIn<'_>, is_whole: bool) -> Result<(), ProviderError> {
         let (name, arguments) = match piece.function {
             Some(function) => (function.name.unwrap_or_default(), function.arguments),
@@ -321,10 +318,10 @@ impl ChatReplyBuilder {
             Some(_) => self.calls.iter().rposition(|c| c.index == piece.index),
             None => self.calls.len().checked_sub(1),
         };
-        // Gemini numbers all calls of a reply alike, and some servers number none.
+        // Gemini gives all calls of a reply the same index, and some servers send no index.
         let found = position.filter(|index| {
             let call = &self.calls[*index];
-            // One that has arguments only is still to be named.
+            // A call with arguments only has not received its name yet.
             let is_named = !call.id.is_empty() || !call.name.is_empty();
             let is_other = is_named && !id.is_empty() && !name.is_empty() && call.id != id;
             !is_other
@@ -344,14 +341,14 @@ impl ChatReplyBuilder {
         if call.id.is_empty() {
             call.id = id;
         }
-        // Some servers repeat the name with every piece.
+        // Some servers repeat the name in every piece.
         if call.name != name {
             append(&mut call.name, name);
         }
         if let Some(arguments) = arguments {
             match serde_json::from_str::<String>(arguments.get()) {
                 Ok(text) => append(&mut call.arguments, text),
-                // Not text: some servers send the object itself.
+                // Some servers send an object instead of a string.
                 Err(_) => call.arguments = arguments.get().to_owned(),
             }
         }
@@ -361,7 +358,7 @@ impl ChatReplyBuilder {
         Ok(())
     }
 
-    /// What text and calls do not say, if there is anything.
+    /// What text and tool calls do not preserve; `None` if there is nothing.
     fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
         let text = |text: &String| match text.is_empty() {
             true => None,

@@ -15,15 +15,15 @@ use crate::providers::openai_chat::echo_payload::{EchoPayload, Reasoning};
 use crate::providers::openai_fields::{is_strict_schema, service_tier};
 use crate::providers::{ChatRequest, tool_call_codec};
 
-/// What one service takes differently from another.
+/// How the requests to one service differ from those to another.
 #[derive(Clone, Copy)]
 pub struct Dialect {
     pub max_tokens_field: MaxTokensField,
-    /// Every assistant message needs a field for its thinking, also one that another model wrote.
+    /// Whether every assistant message needs a reasoning field, even if it has no reasoning.
     pub wants_reasoning: bool,
 }
 
-/// The field that bounds a reply. OpenAI deprecated the one and others never learned the other.
+/// The field for the maximum length of a reply. OpenAI deprecated `max_tokens`; other servers know only that.
 #[derive(Clone, Copy)]
 pub enum MaxTokensField {
     MaxTokens,
@@ -111,7 +111,7 @@ impl<'a> Content<'a> {
         Self::Parts(parts.into_iter().map(PartOut::from).collect())
     }
 
-    /// This with another behind it.
+    /// Appends another content.
     fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Text(first), Self::Text(second)) => {
@@ -288,7 +288,7 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
                         content: &result.content,
                     });
                 }
-                // A message of the role `tool` takes only text.
+                // A message with the role `tool` takes only text.
                 let attachments = content_parts::result_attachment_parts(tool_results, request);
                 if !attachments.is_empty() {
                     push_user(&mut messages, Content::of(attachments));
@@ -299,8 +299,8 @@ fn build_messages<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec
     messages
 }
 
-/// Adds what a user reply. A summary may stand behind the task: the templates of some models (Mistral, Gemma) refuse two
-/// messages of a user in a row.
+/// Adds a user message, merged into a preceding one: a summary may follow the task, and the templates of some models
+/// (Mistral, Gemma) reject two user messages in a row.
 fn push_user<'a>(messages: &mut Vec<MessageOut<'a>>, content: Content<'a>) {
     let content = match messages.pop() {
         Some(MessageOut::User { content: before }) => before.and(content),

@@ -1,5 +1,6 @@
-//! OpenAI's Responses API (`POST /responses`, <https://platform.openai.com/docs/api-reference/responses>): the client of one
-//! service. Nothing is kept at the service: every request carries the whole conversation. Knows no JSON and no run.
+//! The client of OpenAI's Responses API (`POST /responses`,
+//! <https://platform.openai.com/docs/api-reference/responses>). The service stores nothing: every request carries the whole
+//! conversation.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -21,20 +22,20 @@ mod model_family;
 mod reply;
 mod request;
 
-/// A client of one service that speaks OpenAI's Responses API.
+/// The client of one service that implements OpenAI's Responses API.
 pub struct OpenAiResponses {
     endpoint: Endpoint<ResponsesReplyBuilder>,
-    /// The same service's chat API, for what this one lacks.
+    /// The same service's chat API, for requests that need what this API lacks.
     chat: OpenAiChat,
 }
 
-/// Whether a request wants what only the chat API has.
+/// Whether a request needs a feature that only the chat API has.
 fn needs_chat_api(request: &ChatRequest<'_>) -> bool {
     !request.params.stop.is_empty() && !prefers_responses_api(request.model, request.facts)
 }
 
 impl OpenAiResponses {
-    /// A client of the service at `base`, which `chat` speaks to as well.
+    /// `chat` must be a client of the same service at `base`.
     pub fn new(service_id: String, base: &BaseUrl, chat: OpenAiChat) -> Self {
         let client = chat.endpoint().client().with_path(base, "/responses");
         Self {
@@ -43,7 +44,6 @@ impl OpenAiResponses {
         }
     }
 
-    /// What it sends to and reads from.
     pub fn endpoint(&self) -> &Endpoint<ResponsesReplyBuilder> {
         &self.endpoint
     }

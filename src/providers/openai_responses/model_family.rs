@@ -1,13 +1,13 @@
-//! What a model of OpenAI can do, from the table of models or else from its name. Pure.
+//! Classifies OpenAI models by the model table, or else by name. Pure.
 
 use crate::config::models::ModelFacts;
 
-/// Whether a model of OpenAI wants this API even where a request asks for something that only the chat API has: its
-/// current models take no tools there.
+/// Whether to use the Responses API even for a request that needs a feature of the chat API. OpenAI's current models do not
+/// take tools on the chat API.
 pub fn prefers_responses_api(model: &str, facts: Option<&ModelFacts>) -> bool {
     match facts {
         Some(facts) if facts.responses || facts.checked_on.is_some() => facts.responses,
-        // Newer than the table, or of another service.
+        // The model is newer than the table, or belongs to another service.
         Some(_) | None => is_current_model(model),
     }
 }
@@ -24,8 +24,8 @@ fn is_current_model(model: &str) -> bool {
     is_o_series || (number.is_some_and(|number| number >= 5) && !is_chat_model(model))
 }
 
-/// Whether a model may think before it answers. Those of OpenAI that do not refuse a request that asks for their
-/// thoughts; of all others nothing is known.
+/// Whether a model may reason before it replies. OpenAI models that do not reason reject a request for their reasoning; all
+/// other models are assumed to reason.
 pub fn may_reason(model: &str, facts: Option<&ModelFacts>) -> bool {
     if let Some(is_reasoning) = facts.and_then(|facts| facts.reasoning) {
         return is_reasoning;
@@ -35,12 +35,12 @@ pub fn may_reason(model: &str, facts: Option<&ModelFacts>) -> bool {
     !is_chat_model(model) && !non_reasoning.iter().any(|family| model.starts_with(family))
 }
 
-/// A model's name without the mark of a fine-tuned one.
+/// A model's name without the prefix of a fine-tuned model.
 fn base_model(model: &str) -> &str {
     model.strip_prefix("ft:").unwrap_or(model)
 }
 
-/// The models of ChatGPT's quick answers (`gpt-5-chat-latest`).
+/// A non-reasoning model of ChatGPT, such as `gpt-5-chat-latest`.
 fn is_chat_model(model: &str) -> bool {
     model.starts_with("gpt-") && model.contains("-chat")
 }
@@ -87,7 +87,7 @@ mod tests {
             Some(&model_facts(true, true))
         ));
         assert!(!may_reason("gpt-5", Some(&model_facts(true, false))));
-        // What the configuration says of a model that the table does not have is not all about it.
+        // A configured entry for a model that is not in the table may be incomplete.
         let priced = ModelFacts::default();
         assert!(
             prefers_responses_api("gpt-7", Some(&priced)) && may_reason("gpt-7", Some(&priced))

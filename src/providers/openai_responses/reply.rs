@@ -1,4 +1,4 @@
-//! The replies of OpenAI's Responses API, whole or as a stream of events. Knows no request and no HTTP.
+//! The replies of OpenAI's Responses API, whole or as a stream of events.
 
 use std::borrow::Cow;
 
@@ -20,7 +20,7 @@ use crate::providers::{
     wire_json,
 };
 
-/// A whole response, and what the last event of a stream carries.
+/// A whole response, which the last event of a stream carries too.
 #[derive(Deserialize)]
 struct ResponseIn<'a> {
     status: Option<String>,
@@ -41,7 +41,7 @@ struct IncompleteDetails {
     reason: Option<String>,
 }
 
-/// One event. What only some kinds have is read when the kind is known.
+/// One event. Fields whose type depends on the kind of event are parsed later.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, rename = "type", default)]
@@ -110,39 +110,37 @@ impl UsageIn {
     }
 }
 
-/// A reply as far as it has come.
 #[derive(Default)]
 pub struct ResponsesReplyBuilder {
     items: Vec<OutputItem>,
     text: String,
     usage: Option<TokenUsage>,
     is_refused: bool,
-    /// Whether nothing more comes.
+    /// Whether the reply has arrived completely.
     is_finished: bool,
     stop_reason: Option<String>,
     model: Option<String>,
 }
 
-/// An output item as far as it has come.
 struct OutputItem {
     index: Option<u64>,
     id: String,
     kind: ItemKind,
-    /// The item, when it is complete.
+    /// `None` until the item is complete.
     raw: Option<Box<RawValue>>,
-    /// Whether it has fields that text and calls do not keep.
+    /// Whether it has fields that text and tool calls do not preserve.
     has_extra_fields: bool,
 }
 
 enum ItemKind {
-    /// How much of its text was passed on.
+    /// How many bytes of its text were emitted.
     Message(usize),
     Call {
         call: ToolCall,
-        /// The arguments as they came in pieces.
+        /// The received pieces of the arguments.
         argument_text: String,
     },
-    /// Whether any of its text was passed on.
+    /// Whether any of its text was emitted.
     Reasoning(bool),
     Other,
 }
@@ -265,7 +263,7 @@ impl ResponsesReplyBuilder {
                     emit_reasoning(item, &delta, deltas);
                 }
             }
-            // The parts of a summary are paragraphs.
+            // Each part of a summary is a paragraph.
             "response.reasoning_summary_part.added" if event.summary_index > Some(0) => {
                 deltas(Delta::Reasoning("\n\n"));
             }
@@ -296,13 +294,13 @@ impl ResponsesReplyBuilder {
                     _ => Ok(true),
                 };
             }
-            // The ends of parts, and what may come.
+            // Ends of parts and unknown events.
             _ => {}
         }
         Ok(false)
     }
 
-    /// Takes a whole response, of which the items may have come already.
+    /// Adds a whole response. Its items may have arrived already.
     fn push_response(
         &mut self,
         text: &str,
@@ -340,7 +338,7 @@ impl ResponsesReplyBuilder {
         Ok(())
     }
 
-    /// Takes an item: its beginning, or the whole of it.
+    /// Adds an item, or the beginning of one.
     fn push_item(
         &mut self,
         index: Option<u64>,
@@ -403,7 +401,7 @@ impl ResponsesReplyBuilder {
             }),
             Err(_) => wire_json::parse::<Option<String>>(content.get())?.unwrap_or_default(),
         };
-        // What deltas told stands; a service may send none.
+        // Emit only the text that deltas have not emitted. A service may send no deltas.
         if let ItemKind::Message(emitted) = &mut item.kind
             && let Some(rest) = text.get(*emitted..).map(str::to_owned)
         {
@@ -413,7 +411,6 @@ impl ResponsesReplyBuilder {
         Ok(())
     }
 
-    /// The item that an event is of.
     fn find_or_start(
         &mut self,
         event: &Event<'_>,
@@ -430,7 +427,6 @@ impl ResponsesReplyBuilder {
         }
     }
 
-    /// Keeps what the service has reported so far.
     fn set_usage(&mut self, usage: Option<TokenUsage>, deltas: &mut dyn FnMut(Delta<'_>)) {
         if let Some(usage) = usage {
             deltas(Delta::Usage(usage));
@@ -438,7 +434,7 @@ impl ResponsesReplyBuilder {
         self.usage = usage;
     }
 
-    /// Whether text and calls say all of it: one message, then calls.
+    /// Whether text and tool calls alone can rebuild the reply: one message, then calls.
     fn is_plain(&self) -> bool {
         let is_message = |item: &OutputItem| matches!(item.kind, ItemKind::Message(_));
         let after_first = self.items.iter().skip(1);
@@ -446,9 +442,9 @@ impl ResponsesReplyBuilder {
             && !after_first.into_iter().any(is_message)
     }
 
-    /// All items as the service sent them, but for what it would not take back; none where one of them never came whole.
+    /// All items as the service sent them, without those that it would reject; `None` if any item is incomplete.
     fn build_echo(&self, origin: ReplyOrigin<'_>) -> Option<Echo> {
-        // Thoughts must stand before what they led to: the service refuses those that led to nothing.
+        // The service rejects reasoning that is not followed by a message or a call.
         let is_output =
             |item: &OutputItem| !matches!(item.kind, ItemKind::Reasoning(_) | ItemKind::Other);
         let length = self.items.iter().rposition(is_output)? + 1;
@@ -461,7 +457,7 @@ impl ResponsesReplyBuilder {
 }
 
 impl OutputItem {
-    /// The item as the service takes it back.
+    /// The item in a form that the service accepts.
     fn to_echo_item(&self) -> Option<Cow<'_, RawValue>> {
         let raw = self.raw.as_deref()?;
         let ItemKind::Call { call, .. } = &self.kind else {
@@ -476,8 +472,8 @@ impl OutputItem {
             .arguments
             .and_then(|arguments| serde_json::from_str(arguments.get()).ok());
         let arguments = call.arguments.get();
-        // A cut call has half its arguments, and a model may make up a name.
-        let is_unchanged = sent_arguments.is_some_and(|given| given.trim() == arguments);
+        // A truncated call has incomplete arguments, and a model may invent a name.
+        let is_unchanged = sent_arguments.is_some_and(|sent| sent.trim() == arguments);
         if is_unchanged && id == call.id && name == call.name {
             return Some(Cow::Borrowed(raw));
         }
@@ -490,8 +486,7 @@ impl OutputItem {
     }
 }
 
-/// The items of an echo, with the calls' own ids where the service gave several calls the same: it takes back only
-/// different ones.
+/// The items of an echo, with unique ids for calls to which the service gave the same id: it rejects duplicates.
 pub fn echo_items<'a>(echo: &'a RawValue, calls: &[ToolCall]) -> Option<Vec<Cow<'a, RawValue>>> {
     let items: Vec<&RawValue> = serde_json::from_str(echo.get()).ok()?;
     if calls.iter().all(|call| call.provider_id.is_empty()) {
@@ -513,7 +508,7 @@ pub fn echo_items<'a>(echo: &'a RawValue, calls: &[ToolCall]) -> Option<Vec<Cow<
     renamed.collect()
 }
 
-/// An item with other texts in these fields.
+/// Returns the item with these fields replaced.
 fn with_fields(item: &RawValue, texts: &[(&'static str, &str)]) -> Option<Box<RawValue>> {
     let mut fields: IndexMap<Cow<'_, str>, Box<RawValue>> =
         serde_json::from_str(item.get()).ok()?;
@@ -523,7 +518,6 @@ fn with_fields(item: &RawValue, texts: &[(&'static str, &str)]) -> Option<Box<Ra
     to_raw_value(&fields).ok()
 }
 
-/// Passes on what a model thinks.
 fn emit_reasoning(item: &mut OutputItem, text: &str, deltas: &mut dyn FnMut(Delta<'_>)) {
     if let ItemKind::Reasoning(is_emitted) = &mut item.kind
         && !text.is_empty()
@@ -533,7 +527,7 @@ fn emit_reasoning(item: &mut OutputItem, text: &str, deltas: &mut dyn FnMut(Delt
     }
 }
 
-/// The item of this place or id, begun as `kind` where it is new. Some servers give no places.
+/// Finds the item by index, or by id because some servers send no index. Starts a new item of `kind` if there is none.
 fn find_or_start_item<'a>(
     items: &'a mut Vec<OutputItem>,
     index: Option<u64>,
@@ -550,7 +544,6 @@ fn find_or_start_item<'a>(
     }
 }
 
-/// A new item.
 fn start_item<'a>(
     items: &'a mut Vec<OutputItem>,
     index: Option<u64>,

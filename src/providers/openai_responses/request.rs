@@ -16,7 +16,7 @@ use crate::providers::openai_responses::model_family::may_reason;
 use crate::providers::openai_responses::reply::echo_items;
 use crate::providers::{ChatRequest, tool_call_codec};
 
-/// Most letters of a `prompt_cache_key`.
+/// Maximum length of a `prompt_cache_key`.
 const MAX_CACHE_KEY: usize = 64;
 
 #[derive(Serialize)]
@@ -41,7 +41,7 @@ pub struct RequestBody<'a> {
     service_tier: Option<&'static str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     include: &'static [&'static str],
-    // Always there: the service keeps replies for a month unless it is told not to.
+    // Always sent: by default, the service stores replies for a month.
     store: bool,
     #[serde(skip_serializing_if = "str::is_empty")]
     prompt_cache_key: &'a str,
@@ -79,7 +79,7 @@ struct Tool<'a> {
     name: &'a str,
     description: &'a str,
     parameters: &'a RawValue,
-    // The service's default is true, and then it refuses every schema with an open object.
+    // Always sent: with the service's default (true), it rejects schemas that allow additional properties.
     strict: bool,
 }
 
@@ -113,7 +113,7 @@ enum BuiltItem<'a> {
 enum Content<'a> {
     Text(&'a str),
     Parts(Vec<InputPart<'a>>),
-    /// What an assistant said; some servers take it in no other form.
+    /// The text of an assistant message. Some servers accept only this form.
     Output([OutputText<'a>; 1]),
 }
 
@@ -125,7 +125,7 @@ enum InputPart<'a> {
     #[serde(rename = "input_image")]
     Image {
         image_url: DataUrl<'a>,
-        // The package's types demand it; this is what the service does without.
+        // The types of OpenAI's SDK require it. This is the service's default.
         detail: &'static str,
     },
     #[serde(rename = "input_file")]
@@ -261,7 +261,7 @@ fn input_items<'a>(request: &ChatRequest<'a>, origin: ReplyOrigin<'_>) -> Vec<In
     items
 }
 
-/// An assistant message from its text and calls. One without either is not missed.
+/// Builds an assistant message from text and tool calls; no items if it has neither.
 fn rebuild_items(reply: &AssistantMessage) -> impl Iterator<Item = BuiltItem<'_>> {
     let text = (!reply.content.is_empty()).then(|| BuiltItem::Message {
         role: "assistant",

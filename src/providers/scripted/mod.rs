@@ -1,8 +1,8 @@
-//! The embedded provider that answers from files instead of a network: for the demo and for tests of one's own agents.
+//! Scripted provider: canned replies from files, for demos and for tests of agents.
 //!
-//! A script is a TOML file; `<provider>/<model>` is answered from `<model>.toml`. The format is described for its
-//! writers in `docs/AGENTS.md`. Which reply comes is read from the conversation alone, so it is the same in every
-//! process and however many runs there are at once. Only errors that are raised a number of times are counted.
+//! A script is a TOML file: `<model>.toml` holds the replies of `<provider>/<model>`. `docs/AGENTS.md` documents the format.
+//! The conversation alone determines the reply, so the reply is the same in every process and with any number of concurrent
+//! runs. The only state is a count of raised errors per conversation.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -23,21 +23,20 @@ use crate::providers::{ChatRequest, Delta, ErrorCategory, Provider, ProviderErro
 mod script;
 mod template;
 
-/// Most conversations whose raised errors are counted at once.
+/// Maximum number of conversations with a count of raised errors.
 const MAX_COUNTED_CONVERSATIONS: usize = 10_000;
 
-/// Answers from scripts.
 pub struct ScriptedProvider {
     name: String,
-    /// By model.
+    /// By model name.
     scripts: BTreeMap<String, Script>,
-    /// How many errors each conversation that stands before a failing reply has been given.
+    /// How many errors each conversation has received for its current reply, by fingerprint.
     error_counts: Mutex<HashMap<u64, u32>>,
 }
 
 impl ScriptedProvider {
-    /// Reads every script: files as they are named, directories with all `*.toml` directly in them. `name` is the
-    /// provider's, for messages. The error names the file, and line and key where there are any.
+    /// Reads all scripts. A path is a file, or a directory whose `*.toml` files are read, without subdirectories. `name` is
+    /// the provider's name.
     pub fn load(name: &str, scripts: &[PathBuf]) -> Result<Self, String> {
         let mut paths: BTreeMap<String, PathBuf> = BTreeMap::new();
         let mut loaded = BTreeMap::new();
@@ -45,7 +44,7 @@ impl ScriptedProvider {
             let model = path
                 .file_stem()
                 .and_then(|stem| stem.to_str())
-                .ok_or_else(|| format!("{}: the file's name is no model's name", path.display()))?
+                .ok_or_else(|| format!("{}: the file name is not valid UTF-8", path.display()))?
                 .to_owned();
             if let Some(first) = paths.get(&model) {
                 return Err(format!(
@@ -72,7 +71,7 @@ impl ScriptedProvider {
                 format!("set [providers.{}] scripts", self.name)
             } else {
                 let names: Vec<_> = self.scripts.keys().map(String::as_str).collect();
-                format!("there are {}", names.join(", "))
+                format!("scripts exist for {}", names.join(", "))
             };
             ProviderError::new(
                 ErrorCategory::BadRequest,
@@ -81,7 +80,7 @@ impl ScriptedProvider {
         })
     }
 
-    /// The error that this reply owes the conversation, if any is left. A reply without an answer starts over.
+    /// The next error to raise before this reply; `None` if all were raised. A reply with errors only starts over.
     fn next_error(&self, reply: &Reply, conversation: u64) -> Option<ProviderError> {
         let total: u32 = reply
             .errors
@@ -96,7 +95,7 @@ impl ScriptedProvider {
             .unwrap_or_else(PoisonError::into_inner);
         let mut raised = error_counts.remove(&conversation).unwrap_or(0);
         if raised >= total {
-            if reply.has_answer() {
+            if reply.has_content() {
                 return None;
             }
             raised = 0;
@@ -154,7 +153,7 @@ impl Provider for ScriptedProvider {
             let duration = reply
                 .delay
                 .saturating_mul(u32::try_from(usage.output).unwrap_or(u32::MAX));
-            // What is reported first is what is known of a reply that is broken off, as on the other wires.
+            // Like a real service, report the input first: it is all that is known if the reply breaks off.
             deltas(Delta::Usage(TokenUsage { output: 0, ..usage }));
             stream_text(&message.content, duration, request.stream, deltas).await;
             let stop_reason = match (&reply.stop_reason, message.tool_calls.is_empty()) {
@@ -173,13 +172,13 @@ impl Provider for ScriptedProvider {
     }
 }
 
-/// Where a conversation stands.
+/// What the messages of a conversation say about the next reply.
 struct ConversationState<'a> {
     /// The last user message.
     input: Cow<'a, str>,
-    /// The turn to be answered: 1 after a user message.
+    /// The number of the next turn: 1 after a user message.
     turn: usize,
-    /// The results of the turn before, if it had calls.
+    /// The tool results of the previous turn.
     results: &'a [ToolResult],
 }
 
@@ -242,7 +241,7 @@ fn render_reply(
     })
 }
 
-/// Lets the time of the reply pass, word by word where somebody listens.
+/// Waits for the duration of the reply, and emits its text word by word if it is streamed.
 async fn stream_text(
     text: &str,
     duration: Duration,
@@ -273,7 +272,7 @@ fn template_error(error: TemplateError) -> ProviderError {
     ProviderError::new(category, error.to_string())
 }
 
-/// Tells conversations apart that stand before the same reply.
+/// Distinguishes conversations that wait for the same reply.
 fn fingerprint(request: &ChatRequest<'_>, series: usize, position: usize) -> u64 {
     let mut hasher = DefaultHasher::new();
     (request.model, request.system, series, position).hash(&mut hasher);
@@ -296,7 +295,7 @@ fn fingerprint(request: &ChatRequest<'_>, series: usize, position: usize) -> u64
     hasher.finish()
 }
 
-/// Four bytes to a token, as a rule of thumb for text that no tokenizer has seen.
+/// Estimates four bytes per token.
 fn token_count(bytes: usize) -> u64 {
     bytes.div_ceil(4) as u64
 }
@@ -428,7 +427,7 @@ mod tests {
 
     #[tokio::test]
     async fn turns_are_counted_from_the_conversation() {
-        let stage = Fixture::with(
+        let fixture = Fixture::with(
             r#"
             [[replies]]
             tool_calls = [{ name = "call_agent", arguments = { agent = "a", task = "read {{input}}", n = 1 } }]
@@ -439,7 +438,7 @@ mod tests {
             stop_reason = "max_tokens"
             "#,
         );
-        let first = stage.complete(&[user("it")]).await.expect("a reply");
+        let first = fixture.complete(&[user("it")]).await.expect("a reply");
         let call = &first.message.tool_calls[0];
         assert_eq!(call.id, "scripted_1_1");
         assert_eq!(
@@ -453,22 +452,22 @@ mod tests {
             Message::Assistant(first.message),
             results(&["x", "y"]),
         ];
-        let second = stage.complete(&conversation).await.expect("a reply");
+        let second = fixture.complete(&conversation).await.expect("a reply");
         assert_eq!(second.message.content, "read: x and y");
         assert_eq!(second.stop_reason.as_deref(), Some("max_tokens"));
         assert!(second.usage.is_some_and(|u| u.input == 7 && u.output == 3));
         let mut session = conversation.to_vec();
         session.push(Message::Assistant(AssistantMessage::default()));
         session.push(user("more"));
-        let again = stage.complete(&session).await.expect("a reply");
-        assert_eq!(again.message.tool_calls.len(), 1);
+        let after_session = fixture.complete(&session).await.expect("a reply");
+        assert_eq!(after_session.message.tool_calls.len(), 1);
     }
 
     #[tokio::test]
-    async fn it_streams_word_by_word_what_it_returns() {
-        let stage = Fixture::with("delay_ms = 1\n[[replies]]\ntext = \"one two\\nthree \"\n");
+    async fn text_is_streamed_word_by_word() {
+        let fixture = Fixture::with("delay_ms = 1\n[[replies]]\ntext = \"one two\\nthree \"\n");
         let mut chunks = Vec::new();
-        let reply = stage
+        let reply = fixture
             .complete_model("m", &[user("")], &mut |delta| {
                 if let Delta::Text(word) = delta {
                     chunks.push(word.to_owned());
@@ -482,8 +481,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_come_their_number_of_times_for_each_conversation() {
-        let stage = Fixture::with(
+    async fn errors_are_counted_per_conversation() {
+        let fixture = Fixture::with(
             r#"
             [[replies]]
             errors = [{ category = "rate_limit", times = 2, retry_after_ms = 5 }, { category = "server", message = "boo" }]
@@ -499,69 +498,67 @@ mod tests {
                 "rate_limit: scripted rate_limit",
                 "server: boo",
             ] {
-                let error = stage.complete(&[user("a")]).await.expect_err("an error");
+                let error = fixture.complete(&[user("a")]).await.expect_err("an error");
                 assert_eq!(error.to_string(), expected);
                 if error.category == ErrorCategory::RateLimit {
                     assert_eq!(error.retry_after, Some(std::time::Duration::from_millis(5)));
                 }
-                let other = stage
+                let other = fixture
                     .complete(&[user("broken")])
                     .await
                     .expect_err("an error");
                 assert_eq!(other.category, ErrorCategory::Overloaded);
             }
-            let reply = stage.complete(&[user("a")]).await.expect("a reply");
+            let reply = fixture.complete(&[user("a")]).await.expect("a reply");
             assert_eq!(reply.message.content, "at last");
         }
     }
 
     #[tokio::test]
-    async fn what_cannot_be_answered_says_why() {
-        let stage = Fixture::with("[[replies]]\nmatch = \"a\"\ntext = \"{{result.1}}\"\n");
+    async fn missing_replies_are_explained() {
+        let fixture = Fixture::with("[[replies]]\nmatch = \"a\"\ntext = \"{{result.1}}\"\n");
         let error_text = |error: ProviderError| error.to_string();
         assert_eq!(
-            error_text(stage.complete(&[user("a")]).await.expect_err("an error")),
+            error_text(fixture.complete(&[user("a")]).await.expect_err("an error")),
             "bad_request: the script quotes {{result.1}}, but the last turn has 0 tool results"
         );
         assert_eq!(
-            error_text(stage.complete(&[user("b")]).await.expect_err("an error")),
+            error_text(fixture.complete(&[user("b")]).await.expect_err("an error")),
             "bad_request: the script of scripted/m has no reply for this input; add one without `match`"
         );
         assert_eq!(
             error_text(
-                stage
+                fixture
                     .complete_model("n", &[user("a")], &mut |_| {})
                     .await
                     .expect_err("an error")
             ),
-            "bad_request: no script for model \"scripted/n\": there are m"
+            "bad_request: no script for model \"scripted/n\": scripts exist for m"
         );
     }
 
     #[test]
-    fn two_scripts_of_one_model_and_missing_files_are_refused() {
+    fn duplicate_scripts_and_missing_files_are_rejected() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("m.toml");
         std::fs::write(&file, "[[replies]]\ntext = \"\"\n").expect("a script");
-        let twice = ScriptedProvider::load("s", &[dir.path().to_owned(), file]).err();
-        assert!(twice.is_some_and(|message| message.contains("both scripts of s/m")));
+        let duplicate = ScriptedProvider::load("s", &[dir.path().to_owned(), file]).err();
+        assert!(duplicate.is_some_and(|message| message.contains("both scripts of s/m")));
         let missing = ScriptedProvider::load("s", &[dir.path().join("none")]).err();
         assert!(missing.is_some_and(|message| message.contains("neither a file nor a directory")));
     }
 
     #[tokio::test]
-    async fn many_at_once_do_not_disturb_each_other() {
-        let stage = Arc::new(Fixture::with(
-            "[[replies]]\ntext = \"you said {{input}}\"\n",
-        ));
+    async fn concurrent_requests_are_independent() {
+        let fixture = Arc::new(Fixture::with("[[replies]]\ntext = \"echo {{input}}\"\n"));
         let requests = (0..50).map(|n| {
-            let stage = stage.clone();
+            let fixture = fixture.clone();
             async move {
-                let reply = stage
+                let reply = fixture
                     .complete(&[user(&n.to_string())])
                     .await
                     .expect("a reply");
-                assert_eq!(reply.message.content, format!("you said {n}"));
+                assert_eq!(reply.message.content, format!("echo {n}"));
             }
         });
         futures_util::future::join_all(requests).await;

@@ -1,4 +1,4 @@
-//! A script file: the replies of one scripted model. Reads and checks it; knows no conversation and keeps no state.
+//! Reads and validates a script file: the replies of one scripted model.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use toml::Spanned;
 use crate::providers::ErrorCategory;
 use crate::providers::scripted::template::{Template, TemplateContext, TemplateError};
 
-/// The replies of one model, in series: one for inputs that hold a certain text, one for all others.
+/// The replies of one model, in series: one series for each `match`, and one for all other inputs.
 #[derive(Clone, Debug)]
 pub struct Script {
     series: Vec<Series>,
@@ -18,53 +18,45 @@ pub struct Script {
 
 #[derive(Clone, Debug)]
 struct Series {
-    /// In lower case; none for all inputs that no other series is for.
+    /// The text that an input must contain, in lower case; `None` for inputs that no other series matches.
     matching: Option<String>,
     /// Never empty.
     replies: Vec<Reply>,
 }
 
-/// One reply as the file has it.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// What the model says; none for a reply that only fails.
+    /// `None` for a reply without text.
     pub text: Option<Template>,
-    /// What it asks for.
     pub calls: Vec<ScriptedCall>,
-    /// Raised one after another before this reply answers.
+    /// Raised one after another before this reply.
     pub errors: Vec<ScriptedError>,
-    /// Tokens of the prompt; none means an estimate.
+    /// `None` means an estimate.
     pub input_tokens: Option<u64>,
-    /// Tokens of the reply; none means an estimate.
+    /// `None` means an estimate.
     pub output_tokens: Option<u64>,
-    /// The word for why the reply ended; none means `tool_use` with calls, `end_turn` without.
+    /// `None` means `tool_use` if the reply has tool calls, else `end_turn`.
     pub stop_reason: Option<String>,
-    /// How long each token of the reply takes.
+    /// The delay per token of the reply.
     pub delay: Duration,
 }
 
-/// One tool call.
 #[derive(Clone, Debug)]
 pub struct ScriptedCall {
-    /// The tool.
     pub name: String,
     arguments: ValueTemplate,
 }
 
-/// An error to raise so many times.
 #[derive(Clone, Debug)]
 pub struct ScriptedError {
-    /// Its kind.
     pub category: ErrorCategory,
-    /// Its words.
     pub message: String,
-    /// How often, at least once.
+    /// At least 1.
     pub times: u32,
-    /// How long it asks to wait.
     pub retry_after: Option<Duration>,
 }
 
-/// A JSON value whose strings have holes.
+/// A JSON value whose strings are templates.
 #[derive(Clone, Debug)]
 enum ValueTemplate {
     Text(Template),
@@ -74,7 +66,6 @@ enum ValueTemplate {
 }
 
 impl Script {
-    /// Reads a script. The error names the file, the line, the key and the nearest known key.
     pub fn read(path: &Path, text: &str) -> Result<Self, String> {
         let line_at = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
         let file: File = toml::from_str(text).map_err(|error| {
@@ -105,8 +96,8 @@ impl Script {
         Ok(script)
     }
 
-    /// The reply for this turn of a run (from 1) with this input, and its place in the file's terms: the last reply of
-    /// a series answers all further turns. None where no series is for the input.
+    /// Selects the reply for a turn, counted from 1: (index of the series, index in the series, reply). The last reply of a
+    /// series serves all further turns. `None` if no series matches the input.
     pub fn select_reply(&self, input: &str, turn: usize) -> Option<(usize, usize, &Reply)> {
         let input = input.to_lowercase();
         let is_match = |series: &Series| {
@@ -145,7 +136,7 @@ impl Reply {
             );
         }
         if raw.matching.as_deref() == Some("") {
-            return Err("match must not be empty; leave it out to fit every input".to_owned());
+            return Err("match must not be empty; omit it to match every input".to_owned());
         }
         let text = raw
             .text
@@ -184,20 +175,19 @@ impl Reply {
         })
     }
 
-    /// Whether it has an answer once its errors are raised.
-    pub fn has_answer(&self) -> bool {
+    /// Whether the reply has content after its errors.
+    pub fn has_content(&self) -> bool {
         self.text.is_some() || !self.calls.is_empty()
     }
 }
 
 impl ScriptedCall {
-    /// The arguments as a JSON object.
     pub fn render_arguments(
         &self,
         context: TemplateContext<'_>,
     ) -> Result<Box<RawValue>, TemplateError> {
         let value = self.arguments.render(context)?;
-        // A `Value` always is valid JSON, so the second arm is never taken.
+        // A `Value` always serializes, so the default is never used.
         Ok(serde_json::value::to_raw_value(&value).unwrap_or_default())
     }
 }
@@ -210,7 +200,7 @@ impl ScriptedError {
         else {
             let names = CATEGORIES.map(ErrorCategory::as_str);
             return Err(format!(
-                "category: unknown category \"{}\"{}; there are {}",
+                "category: unknown category \"{}\"{}; the categories are {}",
                 raw.category,
                 suggestion(&raw.category, &names),
                 names.join(", ")
@@ -236,7 +226,7 @@ impl ValueTemplate {
             toml::Value::String(text) => Self::Text(Template::parse(&text)?),
             toml::Value::Integer(number) => Self::Plain(number.into()),
             toml::Value::Float(number) => Self::Plain(number.into()),
-            toml::Value::Boolean(truth) => Self::Plain(truth.into()),
+            toml::Value::Boolean(value) => Self::Plain(value.into()),
             toml::Value::Datetime(time) => Self::Plain(time.to_string().into()),
             toml::Value::Array(values) => Self::List(
                 values
@@ -256,14 +246,14 @@ impl ValueTemplate {
     fn render(&self, context: TemplateContext<'_>) -> Result<serde_json::Value, TemplateError> {
         Ok(match self {
             Self::Text(template) => template.render(context)?.into(),
-            Self::List(shapes) => shapes
+            Self::List(templates) => templates
                 .iter()
-                .map(|shape| shape.render(context))
+                .map(|template| template.render(context))
                 .collect::<Result<Vec<_>, _>>()?
                 .into(),
             Self::Map(entries) => entries
                 .iter()
-                .map(|(key, shape)| Ok((key.clone(), shape.render(context)?)))
+                .map(|(key, template)| Ok((key.clone(), template.render(context)?)))
                 .collect::<Result<serde_json::Map<_, _>, _>>()?
                 .into(),
             Self::Plain(value) => value.clone(),
@@ -327,7 +317,7 @@ fn once() -> u32 {
     1
 }
 
-/// Serde's ``unknown field `a`, expected one of `b`, `c` `` in our words; other messages as they are.
+/// Rewrites serde's ``unknown field `a`, expected one of `b`, `c` `` like other configuration errors; keeps other messages.
 fn rewrite_serde_error(message: &str) -> String {
     let message = message.trim();
     if !message.starts_with("unknown field `") {
@@ -365,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_named_with_its_line_and_the_nearest_key() {
+    fn an_error_has_a_line_and_suggests_the_nearest_key() {
         assert_eq!(
             error_text("delay_ms = 1\n[[replies]]\ntextt = \"hi\"\n"),
             "scripts/x.toml:3: unknown key \"textt\", did you mean \"text\"?; the keys here are match, text, tool_calls, \
@@ -377,18 +367,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_cannot_be_given_is_refused() {
+    fn invalid_replies_are_rejected() {
         let empty = error_text("[[replies]]\ntext = \"\"\n\n[[replies]]\ndelay_ms = 1\n");
         assert!(
             empty.starts_with("scripts/x.toml:4: replies[1]: a reply needs"),
             "{empty}"
         );
-        let hole = error_text(
+        let placeholder = error_text(
             "[[replies]]\ntool_calls = [{ name = \"t\", arguments = { a = [\"{{x}}\"] } }]",
         );
         assert!(
-            hole.contains("tool_calls[0].arguments: unknown placeholder \"{{x}}\""),
-            "{hole}"
+            placeholder.contains("tool_calls[0].arguments: unknown placeholder \"{{x}}\""),
+            "{placeholder}"
         );
         let category = error_text("[[replies]]\nerrors = [{ category = \"rate_limits\" }]");
         assert!(
@@ -404,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_input_picks_the_series_and_the_turn_the_reply() {
+    fn the_input_selects_the_series_and_the_turn_the_reply() {
         let script = Script::read(
             Path::new("x.toml"),
             "replies = [{ text = \"a\" }, { match = \"Crash\", text = \"b\" }, { text = \"c\" }, { match = \"it\", text = \"d\" }]",

@@ -1,9 +1,9 @@
-//! Texts with holes that quote the conversation: `{{input}}`, `{{results}}`, `{{result.2}}`. Knows no script file.
+//! Templates with placeholders that quote the conversation: `{{input}}`, `{{results}}`, `{{result.2}}`.
 
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::domain::message::ToolResult;
 
-/// A text whose holes are known to be fillable by name.
+/// A parsed text. All its placeholders are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Segment>);
 
@@ -12,39 +12,32 @@ enum Segment {
     Text(String),
     Input,
     Results,
-    /// Counts from 1.
+    /// Counted from 1.
     Result(usize),
 }
 
-/// What holes are filled with.
+/// The values of the placeholders.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateContext<'a> {
-    /// The run's user message.
+    /// The last user message.
     pub input: &'a str,
-    /// The results of the last batch of tool calls, in the order of the calls.
+    /// The tool results of the previous turn, in the order of the calls.
     pub results: &'a [ToolResult],
 }
 
-/// Why a text cannot be filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// It quotes a result that the conversation does not have.
     #[error(
         "the script quotes {{{{result.{number}}}}}, but the last turn has {available} tool results"
     )]
-    NoResult {
-        /// The result asked for.
-        number: usize,
-        /// How many there are.
-        available: usize,
-    },
-    /// It would be longer than any reply may be.
+    NoResult { number: usize, available: usize },
+    /// The text would exceed [`DEFAULT_MAX_REPLY`].
     #[error("response too large")]
     TooLarge,
 }
 
 impl Template {
-    /// Reads a text. `{{{{` stands for a literal `{{`. The error names the hole and those that there are.
+    /// Parses a text. `{{{{` means a literal `{{`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut segments = Vec::new();
         let mut plain = String::new();
@@ -76,7 +69,6 @@ impl Template {
         Ok(Self(segments))
     }
 
-    /// The text with its holes filled, at most [`MAX_REPLY`] bytes of it.
     pub fn render(&self, context: TemplateContext<'_>) -> Result<String, TemplateError> {
         let mut rendered = String::new();
         for segment in &self.0 {
@@ -113,7 +105,7 @@ fn parse_placeholder(name: &str) -> Result<Segment, String> {
         other => match other.strip_prefix("result.").map(str::parse) {
             Some(Ok(number)) if number > 0 => Ok(Segment::Result(number)),
             _ => Err(format!(
-                "unknown placeholder \"{{{{{other}}}}}\"; there are {{{{input}}}}, {{{{results}}}} and {{{{result.1}}}}, \
+                "unknown placeholder \"{{{{{other}}}}}\"; the placeholders are {{{{input}}}}, {{{{results}}}} and {{{{result.1}}}}, \
                  {{{{result.2}}}}, …"
             )),
         },
@@ -133,7 +125,7 @@ mod tests {
     use super::{Template, TemplateContext, TemplateError};
     use crate::domain::message::ToolResult;
 
-    fn fill(text: &str, results: &[&str]) -> Result<String, TemplateError> {
+    fn render(text: &str, results: &[&str]) -> Result<String, TemplateError> {
         let results: Vec<_> = results
             .iter()
             .map(|content| ToolResult::text("", *content, false))
@@ -147,15 +139,15 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_filled_and_what_fills_them_is_never_read_again() {
-        assert_eq!(fill("plain }} text", &[]).as_deref(), Ok("plain }} text"));
+    fn placeholders_are_replaced_once() {
+        assert_eq!(render("plain }} text", &[]).as_deref(), Ok("plain }} text"));
         assert_eq!(
-            fill("<{{ input }}|{{result.2}}|{{results}}>", &["a", "b"]).as_deref(),
+            render("<{{ input }}|{{result.2}}|{{results}}>", &["a", "b"]).as_deref(),
             Ok("<{{results}}|b|a\n\nb>")
         );
-        assert_eq!(fill("{{{{input}}", &[]).as_deref(), Ok("{{input}}"));
+        assert_eq!(render("{{{{input}}", &[]).as_deref(), Ok("{{input}}"));
         assert_eq!(
-            fill("{{result.3}}", &["a"]),
+            render("{{result.3}}", &["a"]),
             Err(TemplateError::NoResult {
                 number: 3,
                 available: 1
@@ -164,17 +156,17 @@ mod tests {
     }
 
     #[test]
-    fn unknown_holes_are_refused() {
+    fn unknown_placeholders_are_rejected() {
         for bad in ["{{inptu}}", "{{result.0}}", "{{result.x}}", "{{input"] {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn growth_is_bounded() {
+    fn the_size_is_limited() {
         let half = "x".repeat(crate::config::DEFAULT_MAX_REPLY / 2 + 1);
         assert_eq!(
-            fill("{{results}}{{results}}", &[&half]),
+            render("{{results}}{{results}}", &[&half]),
             Err(TemplateError::TooLarge)
         );
     }

@@ -283,7 +283,7 @@ async fn where_no_batches_are_sold_a_warning_says_so() {
         .expect("a warning");
     assert_eq!(
         warning["message"],
-        "ollama/m is not sold with service \"batch\": sent with the usual one"
+        "ollama/m is not offered with service \"batch\": sent with the default"
     );
     assert!(app.provider.batches.created_and_cancelled().0.is_empty());
 }

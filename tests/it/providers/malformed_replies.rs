@@ -435,7 +435,7 @@ async fn a_request_that_takes_too_long_is_given_up() {
             config.timeout = Some(Duration::from_millis(50));
             let (reply, _) = complete_hello(&provider_handle(config), answer.is_stream()).await;
             let error = reply.expect_err("no reply").to_string();
-            assert_eq!(error, "timeout: no whole reply within 0.05s", "{kind:?}");
+            assert_eq!(error, "timeout: no complete reply within 0.05s", "{kind:?}");
         }
     }
 }

@@ -96,7 +96,7 @@ async fn what_a_model_refuses_is_left_out_with_a_warning() {
     assert_eq!(
         warnings,
         [
-            "anthropic/thinker does not take effort \"max\": sent \"xhigh\", the nearest",
+            "anthropic/thinker does not take effort \"max\": sent the nearest, \"xhigh\"",
             "anthropic/thinker does not take temperature: left out of the request",
         ],
         "once each, though the run had two turns"

@@ -126,7 +126,7 @@ async fn a_model_without_a_script_says_which_there_are() {
     let (code, message) = run.failure();
     assert_eq!(code, "provider_bad_request");
     assert!(
-        message.contains("no script for model \"scripted/unknown\": there are known"),
+        message.contains("no script for model \"scripted/unknown\": scripts exist for known"),
         "{message}"
     );
 }

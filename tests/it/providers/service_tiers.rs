@@ -124,7 +124,7 @@ async fn a_request_an_unnamed_child_and_a_fallback_have_their_own() {
     let events = run.events().await;
     assert_eq!(
         warnings(&events),
-        ["ollama/gpt is not sold with service \"flex\": sent with the usual one"]
+        ["ollama/gpt is not offered with service \"flex\": sent with the default"]
     );
 }
 
@@ -145,7 +145,7 @@ async fn where_it_is_not_sold_a_warning_says_so_once() {
         let run = app.run(agent, "go").await;
         assert_eq!(run.output(), "done");
         let reported =
-            format!("{model} is not sold with service \"flex\": sent with the usual one");
+            format!("{model} is not offered with service \"flex\": sent with the default");
         assert_eq!(warnings(&run.events().await), [reported]);
     }
     let seen = app.provider.requests();
