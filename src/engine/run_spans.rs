@@ -19,7 +19,7 @@ use crate::domain::usage::TokenUsage;
 use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::run_loop::turn_request::TurnRequest;
 use crate::engine::state::active_run::ActiveRun;
-use crate::providers::{ProviderError, Reply};
+use crate::providers::Reply;
 use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanSender, key};
 
 /// Most bytes of texts in one attribute that holds content.
@@ -105,7 +105,7 @@ impl ChatSpan {
         run: &ActiveRun,
         turn_request: &TurnRequest<'_>,
         model: &ModelRef,
-        result: &Result<Result<Reply, ProviderError>, TurnError>,
+        result: &Result<Reply, TurnError>,
     ) {
         let Some(TreeTrace::Exported { exporter: to, .. }) = run.tree.trace.as_deref() else {
             return;
@@ -131,7 +131,7 @@ impl ChatSpan {
             );
         }
         to.send(match result {
-            Ok(Ok(reply)) => {
+            Ok(reply) => {
                 let output = to.records_content().then(|| reply_json(&reply.message));
                 let span = with_response(span, reply.model.as_deref(), reply.usage.as_ref());
                 let span = match &reply.stop_reason {
@@ -149,7 +149,7 @@ impl ChatSpan {
                     None => span,
                 }
             }
-            Ok(Err(error)) => span.with_error(error.category.as_str()),
+            Err(TurnError::Provider(error)) => span.with_error(error.category.as_str()),
             Err(TurnError::DeadlineExceeded) => span.with_error("timeout"),
             Err(_) => span.with_error("cancelled"),
         });

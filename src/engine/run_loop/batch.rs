@@ -43,78 +43,109 @@ pub async fn complete(
     context: &RunContext,
     batch_request: BatchRequest<'_>,
     deltas: &mut (dyn FnMut(Delta<'_>) + Send),
-) -> Result<Result<Reply, ProviderError>, TurnError> {
-    let BatchRequest {
-        provider, request, ..
-    } = batch_request;
-    let key = request.api_key;
-    let Some(batched) = provider.provider.batch_provider() else {
+) -> Result<Reply, TurnError> {
+    let key = batch_request.request.api_key;
+    let Some(batched) = batch_request.provider.provider.batch_provider() else {
         let message = "the provider does not support batches";
-        return Ok(Err(ProviderError::new(ErrorCategory::BadRequest, message)));
+        let error = ProviderError::new(ErrorCategory::BadRequest, message);
+        return Err(TurnError::Provider(error));
     };
     let name = format!("{}-{}", context.run.scope.run, batch_request.turn);
-    let batches = batched.batch_client();
-    let submitted = match context.run.pending_batch.get() {
-        PendingBatch::Submitted(submitted)
-            if submitted.turn == batch_request.turn && submitted.model == batch_request.model =>
-        {
-            pause::pause(context, PauseReason::Batch, None).await?;
-            submitted
+    let result = match start_batch(context, batched, &batch_request, &name).await {
+        Ok(submitted) => {
+            let status = wait_for_batch(context, batched, &submitted, &name, key).await;
+            read_reply(context, batched, batch_request.request, status, deltas).await
         }
-        pending => {
-            let may_exist = pending
-                == PendingBatch::Unknown {
-                    turn: batch_request.turn,
-                };
-            let found = match may_exist {
-                true => pause::within_deadline(&context.run, batches.find(&name, key)).await?,
-                false => Ok(None),
-            };
-            let batch = match found {
-                Ok(Some(found)) => Ok(found),
-                Ok(None) => submit(context, batched, &batch_request, &name).await?,
-                Err(error) => Err(error),
-            };
-            let batch = match batch {
-                Ok(batch) => batch,
-                Err(error) => return Ok(Err(redact_key(error, key))),
-            };
-            let submitted = SubmittedBatch {
-                turn: batch_request.turn,
-                model: batch_request.model.to_owned(),
-                batch_id: batch,
-                submitted_at: now(),
-            };
-            pause::pause(
-                context,
-                PauseReason::Batch,
-                Some(submitted_event(&submitted)),
-            )
-            .await?;
-            submitted
-        }
+        Err(error) => Err(error),
     };
+    result.map_err(|error| match error {
+        TurnError::Provider(error) => TurnError::Provider(redact_key(error, key)),
+        other => other,
+    })
+}
+
+/// Pauses the run for the batch of this request, which is submitted unless an earlier process did so.
+async fn start_batch(
+    context: &RunContext,
+    batched: &dyn BatchProvider,
+    batch_request: &BatchRequest<'_>,
+    name: &str,
+) -> Result<SubmittedBatch, TurnError> {
+    let turn = batch_request.turn;
+    let pending = context.run.pending_batch.get();
+    if let PendingBatch::Submitted(submitted) = &pending
+        && submitted.turn == turn
+        && submitted.model == batch_request.model
+    {
+        pause::pause(context, PauseReason::Batch, None).await?;
+        return Ok(submitted.clone());
+    }
+    let found = if pending == (PendingBatch::Unknown { turn }) {
+        let key = batch_request.request.api_key;
+        let found = batched.batch_client().find(name, key);
+        pause::within_deadline(&context.run, found)
+            .await?
+            .map_err(TurnError::Provider)?
+    } else {
+        None
+    };
+    let batch_id = match found {
+        Some(batch_id) => batch_id,
+        None => submit(context, batched, batch_request, name).await?,
+    };
+    let submitted = SubmittedBatch {
+        turn,
+        model: batch_request.model.to_owned(),
+        batch_id,
+        submitted_at: now(),
+    };
+    let event = submitted_event(&submitted);
+    pause::pause(context, PauseReason::Batch, Some(event)).await?;
+    Ok(submitted)
+}
+
+/// Waits until the batch is done, and ends the pause. Cancels the batch if the run stops waiting for it.
+async fn wait_for_batch(
+    context: &RunContext,
+    batched: &dyn BatchProvider,
+    submitted: &SubmittedBatch,
+    name: &str,
+    key: Option<&SecretString>,
+) -> Result<BatchStatus, TurnError> {
+    let client = batched.batch_client();
     context.run.pending_batch.set(PendingBatch::Absent);
-    let result = poll_until_done(&context.run, batches, &submitted, &name, key).await;
-    if result.is_err() && !context.run.is_suspended() {
-        cancel_batch(batches, &submitted, key).await;
+    let result = poll_until_done(&context.run, client, submitted, name, key).await;
+    let is_abandoned = !matches!(&result, Ok(_) | Err(TurnError::Provider(_)));
+    if is_abandoned && !context.run.is_suspended() {
+        cancel_batch(client, submitted, key).await;
     }
     pause::unpause(context, PauseReason::Batch).await?;
-    match result? {
+    result
+}
+
+/// The reply of a batch that is done, or why there is none.
+async fn read_reply(
+    context: &RunContext,
+    batched: &dyn BatchProvider,
+    request: ChatRequest<'_>,
+    status: Result<BatchStatus, TurnError>,
+    deltas: &mut (dyn FnMut(Delta<'_>) + Send),
+) -> Result<Reply, TurnError> {
+    match status {
         Ok(BatchStatus::Completed { status, body }) => {
-            let reply = pause::within_deadline(
-                &context.run,
-                batched.read_batch_reply(request, status, body, deltas),
-            );
-            Ok(reply.await?.map_err(|error| redact_key(error, key)))
+            let reply = batched.read_batch_reply(request, status, body, deltas);
+            pause::within_deadline(&context.run, reply)
+                .await?
+                .map_err(TurnError::Provider)
         }
-        Ok(BatchStatus::Failed(error)) => Ok(Err(redact_key(error, key))),
+        Ok(BatchStatus::Failed(error)) => Err(TurnError::Provider(error)),
         Ok(BatchStatus::Expired | BatchStatus::InProgress) => Err(TurnError::BatchExpired),
-        Err(mut error) => {
+        Err(TurnError::Provider(mut error)) => {
             // The service may have replied and charge for it, and there is no way to find out.
             error.may_be_billed = true;
-            Ok(Err(redact_key(error, key)))
+            Err(TurnError::Provider(error))
         }
+        Err(error) => Err(error),
     }
 }
 
@@ -151,7 +182,7 @@ async fn submit(
     batched: &dyn BatchProvider,
     batch_request: &BatchRequest<'_>,
     name: &str,
-) -> Result<Result<String, ProviderError>, TurnError> {
+) -> Result<String, TurnError> {
     // A permit is needed to create the batch, not to wait for it.
     let _permit = match &batch_request.provider.permits {
         Some(permits) => pause::within_deadline(&context.run, permits.acquire())
@@ -165,15 +196,14 @@ async fn submit(
         blobs: blobs.as_ref(),
         ..batch_request.request
     };
-    let item = match batched.batch_item(&request) {
-        Ok(item) => item,
-        Err(error) => return Ok(Err(error)),
-    };
+    let item = batched.batch_item(&request).map_err(TurnError::Provider)?;
     drop(blobs);
     let created = batched
         .batch_client()
         .create(name, &item, batch_request.request.api_key);
-    pause::within_deadline(&context.run, created).await
+    pause::within_deadline(&context.run, created)
+        .await?
+        .map_err(TurnError::Provider)
 }
 
 /// Polls the batch until it is done or has expired.
@@ -183,24 +213,24 @@ async fn poll_until_done(
     submitted: &SubmittedBatch,
     name: &str,
     key: Option<&SecretString>,
-) -> Result<Result<BatchStatus, ProviderError>, TurnError> {
-    let mut pause = FIRST_POLL_INTERVAL.min(batches.max_poll_interval());
+) -> Result<BatchStatus, TurnError> {
+    let mut wait = FIRST_POLL_INTERVAL.min(batches.max_poll_interval());
     loop {
-        pause::within_deadline(run, tokio::time::sleep(pause)).await?;
-        pause = (pause * 2).min(batches.max_poll_interval());
+        pause::within_deadline(run, tokio::time::sleep(wait)).await?;
+        wait = (wait * 2).min(batches.max_poll_interval());
         let poll = batches.poll(&submitted.batch_id, name, key);
         match pause::within_deadline(run, tokio::time::timeout(POLL_TIMEOUT, poll)).await? {
             Ok(Ok(BatchStatus::InProgress)) | Err(_) => {}
-            Ok(Ok(status)) => return Ok(Ok(status)),
+            Ok(Ok(status)) => return Ok(status),
             Ok(Err(error)) if error.category.is_retryable() => {
                 let error = redact_key(error, key);
                 tracing::warn!(
                     run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
                     depth = run.scope.depth.0,
-                    "Batch {} could not be polled ({error}), retrying in {pause:?}", submitted.batch_id
+                    "Batch {} could not be polled ({error}), retrying in {wait:?}", submitted.batch_id
                 );
             }
-            Ok(Err(error)) => return Ok(Err(error)),
+            Ok(Err(error)) => return Err(TurnError::Provider(error)),
         }
         if now().duration_since(submitted.submitted_at) >= MAX_BATCH_AGE {
             return Err(TurnError::BatchExpired);

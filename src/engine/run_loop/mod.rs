@@ -9,6 +9,7 @@ pub mod ending;
 pub mod final_text;
 pub mod finish;
 pub mod limits;
+pub mod provider_request;
 pub mod recall;
 pub mod request_messages;
 pub mod request_size;

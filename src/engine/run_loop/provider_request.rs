@@ -1,0 +1,386 @@
+//! One request of a turn to a provider: reserves budget, takes a permit, sends, and adds the usage.
+
+use std::borrow::Cow;
+
+use secrecy::SecretString;
+
+use crate::config::models::ModelFacts;
+use crate::domain::agent::model_ref::ModelRef;
+use crate::domain::agent::params::{Cache, Params};
+use crate::domain::event::EventKind;
+use crate::domain::service::Service;
+use crate::domain::usage::{Cost, Price, TokenUsage, Usage};
+use crate::engine::approval::pause;
+use crate::engine::context::RunContext;
+use crate::engine::record::blobs;
+use crate::engine::run_loop::batch;
+use crate::engine::run_loop::limits;
+use crate::engine::run_loop::request_size;
+use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::run_loop::turn_request::{StreamedReply, TurnRequest};
+use crate::engine::run_spans::ChatSpan;
+use crate::engine::state::budget::Amount;
+use crate::engine::state::pending_batch::PendingBatch;
+use crate::providers::registry::ProviderHandle;
+use crate::providers::{ChatRequest, Delta, ErrorCategory, Reply, content_parts, model_params};
+use crate::store::{Change, StoreError};
+
+/// Where a request is sent.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    pub model: &'a ModelRef,
+    pub provider: &'a ProviderHandle,
+    /// The key that the run's owner gave for this provider.
+    pub key: Option<&'a SecretString>,
+}
+
+/// Sends one request and returns its reply. A failed request counts what the service reported for it.
+pub async fn send(
+    context: &RunContext,
+    turn_request: &TurnRequest<'_>,
+    target: Target<'_>,
+    streamed: &mut StreamedReply,
+) -> Result<Reply, TurnError> {
+    let run = &context.run;
+    let mut request = ProviderRequest::new(context, turn_request, target);
+    let estimate = match run.accounts.is_empty() {
+        true => Amount::default(),
+        false => request.estimate_usage(),
+    };
+    let reserved = run.tree.budgets.reserve(&run.accounts, estimate);
+    let reservation = limits::within_deadline(run, reserved)
+        .await?
+        .map_err(TurnError::Budget)?;
+    // A batch loads its own when it is submitted, and drops them afterwards.
+    let blobs = match request.is_batch() {
+        true => None,
+        false => Box::pin(blobs::load(&context.engine, turn_request.messages)).await?,
+    };
+    let warnings = request.take_warnings(blobs.is_some());
+    record_warnings(context, turn_request.turn, warnings).await?;
+    let chat_span = ChatSpan::start(run);
+    let chat_request = ChatRequest {
+        blobs: blobs.as_ref(),
+        trace: chat_span.as_deref().map(|span| &span.context),
+        ..request.chat_request(context)
+    };
+    let mut deltas = DeltaReceiver {
+        context,
+        turn_request,
+        streamed,
+        is_batch: request.is_batch(),
+        reported_usage: None,
+        billed_service: request.service(),
+    };
+    let result = request
+        .complete(context, chat_request, &mut |delta| deltas.receive(delta))
+        .await
+        .map_err(|error| request.with_advice(error));
+    if let Some(chat_span) = chat_span {
+        chat_span.end(run, turn_request, target.model, &result);
+    }
+    if let Some(billed) = BilledTokens::of(&result, deltas.reported_usage) {
+        let usage = billed.usage(request.price(deltas.billed_service));
+        run.add_usage(&usage);
+        if billed.is_complete || billed.tokens.is_some() {
+            let metrics = &context.engine.metrics;
+            metrics.record_usage(&request.model_name, &usage.tokens, usage.cost);
+        }
+        reservation.settle(Amount {
+            tokens: usage.tokens.total(),
+            cost: usage.cost.unwrap_or_default(),
+        });
+    }
+    result
+}
+
+/// A turn's request, fitted to one model.
+struct ProviderRequest<'a> {
+    turn_request: &'a TurnRequest<'a>,
+    target: Target<'a>,
+    /// `provider/model`.
+    model_name: String,
+    facts: Option<&'a ModelFacts>,
+    params: Cow<'a, Params>,
+    warnings: Vec<String>,
+}
+
+impl<'a> ProviderRequest<'a> {
+    fn new(context: &'a RunContext, turn_request: &'a TurnRequest<'a>, target: Target<'a>) -> Self {
+        let (model, provider) = (target.model, target.provider);
+        let model_name = model.to_string();
+        let models = &context.engine.settings.models;
+        let facts = models.get(&model.provider, &model.model);
+        let (mut params, mut warnings) =
+            model_params::fit_to_model(&model_name, turn_request.params, facts);
+        let services = &provider.services;
+        warnings.extend(model_params::fit_service_tier(
+            &model_name,
+            &mut params,
+            facts,
+            services,
+        ));
+        if !turn_request.is_turn && params.service == Some(Service::Batch) {
+            // A summary request only shortens the conversation; the run does not wait for a batch for it.
+            params.to_mut().service = None;
+        }
+        Self {
+            turn_request,
+            target,
+            model_name,
+            facts,
+            params,
+            warnings,
+        }
+    }
+
+    fn is_batch(&self) -> bool {
+        self.params.service == Some(Service::Batch)
+    }
+
+    fn service(&self) -> Service {
+        self.params.service.unwrap_or_default()
+    }
+
+    fn price(&self, service: Service) -> Option<Price> {
+        let price = self.facts?.price_for(service)?;
+        match self.params.cache {
+            Cache::OneHour => Some(price.with_hour_cache()),
+            Cache::FiveMinutes | Cache::Off => Some(price),
+        }
+    }
+
+    /// The most that the request may use: its estimated input, and the limit of its output.
+    fn estimate_usage(&self) -> Amount {
+        const DEFAULT_MAX_TOKENS: u32 = 4096;
+        let TurnRequest {
+            system,
+            tools,
+            messages,
+            ..
+        } = self.turn_request;
+        let bytes =
+            request_size::preamble_bytes(system, tools) + request_size::messages_bytes(messages);
+        let max_tokens = self.params.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let tokens = TokenUsage {
+            input: request_size::tokens_from_bytes(bytes),
+            output: u64::from(max_tokens),
+            ..TokenUsage::default()
+        };
+        let price = self.price(self.service());
+        Amount {
+            tokens: tokens.total(),
+            cost: price.map_or(Cost(0), |price| price.cost(&tokens)),
+        }
+    }
+
+    /// What the request leaves out or changes. Takes the warnings collected so far.
+    fn take_warnings(&mut self, has_blobs: bool) -> Vec<String> {
+        let mut warnings = std::mem::take(&mut self.warnings);
+        let Target {
+            model, provider, ..
+        } = self.target;
+        let provider = &provider.provider;
+        warnings.extend(provider.dropped_params_warning(&model.model, &self.params, self.facts));
+        if has_blobs || self.is_batch() {
+            let messages = self.turn_request.messages;
+            warnings.extend(content_parts::attachment_warnings(
+                &self.model_name,
+                messages,
+                self.facts,
+            ));
+        }
+        warnings
+    }
+
+    /// The request as the provider gets it, without blobs and trace.
+    fn chat_request<'r>(&'r self, context: &'r RunContext) -> ChatRequest<'r> {
+        let TurnRequest {
+            system,
+            messages,
+            tools,
+            is_turn,
+            ..
+        } = *self.turn_request;
+        let agent = &context.run.agent;
+        ChatRequest {
+            model: &self.target.model.model,
+            system,
+            messages,
+            blobs: None,
+            tools,
+            params: &self.params,
+            facts: self.facts,
+            stream: context.run.is_streaming() && !self.is_batch(),
+            multi_turn: !tools.is_empty() && agent.max_turns > 1,
+            cache_key: if is_turn { &agent.version } else { "" },
+            trace: None,
+            api_key: self.target.key,
+        }
+    }
+
+    async fn complete(
+        &self,
+        context: &RunContext,
+        request: ChatRequest<'_>,
+        on_delta: &mut (dyn FnMut(Delta<'_>) + Send),
+    ) -> Result<Reply, TurnError> {
+        let provider = self.target.provider;
+        if !self.is_batch() {
+            let is_turn = self.turn_request.is_turn;
+            return complete_now(context, is_turn, provider, request, on_delta).await;
+        }
+        let batch_request = batch::BatchRequest {
+            turn: self.turn_request.turn,
+            model: &self.model_name,
+            provider,
+            request,
+        };
+        Box::pin(batch::complete(context, batch_request, on_delta)).await
+    }
+
+    /// Adds advice to a rejected request with images or files if it is unknown whether the model accepts them.
+    fn with_advice(&self, error: TurnError) -> TurnError {
+        let ModelRef { provider, model } = self.target.model;
+        match error {
+            TurnError::Provider(error) if error.category == ErrorCategory::BadRequest => {
+                let messages = self.turn_request.messages;
+                let advice = content_parts::in_doubt(provider, model, messages, self.facts);
+                TurnError::Provider(match advice {
+                    Some(advice) => error.with(&advice),
+                    None => error,
+                })
+            }
+            other => other,
+        }
+    }
+}
+
+/// Sends a request whose reply comes on the same connection.
+async fn complete_now(
+    context: &RunContext,
+    is_turn: bool,
+    provider: &ProviderHandle,
+    request: ChatRequest<'_>,
+    on_delta: &mut (dyn FnMut(Delta<'_>) + Send),
+) -> Result<Reply, TurnError> {
+    if context.run.pending_batch.get() != PendingBatch::Absent {
+        if is_turn {
+            // The configuration no longer asks for a batch.
+            batch::abandon(context).await;
+        }
+        pause::ensure_running(context).await?;
+    }
+    // A permit covers one provider request, not a run: waiting parents would otherwise starve their children.
+    let _permit = match &provider.permits {
+        Some(permits) => limits::within_deadline(&context.run, permits.acquire())
+            .await?
+            .ok(),
+        None => None,
+    };
+    limits::within_deadline(&context.run, provider.complete(request, on_delta))
+        .await?
+        .map_err(TurnError::Provider)
+}
+
+/// Publishes the deltas of a reply, and keeps what they report.
+struct DeltaReceiver<'a> {
+    context: &'a RunContext,
+    turn_request: &'a TurnRequest<'a>,
+    streamed: &'a mut StreamedReply,
+    is_batch: bool,
+    reported_usage: Option<TokenUsage>,
+    billed_service: Service,
+}
+
+impl DeltaReceiver<'_> {
+    fn receive(&mut self, delta: Delta<'_>) {
+        let turn = self.turn_request.turn;
+        let event = match delta {
+            Delta::Usage(usage) => {
+                self.reported_usage = Some(usage);
+                return;
+            }
+            // The reply in a batch does not say which tier was billed.
+            Delta::ServiceTier(_) if self.is_batch => return,
+            Delta::ServiceTier(service) => {
+                self.billed_service = service;
+                return;
+            }
+            _ if !self.turn_request.is_turn => return,
+            Delta::Text(text) => {
+                self.streamed.text.push_str(text);
+                let text = text.to_owned();
+                EventKind::TextDelta { turn, text }
+            }
+            Delta::Reasoning(text) => {
+                self.streamed.has_reasoning = true;
+                let text = text.to_owned();
+                EventKind::ReasoningDelta { turn, text }
+            }
+            Delta::ReasoningStarted => {
+                self.streamed.has_reasoning = true;
+                EventKind::ReasoningStarted { turn }
+            }
+        };
+        let journal = &self.context.engine.journal;
+        journal.publish_ephemeral(&self.context.run, event);
+    }
+}
+
+/// The tokens that a request is billed for, as far as they are known.
+struct BilledTokens {
+    tokens: Option<TokenUsage>,
+    is_complete: bool,
+}
+
+impl BilledTokens {
+    /// `None` if the request was rejected without cost.
+    fn of(result: &Result<Reply, TurnError>, reported: Option<TokenUsage>) -> Option<Self> {
+        let (tokens, is_complete) = match result {
+            Ok(reply) => (reply.usage, true),
+            Err(TurnError::Provider(error)) if !error.may_be_billed => return None,
+            // A complete reply that was rejected counts as a request.
+            Err(TurnError::Provider(error)) if error.has_final_usage => (reported, true),
+            // The request was interrupted: what the service had reported counts, the rest stays unknown.
+            Err(_) => (reported, false),
+        };
+        Some(Self {
+            tokens,
+            is_complete,
+        })
+    }
+
+    fn usage(&self, price: Option<Price>) -> Usage {
+        Usage {
+            tokens: self.tokens.unwrap_or_default(),
+            model_calls: u64::from(self.is_complete),
+            tool_calls: 0,
+            cost: price
+                .zip(self.tokens)
+                .map(|(price, tokens)| price.cost(&tokens)),
+            unreported: u64::from(!self.is_complete || self.tokens.is_none()),
+        }
+    }
+}
+
+/// Records what a request had to leave out, once per run for each text.
+async fn record_warnings(
+    context: &RunContext,
+    turn: u32,
+    warnings: Vec<String>,
+) -> Result<(), StoreError> {
+    let new_warnings = warnings
+        .into_iter()
+        .filter(|it| context.run.insert_warning(it));
+    let events: Vec<_> = new_warnings
+        .map(|message| EventKind::ModelWarning { turn, message })
+        .collect();
+    if events.is_empty() {
+        return Ok(());
+    }
+    let journal = &context.engine.journal;
+    journal
+        .enqueue(&context.run, Change::Unchanged, Vec::new(), events)
+        .await
+}
