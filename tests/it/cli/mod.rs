@@ -1,4 +1,5 @@
 //! The commands.
 
 mod commands;
+mod home;
 mod runs;

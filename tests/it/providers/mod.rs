@@ -13,6 +13,7 @@ mod rejected_replies;
 mod requests;
 mod retries;
 mod scripted;
+mod selection;
 mod service_tiers;
 mod thinking;
 mod wires;

@@ -6,3 +6,4 @@ mod drain;
 mod model;
 mod random_kills;
 mod restart;
+mod resumed_state;

@@ -1,11 +1,5 @@
 //! Pictures and files that come with a request: what the model is sent, what the record keeps, and what is refused.
 
-use std::fs;
-
-use reqwest::Method;
-use rusqlite::Connection;
-use serde_json::{Value, json};
-
 use crate::support::app::{ApiResponse, TestApp, send};
 use crate::support::attachments::{PDF, PNG, base64, picture_part, png_with_suffix};
 use crate::support::daemon::axed_command;
@@ -14,19 +8,22 @@ use crate::support::provider::answer::{calls, fails, says};
 use crate::support::provider::recorded_request::RecordedRequest;
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::within_timeout;
-use crate::tools::web::Web;
+use reqwest::Method;
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use std::fs;
 
 /// A question about a picture.
 fn about(data: &[u8], question: &str) -> Value {
     json!({"input": [{"type": "text", "text": question}, picture_part(data)]})
 }
 
-async fn solo() -> TestApp {
+pub async fn solo() -> TestApp {
     TestApp::setup().agent("solo", "").spawn().await
 }
 
 /// The pictures and files of a request on Anthropic's wire, as Base64.
-fn shown(seen: &RecordedRequest) -> Vec<String> {
+pub fn shown(seen: &RecordedRequest) -> Vec<String> {
     let contents = seen.messages().iter().map(|message| &message["content"]);
     let blocks = contents.filter_map(Value::as_array).flatten();
     let data = blocks.filter_map(|block| block["source"]["data"].as_str());
@@ -403,114 +400,10 @@ async fn what_is_too_much_or_no_picture_is_refused_by_its_field() {
 }
 
 /// A field of a form: its name with more headers, and what it says.
-type Field<'a> = (&'a str, &'a [u8]);
+pub type Field<'a> = (&'a str, &'a [u8]);
 
 /// Fields with the status and the words that refuse them.
-type Case<'a> = (&'a [Field<'a>], u16, &'a str);
-
-fn form(boundary: &str, fields: &[Field<'_>]) -> Vec<u8> {
-    let mut body = Vec::new();
-    for (headers, data) in fields {
-        let start =
-            format!("--{boundary}\r\ncontent-disposition: form-data; name={headers}\r\n\r\n");
-        body.extend([start.as_bytes(), data, b"\r\n"].concat());
-    }
-    body.extend(format!("--{boundary}--\r\n").as_bytes());
-    body
-}
-
-async fn post_form(app: &TestApp, boundary: &str, fields: &[Field<'_>]) -> ApiResponse {
-    let request = app.request(Method::POST, "/agents/solo/runs?wait=30");
-    let request = request.header("idempotency-key", "form");
-    let kind = format!("multipart/form-data; boundary={boundary}");
-    send(
-        request
-            .header("content-type", kind)
-            .body(form(boundary, fields)),
-    )
-    .await
-}
-
-const PICTURE: &str = "input; filename=photo.png\r\ncontent-type: image/png";
-const NOTES: &str = "input; filename=notes.txt\r\ncontent-type: text/plain";
-const REPORT: &str = "input; filename=a.pdf\r\ncontent-type: application/octet-stream";
-
-#[tokio::test]
-async fn a_form_is_a_request_too() {
-    let app = solo().await;
-    app.provider.will("solo", [says("a grey pixel")]);
-    let fields: [Field<'_>; 7] = [
-        (PICTURE, PNG),
-        ("input", b"What is this?"),
-        (REPORT, PDF),
-        (NOTES, b"some notes"),
-        ("context", b"Be brief."),
-        ("labels", b"{\"team\": \"a\"}"),
-        ("timeout", b"60"),
-    ];
-    let first = post_form(&app, "one", &fields).await;
-    assert_eq!(
-        (first.status, first.json()["content"].as_str()),
-        (200, Some("a grey pixel"))
-    );
-    assert_eq!(first.json()["labels"]["team"], "a");
-    assert_eq!(first.json()["input"][2]["name"], "a.pdf");
-    let seen = app.provider.wait_for_request("solo", 1).await;
-    assert_eq!(shown(&seen), [base64(PNG), base64(PDF)]);
-    assert_eq!(
-        seen.user_messages(),
-        ["What is this?some notesContext:\nBe brief."]
-    );
-    // Its boundary differs each time that a form is sent; only what it says counts.
-    let again = post_form(&app, "another", &fields).await;
-    assert_eq!(again.header("idempotency-replayed"), "true");
-    post_form(&app, "one", &fields[..6]).await.problem(422);
-}
-
-#[tokio::test]
-async fn a_form_is_held_to_the_same_bounds() {
-    let app = TestApp::setup()
-        .agent("solo", "")
-        .server("max_body = 600")
-        .config("[limits]\nattachments = 1\nattachment_bytes = 1000")
-        .spawn()
-        .await;
-    let large = png_with_suffix(&"x".repeat(1000));
-    let long = "x".repeat(601).into_bytes();
-    let cases: [Case<'_>; 8] = [
-        (&[(PICTURE, &large)], 413, "limits.attachment_bytes"),
-        (&[(PICTURE, PNG), (PICTURE, PNG)], 413, "limits.attachments"),
-        (&[("input", &long)], 413, "server.max_body"),
-        (
-            &[(PICTURE, b"GIF89a..")],
-            422,
-            "says image/png, but the bytes are image/gif",
-        ),
-        (&[("colour", b"red")], 422, "unknown field"),
-        (&[("timeout", b"soon")], 422, "/timeout: is not JSON"),
-        (
-            &[("context", b"a"), ("context", b"b")],
-            422,
-            "/context: is given twice",
-        ),
-        (
-            &[("context; filename=a.png", PNG)],
-            422,
-            "only fields named input may be files",
-        ),
-    ];
-    for (fields, status, why) in cases {
-        let refused = post_form(&app, "b", fields).await;
-        let problem = refused.problem(status);
-        assert!(problem.contains(why), "{problem}");
-    }
-    let cut = app.request(Method::POST, "/agents/solo/runs");
-    let cut = cut.header("content-type", "multipart/form-data; boundary=b");
-    send(cut.body("--b\r\n")).await.problem(400);
-    let elsewhere = app.request(Method::POST, "/agents/solo/gc");
-    let elsewhere = elsewhere.header("content-type", "multipart/form-data; boundary=b");
-    send(elsewhere.body(form("b", &[]))).await.problem(415);
-}
+pub type Case<'a> = (&'a [Field<'a>], u16, &'a str);
 
 #[tokio::test]
 async fn a_file_goes_with_a_run_of_the_command_line() {
@@ -581,121 +474,6 @@ async fn read_file_shows_a_picture() {
     assert_eq!(rows(&app, "attachments"), 1);
     let result = &run.messages().await["data"][2]["tool_results"][0];
     assert_eq!(result["attachments"][0]["bytes"], PNG.len());
-}
-
-#[tokio::test]
-async fn a_picture_may_be_named_by_its_url() {
-    let web = Web::start().await;
-    let mut app = TestApp::setup()
-        .agent("solo", "")
-        .config(
-            "[tools.url_fetch]\nallow_hosts = [\"127.0.0.1\"]\n[limits]\nattachment_bytes = 1000",
-        )
-        .spawn()
-        .await;
-    let gate = Gate::closed();
-    app.provider
-        .always("solo", move |_| says("done").after_gate(&gate));
-    let link = |path: &str| json!({"input": [{"type": "image", "url": web.url(path)}]});
-    let run = app.start_with("solo", link("/picture?secret=hush")).await;
-    let shown_url = web.url("/picture");
-    assert_eq!(
-        run.reload().await.messages().await["data"][0]["content"]
-            .as_array()
-            .map(Vec::len),
-        Some(1)
-    );
-    let record = app.get(&format!("/runs/{}", run.id())).await;
-    assert_eq!(record.json()["input"][0]["url"], shown_url);
-    assert!(!record.text.contains("hush"));
-    let id = run.id().to_owned();
-    app.provider.wait_for_concurrency("solo", 1).await;
-    app.provider.always("solo", |_| says("done"));
-
-    // What was fetched is in the record: nobody fetches it again.
-    app.crash_and_restart().await;
-
-    let run = app.find(&id).await.wait_for_end().await;
-    assert_eq!(run.output(), "done");
-    for number in 1..=2 {
-        assert_eq!(
-            shown(&*app.provider.wait_for_request("solo", number).await),
-            [base64(PNG)]
-        );
-    }
-    assert_eq!(web.seen().len(), 1);
-    assert_eq!(
-        run.messages().await["data"][0]["content"][0]["bytes"],
-        PNG.len()
-    );
-    assert!(!run.messages().await.to_string().contains("hush"));
-
-    for (path, why) in [
-        ("/missing?secret=hush", "the answer is 404"),
-        ("/image?secret=hush", "it is larger than 1000 bytes"),
-        ("/page?secret=hush", "it is of no kind that is taken"),
-        (
-            "/to?http://10.1.2.3/x?secret=hush",
-            "It redirects to http://10.1.2.3/x, ",
-        ),
-    ] {
-        let failed = app.run_with("solo", link(path)).await;
-        let (code, message) = failed.failure();
-        assert_eq!(code, "config", "{message}");
-        assert!(
-            message.contains(why) && !message.contains("hush"),
-            "{message}"
-        );
-        assert!(
-            message.contains(&web.url(path.split('?').next().unwrap_or_default())),
-            "{message}"
-        );
-    }
-    let file = json!({"input": [{"type": "file", "url": web.url("/picture")}]});
-    let failed = app.run_with("solo", file).await;
-    assert!(
-        failed.failure().1.contains("it is image/png"),
-        "{:?}",
-        failed.failure()
-    );
-}
-
-#[tokio::test]
-async fn a_url_is_held_to_the_guard() {
-    let web = Web::start().await;
-    let app = solo().await;
-    let named = |url: &str| json!({"input": [{"type": "image", "url": url}]});
-    let port = web.url("/picture");
-    for url in [
-        port.as_str(),
-        "https://127.0.0.1/a.png",
-        "https://169.254.169.254/a.png",
-        "http://example.com/a.png",
-    ] {
-        let failed = app.run_with("solo", named(url)).await;
-        assert_eq!(failed.failure().0, "config", "{url}");
-    }
-    assert_eq!((web.seen().len(), app.provider.requests().len()), (0, 0));
-    for (part, pointer) in [
-        (
-            json!({"type": "image", "url": "file:///etc/passwd"}),
-            "/input/0/url",
-        ),
-        (
-            json!({"type": "image", "url": "https://user:pass@example.com/"}),
-            "/input/0/url",
-        ),
-        (
-            json!({"type": "image", "url": "https://example.com/", "data": base64(PNG)}),
-            "/input/0/url",
-        ),
-    ] {
-        let refused = app
-            .post("/agents/solo/runs", &json!({"input": [part]}))
-            .await;
-        refused.problem(422);
-        assert_eq!(refused.json()["errors"][0]["pointer"], pointer);
-    }
 }
 
 #[tokio::test]

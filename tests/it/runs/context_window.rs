@@ -1,26 +1,26 @@
 //! Conversations that outgrow their model's context window: summed up, thinned out or failed, in runs and in sessions, and
 //! over the death of the daemon.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use serde_json::{Value, json};
-
 use crate::support::app::{Setup, TestApp};
 use crate::support::events::{Event, assert_complete, count};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, fails, says};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
 use crate::support::run::Run;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The window of the models here, in tokens.
-const WINDOW: usize = 8000;
+pub const WINDOW: usize = 8000;
+
 /// Lines of the book that one call reads.
 const LINES: usize = 60;
+
 const READER: &str = "tools = [\"read_file\"]";
 
 /// A daemon with these agents, whose models have a small window, and a long book.
-fn library(agents: &[(&str, &str)]) -> Setup {
+pub fn library(agents: &[(&str, &str)]) -> Setup {
     let page = |line: usize| format!("Line {line} of a long book about nothing at all.\n");
     let book: String = (1..=60 * LINES).map(page).collect();
     let mut setup = TestApp::setup().file("book.txt", &book);
@@ -35,7 +35,7 @@ fn library(agents: &[(&str, &str)]) -> Setup {
 }
 
 /// Four bytes a token, of the whole request.
-fn tokens(seen: &RecordedRequest) -> usize {
+pub fn tokens(seen: &RecordedRequest) -> usize {
     seen.body.to_string().len() / 4
 }
 
@@ -98,7 +98,7 @@ async fn has_pages(run: &Run<'_>, pages: usize) {
 }
 
 /// The conversation of a request without marks for a cache.
-fn conversation(seen: &RecordedRequest) -> Vec<String> {
+pub fn conversation(seen: &RecordedRequest) -> Vec<String> {
     let mut messages = seen.messages().to_vec();
     let blocks = messages.iter_mut();
     let blocks = blocks.filter_map(|message| message["content"].as_array_mut());
@@ -109,7 +109,7 @@ fn conversation(seen: &RecordedRequest) -> Vec<String> {
 }
 
 /// Checks that each turn's request begins as the one before it, but after each of `breaks` summaries.
-fn prefixes_stay(turns: &[&Arc<RecordedRequest>], breaks: usize) {
+pub fn prefixes_stay(turns: &[&Arc<RecordedRequest>], breaks: usize) {
     let is_broken = |pair: &&[&Arc<RecordedRequest>]| {
         let (before, after) = (conversation(pair[0]), conversation(pair[1]));
         !after.starts_with(&before)
@@ -361,87 +361,6 @@ async fn children_with_and_without_a_name_are_made_shorter_too() {
     let child = &run.children().await[0];
     assert_eq!(child.output(), "done");
     assert!(count(&child.events().await, "context.compacted") > 0);
-}
-
-/// What a user writes in a long session.
-fn essay(number: usize) -> String {
-    format!("{number}: {}", "I have this to add.. ".repeat(60))
-}
-
-/// Says as much again. Summaries are numbered.
-fn talker() -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
-    let summaries = AtomicUsize::new(0);
-    move |seen| {
-        if tokens(seen) > WINDOW {
-            return fails(400, "prompt is too long");
-        }
-        let task = seen.user_messages().last().cloned().unwrap_or_default();
-        match task.contains("<conversation>") {
-            true => says(format!(
-                "gist {}",
-                1 + summaries.fetch_add(1, Ordering::SeqCst)
-            )),
-            false => says(format!("Got: {task}")),
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_session_far_longer_than_the_window_goes_on_and_pays_once() {
-    let mut app = library(&[("talker", "")]).spawn().await;
-    app.provider.always("talker", talker());
-    let talk = |number| json!({"input": essay(number), "session": "talk"});
-    const RUNS: usize = 45;
-    for number in 1..=RUNS {
-        let run = app.run_with("talker", talk(number)).await;
-        assert!(run.output().starts_with(&format!("Got: {number}:")));
-        if number == 30 {
-            app.crash_and_restart().await;
-        }
-    }
-
-    let seen = app.provider.requests();
-    let summaries = seen.len() - RUNS;
-    assert!((2..12).contains(&summaries), "{summaries} summaries");
-    let is_turn =
-        |seen: &&Arc<RecordedRequest>| !seen.user_messages()[0].contains("<conversation>");
-    let turns: Vec<_> = seen.iter().filter(is_turn).collect();
-    prefixes_stay(&turns, summaries);
-    let last = turns.last().expect("turns").user_messages();
-    assert!(
-        last[0].contains(&format!("gist {summaries}")),
-        "{}",
-        last[0]
-    );
-    // The record has it all.
-    let session = app.get("/sessions/talk").await.json();
-    assert_eq!(session["messages"], 2 * RUNS);
-    let id = session["run"].as_str().expect("a run").to_owned();
-    let run = app.find(&id).await;
-    let text = run.messages().await["data"].to_string();
-    assert!(text.contains(&essay(1)) && text.contains(&essay(RUNS)));
-    assert!(!text.contains("gist 1"));
-}
-
-#[tokio::test]
-async fn a_session_that_is_longer_than_what_is_kept_of_it_keeps_its_summary() {
-    let app = library(&[("talker", "")])
-        .config("[limits]\nsession_messages = 30")
-        .spawn()
-        .await;
-    app.provider.always("talker", talker());
-    for number in 1..=30 {
-        let body = json!({"input": essay(number), "session": "talk"});
-        let run = app.run_with("talker", body).await;
-        assert!(run.output().starts_with("Got"), "{number}");
-    }
-    let seen = app.provider.requests();
-    let last = seen.last().expect("requests").user_messages();
-    assert_eq!(
-        last.iter().filter(|text| text.contains("gist")).count(),
-        1,
-        "{last:#?}"
-    );
 }
 
 /// Waits for so many such requests.

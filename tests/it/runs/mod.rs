@@ -1,13 +1,18 @@
 //! Runs: creating, reading, the turn loop, limits, conversations.
 
 mod api;
+mod attachment_forms;
+mod attachment_urls;
 mod attachments;
 mod budget;
 mod cancel;
 mod context_window;
+mod earlier_messages;
 mod memory;
 mod partial_content;
 mod run_loop;
+mod session_context;
+mod session_queue;
 mod sessions;
 mod structured_output;
 mod timeouts;

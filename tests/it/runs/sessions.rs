@@ -1,34 +1,29 @@
 //! Conversations over several runs: earlier messages in a request, and sessions that remember them.
 
-use std::time::Duration;
-
-use axed::config::auth::KeyHash;
-use futures_util::future::join_all;
-use reqwest::Method;
-use rusqlite::Connection;
-use serde_json::{Value, json};
-
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, fails, hangs, says};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
+use axed::config::auth::KeyHash;
+use reqwest::Method;
+use serde_json::{Value, json};
 
 /// A body of the session `talk`.
-fn talk(input: &str) -> Value {
+pub fn talk(input: &str) -> Value {
     json!({"input": input, "session": "talk"})
 }
 
 /// As [`talk`], where it is busy.
-fn busy(input: &str, on_busy: &str) -> Value {
+pub fn busy(input: &str, on_busy: &str) -> Value {
     json!({"input": input, "session": "talk", "on_busy": on_busy})
 }
 
-async fn solo() -> TestApp {
+pub async fn solo() -> TestApp {
     TestApp::setup().agent("solo", "").spawn().await
 }
 
 /// Answers with how many messages of a user it was sent, behind the gate.
-fn counts(gate: &Gate) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
+pub fn counts(gate: &Gate) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static {
     let gate = gate.clone();
     move |seen: &RecordedRequest| {
         says(format!("got {}", seen.user_messages().len())).after_gate(&gate)
@@ -36,7 +31,7 @@ fn counts(gate: &Gate) -> impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + S
 }
 
 /// The last message of a user in each request, in order.
-fn sent_request(app: &TestApp) -> Vec<String> {
+pub fn sent_request(app: &TestApp) -> Vec<String> {
     let seen = app.provider.requests();
     let last = |seen: &std::sync::Arc<RecordedRequest>| {
         seen.user_messages().last().cloned().unwrap_or_default()
@@ -264,218 +259,6 @@ async fn a_long_conversation_is_trimmed_with_a_notice() {
 }
 
 #[tokio::test]
-async fn runs_of_a_busy_session_wait_in_their_order_and_hold_no_slot() {
-    let app = TestApp::setup()
-        .config("[runs]\nmax_running = 2\nmax_queued = 3")
-        .agent("solo", "")
-        .agent("free", "")
-        .spawn()
-        .await;
-    let gate = Gate::closed();
-    app.provider.always("solo", counts(&gate));
-    app.provider.always("free", |_| says("passed"));
-    let mut runs = Vec::new();
-    for input in ["1", "2", "3", "4"] {
-        runs.push(app.start_with("solo", talk(input)).await);
-    }
-    app.provider.wait_for_concurrency("solo", 1).await;
-    for waiting in &runs[1..] {
-        assert_eq!(waiting.reload().await.status(), "queued");
-    }
-    // They count as waiting, and the second slot is free.
-    let refused = app.post("/agents/solo/runs", &talk("5")).await;
-    refused.problem(429);
-    assert_eq!(refused.json()["queued"], 3);
-    assert_eq!(app.run("free", "go").await.output(), "passed");
-    let other = app
-        .start_with("solo", json!({"input": "other", "session": "other"}))
-        .await;
-    app.provider.wait_for_concurrency("solo", 2).await;
-    gate.open();
-
-    assert_eq!(other.wait_for_end().await.output(), "got 1");
-    for (run, received) in runs.iter().zip(1..) {
-        assert_eq!(run.wait_for_end().await.output(), format!("got {received}"));
-    }
-    let order: Vec<_> = sent_request(&app)
-        .into_iter()
-        .filter(|said| said.len() == 1)
-        .collect();
-    assert_eq!(order, ["1", "2", "3", "4"]);
-    let all = runs[3].messages().await;
-    assert_eq!(all["data"].as_array().map(Vec::len), Some(8));
-}
-
-#[tokio::test]
-async fn a_run_that_is_cancelled_while_it_waits_lets_nobody_pass() {
-    let app = solo().await;
-    let gate = Gate::closed();
-    app.provider.always("solo", counts(&gate));
-    let first = app.start_with("solo", talk("1")).await;
-    let second = app.start_with("solo", talk("2")).await;
-    let third = app.start_with("solo", talk("3")).await;
-    app.provider.wait_for_concurrency("solo", 1).await;
-
-    assert_eq!(second.cancel("never mind").await.status(), "cancelled");
-    assert_eq!(third.reload().await.status(), "queued");
-    gate.open();
-
-    assert_eq!(first.wait_for_end().await.output(), "got 1");
-    assert_eq!(third.wait_for_end().await.output(), "got 2");
-    assert_eq!(sent_request(&app), ["1", "3"]);
-}
-
-#[tokio::test]
-async fn a_busy_session_refuses_no_repetition() {
-    let app = solo().await;
-    app.provider.always("solo", |_| says("done"));
-    for number in 0..30 {
-        let body = json!({"input": "1", "session": format!("s{number}"), "on_busy": "reject"});
-        let posts = (0..8).map(|_| {
-            let request = app.request(Method::POST, "/agents/solo/runs");
-            let key = format!("k{number}");
-            send(request.header("idempotency-key", key).json(&body))
-        });
-        let got = join_all(posts).await;
-        for post in &got {
-            assert!(post.status < 300, "{}", post.text);
-            assert_eq!(post.json()["id"], got[0].json()["id"]);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_busy_session_may_refuse() {
-    let app = solo().await;
-    let gate = Gate::closed();
-    app.provider.always("solo", counts(&gate));
-    let first = app.start_with("solo", talk("1")).await;
-
-    let refused = app.post("/agents/solo/runs", &busy("2", "reject")).await;
-
-    let detail = refused.problem(409);
-    assert!(detail.contains(first.id()), "{detail}");
-    assert_eq!(refused.json()["code"], "session_busy");
-    gate.open();
-    first.wait_for_end().await;
-    // Who knows of the end finds the session free, however often.
-    for received in 2..30 {
-        let next = app.run_with("solo", busy("x", "reject")).await;
-        assert_eq!(next.output(), format!("got {received}"));
-    }
-}
-
-#[tokio::test]
-async fn those_before_may_be_cancelled() {
-    let app = solo().await;
-    app.provider.will("solo", [says("zero"), hangs()]);
-    app.provider.always("solo", |seen| {
-        says(format!("got {}", seen.user_messages().len()))
-    });
-    app.run_with("solo", talk("0")).await;
-    let first = app.start_with("solo", talk("1")).await;
-    let second = app.start_with("solo", talk("2")).await;
-    app.provider.wait_for_request("solo", 2).await;
-
-    let third = app.run_with("solo", busy("3", "cancel_previous")).await;
-
-    assert_eq!(third.output(), "got 2");
-    for run in [&first, &second] {
-        let ended = run.wait_for_end().await;
-        assert_eq!(ended.status(), "cancelled");
-        let reason = ended["cancel_reason"]
-            .as_str()
-            .expect("a reason")
-            .to_owned();
-        assert_eq!(
-            reason,
-            format!("{} takes its place in the session", third.id())
-        );
-    }
-    assert_eq!(sent_request(&app), ["0", "1", "3"]);
-    // A free session has nobody to cancel.
-    let fourth = app.run_with("solo", busy("4", "cancel_previous")).await;
-    assert_eq!(fourth.output(), "got 3");
-}
-
-#[tokio::test]
-async fn a_run_that_cannot_cancel_those_before_is_not_accepted() {
-    let app = solo().await;
-    let gate = Gate::closed();
-    app.provider.will("solo", [says("first").after_gate(&gate)]);
-    let first = app.start_with("solo", talk("1")).await;
-    app.provider.wait_for_request("solo", 1).await;
-    let db = Connection::open(app.path("data/axed.db")).expect("the store");
-    db.busy_timeout(Duration::from_secs(10)).expect("a timeout");
-    db.execute_batch(
-        "CREATE TRIGGER full BEFORE INSERT ON entries WHEN new.events LIKE '%run.cancelling%' \
-         BEGIN SELECT RAISE(ABORT, 'the disk is full'); END",
-    )
-    .expect("a trigger");
-
-    // Both are in one transaction: a daemon that dies between the two cannot lose one of them.
-    let path = "/agents/solo/runs";
-    let refused = app.post(path, &busy("2", "cancel_previous")).await;
-
-    refused.problem(503);
-    gate.open();
-    assert_eq!(first.wait_for_end().await.output(), "first");
-}
-
-#[tokio::test]
-async fn the_order_of_a_session_outlives_a_crash() {
-    let mut app = solo().await;
-    app.provider.will("solo", [says("zero"), hangs()]);
-    app.provider.always("solo", |seen| {
-        says(format!("got {}", seen.user_messages().len()))
-    });
-    app.run_with("solo", talk("0")).await;
-    let mut runs = Vec::new();
-    for input in ["1", "2", "3"] {
-        let run = app.start_with("solo", talk(input)).await;
-        runs.push(run.id().to_owned());
-    }
-    app.provider.wait_for_request("solo", 2).await;
-
-    app.crash_and_restart().await;
-
-    for (id, received) in runs.iter().zip(2..) {
-        let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.output(), format!("got {received}"));
-    }
-    assert_eq!(sent_request(&app), ["0", "1", "1", "2", "3"]);
-    assert_eq!(app.provider.max_concurrency("solo"), 1);
-    assert_eq!(app.get("/sessions/talk").await.json()["messages"], 8);
-}
-
-#[tokio::test]
-async fn a_stop_lets_no_run_of_a_session_overtake() {
-    let mut app = TestApp::setup()
-        .server("drain_timeout = 0")
-        .agent("solo", "")
-        .spawn()
-        .await;
-    app.provider.will("solo", [hangs()]);
-    app.provider.always("solo", |seen| {
-        says(format!("got {}", seen.user_messages().len()))
-    });
-    let mut runs = Vec::new();
-    for input in ["1", "2", "3"] {
-        let run = app.start_with("solo", talk(input)).await;
-        runs.push(run.id().to_owned());
-    }
-    app.provider.wait_for_request("solo", 1).await;
-
-    app.restart().await;
-
-    for (id, received) in runs.iter().zip(1..) {
-        let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.output(), format!("got {received}"));
-    }
-    assert_eq!(sent_request(&app), ["1", "1", "2", "3"]);
-}
-
-#[tokio::test]
 async fn a_recovered_run_goes_on_with_the_conversation_that_it_began_with() {
     let mut app = TestApp::setup()
         .agent("solo", "sub_agents = [\"x\"]")
@@ -606,222 +389,4 @@ async fn an_idempotent_post_takes_one_place_in_its_session() {
             .map(Vec::len),
         Some(3)
     );
-}
-
-#[tokio::test]
-async fn earlier_messages_of_a_request_come_first_on_every_wire() {
-    let earlier = json!([
-        {"role": "user", "content": "1"},
-        {"role": "assistant", "content": "hm", "tool_calls": [
-            {"id": "a", "name": "fly", "arguments": {"n": 1}},
-            {"id": "b.2", "name": "walk"},
-        ]},
-        {"role": "tool", "tool_results": [
-            {"call_id": "b.2", "content": "walked", "is_error": true},
-            {"call_id": "a", "content": "flown"},
-        ]},
-        {"role": "assistant", "content": "one"},
-    ]);
-    for wire in Wire::ALL {
-        let name = wire.name();
-        let app = TestApp::setup()
-            .agent(
-                "solo",
-                &format!("model = \"{name}/solo\"\nsub_agents = [\"x\"]"),
-            )
-            .spawn()
-            .await;
-        app.provider
-            .will("solo", [calls([("fly", json!({}))]), says("two")]);
-
-        let run = app
-            .run_with("solo", json!({"input": "2", "messages": earlier}))
-            .await;
-
-        assert_eq!(run.output(), "two");
-        let first = app.provider.wait_for_request("solo", 1).await;
-        assert_eq!(first.user_messages(), ["1", "2"], "{wire:?}");
-        assert_eq!(first.tool_results(), ["flown", "walked"], "{wire:?}");
-        let said = &first.body["messages"];
-        match wire {
-            Wire::Anthropic => {
-                assert_eq!(said[1]["content"][1]["id"], "a");
-                assert_eq!(said[1]["content"][2]["id"], "b_2");
-                assert_eq!(said[2]["content"][1]["tool_use_id"], "b_2");
-                assert_eq!(first.tool_result_errors(), [false, true]);
-            }
-            Wire::Openai => {
-                assert_eq!(said[1]["tool_calls"][1]["id"], "b.2");
-                assert_eq!(said[1]["tool_calls"][1]["function"]["arguments"], "{}");
-                assert_eq!(said[3]["tool_call_id"], "b.2");
-            }
-            Wire::Responses => {
-                let said = &first.body["input"];
-                assert_eq!(said[2]["call_id"], "a");
-                assert_eq!(said[3]["call_id"], "b_2");
-                assert_eq!(said[3]["arguments"], "{}");
-                assert_eq!(said[5]["call_id"], "b_2");
-            }
-            Wire::Ollama => assert_eq!(said[3]["tool_name"], "walk"),
-        }
-        // What is shown can be sent again.
-        let shown = run.messages().await["data"].clone();
-        assert_eq!(shown.as_array().map(Vec::len), Some(8));
-        assert_eq!(shown[2]["tool_results"][0]["call_id"], "a");
-        app.provider.will("solo", [says("three")]);
-        let again = json!({"input": "3", "messages": shown});
-        assert_eq!(app.run_with("solo", again).await.output(), "three");
-        assert_eq!(
-            app.provider
-                .wait_for_request("solo", 3)
-                .await
-                .user_messages(),
-            ["1", "2", "3"]
-        );
-    }
-}
-
-#[tokio::test]
-async fn earlier_messages_of_a_queued_run_outlive_a_crash() {
-    let mut app = TestApp::setup()
-        .config("[runs]\nmax_running = 1")
-        .agent("solo", "")
-        .spawn()
-        .await;
-    app.provider.will("solo", [hangs()]);
-    app.provider.always("solo", |seen| {
-        says(format!("got {}", seen.user_messages().len()))
-    });
-    app.start("solo", "first").await;
-    let body = json!({"input": "2", "messages": [{"role": "user", "content": "1"}]});
-    let queued = app.start_with("solo", body).await;
-    let shown = queued.messages().await["data"].clone();
-    assert_eq!(shown.as_array().map(Vec::len), Some(2));
-    let id = queued.id().to_owned();
-
-    app.crash_and_restart().await;
-
-    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "got 2");
-}
-
-#[tokio::test]
-async fn a_bad_order_is_refused_with_its_index() {
-    let app = solo().await;
-    let user = json!({"role": "user", "content": "go"});
-    let said = json!({"role": "assistant", "content": "done"});
-    let call = |ids: &[&str]| {
-        let calls: Vec<Value> = ids
-            .iter()
-            .map(|id| json!({"id": id, "name": "t"}))
-            .collect();
-        json!({"role": "assistant", "tool_calls": calls})
-    };
-    let results = |ids: &[&str]| {
-        let results: Vec<Value> = ids
-            .iter()
-            .map(|id| json!({"call_id": id, "content": ""}))
-            .collect();
-        json!({"role": "tool", "tool_results": results})
-    };
-    let bad_arguments = |arguments: Value| json!([user, {"role": "assistant", "tool_calls": [{"id": "a", "name": "t", "arguments": arguments}]}]);
-    for (messages, at, why) in [
-        (json!([said]), "0", "first message is a user's"),
-        (json!([results(&["a"])]), "0", "does not follow a reply"),
-        (json!([user, said, said]), "2", "follows another reply"),
-        (
-            json!([user, said, results(&["a"])]),
-            "2",
-            "does not follow a reply",
-        ),
-        (json!([user, call(&["a"])]), "1", "no result"),
-        (
-            json!([user, call(&["a"]), user]),
-            "2",
-            "before the result of the call \"a\"",
-        ),
-        (json!([user, call(&["a"]), said]), "2", "before the result"),
-        (
-            json!([user, call(&["a", "b"]), results(&["a"])]),
-            "2",
-            "no result for the call \"b\"",
-        ),
-        (
-            json!([user, call(&["a"]), results(&["a", "a"])]),
-            "2",
-            "two results",
-        ),
-        (
-            json!([user, call(&["a"]), results(&["a", "c"])]),
-            "2",
-            "answers \"c\"",
-        ),
-        (
-            json!([user, call(&["a"]), results(&["a"]), results(&["a"])]),
-            "3",
-            "does not follow",
-        ),
-        (
-            json!([user, call(&["a", "a"])]),
-            "1",
-            "two calls with the id",
-        ),
-        (json!([user, call(&[""])]), "1", "not empty"),
-        (json!([user, {"role": "assistant"}]), "1", "needs a content"),
-        (
-            json!([{"role": "user", "content": " "}]),
-            "0",
-            "needs a content",
-        ),
-        (
-            json!([{"role": "user", "content": "x", "tool_calls": []}]),
-            "0",
-            "no tool_calls",
-        ),
-        (
-            json!([user, {"role": "assistant", "content": "x", "tool_results": []}]),
-            "1",
-            "no tool_results",
-        ),
-        (
-            json!([user, call(&["a"]), {"role": "tool", "content": "x"}]),
-            "2",
-            "no content",
-        ),
-        (bad_arguments(json!([1])), "1", "no object"),
-        (
-            json!([user, {"role": "system", "content": "x"}]),
-            "1/role",
-            "unknown variant",
-        ),
-        (
-            json!([user, {"role": "user", "text": "x"}]),
-            "1/text",
-            "unknown field",
-        ),
-        (json!([user, "go"]), "1", "expected"),
-    ] {
-        let got = app
-            .post("/agents/solo/runs", &json!({"messages": messages}))
-            .await;
-        got.problem(422);
-        let error = got.json()["errors"][0].clone();
-        assert_eq!(error["pointer"], format!("/messages/{at}"), "{}", got.text);
-        let detail = error["detail"].as_str().expect("a detail");
-        assert!(detail.contains(why), "{detail}");
-    }
-    let body = json!({"messages": bad_arguments(json!("DEEP"))}).to_string();
-    let deep = format!(
-        "{}{}",
-        "{\"a\":".repeat(200),
-        "1".to_owned() + &"}".repeat(200)
-    );
-    let request = app.request(Method::POST, "/agents/solo/runs");
-    let request = request.header("content-type", "application/json");
-    let got = send(request.body(body.replace("\"DEEP\"", &deep))).await;
-    assert!(got.problem(422).contains("128 levels"), "{}", got.text);
-    let both = json!({"session": "talk", "messages": [user]});
-    let got = app.post("/agents/solo/runs", &both).await;
-    got.problem(422);
-    assert_eq!(got.json()["errors"][0]["pointer"], "/messages");
-    assert!(app.provider.requests().is_empty());
 }

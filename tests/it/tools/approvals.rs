@@ -1,22 +1,21 @@
 //! Tool calls that need human approval: the request, the decision, and what pauses meanwhile.
 
-use axed::config::auth::KeyHash;
-use reqwest::Method;
-use serde_json::{Value, json};
-
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::daemon::axed_command;
 use crate::support::events::{Event, Events, assert_complete, count, kinds};
 use crate::support::gate::Gate;
-use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, hangs, says};
+use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
 use crate::support::run::Run;
 use crate::support::within_timeout;
+use axed::config::auth::KeyHash;
+use reqwest::Method;
+use serde_json::{Value, json};
 
 /// An agent whose writing waits for a person.
 const CAREFUL: &str =
     "workdir = \"work\"\ntools = [\"write_file\", \"read_file\"]\napprove = [\"write_file\"]\n";
 
-fn careful(more: &str) -> Setup {
+pub fn careful(more: &str) -> Setup {
     TestApp::setup()
         .agent("careful", &format!("{CAREFUL}{more}"))
         .agent("solo", "")
@@ -24,12 +23,12 @@ fn careful(more: &str) -> Setup {
         .file("work/here.txt", "here")
 }
 
-fn writes(path: &str) -> ScriptedAnswer {
+pub fn writes(path: &str) -> ScriptedAnswer {
     calls([("write_file", json!({"path": path, "content": "new"}))])
 }
 
 /// The requests for approval among the events of the run's tree, once there are so many.
-async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
+pub async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
     let run = app.find(id).await;
     let mut events = app.events(&run).await;
     let received = events
@@ -42,7 +41,7 @@ async fn requests(app: &TestApp, id: &str, many: usize) -> Vec<Event> {
 }
 
 /// Sets an agent to work and waits until it asks for approval once.
-async fn sent(app: &TestApp, agent: &str) -> (String, Event) {
+pub async fn sent(app: &TestApp, agent: &str) -> (String, Event) {
     let id = app.start(agent, "go").await.id().to_owned();
     let request = requests(app, &id, 1).await.remove(0);
     (id, request)
@@ -53,20 +52,20 @@ fn path_of(request: &Event) -> String {
     format!("/runs/{}/approvals/{}", of("run_id"), of("tool_call_id"))
 }
 
-async fn decide(app: &TestApp, request: &Event, decision: Value) -> ApiResponse {
+pub async fn decide(app: &TestApp, request: &Event, decision: Value) -> ApiResponse {
     app.post(&path_of(request), &decision).await
 }
 
-async fn approve(app: &TestApp, request: &Event) {
+pub async fn approve(app: &TestApp, request: &Event) {
     let decided = decide(app, request, json!({"decision": "approve"})).await;
     assert_eq!(decided.status, 202, "{}", decided.text);
 }
 
-fn wrote(app: &TestApp, file: &str) -> bool {
+pub fn wrote(app: &TestApp, file: &str) -> bool {
     app.path(&format!("work/{file}")).exists()
 }
 
-fn find<'e>(events: &'e [Event], kind: &str) -> &'e Event {
+pub fn find<'e>(events: &'e [Event], kind: &str) -> &'e Event {
     let mut found = events.iter().filter(|event| event.kind() == kind);
     let event = found
         .next()
@@ -76,7 +75,7 @@ fn find<'e>(events: &'e [Event], kind: &str) -> &'e Event {
 }
 
 /// The run completed, requested approval once, got one decision, and executed the call once.
-async fn ended_well(run: &Run<'_>, calls: u64) {
+pub async fn ended_well(run: &Run<'_>, calls: u64) {
     let run = run.wait_for_end().await;
     assert_eq!(run.output(), "done");
     assert_eq!(run.usage().2, calls);
@@ -371,154 +370,6 @@ async fn a_run_that_waits_can_be_cancelled() {
         "cancelled"
     );
     assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
-}
-
-#[tokio::test]
-async fn a_killed_daemon_is_told_at_once_what_its_run_waits_for() {
-    for agent in ["careful", "planner"] {
-        // A second run has the only slot: those that wait need none before they are decided.
-        let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
-        app.provider
-            .will("planner", [delegates([("careful", "write")]), says("done")]);
-        app.provider.will("careful", [writes("a"), says("done")]);
-        let (id, request) = sent(&app, agent).await;
-        app.crash_and_restart().await;
-        assert_eq!(app.find(&id).await.status(), "waiting");
-        approve(&app, &request).await;
-        let run = app.find(&id).await.wait_for_end().await;
-        assert_eq!(run.output(), "done");
-        assert!(wrote(&app, "a"));
-        let events = run.events().await;
-        assert_complete(&events);
-        find(&events, "approval.requested");
-        find(&events, "approval.decided");
-    }
-}
-
-#[tokio::test]
-async fn time_stands_still_while_no_daemon_is_there_too() {
-    let mut app = careful("").agent("other", "timeout = 1").spawn().await;
-    app.provider.will("careful", [writes("a"), says("done")]);
-    let body = json!({"input": "go", "timeout": 1});
-    let id = app
-        .start_with("careful", body.clone())
-        .await
-        .id()
-        .to_owned();
-    let request = requests(&app, &id, 1).await.remove(0);
-    app.provider
-        .will("other", [says("late").after_gate(&Gate::closed())]);
-    assert_eq!(app.run_with("other", body).await.failure().0, "timeout");
-    app.crash_and_restart().await;
-    approve(&app, &request).await;
-    ended_well(&app.find(&id).await, 1).await;
-}
-
-#[tokio::test]
-async fn a_decision_outlives_the_daemon_that_took_it() {
-    for (decision, calls) in [("approve", 1), ("deny", 0)] {
-        let mut app = careful("").config("[runs]\nmax_running = 1").spawn().await;
-        app.provider.will("careful", [writes("a"), says("done")]);
-        let (id, request) = sent(&app, "careful").await;
-        // It is decided, but cannot go on before it has a slot again.
-        app.provider
-            .will("solo", [says("x").after_gate(&Gate::closed())]);
-        let other = app.start("solo", "go").await.id().to_owned();
-        app.provider.wait_for_request("solo", 1).await;
-        let decided = decide(
-            &app,
-            &request,
-            json!({"decision": decision, "reason": "so"}),
-        )
-        .await;
-        assert_eq!(decided.status, 202, "{}", decided.text);
-        app.provider.will("solo", [says("done")]);
-        app.crash_and_restart().await;
-        decide(&app, &request, json!({"decision": "approve"}))
-            .await
-            .problem(409);
-        assert_eq!(app.find(&other).await.wait_for_end().await.output(), "done");
-        ended_well(&app.find(&id).await, calls).await;
-        assert_eq!(wrote(&app, "a"), decision == "approve");
-    }
-}
-
-#[tokio::test]
-async fn a_daemon_that_stops_does_not_wait_for_who_waits() {
-    let mut app = careful("").server("drain_timeout = 600").spawn().await;
-    app.provider
-        .will("planner", [delegates([("careful", "write")]), says("done")]);
-    app.provider.will("careful", [writes("a"), says("written")]);
-    let (id, request) = sent(&app, "planner").await;
-    app.restart().await;
-    assert_eq!(app.find(&id).await.status(), "waiting");
-    approve(&app, &request).await;
-    assert_eq!(app.find(&id).await.wait_for_end().await.output(), "done");
-}
-
-#[tokio::test]
-async fn a_cancel_while_the_daemon_drains_is_in_the_record() {
-    let mut app = careful("").server("drain_timeout = 600").spawn().await;
-    app.provider.will("careful", [writes("a")]);
-    app.provider.will("solo", [hangs(), says("done")]);
-    let talk = |input: &str| json!({"input": input, "session": "talk"});
-    let waits = app.start_with("careful", talk("1")).await.id().to_owned();
-    requests(&app, &waits, 1).await;
-    let behind = app.start_with("careful", talk("2")).await.id().to_owned();
-    let busy = app.start("solo", "go").await.id().to_owned();
-    app.provider.wait_for_request("solo", 1).await;
-    app.daemon.signal("TERM");
-    for id in [&waits, &behind] {
-        app.daemon
-            .wait_for_log(&format!("{id} stays as last committed"))
-            .await;
-    }
-
-    for id in [&waits, &behind] {
-        let path = format!("/runs/{id}/cancel");
-        let cancelled = app.post(&path, &json!({"reason": "no more"})).await;
-        assert_eq!(cancelled.status, 202, "{}", cancelled.text);
-        assert_eq!(cancelled.json()["status"], "cancelling");
-    }
-
-    app.daemon.signal("TERM");
-    app.daemon.wait_for_exit().await;
-    app.restart_after_end().await;
-    for id in [&waits, &behind] {
-        let ended = app.find(id).await.wait_for_end().await;
-        assert_eq!(ended.status(), "cancelled");
-        assert_eq!(ended["cancel_reason"], "no more");
-    }
-    assert_eq!(app.find(&busy).await.wait_for_end().await.output(), "done");
-    assert!(!wrote(&app, "a"));
-}
-
-#[tokio::test]
-async fn a_daemon_that_stops_lets_nobody_overtake_who_waits_in_a_session() {
-    let mut app = careful("").server("drain_timeout = 600").spawn().await;
-    app.provider
-        .will("careful", [writes("a"), says("first"), says("second")]);
-    let talk = |input: &str| json!({"input": input, "session": "talk"});
-    let first = app.start_with("careful", talk("1")).await.id().to_owned();
-    let request = requests(&app, &first, 1).await.remove(0);
-    let second = app.start_with("careful", talk("2")).await.id().to_owned();
-    // Nor does it wait for those behind.
-    app.restart().await;
-    assert_eq!(app.find(&second).await.status(), "queued");
-    approve(&app, &request).await;
-    assert_eq!(
-        app.find(&first).await.wait_for_end().await.output(),
-        "first"
-    );
-    assert_eq!(
-        app.find(&second).await.wait_for_end().await.output(),
-        "second"
-    );
-    let received = app.provider.requests();
-    assert_eq!(
-        received.last().expect("a request").user_messages(),
-        ["1", "2"]
-    );
 }
 
 #[tokio::test]

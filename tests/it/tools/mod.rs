@@ -1,10 +1,13 @@
 //! Built-in tools, MCP servers, approvals.
 
+mod approval_restarts;
 mod approvals;
+mod command_sandbox;
 mod deferred;
 mod files;
 mod mcp;
 mod mcp_faults;
+mod mcp_http;
 mod run_command;
 pub mod web;
 mod workdirs;

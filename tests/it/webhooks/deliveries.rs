@@ -1,0 +1,296 @@
+//! Webhook deliveries: retries, resending, restarts, receivers that fail.
+
+use crate::support::app::{ApiResponse, TestApp};
+use crate::support::gate::Gate;
+use crate::support::hanging_server::HangingServer;
+use crate::support::provider::answer::{hangs, says};
+use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
+use crate::webhooks::messages::{SECRET, as_key, daemon, deliveries, settled, webhook};
+use axed::config::auth::KeyHash;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn a_try_that_failed_is_repeated_under_its_name_until_it_arrives() {
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([500, 404, 429].map(ReceiverReply::Status));
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+
+    let reported = receiver.wait_for_messages(4).await;
+    let listed = settled(&app, run.id(), "delivered").await;
+    let stamps: Vec<i64> = reported
+        .iter()
+        .map(|it| it.header("webhook-timestamp").parse().expect("seconds"))
+        .collect();
+    assert!(stamps.is_sorted());
+    for message in &reported {
+        assert!(message.is_signed_by(SECRET));
+        assert_eq!(message.header("webhook-id"), listed[0]["id"]);
+        assert_eq!(message.body, reported[0].body);
+    }
+    let attempts = listed[0]["attempts"].as_array().expect("attempts");
+    let statuses: Vec<_> = attempts.iter().map(|it| it["status"].clone()).collect();
+    assert_eq!(statuses, [500, 404, 429, 200]);
+    for (attempt, stamp) in attempts.iter().zip(&stamps) {
+        let time: jiff::Timestamp = attempt["time"]
+            .as_str()
+            .and_then(|text| text.parse().ok())
+            .expect("a time");
+        assert_eq!(time.as_second(), *stamp, "each try is stamped anew");
+    }
+    assert!(
+        attempts[0]["error"]
+            .as_str()
+            .expect("a text")
+            .contains("500")
+    );
+    let metrics = app.get("/metrics").await.text;
+    for line in ["{outcome=\"retried\"} 3\n", "{outcome=\"delivered\"} 1\n"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn gone_stops_it_for_good_until_somebody_sends_it_again() {
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([ReceiverReply::Status(410)]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    let id = settled(&app, run.id(), "failed").await[0]["id"].clone();
+    let id = id.as_str().expect("an id");
+    assert_eq!(receiver.messages().len(), 1);
+
+    let path = format!("/runs/{}/deliveries/{id}/resend", run.id());
+    let again = app.post(&path, &Value::Null).await;
+    assert_eq!(again.status, 202, "{}", again.text);
+    assert_eq!(again.json()["id"], id);
+    let reported = receiver.wait_for_messages(2).await;
+    assert_eq!(reported[1].header("webhook-id"), id);
+    assert!(reported[1].is_signed_by(SECRET));
+    let listed = settled(&app, run.id(), "delivered").await;
+    assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
+    // What has arrived can be sent once more, too.
+    assert_eq!(app.post(&path, &Value::Null).await.status, 202);
+    receiver.wait_for_messages(3).await;
+
+    let other = app.run_with("solo", json!({})).await;
+    for (run, id) in [
+        (run.id(), "nonsense"),
+        (run.id(), "whd_00000000-0000-7000-8000-000000000000"),
+        (other.id(), id),
+    ] {
+        let path = format!("/runs/{run}/deliveries/{id}/resend");
+        app.post(&path, &Value::Null).await.problem(404);
+    }
+}
+
+#[tokio::test]
+async fn what_is_sent_again_while_it_is_under_way_is_sent_once_more() {
+    let (receiver, gate) = (WebhookReceiver::start().await, Gate::closed());
+    receiver.will([ReceiverReply::After(gate.clone())]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    receiver.wait_for_messages(1).await;
+    let id = deliveries(&app, run.id()).await[0]["id"].clone();
+    let id = id.as_str().expect("an id");
+    let path = format!("/runs/{}/deliveries/{id}/resend", run.id());
+    assert_eq!(app.post(&path, &Value::Null).await.status, 202);
+    gate.open();
+    assert_eq!(
+        receiver.wait_for_messages(2).await[1].header("webhook-id"),
+        id
+    );
+    let listed = settled(&app, run.id(), "delivered").await;
+    assert_eq!(listed[0]["attempts"].as_array().map(Vec::len), Some(2));
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let receiver = WebhookReceiver::start().await;
+    receiver.will([ReceiverReply::Redirect("/elsewhere".to_owned())]);
+    let app = daemon()
+        .agent("solo", &webhook(&receiver.url("/here")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done")]);
+    let run = app.run("solo", "go").await;
+    let listed = settled(&app, run.id(), "delivered").await;
+    let error = listed[0]["attempts"][0]["error"].as_str().expect("a text");
+    assert!(error.contains("redirects are not followed"), "{error}");
+    assert!(receiver.messages().iter().all(|it| it.uri == "/here"));
+}
+
+#[tokio::test]
+async fn what_was_not_delivered_is_delivered_by_the_next_process() {
+    let receiver = WebhookReceiver::start().await;
+    let gate = Gate::closed();
+    receiver.will([ReceiverReply::After(gate.clone())]);
+    let mut app = daemon().agent("solo", "").spawn().await;
+    app.provider
+        .will("solo", [says("done"), hangs(), says("done")]);
+    let body = json!({"webhook": {"url": receiver.url("/")}});
+    let ended = app.run_with("solo", body.clone()).await.id().to_owned();
+    receiver.wait_for_messages(1).await;
+    let running = app.start_with("solo", body).await.id().to_owned();
+    app.provider.wait_for_request("solo", 2).await;
+
+    app.crash_and_restart().await;
+
+    // The one had ended before; the other keeps its receiver when it resumes.
+    settled(&app, &ended, "delivered").await;
+    settled(&app, &running, "delivered").await;
+    let reported = receiver.messages();
+    let of = |run: &str| -> Vec<_> {
+        let of = |it: &&_| {
+            crate::support::webhook_receiver::ReceivedMessage::json(it)["data"]["id"] == run
+        };
+        reported.iter().filter(of).collect()
+    };
+    let twice = of(&ended);
+    assert_eq!(twice.len(), 2);
+    assert_eq!(twice[0].header("webhook-id"), twice[1].header("webhook-id"));
+    assert_eq!(twice[0].body, twice[1].body);
+    assert_eq!(of(&running).len(), 1);
+    assert!(reported.iter().all(|it| it.is_signed_by(SECRET)));
+}
+
+#[tokio::test]
+async fn a_receiver_that_hangs_holds_neither_runs_nor_other_receivers() {
+    let (slow, quick) = (
+        WebhookReceiver::start().await,
+        WebhookReceiver::start().await,
+    );
+    let gate = Gate::closed();
+    slow.will((0..20).map(|_| ReceiverReply::After(gate.clone())));
+    let quick_host = format!("http://localhost:{}", quick.address.port());
+    let app = TestApp::setup()
+        .environment("HOOK_SECRET", SECRET)
+        .config(
+            "[webhooks]\nallow_hosts = [\"127.0.0.1\", \"localhost\"]\nsecret_env = \"HOOK_SECRET\"",
+        )
+        .agent("slow", &webhook(&slow.url("/")))
+        .agent("quick", &webhook(&quick_host))
+        .spawn()
+        .await;
+    app.provider.always("slow", |_| says("done"));
+    app.provider.will("quick", [says("done")]);
+    for _ in 0..20 {
+        assert_eq!(app.run("slow", "go").await.output(), "done");
+    }
+    // As many as one host may have under way.
+    assert!(
+        slow.wait_for_messages(8)
+            .await
+            .iter()
+            .all(|it| it.is_signed_by(SECRET))
+    );
+
+    let run = app.run("quick", "go").await;
+    settled(&app, run.id(), "delivered").await;
+    assert_eq!(quick.messages().len(), 1);
+    assert_eq!(slow.messages().len(), 8);
+    gate.open();
+    slow.wait_for_messages(20).await;
+}
+
+#[tokio::test]
+async fn what_ends_while_the_daemon_drains_is_told_by_it_or_by_the_next() {
+    let receiver = WebhookReceiver::start().await;
+    let gate = Gate::closed();
+    let mut app = daemon()
+        .agent("solo", &webhook(&receiver.url("/")))
+        .spawn()
+        .await;
+    app.provider.will("solo", [says("done").after_gate(&gate)]);
+    let run = app.start("solo", "go").await.id().to_owned();
+    app.provider.wait_for_concurrency("solo", 1).await;
+    app.daemon.signal("TERM");
+    app.get_until("/readyz", |got| got.status == 503).await;
+    gate.open();
+    let status = app.daemon.wait_for_exit().await;
+    assert_eq!(status.code(), Some(0), "{}", app.daemon.log());
+    app.restart_after_end().await;
+    settled(&app, &run, "delivered").await;
+    receiver.wait_for_messages(1).await;
+}
+
+#[tokio::test]
+async fn a_missing_secret_shows_in_the_delivery_and_sends_nothing() {
+    let receiver = WebhookReceiver::start().await;
+    let hook = webhook(&receiver.url("/"));
+    let app = daemon()
+        .environment("BAD_SECRET", "whsec_no base64")
+        .agent("unset", &format!("{hook}\nsecret_env = \"NO_SECRET\""))
+        .agent("bad", &format!("{hook}\nsecret_env = \"BAD_SECRET\""))
+        .spawn()
+        .await;
+    for (agent, variable) in [("unset", "NO_SECRET"), ("bad", "BAD_SECRET")] {
+        app.provider.will(agent, [says("done")]);
+        let run = app.run(agent, "go").await;
+        let path = format!("/runs/{}/deliveries", run.id());
+        let tried = |got: &ApiResponse| !got.json()["data"][0]["attempts"][0].is_null();
+        let got = app.get_until(&path, tried).await;
+        let error = got.json()["data"][0]["attempts"][0]["error"].clone();
+        assert!(
+            error.as_str().expect("a text").contains(variable),
+            "{error}"
+        );
+    }
+    assert!(receiver.messages().is_empty());
+    assert!(!app.daemon.log().contains("no base64"));
+}
+
+#[tokio::test]
+async fn a_tenants_hanging_receivers_leave_the_others_their_part() {
+    let (hanging, receiver) = (HangingServer::start().await, WebhookReceiver::start().await);
+    let hosts: Vec<String> = (2..12).map(|n| format!("127.0.0.{n}")).collect();
+    let mut allowed = hosts.clone();
+    allowed.push("127.0.0.1".to_owned());
+    let key = |name: &str| {
+        let sha256 = KeyHash::digest(name.as_bytes());
+        format!(
+            "[auth.keys.{name}]\nsha256 = \"{sha256}\"\nscopes = [\"admin\"]\nwebhook_secret_env = \"HOOK_SECRET\"\n"
+        )
+    };
+    let app = TestApp::setup()
+        .environment("HOOK_SECRET", SECRET)
+        .config(&format!(
+            "[webhooks]\nallow_hosts = {allowed:?}\n{}{}",
+            key("ada"),
+            key("bob")
+        ))
+        .agent("solo", "")
+        .spawn()
+        .await;
+    app.provider.always("solo", |_| says("done"));
+    // More than may be under way in all, to more hosts than one key can have all slots with.
+    for host in hosts.iter().flat_map(|host| [host; 8]) {
+        let body = json!({"webhook": {"url": hanging.url(host)}});
+        let accepted = as_key(&app, "ada", Method::POST, "/agents/solo/runs", &body).await;
+        assert_eq!(accepted.status, 202, "{}", accepted.text);
+    }
+    // Half of 64, and half of the other half.
+    hanging.wait_for_connections(48).await;
+
+    let body = json!({"webhook": {"url": receiver.url("/")}});
+    as_key(&app, "bob", Method::POST, "/agents/solo/runs", &body).await;
+    receiver.wait_for_messages(1).await;
+    assert!(
+        hanging.open_connections() <= 48,
+        "{}",
+        hanging.open_connections()
+    );
+}

@@ -1,0 +1,4 @@
+//! Webhooks.
+
+mod deliveries;
+mod messages;
