@@ -19,12 +19,12 @@ use crate::config::Config;
 use crate::config::load::{self, ConfigError};
 use crate::config::models;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
-use crate::engine::context::{EngineDeps, Settings};
+use crate::engine::context::EngineDeps;
 use crate::engine::memory::memory::Memories;
 use crate::engine::record::journal::{EventBroadcaster, Journal};
-use crate::engine::replay::history::HistoryLimits;
 use crate::engine::retention;
 use crate::engine::runner::Runner;
+use crate::engine::settings::{HistoryLimits, Settings};
 use crate::providers::registry::ProviderRegistry;
 use crate::store::open;
 #[cfg(feature = "otel")]

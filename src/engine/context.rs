@@ -1,29 +1,24 @@
 //! What every part of the engine can reach: the catalogue, the providers, the journal, the active runs. Only data.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::catalog::reload::Catalog;
-use crate::config::Runs;
-use crate::config::models::Models;
 use crate::engine::admission::sessions::Sessions;
-use crate::engine::approval::decision::PendingApprovals;
 use crate::engine::memory::memory::Memories;
 use crate::engine::record::agent_snapshots::AgentSnapshots;
 use crate::engine::record::journal::Journal;
-use crate::engine::replay::history::HistoryLimits;
-use crate::engine::replay::recovery::OrphanedChildren;
 use crate::engine::replay::suspension::Suspension;
-use crate::engine::state::active_run::{ActiveRun, ActiveRuns};
-use crate::fair::Limits;
+use crate::engine::settings::Settings;
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::active_runs::ActiveRuns;
+use crate::engine::state::orphans::OrphanedChildren;
+use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::fair::admission::AdmissionQueue;
 use crate::providers::registry::ProviderRegistry;
-use crate::ssrf::SsrfGuard;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::SpanSender;
 use crate::tools::mcp::pool::McpConnectionPool;
@@ -52,6 +47,8 @@ pub struct EngineDeps {
     pub traces: Option<SpanSender>,
 }
 
+pub type SuperviseFn = fn(Arc<Engine>) -> BoxFuture<'static, ()>;
+
 /// The engine's parts, shared by all runs.
 pub struct Engine {
     /// Where agents come from.
@@ -76,6 +73,8 @@ pub struct Engine {
     pub active_runs: Arc<ActiveRuns>,
     /// Trees that go on once the store works again.
     pub suspension: Suspension,
+    /// The task that resumes suspended trees; it ends when none is left.
+    pub supervise_suspended: SuperviseFn,
     /// What is counted for whoever watches the daemon.
     pub metrics: Arc<Metrics>,
     /// Where spans go; none where nobody traces.
@@ -108,61 +107,6 @@ impl RunContext {
         Self {
             engine: Arc::clone(engine),
             run: Arc::clone(run),
-        }
-    }
-}
-
-/// What the configuration says of runs.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where relative and bare skills are.
-    pub config_dir: PathBuf,
-    /// Who may be at work at once, and who may wait.
-    pub runs: Runs,
-    /// A root's deadline where nothing is said.
-    pub default_timeout: Duration,
-    /// No root's deadline is above this.
-    pub max_timeout: Duration,
-    /// See [`crate::config::Limits`].
-    pub loop_warn: u32,
-    /// See [`crate::config::Limits`].
-    pub loop_stop: u32,
-    /// Most bytes of context files.
-    pub max_context_file_bytes: usize,
-    /// Most bytes of one run's conversation.
-    pub max_conversation_bytes: usize,
-    /// How much of its conversation a session's next run goes on with.
-    pub history_limits: HistoryLimits,
-    /// Where webhooks may point.
-    pub webhook_guard: SsrfGuard,
-    /// See [`crate::config::Webhooks`].
-    pub webhook_secret_env: Option<String>,
-    /// The configured keys by their names, with [`crate::config::Key::webhook_secret_env`].
-    pub keys: BTreeMap<String, Option<String>>,
-    /// What is known of models.
-    pub models: Models,
-}
-
-impl Settings {
-    /// What bounds the line of root runs.
-    pub fn queue_limits(&self) -> Limits {
-        let Runs {
-            max_running,
-            max_queued,
-            per_agent,
-            per_key,
-            max_live,
-            ..
-        } = self.runs.clone();
-        Limits {
-            max_running,
-            max_live,
-            max_queued,
-            per_agent,
-            per_key: per_key.named,
-            default_per_key: per_key.others,
-            keys: self.keys.keys().cloned().collect(),
-            shares_permits: false,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod approval;
+pub mod blocking;
 pub mod cancel;
 pub mod context;
 pub mod delegation;
@@ -15,5 +16,6 @@ pub mod root_run;
 pub mod run_loop;
 pub mod run_spans;
 pub mod runner;
+pub mod settings;
 pub mod state;
 pub mod workdir;

@@ -13,11 +13,13 @@ use crate::domain::content::Content;
 use crate::domain::context::Compaction;
 use crate::domain::message::Message;
 use crate::domain::run::{RunId, Scope};
-use crate::engine::context::{Engine, Settings};
+use crate::engine::blocking::run_blocking;
+use crate::engine::context::Engine;
 use crate::engine::record::webhook_events;
 use crate::engine::request::{
     DryLimits, DryRun, DrySubAgents, Overrides, ParamsPatch, RunRequest, StartError,
 };
+use crate::engine::settings::Settings;
 use crate::engine::state::provider_keys::Keys;
 use crate::engine::workdir;
 use crate::providers::registry::ProviderHandle;
@@ -228,13 +230,6 @@ pub async fn assemble_prompt(
         assemble_prompt_blocking(&engine, &agent, workdir, owner.as_deref(), input)
     })
     .await
-}
-
-/// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
-pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 fn assemble_prompt_blocking(

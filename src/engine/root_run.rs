@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Run, RunId, Status};
-use crate::engine::admission::sessions::{RunPermits, SessionGuard, SessionKey};
+use crate::engine::admission::run_permits::RunPermits;
+use crate::engine::admission::sessions::{SessionGuard, SessionKey};
 use crate::engine::approval::pause;
 use crate::engine::cancel::{self, PendingCancels};
 use crate::engine::context::{Engine, RunContext};
@@ -16,13 +17,14 @@ use crate::engine::record::run_record;
 use crate::engine::replay::recovery;
 use crate::engine::replay::recovery::RecoveredRun;
 use crate::engine::replay::run_log;
-use crate::engine::replay::suspension;
+use crate::engine::replay::suspension::SuspendedTree;
 use crate::engine::run_loop::drive;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome};
 use crate::engine::run_loop::finish;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::start::{AcceptedSender, RunStart};
-use crate::engine::state::active_run::{ActiveRun, Deadline};
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::deadline::Deadline;
 use crate::engine::workdir;
 use crate::fair::admission::{Admission, RunPermit};
 use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step};
@@ -58,7 +60,7 @@ impl NewRoot {
             () = pause::suspended(&context, session_suspended) => return suspend(&context),
         }
         if context.run.is_suspended() {
-            suspension::suspend(&context, session_guard);
+            keep_suspended(&context, session_guard);
         }
     }
 
@@ -159,7 +161,7 @@ impl ResumedRoot {
             context.run.suspend(&error);
         }
         if context.run.is_suspended() {
-            suspension::suspend(&context, session_guard);
+            keep_suspended(&context, session_guard);
         }
     }
 
@@ -278,6 +280,16 @@ async fn acquire_permit(
         }
     }
     admission.permit().await
+}
+
+/// Keeps a tree whose tasks have ended until the store works.
+fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>) {
+    let engine = &context.engine;
+    let tree = SuspendedTree::new(Arc::clone(&context.run), session_guard);
+    if engine.suspension.add(tree) {
+        let supervise = (engine.supervise_suspended)(Arc::clone(engine));
+        engine.tasks.spawn(supervise);
+    }
 }
 
 /// Lets go of a root run where it stands.

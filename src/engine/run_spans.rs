@@ -16,63 +16,15 @@ use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult, tr
 use crate::domain::run::{Run, RunId, Status};
 use crate::domain::trace::{SpanId, TraceContext, TraceId};
 use crate::domain::usage::TokenUsage;
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::run_loop::turn_request::TurnRequest;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::tree_trace::TreeTrace;
+use crate::engine::state::turn_error::TurnError;
 use crate::providers::Reply;
-use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanSender, key};
+use crate::telemetry::traces::{AttributeValue, Span, SpanKind, key};
 
 /// Most bytes of texts in one attribute that holds content.
 const MAX_CONTENT_BYTES: usize = 16 << 10;
-
-/// What the runs of one tree share of their trace.
-pub enum TreeTrace {
-    /// They leave spans in it.
-    Exported {
-        /// Where those go.
-        exporter: SpanSender,
-        /// The trace.
-        id: TraceId,
-        /// The caller's span, which the root's is below.
-        caller_span: Option<SpanId>,
-    },
-    /// They leave nothing in it; the services that they ask are told where the caller stands.
-    Propagated(TraceContext),
-}
-
-impl TreeTrace {
-    /// The trace of a tree: the caller's, as it wishes, or one of its own, if it is among those that are kept.
-    pub fn for_tree(
-        traces: Option<&SpanSender>,
-        caller: Option<&TraceContext>,
-        root: RunId,
-    ) -> Option<Box<Self>> {
-        let exported = |exporter: &SpanSender, id, caller_span| Self::Exported {
-            exporter: exporter.clone(),
-            id,
-            caller_span,
-        };
-        let trace = match (traces, caller) {
-            (Some(exporter), Some(caller)) if caller.sampled => {
-                exported(exporter, caller.trace, Some(caller.span))
-            }
-            (_, Some(caller)) => Self::Propagated(*caller),
-            (Some(exporter), None) if is_sampled(root, exporter.sampling_ratio()) => {
-                exported(exporter, TraceId(*root.0.as_bytes()), None)
-            }
-            (_, None) => return None,
-        };
-        Some(Box::new(trace))
-    }
-}
-
-/// Whether a root's own trace is kept: always the same for the same run.
-fn is_sampled(root: RunId, sampling_ratio: f64) -> bool {
-    let [.., a, b, c, d] = *root.0.as_bytes();
-    // These bytes of an id are random; those before them may count up.
-    let fraction = f64::from(u32::from_be_bytes([a, b, c, d])) / (f64::from(u32::MAX) + 1.0);
-    fraction < sampling_ratio
-}
 
 /// A request to a model that is under way.
 pub struct ChatSpan {
@@ -386,20 +338,17 @@ fn truncate(text: &str, max_bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_CONTENT_BYTES, call_span_id, is_sampled, messages_json, run_span_id};
+    use super::{MAX_CONTENT_BYTES, call_span_id, messages_json, run_span_id};
     use crate::domain::message::Message;
     use crate::domain::run::RunId;
 
     #[test]
-    fn span_ids_differ_and_sampling_keeps_its_ratio() {
+    fn span_ids_differ() {
         let (one, other) = (RunId::new(), RunId::new());
         assert_ne!(run_span_id(one), run_span_id(other));
         assert_ne!(call_span_id(one, "a"), call_span_id(one, "b"));
         assert_ne!(call_span_id(one, "a"), call_span_id(other, "a"));
         assert_eq!(call_span_id(one, "a"), call_span_id(one, "a"));
-        assert!(is_sampled(one, 1.0) && !is_sampled(one, 0.0));
-        let sampled_count = (0..4000).filter(|_| is_sampled(RunId::new(), 0.25)).count();
-        assert!((700..1300).contains(&sampled_count), "{sampled_count}");
     }
 
     #[test]

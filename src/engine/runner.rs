@@ -14,9 +14,8 @@ use crate::catalog::prompt;
 use crate::catalog::reload::Catalog;
 use crate::domain::run::{Run, RunId, Scope};
 use crate::domain::usage::TreeUsage;
-use crate::engine::admission::root_permit::RootPermit;
 use crate::engine::admission::sessions::{OnBusy, SessionGuard, SessionKey, Sessions};
-use crate::engine::approval::decision::{self, DecideError, PendingApprovals};
+use crate::engine::approval::decision::{self, DecideError};
 use crate::engine::cancel;
 use crate::engine::context::{Engine, EngineDeps, RunContext};
 use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
@@ -27,17 +26,21 @@ use crate::engine::record::journal::Subscription;
 use crate::engine::record::run_record;
 use crate::engine::record::webhook_events;
 use crate::engine::replay::recovery;
-use crate::engine::replay::recovery::OrphanedChildren;
 use crate::engine::replay::resume_suspended;
-use crate::engine::replay::run_log::ApprovalDecision;
 use crate::engine::replay::suspension::Suspension;
 use crate::engine::request::{DryRun, RunRequest, StartError};
 use crate::engine::root_run::{self, NewRoot};
-use crate::engine::run_spans::TreeTrace;
-use crate::engine::state::active_run::{ActiveRun, ActiveRuns, Tree, TreeSuspension};
+use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::active_runs::ActiveRuns;
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
+use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::budget::Budgets;
+use crate::engine::state::orphans::OrphanedChildren;
+use crate::engine::state::pending_approvals::PendingApprovals;
 use crate::engine::state::provider_keys::ProviderKeys;
+use crate::engine::state::root_permit::RootPermit;
+use crate::engine::state::tree::{Tree, TreeSuspension};
+use crate::engine::state::tree_trace::TreeTrace;
 use crate::fair::admission::AdmissionQueue;
 use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
@@ -79,7 +82,8 @@ impl Runner {
             agent_snapshots: AgentSnapshots::default(),
             orphans: OrphanedChildren::default(),
             active_runs,
-            suspension: Suspension::new(resume_suspended::supervise),
+            suspension: Suspension::default(),
+            supervise_suspended: resume_suspended::supervise,
             metrics: Arc::default(),
             traces,
             settings,

@@ -1,49 +1,14 @@
 //! The directory of one run's files: opened before the run starts, shared by the runs of one directory, and known again by
 //! device and inode where the run was queued or left by an earlier process. Knows no loop.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::catalog::prompt::PromptError;
 use crate::domain::agent::Agent;
+use crate::engine::blocking::run_blocking;
 use crate::engine::context::{Engine, RunContext};
-use crate::engine::prepare::run_blocking;
 use crate::workdirs::file_id::FileId;
 use crate::workdirs::workdir::Workdir;
-
-/// The directory of a run, so far as it is known.
-#[derive(Debug, Default)]
-pub struct RunWorkdir {
-    /// What it is known by: of one that was opened before, in this process or an earlier one.
-    id: OnceLock<FileId>,
-    dir: OnceLock<Arc<Workdir>>,
-}
-
-impl RunWorkdir {
-    /// One that was opened before, where it was.
-    pub fn with_id(id: Option<FileId>) -> Self {
-        let workdir = Self::default();
-        if let Some(id) = id {
-            let _ = workdir.id.set(id);
-        }
-        workdir
-    }
-
-    /// What it is known by; none before it was opened.
-    pub fn id(&self) -> Option<FileId> {
-        self.id.get().copied()
-    }
-
-    /// The directory, where it is open.
-    pub fn dir(&self) -> Option<&Arc<Workdir>> {
-        self.dir.get()
-    }
-
-    fn set(&self, dir: Arc<Workdir>) {
-        // A directory that was known is only opened where it is the same.
-        let _ = self.id.set(dir.id());
-        let _ = self.dir.set(dir);
-    }
-}
 
 /// Whether runs of this agent use files.
 pub fn is_used(engine: &Engine, agent: &Agent) -> bool {
@@ -88,7 +53,7 @@ pub async fn record_id(context: &RunContext) {
         return;
     }
     if let Ok(dir) = open_dir(&context.engine, &context.run.agent, None).await {
-        let _ = context.run.workdir.id.set(dir.id());
+        context.run.workdir.set_id(dir.id());
     }
 }
 

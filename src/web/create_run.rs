@@ -22,7 +22,7 @@ use crate::domain::service::Service;
 use crate::domain::trace::TraceContext;
 use crate::domain::usage::Cost;
 use crate::engine::admission::sessions::OnBusy;
-use crate::engine::prepare;
+use crate::engine::blocking;
 use crate::engine::record::journal::Subscription;
 use crate::engine::request::{Overrides, ParamsPatch, RunRequest, StartError, WebhookRequest};
 use crate::engine::state::provider_keys::Keys;
@@ -253,8 +253,10 @@ async fn build_run_request(
             let request = match bytes.len() > settings.max_body {
                 // Pictures and files take their time to be decoded.
                 true => {
-                    prepare::run_blocking(move || json_body::parse_json::<CreateRunRequest>(&bytes))
-                        .await?
+                    blocking::run_blocking(move || {
+                        json_body::parse_json::<CreateRunRequest>(&bytes)
+                    })
+                    .await?
                 }
                 false => json_body::parse_json::<CreateRunRequest>(&bytes)?,
             };

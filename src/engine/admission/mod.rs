@@ -1,4 +1,4 @@
 //! When a run may start: sessions and permits.
 
-pub mod root_permit;
+pub mod run_permits;
 pub mod sessions;

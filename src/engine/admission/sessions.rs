@@ -10,8 +10,6 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::RunId;
-use crate::engine::state::active_run::ActiveRun;
-use crate::fair::admission::RunPermit;
 
 /// What a session is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -175,34 +173,6 @@ impl Drop for SessionGuard {
             if session.runs.is_empty() {
                 sessions.remove(&self.key);
             }
-        }
-    }
-}
-
-/// What a root run gives back when it has ended, before anybody hears of that.
-#[derive(Default)]
-pub struct RunPermits<'s> {
-    /// Its slot, once it has one.
-    pub run_permit: Option<RunPermit>,
-    /// Its seat in a session, which outlives a suspension.
-    pub session_guard: Option<&'s mut Option<SessionGuard>>,
-}
-
-impl RunPermits<'_> {
-    /// Gives everything back, unless the run's tree is suspended before it `has_ended`: then it keeps its order.
-    pub fn release(self, run: &ActiveRun, has_ended: bool) {
-        if run.is_suspended() && !has_ended {
-            if let Some(permit) = self.run_permit {
-                run.tree.root_permit.set(permit);
-            }
-            return;
-        }
-        if run.parent.is_none() {
-            drop(run.tree.root_permit.take());
-        }
-        drop(self.run_permit);
-        if let Some(guard) = self.session_guard {
-            drop(guard.take());
         }
     }
 }

@@ -2,8 +2,7 @@
 //! answer stand in the record before anybody acts on them, so that a killed daemon neither asks twice nor forgets. Knows
 //! no HTTP.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -14,32 +13,16 @@ use crate::domain::message::{ToolCall, shorten, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::approval::pause::{self, PauseReason};
 use crate::engine::context::{Engine, RunContext};
-use crate::engine::record::run_record;
-use crate::engine::replay::run_log::{self, ApprovalDecision, RecordedCalls};
-use crate::engine::run_loop::turn_error::TurnError;
+use crate::engine::replay::run_log::{self, RecordedCalls};
+use crate::engine::state::approval_decision::ApprovalDecision;
+use crate::engine::state::deadline;
 use crate::engine::state::failures;
+use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval};
+use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
 
 /// Most bytes of arguments that an event shows; the whole stands in the run's messages.
 const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
-
-/// The calls of this process that wait for a person's word.
-#[derive(Default)]
-pub struct PendingApprovals {
-    waiters: Mutex<Waiters>,
-    /// Held while a word is written for a call that an earlier process asked about and that nobody waits at yet, and
-    /// while such a call looks for it: one of the two comes first. Rare, and over a read and a write of the store.
-    early_decision_lock: tokio::sync::Mutex<()>,
-}
-
-/// Who waits, by run and call; none for a call whose word is on its way.
-type Waiters = HashMap<(RunId, String), Option<oneshot::Sender<DecisionMessage>>>;
-
-/// A word, and who wants to know that it is committed.
-struct DecisionMessage {
-    decision: ApprovalDecision,
-    ack: oneshot::Sender<Result<(), StoreError>>,
-}
 
 /// Why a word was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +142,7 @@ async fn receive_decision(
                     .agent
                     .approve_timeout
                     .map_or(0, |it| it.as_secs());
-                let remaining = run_record::remaining_time(now().duration_until(deadline), limit);
+                let remaining = deadline::remaining_time(now().duration_until(deadline), limit);
                 tokio::time::sleep(remaining).await;
             }
             None => std::future::pending().await,
@@ -238,11 +221,7 @@ async fn decide_early(
 ) -> Result<bool, DecideError> {
     let _guard = engine.pending_approvals.early_decision_lock.lock().await;
     let _gate = engine.suspension.resume_lock.read().await;
-    if engine
-        .pending_approvals
-        .lock()
-        .contains_key(&(id, call.to_owned()))
-    {
+    if engine.pending_approvals.is_waiting(id, call) {
         return Ok(false);
     }
     let run = engine.journal.store().run(id).await?;
@@ -294,63 +273,6 @@ fn not_pending(run: RunId, call: &str, reason: &str) -> DecideError {
         run,
         call: shorten(call, 80),
         reason: reason.to_owned(),
-    }
-}
-
-/// What came of a word.
-enum DeliveryResult {
-    /// The call has it, and says when it is committed.
-    Delivered(oneshot::Receiver<Result<(), StoreError>>),
-    /// Another word came first.
-    AlreadyDecided,
-    /// No call of this process waits for it.
-    NotWaiting,
-}
-
-impl PendingApprovals {
-    fn deliver(&self, run: RunId, call: &str, decision: &ApprovalDecision) -> DeliveryResult {
-        let mut waiters = self.lock();
-        let Some(entry) = waiters.get_mut(&(run, call.to_owned())) else {
-            return DeliveryResult::NotWaiting;
-        };
-        let Some(sender) = entry.take() else {
-            return DeliveryResult::AlreadyDecided;
-        };
-        let (ack, committed) = oneshot::channel();
-        let decision = decision.clone();
-        // Where the call has just given up, the other end tells at once.
-        let _ = sender.send(DecisionMessage { decision, ack });
-        DeliveryResult::Delivered(committed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiters> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A call's place at the desk, left when it is dropped.
-struct PendingApproval<'d> {
-    approvals: &'d PendingApprovals,
-    key: (RunId, String),
-    receiver: oneshot::Receiver<DecisionMessage>,
-}
-
-impl<'d> PendingApproval<'d> {
-    fn register(approvals: &'d PendingApprovals, run: RunId, call: &str) -> Self {
-        let (sender, receiver) = oneshot::channel();
-        let key = (run, call.to_owned());
-        approvals.lock().insert(key.clone(), Some(sender));
-        Self {
-            approvals,
-            key,
-            receiver,
-        }
-    }
-}
-
-impl Drop for PendingApproval<'_> {
-    fn drop(&mut self) {
-        self.approvals.lock().remove(&self.key);
     }
 }
 

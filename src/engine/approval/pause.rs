@@ -9,9 +9,8 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::event::EventKind;
 use crate::domain::run::{WaitingFor, now};
 use crate::engine::context::RunContext;
-use crate::engine::record::run_record;
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
 
 /// What a call of a run does.
@@ -260,7 +259,7 @@ fn update_pause(run: &ActiveRun, is_running: bool) -> (Option<bool>, Option<Chan
         (false, true) if is_running => {
             clock.is_pause_recorded = false;
             clock.deadline.map(|deadline| Change::Unpause {
-                deadline: run_record::to_wall_clock(deadline),
+                deadline: deadline.to_wall_clock(),
             })
         }
         _ => None,

@@ -9,8 +9,9 @@ use crate::domain::usage::TreeUsage;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::run_record;
-use crate::engine::state::active_run::{ActiveRun, Deadline};
+use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::AccountIds;
+use crate::engine::state::deadline::Deadline;
 use crate::tools::{AdHocRequest, ChildRequest};
 
 /// A child run, ready to be driven.

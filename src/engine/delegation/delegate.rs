@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use crate::domain::event::EventKind;
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
-use crate::engine::admission::sessions::RunPermits;
+use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::approval::pause::{self, PauseReason};
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
@@ -254,10 +254,7 @@ impl RunDelegate {
         let handle_store_error = |error| self.handle_store_error(error);
         let recorded_run = run_log::load(engine, child).await;
         // From here on the child is driven to its end, which also unregisters it.
-        let Some((child, run)) = engine
-            .orphans
-            .recover_child(child.id, context, &account_ids)
-        else {
+        let Some((child, run)) = recovery::recover_child(context, child.id, &account_ids) else {
             let interrupted = recovery::interrupt(engine, child.id, &[]).await;
             interrupted.map_err(handle_store_error)?;
             let stored_run = engine.journal.store().run(child.id).await;

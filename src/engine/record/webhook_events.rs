@@ -12,8 +12,8 @@ use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
 use crate::domain::run::{Failure, FailureCode, RunId, Status};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
-use crate::engine::context::Settings;
 use crate::engine::request::{RunRequest, StartError, WebhookRequest};
+use crate::engine::settings::Settings;
 use crate::ssrf;
 use crate::store::outbox::NewDelivery;
 

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::AttachmentLimits;
 use crate::domain::context::Compaction;
 use crate::domain::message::{Message, ToolResult};
 use crate::domain::run::{Run, Status};
 use crate::engine::context::Engine;
+use crate::engine::settings::HistoryLimits;
 use crate::providers::reasoning;
 use crate::store::{SessionQuery, Step, StoreError};
 
@@ -88,17 +88,6 @@ pub struct SessionHistory {
     pub messages: Vec<Message>,
     /// What requests leave out of them: what the last run's left out.
     pub compaction: Option<Compaction>,
-}
-
-/// How much of a session's conversation its next run goes on with.
-#[derive(Clone, Copy, Debug)]
-pub struct HistoryLimits {
-    /// Messages.
-    pub messages: usize,
-    /// Bytes of their texts, arguments included.
-    pub bytes: usize,
-    /// Their pictures and files: as many, and half of the bytes, so that the next message has a place.
-    pub attachments: AttachmentLimits,
 }
 
 /// What a run of a session goes on with: the conversation of the last completed run of that session and agent. Read when
@@ -207,13 +196,14 @@ pub fn message_bytes(message: &Message) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{HistoryLimits, OMITTED_NOTICE, RecordedConversation, trim};
+    use super::{OMITTED_NOTICE, RecordedConversation, trim};
     use crate::config::AttachmentLimits;
     use crate::domain::attachment::Attachment;
     use crate::domain::content::Content;
     use crate::domain::message::{
         AssistantMessage, Message, ToolCall, ToolResult, empty_arguments,
     };
+    use crate::engine::settings::HistoryLimits;
     use crate::store::Step;
 
     const LIMITS: HistoryLimits = HistoryLimits {

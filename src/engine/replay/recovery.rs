@@ -1,86 +1,49 @@
 //! Brings unfinished runs back to life where their record ends, after a restart or once a store that failed works again:
 //! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
 use crate::domain::run::{Run, RunId, Scope, Status, now};
 use crate::domain::webhook::Webhook;
-use crate::engine::admission::root_permit::RootPermit;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::delegation::ad_hoc;
 use crate::engine::record::agent_snapshots;
-use crate::engine::record::run_record;
-use crate::engine::run_spans::TreeTrace;
-use crate::engine::state::active_run::{ActiveRun, Deadline, RestoredState, Tree, TreeSuspension};
+use crate::engine::state::active_run::{ActiveRun, RestoredState};
 use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
+use crate::engine::state::deadline::{self, Deadline};
 use crate::engine::state::failures;
 use crate::engine::state::provider_keys::ProviderKeys;
-use crate::engine::workdir::RunWorkdir;
+use crate::engine::state::root_permit::RootPermit;
+use crate::engine::state::run_workdir::RunWorkdir;
+use crate::engine::state::tree::{Tree, TreeSuspension};
+use crate::engine::state::tree_trace::TreeTrace;
 use crate::store::{StoreError, UnfinishedRun};
 
-/// Child runs that an earlier process left unfinished, until their parents come to the calls that made them.
-#[derive(Default)]
-pub struct OrphanedChildren {
-    children: Mutex<HashMap<RunId, UnfinishedRun>>,
-}
-
-impl OrphanedChildren {
-    /// Brings a child back to life below `parent`, whose accounts `callers` are drawn on too, once, and lists it among the runs at work: a cancel finds it either
-    /// here or there.
-    pub fn recover_child(
-        &self,
-        child: RunId,
-        parent: &RunContext,
-        callers: &[usize],
-    ) -> Option<(Arc<ActiveRun>, Run)> {
-        let mut children = self.lock();
-        let orphan = children.remove(&child)?;
-        let active_run = recover(&parent.engine, &orphan, Some(&parent.run), callers)?;
-        parent.engine.active_runs.add(&active_run);
-        parent.engine.suspension.changed.notify_waiters();
+/// Resumes an orphaned child below `parent`, once, and adds it to the active runs. `accounts` are those that it draws on
+/// beside its own. `None` if it is not among the orphans or cannot be resumed.
+pub fn recover_child(
+    parent: &RunContext,
+    child: RunId,
+    accounts: &[usize],
+) -> Option<(Arc<ActiveRun>, Run)> {
+    let engine = &parent.engine;
+    engine.orphans.take(child, |orphan| {
+        let active_run = recover(engine, &orphan, Some(&parent.run), accounts)?;
+        engine.active_runs.add(&active_run);
+        engine.suspension.changed.notify_waiters();
         Some((active_run, orphan.run))
-    }
-
-    /// Whether a child waits here.
-    pub fn contains(&self, child: RunId) -> bool {
-        self.lock().contains_key(&child)
-    }
-
-    /// Has a child begin cancelled when its turn comes, as the record says; false if it is not here.
-    pub fn cancel(&self, child: RunId, reason: &str) -> bool {
-        let mut children = self.lock();
-        let Some(orphan) = children.get_mut(&child) else {
-            return false;
-        };
-        orphan.run.status = Status::Cancelling;
-        orphan.run.cancel_reason = Some(reason.to_owned());
-        true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, UnfinishedRun>> {
-        self.children.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    })
 }
 
 /// Fails what no call came back to of a tree whose root has ended, deepest first: a child that could not be revived may
 /// have left children of its own.
 pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError> {
-    let mut orphans = {
-        let mut children = engine.orphans.lock();
-        let ids: Vec<RunId> = children
-            .values()
-            .filter(|orphan| orphan.run.root_id == root)
-            .map(|orphan| orphan.run.id)
-            .collect();
-        ids.into_iter()
-            .filter_map(|id| children.remove(&id))
-            .collect::<Vec<_>>()
-    };
+    let mut orphans = engine.orphans.take_tree(root);
     orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
     engine.suspension.changed.notify_waiters();
     for orphan in orphans.into_iter().rev() {
@@ -126,10 +89,7 @@ pub async fn recover_all(
             },
             Some(parent) if recovered_ids.contains(&parent) => {
                 recovered_ids.insert(unfinished_run.run.id);
-                engine
-                    .orphans
-                    .lock()
-                    .insert(unfinished_run.run.id, unfinished_run);
+                engine.orphans.insert(unfinished_run);
             }
             Some(_) => orphans.push(unfinished_run),
         }
@@ -231,7 +191,7 @@ pub fn recover(
         // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
         let since = continuation.waiting_since.unwrap_or_else(now);
         active_run.set_deadline(Deadline {
-            at: Instant::now() + run_record::remaining_time(since.duration_until(at), seconds),
+            at: Instant::now() + deadline::remaining_time(since.duration_until(at), seconds),
             seconds,
         });
         active_run.clock().is_pause_recorded = continuation.waiting_since.is_some();

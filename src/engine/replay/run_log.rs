@@ -7,12 +7,12 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::domain::context::Compaction;
-use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{AssistantMessage, ToolResult};
 use crate::domain::run::{Run, RunId};
 use crate::domain::usage::TokenUsage;
 use crate::engine::context::Engine;
 use crate::engine::prepare::{Prompt, RunInput};
+use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::store::{EventQuery, Step, StoreError};
 
@@ -86,38 +86,6 @@ pub struct RecordedCalls {
     pub resume_count: u32,
     /// What the last reply reported, unless the conversation was made shorter since.
     pub reported_usage: Option<TokenUsage>,
-}
-
-/// What was decided about a call that waited for a person's word.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct ApprovalDecision {
-    /// What.
-    pub decision: Decision,
-    /// Why, for the model.
-    pub reason: Option<String>,
-    /// The name of the key that decided; none without keys.
-    pub by: Option<String>,
-}
-
-impl ApprovalDecision {
-    /// Nobody said anything in time.
-    pub fn timed_out() -> Self {
-        Self {
-            decision: Decision::TimedOut,
-            reason: None,
-            by: None,
-        }
-    }
-
-    /// The event that tells it.
-    pub fn to_event(&self, call: &str) -> EventKind {
-        EventKind::ApprovalDecided {
-            tool_call_id: call.to_owned(),
-            decision: self.decision,
-            reason: self.reason.clone(),
-            by: self.by.clone(),
-        }
-    }
 }
 
 impl RecordedRun {

@@ -4,12 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, RwLock};
 use tokio::time::Instant;
 
 use crate::engine::admission::sessions::SessionGuard;
-use crate::engine::context::{Engine, RunContext};
 use crate::engine::state::active_run::ActiveRun;
 use crate::fair::admission::RunPermit;
 
@@ -22,13 +20,10 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// A tree that was at work for so long is taken up at once when it is suspended again.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(60);
 
-/// The task that takes up what is suspended, and ends when nothing is.
-pub type SuperviseFn = fn(Arc<Engine>) -> BoxFuture<'static, ()>;
-
 /// The suspended trees of this process.
+#[derive(Default)]
 pub struct Suspension {
     trees: Mutex<SuspendedTrees>,
-    supervise: SuperviseFn,
     /// Held, shared, by whoever changes the record of a run from outside, and alone while trees are taken up.
     pub resume_lock: RwLock<()>,
     /// Notified when runs that nobody drove are driven again, or will not be.
@@ -58,15 +53,32 @@ pub struct SuspendedTree {
     is_probed: bool,
 }
 
-impl Suspension {
-    /// With the task that is spawned when a tree is suspended and it is not there.
-    pub fn new(supervise: SuperviseFn) -> Self {
+impl SuspendedTree {
+    /// A tree whose tasks have ended. Takes its permit.
+    pub fn new(root: Arc<ActiveRun>, session_guard: Option<SessionGuard>) -> Self {
+        let attempts = match root.tree.suspension.last_resume.get() {
+            Some((at, attempts)) if at.elapsed() < BACKOFF_RESET_AFTER => attempts + 1,
+            _ => 0,
+        };
         Self {
-            trees: Mutex::default(),
-            supervise,
-            resume_lock: RwLock::default(),
-            changed: Notify::default(),
+            run_permit: root.tree.root_permit.take(),
+            root,
+            session_guard,
+            attempts,
+            retry_at: Instant::now() + backoff(attempts),
+            // It was taken up from a store that worked: until a probe says otherwise, it alone fails.
+            is_probed: attempts > 0,
         }
+    }
+}
+
+impl Suspension {
+    /// Adds a tree; returns whether the supervising task is to be spawned.
+    pub fn add(&self, tree: SuspendedTree) -> bool {
+        let mut trees = self.lock();
+        trees.is_store_down |= !tree.is_probed;
+        trees.waiting.push(tree);
+        !std::mem::replace(&mut trees.is_supervised, true)
     }
 
     /// Whether a write failed, and the store has not been seen to work since.
@@ -134,34 +146,6 @@ impl Suspension {
         next_retry.map_or(interval, |due| {
             due.saturating_duration_since(Instant::now()).max(interval)
         })
-    }
-}
-
-/// Keeps a tree whose tasks have ended until the store works.
-pub fn suspend(context: &RunContext, session_guard: Option<SessionGuard>) {
-    let attempts = match context.run.tree.suspension.last_resume.get() {
-        Some((at, attempts)) if at.elapsed() < BACKOFF_RESET_AFTER => attempts + 1,
-        _ => 0,
-    };
-    let tree = SuspendedTree {
-        root: Arc::clone(&context.run),
-        run_permit: context.run.tree.root_permit.take(),
-        session_guard,
-        attempts,
-        retry_at: Instant::now() + backoff(attempts),
-        // It was taken up from a store that worked: until a probe says otherwise, it alone fails.
-        is_probed: attempts > 0,
-    };
-    let mut trees = context.engine.suspension.lock();
-    trees.is_store_down |= !tree.is_probed;
-    trees.waiting.push(tree);
-    if !trees.is_supervised {
-        trees.is_supervised = true;
-        let supervise = context.engine.suspension.supervise;
-        context
-            .engine
-            .tasks
-            .spawn(supervise(Arc::clone(&context.engine)));
     }
 }
 

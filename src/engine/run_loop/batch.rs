@@ -12,9 +12,9 @@ use crate::domain::usage::Usage;
 use crate::engine::approval::pause::{self, PauseReason};
 use crate::engine::context::RunContext;
 use crate::engine::record::blobs;
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
+use crate::engine::state::turn_error::TurnError;
 use crate::providers::registry::ProviderHandle;
 use crate::providers::{
     BatchClient, BatchProvider, BatchStatus, ChatRequest, Delta, ErrorCategory, ProviderError,

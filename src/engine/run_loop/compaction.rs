@@ -16,9 +16,9 @@ use crate::engine::run_loop::request_size;
 use crate::engine::run_loop::start::PendingWrite;
 use crate::engine::run_loop::summary_request::SummaryRequest;
 use crate::engine::run_loop::turn;
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::failures;
+use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, Step};
 
 /// The size limits of one run's requests.
@@ -78,7 +78,7 @@ pub async fn compact(
     let settings = &context.run.agent.context;
     let failure = match settings.strategy {
         ContextStrategy::Fail => {
-            let failure = failures::compaction_disabled(before, &window, settings.compact_at);
+            let failure = window.compaction_disabled(before, settings.compact_at);
             return Err(Ending::failed(failure));
         }
         ContextStrategy::DropToolResults => {
@@ -92,7 +92,7 @@ pub async fn compact(
         return Ok(());
     }
     let largest = describe_largest(conversation.messages());
-    let too_long = || failures::context_too_long(after, &window, &largest);
+    let too_long = || window.request_too_long(after, &largest);
     Err(Ending::failed(failure.unwrap_or_else(too_long)))
 }
 

@@ -2,7 +2,9 @@
 
 use crate::config::models::Models;
 use crate::domain::agent::Agent;
+use crate::domain::run::Failure;
 use crate::engine::run_loop::request_size;
+use crate::engine::state::failures;
 
 /// The context window of a run's model, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,28 @@ impl ContextWindow {
             .saturating_mul(MAX_SUMMARY_REQUEST_PERCENT)
             / 100;
         request_size::bytes_from_tokens(share.min(self.compact_threshold))
+    }
+
+    /// The failure of a run whose next request does not fit, if nothing more can be compacted. `largest` names the largest
+    /// message.
+    pub fn request_too_long(&self, tokens: u64, largest: &str) -> Failure {
+        failures::config(&format!(
+            "the next request has about {tokens} tokens, and {} tokens of the model's context window of {} are for \
+             requests: nothing more can be taken out of the conversation{largest}; use a model with a larger window, \
+             lower params.max_tokens, or let tools return less at once ([tools] max_result)",
+            self.max_request_tokens(),
+            self.tokens
+        ))
+    }
+
+    /// The failure of a run whose next request must be compacted, if its agent's settings forbid that.
+    pub fn compaction_disabled(&self, tokens: u64, compact_at: f64) -> Failure {
+        failures::config(&format!(
+            "the next request has about {tokens} tokens, more than the {} that context.compact_at = {compact_at} allows \
+             of the model's context window of {}, and context.strategy is \"fail\": set it to \"compact\" or \
+             \"drop_tool_results\", or use a model with a larger window",
+            self.compact_threshold, self.tokens
+        ))
     }
 }
 

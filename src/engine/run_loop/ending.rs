@@ -4,9 +4,9 @@ use jiff::Timestamp;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Failure, Run};
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::failures;
+use crate::engine::state::turn_error::TurnError;
 use crate::store::{Progress, Step, StoreError};
 
 /// What is kept if the loop panics.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::domain::event::EventKind;
 use crate::domain::run::{Outcome, Run, now};
-use crate::engine::admission::sessions::RunPermits;
+use crate::engine::admission::run_permits::RunPermits;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::child_result;
 use crate::engine::memory::memory::NewEntry;

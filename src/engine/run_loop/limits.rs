@@ -4,9 +4,9 @@ use tokio::time::Instant;
 
 use crate::domain::message::Message;
 use crate::engine::replay::history;
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget;
+use crate::engine::state::turn_error::TurnError;
 
 /// Checks for a cancel, the deadline and the budgets.
 pub fn check_limits(run: &ActiveRun) -> Result<(), TurnError> {

@@ -20,5 +20,4 @@ pub mod summary_request;
 pub mod tool_calls;
 pub mod tool_results;
 pub mod turn;
-pub mod turn_error;
 pub mod turn_request;

@@ -7,9 +7,9 @@ use crate::engine::run_loop::conversation::Conversation;
 use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
 use crate::engine::run_loop::limits::check_limits;
 use crate::engine::run_loop::turn;
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::turn_error::TurnError;
 use crate::providers::ReplyOutcome;
 use crate::store::{Change, Step};
 

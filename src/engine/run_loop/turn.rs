@@ -10,9 +10,9 @@ use crate::domain::event::EventKind;
 use crate::engine::context::RunContext;
 use crate::engine::run_loop::limits;
 use crate::engine::run_loop::provider_request::{self, Target};
-use crate::engine::run_loop::turn_error::TurnError;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::pending_batch::PendingBatch;
+use crate::engine::state::turn_error::TurnError;
 use crate::providers::{ProviderError, retry};
 use crate::store::{Change, StoreError};
 

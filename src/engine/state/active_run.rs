@@ -1,10 +1,7 @@
 //! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
 
-use std::collections::{HashMap, HashSet};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -13,16 +10,15 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind};
 use crate::domain::message::ToolResult;
-use crate::domain::run::{Run, RunId, Scope, now};
+use crate::domain::run::{Run, Scope, now};
 use crate::domain::usage::{TreeUsage, Usage};
-use crate::domain::webhook::Webhook;
-use crate::engine::admission::root_permit::RootPermit;
-use crate::engine::run_spans::TreeTrace;
-use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
-use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal, Budgets};
+use crate::engine::state::budget::{AccountIds, BudgetExceeded, BudgetRefusal};
+use crate::engine::state::clock::Clock;
+use crate::engine::state::deadline::Deadline;
 use crate::engine::state::pending_batch::PendingBatchCell;
-use crate::engine::state::provider_keys::ProviderKeys;
-use crate::engine::workdir::RunWorkdir;
+use crate::engine::state::run_workdir::RunWorkdir;
+use crate::engine::state::tree::Tree;
+use crate::engine::state::usage::UsageCounter;
 use crate::store::StoreError;
 
 /// After so many suspensions in a row, about a minute, a record that cannot be read counts as damaged.
@@ -51,111 +47,12 @@ pub struct ActiveRun {
     agent_name: Arc<str>,
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
-    usage: Mutex<UsageCounter>,
+    usage: UsageCounter,
     /// A call of this run, or of one below it, was past this limit.
     exceeded_budget: OnceLock<Box<BudgetExceeded>>,
     /// Warnings that are in the record already.
     recorded_warnings: Mutex<Vec<String>>,
     end: watch::Sender<EndState>,
-}
-
-/// What all runs of one tree share.
-pub struct Tree {
-    /// Its accounts.
-    pub budgets: Budgets,
-    /// The root's right to be at work, and who waits for it.
-    pub root_permit: RootPermit,
-    /// Whether the root wished for deltas.
-    pub is_streaming: bool,
-    /// The name of the key that the root was accepted with.
-    pub owner: Option<String>,
-    /// What its children without a name have used.
-    pub ad_hoc_quotas: AdHocQuotas,
-    /// Whether it was taken up from its record.
-    pub is_recovered: bool,
-    /// What a write that failed means for it.
-    pub suspension: TreeSuspension,
-    /// Where the root's events are told.
-    pub webhooks: Vec<Arc<Webhook>>,
-    /// Its place in a trace; none where nobody traces.
-    pub trace: Option<Box<TreeTrace>>,
-    /// How many runs it has had, the root counted.
-    pub run_count: AtomicU64,
-    /// A person's own keys for its requests.
-    pub provider_keys: ProviderKeys,
-}
-
-impl Tree {
-    /// Counts one more run; false where the tree has had as many as it may.
-    pub fn count_run(&self, max: usize) -> bool {
-        let max = u64::try_from(max).unwrap_or(u64::MAX);
-        let increment = |runs| (runs < max).then_some(runs + 1);
-        let result = self
-            .run_count
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment);
-        result.is_ok()
-    }
-
-    /// A run that was counted has not come to be.
-    pub fn uncount_run(&self) {
-        self.run_count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// How a tree is stopped when a write about it fails, and what it takes along when it goes on.
-#[derive(Debug, Default)]
-pub struct TreeSuspension {
-    is_suspended: AtomicBool,
-    /// When it was last taken up after a failed write, and how often in a row; empty if never.
-    pub last_resume: OnceLock<(Instant, u32)>,
-    /// Results of tools that must not be repeated, by run and call, which could not be recorded.
-    pub unrecorded_results: Mutex<HashMap<(RunId, String), ToolResult>>,
-}
-
-/// When a run must have ended.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadline {
-    /// The moment.
-    pub at: Instant,
-    /// The bound in whole seconds that set it, for messages.
-    pub seconds: u64,
-}
-
-impl Deadline {
-    /// This long from now.
-    pub fn within(timeout: Duration) -> Self {
-        Self {
-            at: Instant::now() + timeout,
-            seconds: timeout.as_secs(),
-        }
-    }
-}
-
-/// A run's time, and what its calls do: it stands still while all that they do is to wait for a person's word.
-#[derive(Debug, Default)]
-pub struct Clock {
-    /// When the run must have ended; none until its time starts. Moved when it goes on.
-    pub deadline: Option<Deadline>,
-    /// Since when it stands still.
-    pub paused_since: Option<Instant>,
-    /// Whether the record says that the run waits.
-    pub is_pause_recorded: bool,
-    /// Calls that do something.
-    pub running_calls: usize,
-    /// Calls that wait for a person's word, or for a child all of whose calls do; and a turn that waits for its batch.
-    pub waiting_calls: usize,
-    /// Of those, the ones that wait for a person's word.
-    pub pending_approvals: usize,
-    /// Whether a turn waits for its batch.
-    pub has_pending_batch: bool,
-}
-
-impl Clock {
-    /// The deadline, where it comes nearer, or had passed before the time stood still.
-    fn active_deadline(&self) -> Option<Deadline> {
-        self.deadline
-            .filter(|deadline| self.paused_since.is_none_or(|since| deadline.at <= since))
-    }
 }
 
 /// Decides once between an end of its own and somebody's cancel.
@@ -190,13 +87,6 @@ enum EndState {
     Recorded(Arc<Run>),
     /// Nobody drives it any more, and its end could not be recorded.
     Lost,
-}
-
-/// What a run and its descendants have used so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct UsageCounter {
-    own: Usage,
-    tree: TreeUsage,
 }
 
 /// What the record has of a run.
@@ -234,7 +124,8 @@ impl ActiveRun {
                 tree_usage: TreeUsage::default(),
             },
         );
-        run.update_usage(|counter| counter.tree.runs += 1);
+        run.self_and_ancestors()
+            .for_each(|run| run.usage.count_run());
         run
     }
 
@@ -271,10 +162,7 @@ impl ActiveRun {
             agent_name,
             clock: Mutex::default(),
             phase: Mutex::new(Phase::Open),
-            usage: Mutex::new(UsageCounter {
-                own: usage,
-                tree: tree_usage,
-            }),
+            usage: UsageCounter::new(usage, tree_usage),
             exceeded_budget: OnceLock::new(),
             pending_batch: PendingBatchCell::default(),
             recorded_warnings: Mutex::default(),
@@ -367,7 +255,7 @@ impl ActiveRun {
 
     /// Whether a write about its tree failed.
     pub fn is_suspended(&self) -> bool {
-        self.tree.suspension.is_suspended.load(Ordering::SeqCst)
+        self.tree.suspension.is_suspended()
     }
 
     /// A write about its tree failed, or its record could not be read: nothing more is written, and the whole tree stops,
@@ -377,12 +265,7 @@ impl ActiveRun {
             // Its idempotency key is another run's: this one never was.
             return;
         }
-        if self
-            .tree
-            .suspension
-            .is_suspended
-            .swap(true, Ordering::SeqCst)
-        {
+        if self.tree.suspension.mark() {
             return;
         }
         tracing::warn!(
@@ -409,8 +292,8 @@ impl ActiveRun {
 
     /// Takes over what its tree, suspended as `before` and now taken up once more, could not record.
     pub fn inherit_from(&self, suspended: &Self, attempts: u32) {
-        let results = std::mem::take(&mut *lock(&suspended.tree.suspension.unrecorded_results));
-        *lock(&self.tree.suspension.unrecorded_results) = results;
+        let results = std::mem::take(&mut *suspended.tree.suspension.unrecorded_results());
+        *self.tree.suspension.unrecorded_results() = results;
         let _ = self
             .tree
             .suspension
@@ -423,31 +306,28 @@ impl ActiveRun {
     /// Keeps the result of a call that could not be recorded for when the tree is taken up.
     pub fn stash_result(&self, result: ToolResult) {
         let key = (self.scope.run, result.call_id.clone());
-        lock(&self.tree.suspension.unrecorded_results).insert(key, result);
+        self.tree
+            .suspension
+            .unrecorded_results()
+            .insert(key, result);
     }
 
     /// The result of a call that could not be recorded before its tree was taken up.
     pub fn take_stashed_result(&self, call: &str) -> Option<ToolResult> {
-        let mut results = lock(&self.tree.suspension.unrecorded_results);
+        let mut results = self.tree.suspension.unrecorded_results();
         results.remove(&(self.scope.run, call.to_owned()))
     }
 
     /// Books usage for this run and all its ancestors.
     pub fn add_usage(&self, usage: &Usage) {
-        lock(&self.usage).own.add(usage);
-        self.update_usage(|counter| counter.tree.usage.add(usage));
+        self.usage.add_own(usage);
+        self.self_and_ancestors()
+            .for_each(|run| run.usage.add_to_tree(usage));
     }
 
     /// Its own usage, and that of its whole subtree.
     pub fn usage(&self) -> (Usage, TreeUsage) {
-        let counter = lock(&self.usage);
-        (counter.own, counter.tree)
-    }
-
-    fn update_usage(&self, change: impl Fn(&mut UsageCounter)) {
-        for run in self.self_and_ancestors() {
-            change(&mut lock(&run.usage));
-        }
+        self.usage.get()
     }
 
     /// Takes a request to cancel, which holds once [`LiveRun::cancel`] follows and not if
@@ -568,57 +448,6 @@ impl ActiveRun {
             Ok(EndState::Recorded(run)) => Some(Arc::clone(run)),
             Ok(EndState::Pending | EndState::Lost) | Err(_) => None,
         }
-    }
-}
-
-/// All runs at work, by id.
-#[derive(Default)]
-pub struct ActiveRuns {
-    runs: Mutex<HashMap<RunId, Arc<ActiveRun>>>,
-}
-
-impl ActiveRuns {
-    /// Adds one.
-    pub fn add(&self, run: &Arc<ActiveRun>) {
-        lock(&self.runs).insert(run.scope.run, Arc::clone(run));
-    }
-
-    /// Finds one.
-    pub fn get(&self, id: RunId) -> Option<Arc<ActiveRun>> {
-        lock(&self.runs).get(&id).cloned()
-    }
-
-    /// How many of them do nothing: they are suspended, or wait for an approval and are not queued for a slot to resume.
-    pub fn idle_count(&self) -> usize {
-        let is_idle = |run: &&Arc<ActiveRun>| {
-            let is_queued = run.parent.is_none() && run.tree.root_permit.is_queued();
-            !is_queued && (run.is_waiting() || run.is_suspended())
-        };
-        lock(&self.runs).values().filter(is_idle).count()
-    }
-
-    /// How many there are, those that wait for a slot included.
-    pub fn count(&self) -> usize {
-        lock(&self.runs).len()
-    }
-
-    /// Suspends a tree, if it is at work.
-    pub fn suspend(&self, root: RunId, error: &StoreError) {
-        if let Some(run) = self.get(root) {
-            run.suspend(error);
-        }
-    }
-
-    /// Puts these roots in the place of all runs of `trees`.
-    pub fn replace(&self, trees: &HashSet<RunId>, roots: HashMap<RunId, Arc<ActiveRun>>) {
-        let mut runs = lock(&self.runs);
-        runs.retain(|_, run| !trees.contains(&run.scope.root));
-        runs.extend(roots);
-    }
-
-    /// Removes one that has ended.
-    pub fn remove(&self, id: RunId) {
-        lock(&self.runs).remove(&id);
     }
 }
 

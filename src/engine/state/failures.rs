@@ -2,10 +2,10 @@
 
 use crate::domain::message::shorten;
 use crate::domain::run::{Failure, FailureCode};
-use crate::engine::run_loop::context_window::ContextWindow;
-use crate::engine::run_loop::turn_error::TurnError;
-use crate::engine::state::active_run::{ActiveRun, Deadline};
+use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::budget::BudgetExceeded;
+use crate::engine::state::deadline::Deadline;
+use crate::engine::state::turn_error::TurnError;
 use crate::providers::registry::ProviderUnavailable;
 use crate::providers::{ErrorCategory, ProviderError, ReplyOutcome};
 
@@ -112,27 +112,6 @@ pub fn reply_failure(end: ReplyOutcome, text: &str) -> Option<Failure> {
 pub fn empty_summary() -> Failure {
     let message = "the model gave no summary of the conversation".to_owned();
     failure(FailureCode::ProviderServer, "server", message, true)
-}
-
-/// The next request does not fit the model's window, and nothing is left that could be taken out of it.
-pub fn context_too_long(tokens: u64, window: &ContextWindow, largest: &str) -> Failure {
-    config(&format!(
-        "the next request has about {tokens} tokens, and {} tokens of the model's context window of {} are for \
-         requests: nothing more can be taken out of the conversation{largest}; use a model with a larger window, lower \
-         params.max_tokens, or let tools return less at once ([tools] max_result)",
-        window.max_request_tokens(),
-        window.tokens
-    ))
-}
-
-/// The next request passes the bound, and the agent's file says that the run fails then.
-pub fn compaction_disabled(tokens: u64, window: &ContextWindow, compact_at: f64) -> Failure {
-    config(&format!(
-        "the next request has about {tokens} tokens, more than the {} that context.compact_at = {compact_at} allows of \
-         the model's context window of {}, and context.strategy is \"fail\": set it to \"compact\" or \
-         \"drop_tool_results\", or use a model with a larger window",
-        window.compact_threshold, window.tokens
-    ))
 }
 
 /// A budget is spent.

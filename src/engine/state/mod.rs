@@ -1,8 +1,20 @@
 //! Data of runs in progress. Imports nothing else of the engine.
 
 pub mod active_run;
+pub mod active_runs;
 pub mod ad_hoc_quotas;
+pub mod approval_decision;
 pub mod budget;
+pub mod clock;
+pub mod deadline;
 pub mod failures;
+pub mod orphans;
+pub mod pending_approvals;
 pub mod pending_batch;
 pub mod provider_keys;
+pub mod root_permit;
+pub mod run_workdir;
+pub mod tree;
+pub mod tree_trace;
+pub mod turn_error;
+pub mod usage;

@@ -9,7 +9,7 @@ use tracing::info;
 
 use crate::domain::event::Decision;
 use crate::domain::run::now;
-use crate::engine::replay::run_log::ApprovalDecision;
+use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::web::auth::Principal;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::path::CallPath;

@@ -17,12 +17,12 @@ use axed::config::{
 };
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
-use axed::engine::context::{EngineDeps, Settings};
+use axed::engine::context::EngineDeps;
 use axed::engine::memory::memory::Memories;
 use axed::engine::record::journal::{EventBroadcaster, Journal};
-use axed::engine::replay::history::HistoryLimits;
 use axed::engine::request::RunRequest;
 use axed::engine::runner::Runner;
+use axed::engine::settings::{HistoryLimits, Settings};
 use axed::providers::registry::ProviderRegistry;
 use axed::ssrf::SsrfGuard;
 use axed::store::open::open;

@@ -1,0 +1,68 @@
+//! What the runs of one tree share of their trace.
+
+use crate::domain::run::RunId;
+use crate::domain::trace::{SpanId, TraceContext, TraceId};
+use crate::telemetry::traces::SpanSender;
+
+/// What the runs of one tree share of their trace.
+pub enum TreeTrace {
+    /// They leave spans in it.
+    Exported {
+        /// Where those go.
+        exporter: SpanSender,
+        /// The trace.
+        id: TraceId,
+        /// The caller's span, which the root's is below.
+        caller_span: Option<SpanId>,
+    },
+    /// They leave nothing in it; the services that they ask are told where the caller stands.
+    Propagated(TraceContext),
+}
+
+impl TreeTrace {
+    /// The trace of a tree: the caller's, as it wishes, or one of its own, if it is among those that are kept.
+    pub fn for_tree(
+        traces: Option<&SpanSender>,
+        caller: Option<&TraceContext>,
+        root: RunId,
+    ) -> Option<Box<Self>> {
+        let exported = |exporter: &SpanSender, id, caller_span| Self::Exported {
+            exporter: exporter.clone(),
+            id,
+            caller_span,
+        };
+        let trace = match (traces, caller) {
+            (Some(exporter), Some(caller)) if caller.sampled => {
+                exported(exporter, caller.trace, Some(caller.span))
+            }
+            (_, Some(caller)) => Self::Propagated(*caller),
+            (Some(exporter), None) if is_sampled(root, exporter.sampling_ratio()) => {
+                exported(exporter, TraceId(*root.0.as_bytes()), None)
+            }
+            (_, None) => return None,
+        };
+        Some(Box::new(trace))
+    }
+}
+
+/// Whether a root's own trace is kept: always the same for the same run.
+fn is_sampled(root: RunId, sampling_ratio: f64) -> bool {
+    let [.., a, b, c, d] = *root.0.as_bytes();
+    // These bytes of an id are random; those before them may count up.
+    let fraction = f64::from(u32::from_be_bytes([a, b, c, d])) / (f64::from(u32::MAX) + 1.0);
+    fraction < sampling_ratio
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_sampled;
+    use crate::domain::run::RunId;
+
+    #[test]
+    fn sampling_keeps_its_ratio() {
+        let run = RunId::new();
+        assert!(is_sampled(run, 1.0) && !is_sampled(run, 0.0));
+        let sampled_count = (0..4000).filter(|_| is_sampled(RunId::new(), 0.25)).count();
+        assert!((700..1300).contains(&sampled_count), "{sampled_count}");
+    }
+}
