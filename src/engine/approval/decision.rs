@@ -11,12 +11,13 @@ use tokio::sync::oneshot;
 use crate::domain::event::{Decision, EventKind};
 use crate::domain::message::{ToolCall, shorten, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status, now};
-use crate::engine::approval::pause::{self, PauseReason};
+use crate::engine::approval::pause;
 use crate::engine::context::{Engine, RunContext};
 use crate::engine::replay::run_log::{self, RecordedCalls};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::deadline;
 use crate::engine::state::failures;
+use crate::engine::state::pause::PauseReason;
 use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval};
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
@@ -48,6 +49,13 @@ pub enum DecideError {
     Store(#[from] StoreError),
 }
 
+/// Whether a tool call may be executed.
+pub enum Permission {
+    Granted,
+    /// The model receives this text as the call's result.
+    Refused(String),
+}
+
 /// Waits for the word on a call: nothing where it may be performed, else what its model is told. `begun` has what an
 /// earlier process asked and was told.
 pub async fn await_decision(
@@ -55,7 +63,7 @@ pub async fn await_decision(
     recorded_calls: &RecordedCalls,
     turn: u32,
     call: &ToolCall,
-) -> Result<Result<(), String>, StoreError> {
+) -> Result<Permission, StoreError> {
     let requested_at = recorded_calls.approvals_requested.get(&call.id).copied();
     let mut decision = recorded_calls.decisions.get(&call.id).cloned();
     let mut pending = None;
@@ -101,11 +109,17 @@ pub async fn await_decision(
                 .is_none()
                 .then(|| requested_event(turn, call, &name, deadline));
             pause::pause(context, PauseReason::Approval, event).await?;
-            let outcome = receive_decision(context, pending, &call.id, deadline).await?;
+            let received = receive_decision(context, pending, &call.id, deadline).await;
+            if let Err(TurnError::Store(error)) = received {
+                return Err(error);
+            }
             pause::unpause(context, PauseReason::Approval).await?;
-            match outcome {
+            match received {
                 Ok(decision) => decision,
-                Err(error) => return Ok(Err(failures::interruption_message(&context.run, &error))),
+                Err(error) => {
+                    let reason = failures::interruption_message(&context.run, &error);
+                    return Ok(Permission::Refused(reason));
+                }
             }
         }
     };
@@ -116,15 +130,17 @@ pub async fn await_decision(
             .approve_timeout
             .map_or(0, |it| it.as_secs())
     };
-    Ok(match (decision.decision, decision.reason) {
-        (Decision::Approved, _) => Ok(()),
-        (Decision::Denied, Some(reason)) => Err(format!("The call of {name} was denied: {reason}")),
-        (Decision::Denied, None) => Err(format!("The call of {name} was denied")),
-        (Decision::TimedOut, _) => Err(format!(
-            "The call of {name} was not approved: no decision within {}s",
-            seconds()
-        )),
-    })
+    Ok(Permission::Refused(
+        match (decision.decision, decision.reason) {
+            (Decision::Approved, _) => return Ok(Permission::Granted),
+            (Decision::Denied, Some(reason)) => format!("The call of {name} was denied: {reason}"),
+            (Decision::Denied, None) => format!("The call of {name} was denied"),
+            (Decision::TimedOut, _) => format!(
+                "The call of {name} was not approved: no decision within {}s",
+                seconds()
+            ),
+        },
+    ))
 }
 
 /// Waits for the word, or the end of the wait, and commits it.
@@ -133,7 +149,7 @@ async fn receive_decision(
     mut pending: PendingApproval<'_>,
     call: &str,
     deadline: Option<Timestamp>,
-) -> Result<Result<ApprovalDecision, TurnError>, StoreError> {
+) -> Result<ApprovalDecision, TurnError> {
     let timeout = async {
         match deadline {
             Some(deadline) => {
@@ -155,10 +171,7 @@ async fn receive_decision(
             () = timeout => None,
         }
     };
-    let message = match pause::within_deadline(&context.run, received).await {
-        Ok(message) => message,
-        Err(error) => return Ok(Err(error)),
-    };
+    let message = pause::within_deadline(&context.run, received).await?;
     let (decision, ack) = match message {
         Some(message) => (message.decision, Some(message.ack)),
         None => (ApprovalDecision::timed_out(), None),
@@ -175,7 +188,7 @@ async fn receive_decision(
         let _ = ack.send(committed.clone());
     }
     committed?;
-    Ok(Ok(decision))
+    Ok(decision)
 }
 
 /// Takes a person's word, and returns once it is committed. A call that an earlier process asked about is decided even

@@ -3,26 +3,16 @@
 
 use std::pin::pin;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::event::EventKind;
-use crate::domain::run::{WaitingFor, now};
 use crate::engine::context::RunContext;
 use crate::engine::state::active_run::ActiveRun;
+use crate::engine::state::clock::{PauseChange, Transition};
+use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
-
-/// What a call of a run does.
-#[derive(Clone, Copy, Debug)]
-pub enum PauseReason {
-    /// It waits for a person's word.
-    Approval,
-    /// It waits for its turn among its siblings.
-    Queue,
-    /// No call, but a turn: it waits for its batch.
-    Batch,
-}
 
 /// A call that was at work waits from now on. The event is committed before this returns, and whoever reads it finds the
 /// run `waiting` where that is all it does.
@@ -32,22 +22,7 @@ pub async fn pause(
     event: Option<EventKind>,
 ) -> Result<(), StoreError> {
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    {
-        let mut clock = context.run.clock();
-        match reason {
-            PauseReason::Approval => {
-                clock.running_calls = clock.running_calls.saturating_sub(1);
-                clock.waiting_calls += 1;
-                clock.pending_approvals += 1;
-            }
-            PauseReason::Queue => clock.running_calls = clock.running_calls.saturating_sub(1),
-            PauseReason::Batch => {
-                clock.waiting_calls += 1;
-                clock.has_pending_batch = true;
-            }
-        }
-    }
-    propagate_pause(context, false).await?;
+    propagate_pause(context, PauseEvent::CallPaused(reason)).await?;
     if let Some(event) = event {
         let journal = &context.engine.journal;
         journal
@@ -67,22 +42,7 @@ pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), St
             // Others went on and came to rest in between, and gave it back.
             continue;
         }
-        {
-            let mut clock = context.run.clock();
-            match reason {
-                PauseReason::Approval => {
-                    clock.running_calls += 1;
-                    clock.waiting_calls = clock.waiting_calls.saturating_sub(1);
-                    clock.pending_approvals = clock.pending_approvals.saturating_sub(1);
-                }
-                PauseReason::Queue => clock.running_calls += 1,
-                PauseReason::Batch => {
-                    clock.waiting_calls = clock.waiting_calls.saturating_sub(1);
-                    clock.has_pending_batch = false;
-                }
-            }
-        }
-        return propagate_pause(context, true).await;
+        return propagate_pause(context, PauseEvent::CallResumed(reason)).await;
     }
 }
 
@@ -90,29 +50,25 @@ pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), St
 pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
     {
         let mut clock = context.run.clock();
-        if clock.waiting_calls == 0 {
-            // Nothing can begin to stand still for it.
-            clock.running_calls = clock.running_calls.saturating_sub(1);
+        if !clock.pause.has_waiting_calls() {
+            // The run cannot be paused by this.
+            clock.apply(PauseEvent::CallFinished);
             return Ok(());
         }
     }
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    {
-        let mut clock = context.run.clock();
-        clock.running_calls = clock.running_calls.saturating_sub(1);
-    }
-    propagate_pause(context, false).await
+    propagate_pause(context, PauseEvent::CallFinished).await
 }
 
 /// Sees to it that a run that goes on has its tree's slot, and does not stand as `waiting` in the record: what an earlier
 /// process left waiting begins without one. That it is stopped or overdue is for the caller to find out.
 pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
-    if context.run.tree.root_permit.is_held() && !context.run.clock().is_pause_recorded {
+    if context.run.tree.root_permit.is_held() && !context.run.clock().pause.is_recorded() {
         return Ok(());
     }
     let _ = reacquire_permit(context).await;
     let _guard = context.run.tree.root_permit.update_lock.lock().await;
-    propagate_pause(context, true).await
+    propagate_pause(context, PauseEvent::Resumed).await
 }
 
 /// Waits for something within the run's deadline and as long as nobody stops it, as [`crate::engine::run_loop::turn::bounded`] does,
@@ -188,81 +144,34 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
     within_deadline(&context.run, reacquired).await
 }
 
-/// Finds out who stands still now, from this run upwards, and writes it down. `goes` says that this run is at work: then
-/// neither it nor what is above it stands as `waiting` in the record.
-async fn propagate_pause(context: &RunContext, is_running: bool) -> Result<(), StoreError> {
-    let mut next = Some(&*context.run);
-    while let Some(run) = next {
-        let (pause_change, change) = update_pause(run, is_running);
-        if let Some(change) = change {
+/// Applies an event to the run, and what it means to the runs above it, and records which of them were paused or
+/// resumed. If that pauses the root, its permit is given back.
+async fn propagate_pause(context: &RunContext, event: PauseEvent) -> Result<(), StoreError> {
+    let mut next = Some((&*context.run, event));
+    while let Some((run, event)) = next {
+        let PauseChange { transition, record } = run.clock().apply(event);
+        if let Some(change) = record {
             context
                 .engine
                 .journal
                 .enqueue(run, change, Vec::new(), Vec::new())
                 .await?;
         }
-        next = run.parent.as_deref();
-        if let Some(is_paused) = pause_change {
+        if let Some(transition) = transition {
+            let is_paused = transition == Transition::Paused;
             run.tree.ad_hoc_quotas.set_paused(run.scope.run, is_paused);
         }
-        match (pause_change, next) {
-            (Some(true), Some(parent)) => {
-                let mut clock = parent.clock();
-                clock.running_calls = clock.running_calls.saturating_sub(1);
-                clock.waiting_calls += 1;
-            }
-            (Some(false), Some(parent)) => {
-                let mut clock = parent.clock();
-                clock.running_calls += 1;
-                clock.waiting_calls = clock.waiting_calls.saturating_sub(1);
-            }
-            (Some(true), None) => drop(context.run.tree.root_permit.take()),
-            (None, _) if !is_running => break,
-            (Some(false) | None, _) => {}
+        let parent_event = match transition {
+            Some(Transition::Paused) => PauseEvent::ChildPaused,
+            Some(Transition::Resumed) => PauseEvent::ChildResumed,
+            None if event.is_resumption() => PauseEvent::Resumed,
+            None => break,
+        };
+        next = run.parent.as_deref().map(|parent| (parent, parent_event));
+        if next.is_none() && transition == Some(Transition::Paused) {
+            drop(run.tree.root_permit.take());
         }
     }
     context.run.tree.root_permit.changed.notify_waiters();
     Ok(())
-}
-
-/// Stops or starts a run's clock: whether it stands still now, where that is new, and what the record is to be told.
-fn update_pause(run: &ActiveRun, is_running: bool) -> (Option<bool>, Option<Change>) {
-    let mut clock = run.clock();
-    let is_paused = clock.waiting_calls > 0 && clock.running_calls == 0;
-    let pause_change = match (is_paused, clock.paused_since) {
-        (true, None) => {
-            clock.paused_since = Some(Instant::now());
-            Some(true)
-        }
-        (false, Some(since)) => {
-            clock.paused_since = None;
-            if let Some(deadline) = clock.deadline.as_mut().filter(|it| it.at > since) {
-                deadline.at += since.elapsed();
-            }
-            Some(false)
-        }
-        _ => None,
-    };
-    let change = match (is_paused, clock.is_pause_recorded) {
-        (true, false) => {
-            clock.is_pause_recorded = true;
-            let waiting_for = match (clock.has_pending_batch, clock.pending_approvals) {
-                (true, _) => WaitingFor::Batch,
-                (false, 0) => WaitingFor::Children,
-                (false, _) => WaitingFor::Approval,
-            };
-            Some(Change::Pause {
-                since: now(),
-                waiting_for,
-            })
-        }
-        (false, true) if is_running => {
-            clock.is_pause_recorded = false;
-            clock.deadline.map(|deadline| Change::Unpause {
-                deadline: deadline.to_wall_clock(),
-            })
-        }
-        _ => None,
-    };
-    (pause_change, change)
 }

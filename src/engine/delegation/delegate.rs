@@ -11,7 +11,7 @@ use crate::domain::event::EventKind;
 use crate::domain::message::shorten;
 use crate::domain::run::{Run, RunId};
 use crate::engine::admission::run_permits::RunPermits;
-use crate::engine::approval::pause::{self, PauseReason};
+use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::delegation::ad_hoc;
 use crate::engine::delegation::child_result;
@@ -24,6 +24,7 @@ use crate::engine::run_loop::recall;
 use crate::engine::run_loop::start::RunStart;
 use crate::engine::state::ad_hoc_quotas::ChildTimer;
 use crate::engine::state::failures;
+use crate::engine::state::pause::PauseReason;
 use crate::store::{Change, StoreError};
 use crate::tools::{AdHocRequest, ChildRequest, Delegate};
 

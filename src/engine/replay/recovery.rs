@@ -17,6 +17,7 @@ use crate::engine::state::ad_hoc_quotas::AdHocQuotas;
 use crate::engine::state::budget::Budgets;
 use crate::engine::state::deadline::{self, Deadline};
 use crate::engine::state::failures;
+use crate::engine::state::pause::{Calls, Pause};
 use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::run_workdir::RunWorkdir;
@@ -194,7 +195,9 @@ pub fn recover(
             at: Instant::now() + deadline::remaining_time(since.duration_until(at), seconds),
             seconds,
         });
-        active_run.clock().is_pause_recorded = continuation.waiting_since.is_some();
+        if continuation.waiting_since.is_some() {
+            active_run.clock().pause = Pause::Resuming(Calls::default());
+        }
     }
     if run.status == Status::Cancelling {
         active_run.cancel(

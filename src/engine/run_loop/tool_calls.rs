@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult, shorten};
 use crate::domain::usage::Usage;
-use crate::engine::approval::decision;
+use crate::engine::approval::decision::{self, Permission};
 use crate::engine::approval::pause;
 use crate::engine::context::RunContext;
 use crate::engine::replay::run_log::RecordedCalls;
@@ -18,6 +18,7 @@ use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
 use crate::engine::state::failures;
+use crate::engine::state::pause::PauseEvent;
 use crate::store::{Change, Step, StoreError};
 use crate::tools::toolbox::Toolbox;
 use crate::tools::{Delegate, Effect, ToolOutput};
@@ -142,14 +143,15 @@ async fn execute_pending(
     if pending_count <= 1 || !batch.context.run.agent.delegation.parallel {
         for (position, call) in calls.iter().enumerate() {
             if results[position].is_none() {
-                batch.context.run.clock().running_calls += 1;
+                batch.context.run.clock().apply(PauseEvent::CallsStarted(1));
                 results[position] = Some(execute_one(&batch, position, call).await?);
             }
         }
         return Ok(results.into_iter().flatten().collect());
     }
     // Counted before the first call starts, so that the run never looks as if it only waits.
-    batch.context.run.clock().running_calls += pending_count;
+    let started = PauseEvent::CallsStarted(pending_count);
+    batch.context.run.clock().apply(started);
     // Dropping the set aborts the tasks, so that a dropped run leaves nothing behind.
     let mut tasks = JoinSet::new();
     let cancel_token = batch.context.run.cancel_token.clone();
@@ -214,14 +216,14 @@ async fn execute_when_approved(
     if !needs_approval {
         return execute_call(batch, position, call).await;
     }
-    let decision = Box::pin(decision::await_decision(
+    let permission = Box::pin(decision::await_decision(
         context,
         recorded_calls,
         *turn,
         call,
     ))
     .await?;
-    let Err(reason) = decision else {
+    let Permission::Refused(reason) = permission else {
         return execute_call(batch, position, call).await;
     };
     // The call never started: it does not count, and it took no time.

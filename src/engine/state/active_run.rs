@@ -203,7 +203,7 @@ impl ActiveRun {
 
     /// Whether all that it does is to wait for a person's word.
     pub fn is_waiting(&self) -> bool {
-        self.clock().paused_since.is_some()
+        self.clock().pause.paused_since().is_some()
     }
 
     /// Its clock. Who changes what its calls do has the tree's turn.

@@ -1,32 +1,67 @@
-//! A run's time, and whether it is paused.
+//! The time of a run: its deadline, which moves while the run is paused.
 
 use tokio::time::Instant;
 
+use crate::domain::run::now;
 use crate::engine::state::deadline::Deadline;
+use crate::engine::state::pause::{Pause, PauseEvent};
+use crate::store::Change;
 
-/// A run's time, and what its calls do: it stands still while all that they do is to wait for a person's word.
 #[derive(Debug, Default)]
 pub struct Clock {
-    /// When the run must have ended; none until its time starts. Moved when it goes on.
+    /// `None` until the run starts. Moved by the length of each pause when it ends.
     pub deadline: Option<Deadline>,
-    /// Since when it stands still.
-    pub paused_since: Option<Instant>,
-    /// Whether the record says that the run waits.
-    pub is_pause_recorded: bool,
-    /// Calls that do something.
-    pub running_calls: usize,
-    /// Calls that wait for a person's word, or for a child all of whose calls do; and a turn that waits for its batch.
-    pub waiting_calls: usize,
-    /// Of those, the ones that wait for a person's word.
-    pub pending_approvals: usize,
-    /// Whether a turn waits for its batch.
-    pub has_pending_batch: bool,
+    pub pause: Pause,
+}
+
+/// What an event means beyond the run that it happened to.
+#[derive(Debug)]
+pub struct PauseChange {
+    pub transition: Option<Transition>,
+    /// What is to be recorded of the run.
+    pub record: Option<Change>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transition {
+    Paused,
+    Resumed,
 }
 
 impl Clock {
-    /// The deadline, where it comes nearer, or had passed before the time stood still.
+    /// Applies an event to the pause, and moves the deadline if a pause ended. Callers hold the tree's `update_lock`
+    /// unless no call of the run waits.
+    pub fn apply(&mut self, event: PauseEvent) -> PauseChange {
+        let before = self.pause;
+        let instant = Instant::now();
+        self.pause = before.next(event, instant);
+        let transition = match (before.paused_since(), self.pause.paused_since()) {
+            (None, Some(_)) => Some(Transition::Paused),
+            (Some(since), None) => {
+                if let Some(deadline) = self.deadline.as_mut().filter(|it| it.at > since) {
+                    deadline.at += instant - since;
+                }
+                Some(Transition::Resumed)
+            }
+            (None, None) | (Some(_), Some(_)) => None,
+        };
+        let record = match (before.is_recorded(), self.pause.is_recorded()) {
+            (false, true) => Some(Change::Pause {
+                since: now(),
+                waiting_for: self.pause.waiting_for(),
+            }),
+            (true, false) => self.deadline.map(|deadline| Change::Unpause {
+                deadline: deadline.to_wall_clock(),
+            }),
+            (false, false) | (true, true) => None,
+        };
+        PauseChange { transition, record }
+    }
+
+    /// The deadline, unless the run was paused before it passed.
     pub fn active_deadline(&self) -> Option<Deadline> {
+        let paused_since = self.pause.paused_since();
         self.deadline
-            .filter(|deadline| self.paused_since.is_none_or(|since| deadline.at <= since))
+            .filter(|deadline| paused_since.is_none_or(|since| deadline.at <= since))
     }
 }

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod deadline;
 pub mod failures;
 pub mod orphans;
+pub mod pause;
 pub mod pending_approvals;
 pub mod pending_batch;
 pub mod provider_keys;
