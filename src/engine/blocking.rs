@@ -1,6 +1,6 @@
 //! Work that waits for a disk, off the runtime's threads.
 
-/// Runs what waits for a disk off the runtime's threads. A panic in it is the caller's.
+/// Runs work that waits for the disk off the runtime's threads. Panics if the work panics.
 pub async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work)
         .await

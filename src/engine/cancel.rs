@@ -1,5 +1,4 @@
-//! Cancels runs: the record says so first, then the run and its descendants are stopped. A cancel that cannot be recorded
-//! never was.
+//! Cancels runs: the cancel is recorded first, then the run and its descendants are stopped.
 
 use std::sync::Arc;
 
@@ -15,9 +14,9 @@ use crate::engine::record::journal::{self, Journal};
 use crate::engine::state::active_run::{ActiveRun, CancelState};
 use crate::store::{Change, StoreError, Write};
 
-/// Cancels a run with its descendants. Returns once the record says so, or the run has ended by itself; does nothing
-/// where there is no such run. One that nobody drives at this moment (the daemon drains, or its parent has not come to it
-/// since a restart) ends when it is taken up.
+/// Cancels a run with its descendants. Returns once the cancel is recorded or the run has ended by itself; does nothing
+/// if there is no such run. A run that is not driven at the moment (the daemon drains, or its parent has not reached it
+/// since a restart) ends when it is resumed.
 pub async fn cancel(engine: &Engine, id: RunId, reason: &str) -> Result<(), StoreError> {
     let run = {
         let _gate = engine.suspension.resume_lock.read().await;
@@ -47,8 +46,8 @@ async fn cancel_active(journal: &Journal, run: &ActiveRun, reason: &str) -> Resu
     recorded
 }
 
-/// The reason to record, `None` if nothing is to be recorded. Two cancels at once record the same reason, that of the
-/// first: the store ignores the second write, and either may be it.
+/// The reason to record, `None` if nothing is to be recorded. Two concurrent cancels record the reason of the first:
+/// the store ignores the second write, and either may be it.
 fn begin_cancel(run: &ActiveRun, reason: &str) -> Option<String> {
     match run.begin_cancel(reason) {
         CancelState::Recorded | CancelState::TooLate => None,
@@ -57,7 +56,7 @@ fn begin_cancel(run: &ActiveRun, reason: &str) -> Option<String> {
     }
 }
 
-/// Waits for the end of a run that is ending by itself; fails where that cannot be recorded.
+/// Waits for the end of a run that is ending by itself; fails if the end cannot be recorded.
 async fn await_end(run: &ActiveRun) -> Result<(), StoreError> {
     match run.wait_for_end().await {
         None if run.is_suspended() => Err(StoreError::Suspended),
@@ -77,21 +76,21 @@ async fn cancel_inactive(engine: &Engine, id: RunId, reason: &str) -> Result<(),
     if engine.orphans.cancel(id, reason) {
         return Ok(());
     }
-    // Its parent may have come to it meanwhile.
+    // Its parent may have reached it in the meantime.
     if let Some(active_run) = engine.active_runs.get(id) {
         active_run.cancel(reason);
     }
     Ok(())
 }
 
-/// The runs that a new one replaces in its session, whose cancels are recorded with its acceptance.
+/// The runs that a new one replaces in its session. Their cancels are recorded together with its acceptance.
 pub struct PendingCancels<'e> {
     runs: Vec<(Arc<ActiveRun>, String)>,
-    /// None of them is taken up from its record meanwhile.
+    /// Prevents that the runs are resumed in the meantime.
     _gate: Option<RwLockReadGuard<'e, ()>>,
 }
 
-/// Those that come before the run `by` in its session (see [`Seat::before`]), once each is on the record.
+/// Begins to cancel the runs before `successor` in its session, once each is recorded.
 pub async fn begin_cancels(
     engine: &Engine,
     predecessors: Vec<(RunId, CancellationToken)>,
@@ -106,7 +105,7 @@ pub async fn begin_cancels(
         accepted.cancelled().await;
     }
     let gate = engine.suspension.resume_lock.read().await;
-    // The last first: none of them is to start because the one before it has ended.
+    // The last one first, so that none starts because the run before it ended.
     for (id, _) in predecessors.into_iter().rev() {
         let run = engine.active_runs.get(id);
         runs.extend(run.and_then(|run| {
@@ -121,12 +120,10 @@ pub async fn begin_cancels(
 }
 
 impl PendingCancels<'_> {
-    /// Whether there is nobody to cancel.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// What is to be recorded.
     pub fn writes(&self) -> Vec<Write> {
         let write = |(run, reason): &(Arc<ActiveRun>, String)| {
             let (change, event) = cancel_entry(reason);
@@ -135,7 +132,7 @@ impl PendingCancels<'_> {
         self.runs.iter().map(write).collect()
     }
 
-    /// Their cancels are on the record: stops the runs.
+    /// Stops the runs after their cancels were recorded.
     pub fn apply(mut self) {
         for (run, reason) in std::mem::take(&mut self.runs) {
             run.cancel(&reason);
@@ -144,7 +141,7 @@ impl PendingCancels<'_> {
 }
 
 impl Drop for PendingCancels<'_> {
-    /// Who is not cancelled by now will not be.
+    /// Withdraws the cancels that were not recorded.
     fn drop(&mut self) {
         for (run, _) in &self.runs {
             run.withdraw_cancel();

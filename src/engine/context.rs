@@ -1,4 +1,4 @@
-//! What every part of the engine can reach: the catalogue, the providers, the journal, the active runs. Only data.
+//! Data that every part of the engine can reach.
 
 use std::sync::Arc;
 
@@ -25,73 +25,50 @@ use crate::tools::mcp::pool::McpConnectionPool;
 use crate::tools::registry::ToolRegistry;
 use crate::workdirs::registry::Workdirs;
 
-/// What the runner is built over.
 pub struct EngineDeps {
-    /// Where agents come from.
     pub catalog: Arc<Catalog>,
-    /// Who answers turns.
     pub providers: ProviderRegistry,
-    /// The built-in tools.
     pub tool_registry: ToolRegistry,
-    /// The directories that runs work in.
     pub workdirs: Arc<Workdirs>,
-    /// The tools of MCP servers.
     pub mcp: Arc<McpConnectionPool>,
-    /// Who writes the record.
     pub journal: Journal,
-    /// What the agents remember.
     pub memories: Memories,
-    /// What the configuration says of runs.
     pub settings: Settings,
-    /// Who is sent traces; none where nobody is.
+    /// `None` if traces are not exported.
     pub traces: Option<SpanSender>,
 }
 
 pub type SuperviseFn = fn(Arc<Engine>) -> BoxFuture<'static, ()>;
 
-/// The engine's parts, shared by all runs.
 pub struct Engine {
-    /// Where agents come from.
     pub catalog: Arc<Catalog>,
-    /// Who answers turns.
     pub providers: ProviderRegistry,
-    /// The built-in tools.
     pub tool_registry: ToolRegistry,
-    /// The directories that runs work in.
     pub workdirs: Arc<Workdirs>,
-    /// The connections to MCP servers.
     pub mcp: Arc<McpConnectionPool>,
-    /// Who writes the record.
     pub journal: Journal,
-    /// What the agents remember.
     pub memories: Memories,
-    /// The definitions as the record keeps them.
     pub agent_snapshots: AgentSnapshots,
-    /// Children that an earlier process left unfinished.
+    /// Child runs that an earlier process left unfinished.
     pub orphans: OrphanedChildren,
-    /// Runs at work.
     pub active_runs: Arc<ActiveRuns>,
-    /// Trees that go on once the store works again.
+    /// Trees whose writes failed, until the store works again.
     pub suspension: Suspension,
     /// The task that resumes suspended trees; it ends when none is left.
     pub supervise_suspended: SuperviseFn,
-    /// What is counted for whoever watches the daemon.
     pub metrics: Arc<Metrics>,
-    /// Where spans go; none where nobody traces.
+    /// `None` if traces are not exported.
     pub traces: Option<SpanSender>,
-    /// What the configuration says of runs.
     pub settings: Settings,
-    /// Slots for root runs, and the line for them.
+    /// The permits of root runs, and the runs that wait for one.
     pub queue: AdmissionQueue,
-    /// Calls that wait for a person's word.
     pub pending_approvals: PendingApprovals,
-    /// No new runs; those that wait for a person are let go of.
+    /// Cancelled when the daemon drains: new runs are refused, and runs that wait for approval are suspended.
     pub draining: CancellationToken,
-    /// Sessions at work.
     pub sessions: Sessions,
-    /// Owns every root run's task.
+    /// Owns the task of every root run.
     pub tasks: TaskTracker,
-    /// Drops every run where it stands, for a stop that does not wait.
+    /// Cancelled for an immediate shutdown: every run is dropped and stays as last committed.
     pub shutdown: CancellationToken,
 }
 

@@ -1,4 +1,4 @@
-//! From a wish to a definition that can run: the agent, the request's overrides, the provider, the prompt. Knows no loop.
+//! Turns a request into a run that can start: the agent, the request's overrides, the provider and the prompt.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -27,30 +27,27 @@ use crate::tools::mcp::McpToolset;
 use crate::tools::toolbox::Toolbox;
 use crate::workdirs::workdir::Workdir;
 
-/// A prompt as it is recorded and sent.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    /// The system prompt; may be empty.
+    /// May be empty.
     pub system: String,
-    /// What the model is asked.
     pub input: RunInput,
-    /// Why the memory is not in it, where it should be.
+    /// Why the agent's memory is missing from the prompt, if it is.
     pub memory_warning: Option<String>,
 }
 
-/// What a run's model is asked.
+/// The messages that a run starts with.
 #[derive(Clone, Debug, Default)]
 pub struct RunInput {
-    /// What was said before, oldest first.
+    /// The messages before the user message, oldest first.
     pub earlier: Vec<Message>,
-    /// The user message.
     pub message: Content,
-    /// What requests leave out of what was said before.
+    /// What requests omit of the earlier messages.
     pub compaction: Option<Compaction>,
 }
 
 impl RunInput {
-    /// Drops the bytes of its pictures and files, which are in the store.
+    /// Drops the bytes of images and files, which are in the store.
     pub fn drop_data(&mut self) {
         self.message.drop_data();
         self.earlier.iter_mut().for_each(Message::drop_data);
@@ -58,7 +55,6 @@ impl RunInput {
 }
 
 impl<T: Into<Content>> From<T> for RunInput {
-    /// A message that begins a conversation.
     fn from(message: T) -> Self {
         Self {
             message: message.into(),
@@ -67,7 +63,7 @@ impl<T: Into<Content>> From<T> for RunInput {
     }
 }
 
-/// The definition that a root run will use: the catalogue's with the request's overrides.
+/// The catalog's agent with the request's overrides.
 pub async fn resolve_agent(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -99,7 +95,7 @@ pub async fn resolve_agent(
     Ok(Arc::new(overridden))
 }
 
-/// Whether requests to the agent's provider can be sent: with the key that the request came with, or the operator's.
+/// Whether requests to the agent's provider can be sent, with a key from the request or the operator's.
 pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> {
     let provider = &agent.model.provider;
     let has_key = agent.given_keys.contains(provider);
@@ -107,8 +103,8 @@ pub fn check_provider(engine: &Engine, agent: &Agent) -> Result<(), StartError> 
     Ok(())
 }
 
-/// Whether the agent takes keys from requests, and these are for providers that there are. The error does not repeat what
-/// was given as a provider's name: it may be a key.
+/// Whether the agent accepts provider keys from requests, and the providers exist. The error does not repeat the given
+/// name of a provider, because it may be a key.
 fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<(), StartError> {
     if keys.is_empty() {
         return Ok(());
@@ -130,8 +126,8 @@ fn check_provider_keys(engine: &Engine, keys: &Keys, agent: &Agent) -> Result<()
     Ok(())
 }
 
-/// Checks that a budget in money holds the models that it is for: one without a price costs nothing. The request's own
-/// model must have one; what the agents' files say is the operator's, who is warned.
+/// Checks that every model of a run with a cost budget has a price: without one, a model costs nothing. A model of the
+/// request must have a price; the operator is warned about those of the agent's settings.
 pub fn check_prices(
     engine: &Engine,
     request: &RunRequest,
@@ -172,7 +168,7 @@ pub fn check_prices(
     Ok(())
 }
 
-/// How long a root run may take.
+/// The time limit of a root run.
 pub fn root_timeout(settings: &Settings, request: &RunRequest, agent: &Agent) -> Duration {
     request
         .overrides
@@ -182,7 +178,7 @@ pub fn root_timeout(settings: &Settings, request: &RunRequest, agent: &Agent) ->
         .min(settings.max_timeout)
 }
 
-/// The tools of a run of that agent in that place and directory, with those that its MCP servers offer.
+/// The tools of a run in this directory, including those that its MCP servers offer.
 pub fn build_toolbox(
     engine: &Engine,
     agent: &Agent,
@@ -207,8 +203,8 @@ pub fn build_toolbox(
     )
 }
 
-/// Puts the prompt together, with context files from this directory, of a run that was accepted with the key of this name.
-/// Files are read off the runtime's threads; an agent without any costs nothing.
+/// Assembles the prompt of a run of this key, with context files from this directory. Files are read off the runtime's
+/// threads.
 pub async fn assemble_prompt(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
@@ -240,7 +236,7 @@ fn assemble_prompt_blocking(
     input: RunInput,
 ) -> Result<Prompt, PromptError> {
     if workdir.is_none() && agent.workdir.is_some() {
-        // Nothing of it is used, but what is wrong with it is not passed over.
+        // The directory is not used, but an error in its configuration is still reported.
         prompt::workdir(&agent.name, agent.workdir.as_deref())?;
     }
     let (memory, memory_warning) = match agent
@@ -270,7 +266,6 @@ fn assemble_prompt_blocking(
     })
 }
 
-/// What a run of this wish would be.
 pub async fn dry_run(engine: &Arc<Engine>, request: RunRequest) -> Result<DryRun, StartError> {
     let agent = resolve_agent(engine, &request).await?;
     check_prices(engine, &request, &agent)?;
@@ -363,7 +358,7 @@ fn is_empty(overrides: &Overrides) -> bool {
         && *budget == Budget::default()
 }
 
-/// Whether a request may set what it sets: extra keys that the agent allows, and nothing that the model is known to refuse.
+/// Whether the agent allows the parameters of a request, and its model is not known to reject them.
 fn check_params(engine: &Engine, agent: &Agent, patch: &ParamsPatch) -> Result<(), StartError> {
     let allows = |key: &&String| agent.allow_extra.contains(key);
     if let Some(key) = patch.extra.keys().find(|key| !allows(key)) {
@@ -406,7 +401,7 @@ fn apply_params(params: &mut Params, patch: &ParamsPatch) {
         .extend(extra.map(|(key, value)| (key.clone(), value.clone())));
 }
 
-/// A request may narrow what the file allows; where the file says nothing it may set a limit of its own.
+/// A request may lower the agent's limits, and set those that the agent has not.
 fn tighten_budget(budget: &mut Budget, requested: &Budget) {
     fn tighten_limit<T: Ord + Copy>(own: &mut Option<T>, requested: Option<T>) {
         *own = match (*own, requested) {
@@ -420,7 +415,7 @@ fn tighten_budget(budget: &mut Budget, requested: &Budget) {
     tighten_limit(&mut budget.max_runs, requested.max_runs);
 }
 
-/// The path of an override, where it lies within a configured root and can be reached without a link below it.
+/// The path of an override, if it is within a configured root and has no symbolic link below that.
 async fn resolve_in_roots(
     field: &'static str,
     path: PathBuf,

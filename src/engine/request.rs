@@ -1,4 +1,4 @@
-//! What a caller asks of the runner, and what it is told at once.
+//! What a caller requests of the runner, and the answers that it gets at once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,67 +26,60 @@ use crate::fair::admission::QueueFull;
 use crate::providers::registry::ProviderUnavailable;
 use crate::store::{IdempotencyClaim, StoreError};
 
-/// A wish for a root run.
+/// A request for a root run.
 #[derive(Clone, Debug, Default)]
 pub struct RunRequest {
-    /// The agent's name.
     pub agent: String,
-    /// The input as given.
     pub input: Option<Content>,
     /// Appended to the user message.
     pub context: Option<String>,
-    /// What was said before the run, in good order. Not together with a session.
+    /// Messages from before the run. Not allowed together with a session.
     pub messages: Vec<Message>,
-    /// The session whose conversation it goes on with.
+    /// The session that the run continues.
     pub session: Option<String>,
-    /// What becomes of it where that session has a run already.
+    /// What happens if the session has an unfinished run.
     pub on_busy: OnBusy,
-    /// What the request sets over the agent's file.
     pub overrides: Overrides,
-    /// The client's labels, already within bounds.
+    /// The client's labels, already checked.
     pub labels: BTreeMap<String, String>,
-    /// The name of the key that asks; none without keys.
+    /// The name of the requesting key; `None` without keys.
     pub owner: Option<String>,
-    /// The idempotency key that accepts it, once. A repetition is [`StoreError::Claimed`].
+    /// The idempotency key. A repeated request fails with [`StoreError::AlreadyClaimed`].
     pub claim: Option<IdempotencyClaim>,
-    /// Where the run's events are told, beside where its agent's file says.
+    /// An additional webhook for the run's events.
     pub webhook: Option<WebhookRequest>,
-    /// Whether the tree streams from its providers; none leaves it to the file.
+    /// Whether the tree streams from its providers; `None` leaves that to the agent's settings.
     pub stream: Option<bool>,
-    /// Where the caller stands in a trace.
+    /// The caller's trace context.
     pub trace: Option<Box<TraceContext>>,
-    /// The person's own keys for the tree's requests.
+    /// The client's own provider keys for the tree's requests.
     pub provider_keys: Keys,
 }
 
-/// What a request sets over the agent's file.
+/// Settings of the request that replace the agent's.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     /// `provider/model`.
     pub model: Option<String>,
-    /// A skill within the configured roots.
+    /// A path within the configured roots.
     pub skill: Option<String>,
-    /// A workdir within the configured roots.
+    /// A path within the configured roots.
     pub workdir: Option<PathBuf>,
-    /// Single parameters; those set win over the file's.
     pub params: ParamsPatch,
-    /// The run's deadline.
     pub timeout: Option<Duration>,
-    /// Budget limits; those set win over the file's.
     pub budget: Budget,
 }
 
-/// A request's webhook, unchecked.
+/// A request's webhook, before it is checked.
 #[derive(Clone, Default)]
 pub struct WebhookRequest {
-    /// Its address.
     pub url: Option<String>,
-    /// Names of events; none means the terminal ones.
+    /// Event names; empty means the terminal events.
     pub events: Vec<String>,
 }
 
 impl fmt::Debug for WebhookRequest {
-    /// Without the address, which may hold a secret.
+    /// Omits the URL, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebhookAsk")
             .field("events", &self.events)
@@ -94,86 +87,70 @@ impl fmt::Debug for WebhookRequest {
     }
 }
 
-/// Single parameters of a request.
+/// Parameters of a request.
 #[derive(Clone, Debug, Default)]
 pub struct ParamsPatch {
-    /// See [`Params`].
     pub temperature: Option<f64>,
-    /// See [`Params`].
     pub max_tokens: Option<u32>,
-    /// See [`Params`].
     pub top_p: Option<f64>,
-    /// See [`Params`].
     pub stop: Option<Vec<String>>,
-    /// See [`Params`].
     pub response_format: Option<ResponseFormat>,
-    /// See [`Params`].
     pub effort: Option<Effort>,
-    /// See [`Params`].
     pub service: Option<Service>,
-    /// See [`Params`]; each key wins over the file's.
+    /// Each key replaces that of the agent's settings.
     pub extra: Map<String, Value>,
 }
 
-/// Why a run is not accepted.
+/// Why a run was not accepted.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StartError {
-    /// No such agent, or its file is not valid.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The request's `model` has the wrong shape.
     #[error("{0}")]
     Model(ModelRefError),
-    /// No such provider, or its key is missing.
     #[error(transparent)]
     Provider(#[from] ProviderUnavailable),
-    /// An override points outside the configured roots, or at nothing.
+    /// An override is missing or outside the configured roots.
     #[error("{reason}")]
     Override {
-        /// The body's field.
+        /// The field of the request body.
         field: &'static str,
-        /// What is wrong, and what to do.
         reason: String,
     },
-    /// A parameter that the agent does not let a request set, or that its model refuses.
+    /// A parameter that the agent does not allow requests to set, or that its model rejects.
     #[error("{reason}")]
     Param {
-        /// The body's field below `/params`.
+        /// The field below `/params` of the request body.
         field: &'static str,
-        /// What is wrong, and what to do.
         reason: String,
     },
-    /// A key for a provider that the agent does not take, or that nothing can be done with.
+    /// A provider key that the agent does not accept, or for a provider that is not configured.
     #[error("{0}")]
     ProviderKey(String),
-    /// The request names a model that the run's budget in money would not hold.
+    /// The requested model has no known price, and the run has a cost budget.
     #[error(
         "the price of {0} is not known, and this run has a budget in money: name a model with a price, or have [prices.\"{0}\"] added to the server's configuration"
     )]
     Unpriced(ModelRef),
-    /// The queue is full.
     #[error("{} runs are at work and {} wait; try again later", .0.running, .0.queued)]
     QueueFull(QueueFull),
-    /// The session has a run that has not ended, and the request does not want to wait for it.
+    /// The session has an unfinished run, and `on_busy` is `reject`.
     #[error(
         "session {session} is busy with {run}; wait for its end, or send on_busy queue or cancel_previous"
     )]
     SessionBusy {
-        /// The session.
         session: String,
-        /// The run at work in it.
+        /// The unfinished run.
         run: RunId,
     },
-    /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Draining,
-    /// The record could not be written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The prompt could not be put together (dry run only: a real run is accepted and fails).
+    /// The prompt could not be assembled. Only for a dry run: a real run is accepted and fails.
     #[error(transparent)]
     Prompt(#[from] crate::catalog::prompt::PromptError),
-    /// The agent's memory could not be read (dry run only).
+    /// The agent's memory could not be read. Only for a dry run.
     #[error("{0}")]
     Memory(String),
 }

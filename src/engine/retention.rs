@@ -1,5 +1,5 @@
-//! Removes what is kept no longer: ended trees by age and by count, and then the space that they leave. Works in small
-//! steps and rests between them, so that runs do not wait. Knows no storage engine.
+//! Deletes ended trees by age and by count, and returns the space to the disk. Works in small steps with rests, so that
+//! runs are not delayed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,18 @@ use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
 use crate::store::{Cutoff, ExpiredQuery, NthNewestQuery, RunStore, StoreError};
 
-/// From one pass to the next, where no age asks for more. Passes also give back what clients' deletions left.
+/// The time between two passes, unless an age requires a shorter one. Passes also return the space of trees that
+/// clients deleted.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// However short the ages are.
+/// The shortest time between two passes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Trees handed over at once: the store commits together what waits together.
+/// Trees that are deleted at once: the store commits concurrent writes together.
 const DELETE_BATCH: usize = 8;
 /// Roots counted in one read.
 const COUNT_PAGE: usize = 5_000;
 
-/// Passes now and again and again, until it is told to stop. What a pass had no time for, the next one finds, in another
-/// process too.
+/// Runs passes until `stop` is cancelled. A later pass, also in another process, deletes what an interrupted one did
+/// not.
 pub async fn run(store: Arc<dyn RunStore>, retention: Retention, stop: CancellationToken) {
     let interval = interval(&retention);
     let passes = async {
@@ -46,7 +47,7 @@ pub async fn run(store: Arc<dyn RunStore>, retention: Retention, stop: Cancellat
     }
 }
 
-/// A tenth of the shortest age, so that nothing is kept much longer than it should be.
+/// A tenth of the shortest age, so that no tree is kept much longer than configured.
 fn interval(retention: &Retention) -> Duration {
     let ages = [retention.completed, retention.failed, retention.cancelled];
     let shortest = ages.iter().filter_map(|policy| policy.age).min();
@@ -55,7 +56,7 @@ fn interval(retention: &Retention) -> Duration {
     })
 }
 
-/// Removes everything that is due and tidies up; returns how many roots went.
+/// Deletes all expired trees and frees their space; returns the number of roots.
 async fn run_pass(store: &dyn RunStore, retention: &Retention) -> Result<usize, StoreError> {
     let mut removed = 0;
     for (status, policy) in [
@@ -74,14 +75,14 @@ async fn run_pass(store: &dyn RunStore, retention: &Retention) -> Result<usize, 
     Ok(removed)
 }
 
-/// Where what is old begins now, by each of the two bounds.
+/// The newest roots that have expired, by age and by count.
 async fn cutoffs(
     store: &dyn RunStore,
     status: Status,
     policy: RetentionLimit,
 ) -> Result<Vec<Cutoff>, StoreError> {
     let mut cutoffs = Vec::new();
-    // Nothing is older than time itself.
+    // An age before the beginning of time expires nothing.
     if let Some(age) = policy.age
         && let Ok(since) = now().checked_sub(age)
     {
@@ -95,7 +96,7 @@ async fn cutoffs(
     Ok(cutoffs)
 }
 
-/// The oldest root that is kept where so many are; none where there are not more.
+/// The oldest root that `count` allows to keep; `None` if there are not more.
 async fn oldest_retained(
     store: &dyn RunStore,
     status: Status,
@@ -123,7 +124,7 @@ async fn oldest_retained(
     Ok(before)
 }
 
-/// Removes what is old; returns how many roots went.
+/// Deletes expired trees; returns the number of roots.
 async fn delete_before(
     store: &dyn RunStore,
     status: Status,
@@ -151,7 +152,7 @@ async fn delete_before(
     }
 }
 
-/// Rests as long as the step took: the busier the store, the longer.
+/// Rests as long as the step took: a busy store gets longer rests.
 async fn throttle(step_started: &mut Instant) {
     tokio::time::sleep(step_started.elapsed()).await;
     *step_started = Instant::now();

@@ -1,5 +1,4 @@
-//! One root run in a task of its own: waits in line for its slot, is driven, and is let go of where it stands when the
-//! house is halted. Does not know how it was accepted.
+//! The task of one root run: waits for its permit, drives the run, and suspends it when the daemon shuts down.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,24 +31,21 @@ use crate::store::{Change, IdempotencyClaim, NewRun, ResumeState, Step};
 /// A root run that has been checked.
 pub struct NewRoot {
     pub context: RunContext,
-    /// One record for the store, the caller and the run itself: thousands wait at once.
+    /// One shared record for the store, the caller and the run: thousands of runs may wait at once.
     pub run: Arc<Run>,
-    /// What its model is asked, but for what its session holds.
+    /// The messages for the model, without the session's history.
     pub input: RunInput,
-    /// How long it may take from its start.
+    /// The time limit, from the run's start.
     pub timeout: Duration,
-    /// The idempotency key that accepts it.
     pub claim: Option<IdempotencyClaim>,
-    /// Where it begins.
     pub admission: Admission,
-    /// Its place in its session.
     pub session_guard: Option<SessionGuard>,
-    /// Whether those before it in its session are cancelled.
+    /// Whether the runs before it in its session are cancelled.
     pub cancels_previous: bool,
 }
 
 impl NewRoot {
-    /// Commits the run, tells `accepted`, and works until it has ended or the house is halted.
+    /// Commits the run, answers `accepted`, and drives the run until it ends or the daemon shuts down.
     pub async fn run_task(mut self, accepted: AcceptedSender) {
         let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
@@ -121,7 +117,7 @@ impl NewRoot {
                 }
             }
         };
-        // Its time starts when it starts, not while it is queued.
+        // The run's time starts when it starts, not while it is queued.
         context.run.set_deadline(Deadline::within(timeout));
         let permits = RunPermits {
             run_permit: Some(permit),
@@ -131,21 +127,19 @@ impl NewRoot {
     }
 }
 
-/// A root run that is taken up from its record.
+/// A root run that is resumed from its record.
 pub struct ResumedRoot {
     pub context: RunContext,
-    /// Its record.
     pub run: Arc<Run>,
-    /// How long it may take from its start, where it has not started.
+    /// The time limit from the run's start, if it has not started.
     pub timeout: Duration,
-    /// Where it goes on; none where it waits for a person, and needs no slot before it goes on.
+    /// `None` if the run waits for approval: it needs no permit until it resumes.
     pub admission: Option<Admission>,
-    /// Its place in its session.
     pub session_guard: Option<SessionGuard>,
 }
 
 impl ResumedRoot {
-    /// Goes on until it has ended or the house is halted; settles what is left of its tree.
+    /// Drives the run until it ends or the daemon shuts down, then fails the children of its tree that no call reached.
     pub async fn run_task(mut self) {
         let context = self.context.clone();
         let mut session_guard = self.session_guard.take();
@@ -174,7 +168,7 @@ impl ResumedRoot {
             ..
         } = self;
         let is_queued = run.started_at.is_none();
-        // One that had started ends in order without a slot, its children first, where it is stopped or overdue.
+        // A run that had started and was cancelled or is overdue ends without a permit, after its children.
         let permit = match admission {
             Some(admission) => {
                 let permit = acquire_permit(&context.engine, session_guard.as_mut(), admission);
@@ -198,7 +192,7 @@ impl ResumedRoot {
                 return;
             }
         };
-        // What a queued run was asked stands in its record; its prompt is assembled when it starts.
+        // The record of a queued run has its messages; its prompt is assembled when it starts.
         let input = match &recorded_run.prompt {
             Some(prompt) => prompt.input.clone(),
             None => RunInput::from(run.input.clone()),
@@ -218,13 +212,13 @@ impl ResumedRoot {
     }
 }
 
-/// Sets recovered root runs to work. What a suspended one kept of its order is in `kept`.
+/// Starts the tasks of recovered root runs. `kept_permits` are the permits and session places of suspended runs.
 pub fn resume_all(
     engine: &Arc<Engine>,
     mut recovered: Vec<RecoveredRun>,
     mut kept_permits: HashMap<RunId, (Option<RunPermit>, Option<SessionGuard>)>,
 ) {
-    // Those that had a slot come first: their time runs. The others keep their order, all before anybody new.
+    // Runs that had started come first, because their time runs. The others keep their order, before any new run.
     recovered.sort_by_key(|root| root.run.started_at.is_none());
     for RecoveredRun {
         active_run,
@@ -242,7 +236,7 @@ pub fn resume_all(
             };
             Some(engine.sessions.enter_accepted(key, run.id))
         });
-        // One that waits for a person needs no slot before it goes on.
+        // A run that waits for approval needs no permit until it resumes.
         let is_ready = run.status != Status::Waiting;
         let admission = match permit {
             Some(permit) => Some(Admission::Permit(permit)),
@@ -266,7 +260,7 @@ pub fn resume_all(
     }
 }
 
-/// The run's slot: first its turn in its session comes, where it has one.
+/// Waits for the run's turn in its session, then for its permit.
 async fn acquire_permit(
     engine: &Engine,
     session_guard: Option<&mut SessionGuard>,
@@ -275,7 +269,7 @@ async fn acquire_permit(
     if let Some(session_guard) = session_guard {
         session_guard.acquire().await;
         if engine.shutdown.is_cancelled() || session_guard.suspended().is_cancelled() {
-            // The one before it was let go of where it stands, and goes on before it at the next start.
+            // The run before it in the session was suspended, and is resumed before this one at the next start.
             std::future::pending::<()>().await;
         }
     }
@@ -292,22 +286,22 @@ fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>) {
     }
 }
 
-/// Lets go of a root run where it stands.
+/// Suspends a root run until the next start of the daemon.
 pub fn suspend(context: &RunContext) {
     let id = context.run.scope.run;
     tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
     unregister(&context.engine, id);
-    // Who waits for its end waits in vain, and reads how it stands.
+    // Callers that wait for the run's end get no record of it and read the store.
     context.run.publish_end(None);
 }
 
-/// Takes a root run off the list of those at work, and its bell down.
+/// Removes a root run from the active runs and closes its event channel.
 fn unregister(engine: &Engine, id: RunId) {
     engine.active_runs.remove(id);
     engine.journal.broadcaster().close(id);
 }
 
-/// The first entry of a run that waits for a slot.
+/// The first record of a run that waits for a permit.
 fn opening_entry(
     active_run: &ActiveRun,
     run: &Arc<Run>,
@@ -315,7 +309,7 @@ fn opening_entry(
     timeout: Duration,
     claim: Option<IdempotencyClaim>,
 ) -> (Change, Step) {
-    // Its context is in no other place; the whole prompt takes this one's place when it starts.
+    // The messages are recorded nowhere else. The whole prompt replaces this step when the run starts.
     let prompt = Step::Prompt {
         system: String::new(),
         message: input.message.clone(),
@@ -333,7 +327,7 @@ fn opening_entry(
     (change, prompt)
 }
 
-/// Commits a run that waits for a slot together with the cancels of those that it replaces; false where that failed.
+/// Commits a run that waits for a permit, together with the cancels of the runs that it replaces; false if that failed.
 async fn commit_queued(
     context: &RunContext,
     run: &Arc<Run>,
@@ -362,7 +356,7 @@ async fn commit_queued(
     if is_committed {
         cancels.apply();
     }
-    // A caller that went away does not stop the run.
+    // A caller that disconnected does not stop the run.
     let _ = accepted.send(committed.map(|_| Arc::clone(run)));
     is_committed
 }

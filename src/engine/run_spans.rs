@@ -1,7 +1,7 @@
-//! What a tree, a run, a request to a model and a tool call are in a trace. Knows no exporter.
+//! The spans of runs, model requests and tool calls.
 //!
-//! A trace is named after its root run, and a span after its run or call, so that a trace goes on where another process
-//! goes on with the runs: nothing of it has to be kept. Only what a caller's `traceparent` said is forgotten then.
+//! The ids of traces and spans derive from the ids of runs and calls, so that another process that resumes a run
+//! continues its trace. Only the caller's `traceparent` is lost then.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -23,22 +23,22 @@ use crate::engine::state::turn_error::TurnError;
 use crate::providers::Reply;
 use crate::telemetry::traces::{AttributeValue, Span, SpanKind, key};
 
-/// Most bytes of texts in one attribute that holds content.
+/// The longest text in an attribute that holds content.
 const MAX_CONTENT_BYTES: usize = 16 << 10;
 
-/// A request to a model that is under way.
+/// A model request in progress.
 pub struct ChatSpan {
-    /// Where it stands: what its service is told.
+    /// Sent to the provider.
     pub context: TraceContext,
     started_at: Timestamp,
 }
 
 impl ChatSpan {
-    /// One that begins now; none where nobody traces.
+    /// `None` if the tree has no trace.
     pub fn start(run: &ActiveRun) -> Option<Box<Self>> {
         let context = match run.tree.trace.as_deref()? {
             TreeTrace::Exported { id, .. } => {
-                // The hasher's keys are random; no span is all zeros.
+                // The hasher's keys are random; a span id of only zeros is invalid.
                 let random = RandomState::new().hash_one(Instant::now()) | 1;
                 sampled_context(*id, SpanId(random.to_be_bytes()))
             }
@@ -51,7 +51,7 @@ impl ChatSpan {
         }))
     }
 
-    /// Its span, `chat {model}`.
+    /// Ends and exports the span `chat {model}`.
     pub fn end(
         &self,
         run: &ActiveRun,
@@ -108,7 +108,7 @@ impl ChatSpan {
     }
 }
 
-/// The span of a tool call that ended now, `execute_tool {tool}`.
+/// Exports the span `execute_tool {tool}` of a tool call that has just ended.
 pub fn end_tool_call(
     run: &ActiveRun,
     turn: u32,
@@ -158,8 +158,8 @@ pub fn end_tool_call(
     });
 }
 
-/// The span of a run whose end was recorded, `invoke_agent {agent}`: from its start, which may have been in another
-/// process.
+/// Exports the span `invoke_agent {agent}` of a run whose end was recorded. It begins when the run started, perhaps in
+/// another process.
 pub fn end_run(run: &ActiveRun, record: &Run) {
     let (
         Some(TreeTrace::Exported {
@@ -217,7 +217,7 @@ fn with_run(span: Span, run: &ActiveRun) -> Span {
     let scope = &run.scope;
     let run_id = scope.run.to_string();
     span.with_text(key::AGENT, &run.agent.name)
-        // What a run and its model say to each other is a conversation of its own.
+        // Each run is a conversation of its own.
         .with_text(key::CONVERSATION, &run_id)
         .with_text(key::RUN, &run_id)
         .with_text(key::ROOT, &scope.root.to_string())
@@ -258,13 +258,12 @@ fn sampled_context(trace: TraceId, span: SpanId) -> TraceContext {
     }
 }
 
-/// A run's span: the half of its id that tells it from others.
+/// The half of a run's id that differs from other runs.
 fn run_span_id(run: RunId) -> SpanId {
     let [_, _, _, _, _, _, _, _, id @ ..] = *run.0.as_bytes();
     SpanId(id)
 }
 
-/// The span of one of a run's calls.
 fn call_span_id(run: RunId, call: &str) -> SpanId {
     let hash = Sha256::new()
         .chain_update(run.0.as_bytes())
@@ -273,7 +272,7 @@ fn call_span_id(run: RunId, call: &str) -> SpanId {
     SpanId([a, b, c, d, e, f, g, h | 1])
 }
 
-/// The newest messages that fit, in the conventions' JSON.
+/// The newest messages that fit, as JSON of the OpenTelemetry conventions.
 fn messages_json(messages: &[Message]) -> String {
     let mut remaining = MAX_CONTENT_BYTES;
     let mut recent = VecDeque::new();
@@ -308,7 +307,7 @@ fn assistant_json(reply: &AssistantMessage, remaining: &mut usize) -> Json {
     }
     for call in &reply.tool_calls {
         let arguments = truncate_within(call.arguments.get(), remaining);
-        // Whole ones as what they are, cut ones as text.
+        // Whole arguments as JSON, truncated ones as text.
         let arguments: Json =
             serde_json::from_str(&arguments).unwrap_or_else(|_| Json::String(arguments));
         parts.push(
@@ -328,7 +327,7 @@ fn truncate_within(text: &str, remaining: &mut usize) -> String {
     truncated
 }
 
-/// At most so many bytes of the text, and dots where it is longer.
+/// At most `max_bytes` of the text, followed by dots if it is longer.
 fn truncate(text: &str, max_bytes: usize) -> String {
     if text.len() <= max_bytes {
         return text.to_owned();

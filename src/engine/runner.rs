@@ -1,4 +1,4 @@
-//! The engine's front: starts runs, finds them, stops them. Knows nothing of HTTP.
+//! The public face of the engine: starts, finds and stops runs. Knows nothing of HTTP.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -45,14 +45,13 @@ use crate::fair::admission::AdmissionQueue;
 use crate::store::{RunStore, StoreError};
 use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
 
-/// The engine's front: cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Runner {
     engine: Arc<Engine>,
 }
 
 impl Runner {
-    /// Over these parts.
     pub fn new(deps: EngineDeps) -> Self {
         let EngineDeps {
             catalog,
@@ -68,7 +67,7 @@ impl Runner {
         let queue = AdmissionQueue::new(settings.queue_limits());
         let active_runs = Arc::<ActiveRuns>::default();
         let runs = Arc::clone(&active_runs);
-        // Not the engine: its last owner must not be the store's own thread.
+        // The closure must not own the engine: the engine's last owner must not be the store's own thread.
         let suspend_tree = move |root| runs.suspend(root, &StoreError::Suspended);
         journal.store().on_write_failed(Box::new(suspend_tree));
         let engine = Engine {
@@ -99,15 +98,14 @@ impl Runner {
         }
     }
 
-    /// Checks and accepts a root run, commits it, and sets it going. Returns its record as accepted.
-    /// The run does not depend on the caller's future from then on.
+    /// Checks a root run, commits it and starts it. Returns its record as accepted. The run does not depend on the
+    /// caller's future after that.
     pub async fn start(&self, request: RunRequest) -> Result<Arc<Run>, StartError> {
         let root = self.admit(request).await?;
         self.spawn(root).await
     }
 
-    /// As [`Runner::start`], with a listener that stands before the run is set going: it hears the tree's first event
-    /// and everything after it.
+    /// Like [`Runner::start`], and subscribes before the run starts, so that no event of the tree is missed.
     pub async fn start_and_subscribe(
         &self,
         request: RunRequest,
@@ -122,7 +120,7 @@ impl Runner {
         Ok((run, subscription))
     }
 
-    /// A root run for this wish, with its slot or its place in line.
+    /// Checks the request and makes a root run with its permit or its place in the queue.
     async fn admit(&self, request: RunRequest) -> Result<NewRoot, StartError> {
         let engine = &self.engine;
         if self.is_draining() {
@@ -136,7 +134,7 @@ impl Runner {
         prepare::check_prices(engine, &request, &agent)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
         let webhooks = webhook_events::for_run(&engine.settings, &request, &agent)?;
-        // In line before its caller is told, so that who comes after that stays behind it.
+        // The run enters its session before its caller is answered, so that runs are ordered by arrival.
         let (id, session_guard) = match &request.session {
             Some(name) => {
                 let key = SessionKey {
@@ -148,7 +146,8 @@ impl Runner {
                     Ok((id, session_guard)) => (id, Some(session_guard)),
                     Err((run, accepted)) => {
                         if request.claim.is_some() {
-                            // It may be this very request, sent twice: its key says so once it is on the record.
+                            // The run in the session may be this very request, sent twice: its idempotency key shows
+                            // that once it is recorded.
                             accepted.cancelled().await;
                         }
                         let session = name.clone();
@@ -186,7 +185,7 @@ impl Runner {
         let accounts = tree
             .budgets
             .open_account(&agent.budget, &[], &TreeUsage::default());
-        // A root's own run counts; it is never refused, whatever its budget says.
+        // The root counts as a run, but is never refused.
         let _ = tree.budgets.count_run(&accounts);
         let agent_json = engine.agent_snapshots.agent_json(&agent);
         let active_run = ActiveRun::new(scope, agent, tree, None, accounts, agent_json);
@@ -208,7 +207,7 @@ impl Runner {
         })
     }
 
-    /// Hands the run to a task of its own, and waits for its commit.
+    /// Starts the run's task and waits until the run is committed.
     async fn spawn(&self, root: NewRoot) -> Result<Arc<Run>, StartError> {
         let engine = &self.engine;
         let accepted_token = root.session_guard.as_ref().map(SessionGuard::accepted);
@@ -222,13 +221,12 @@ impl Runner {
             .map_err(StartError::from)
     }
 
-    /// What that run would be. Calls no model and needs no key.
+    /// Returns what the run would be. Sends nothing to a model and needs no key.
     pub async fn dry_run(&self, request: RunRequest) -> Result<DryRun, StartError> {
         prepare::dry_run(&self.engine, request).await
     }
 
-    /// Waits until the run is terminal, at most for `limit`, and returns its record as it then stands; none where
-    /// there is no such run.
+    /// Waits until the run is terminal, at most for `timeout`, and returns its record; `None` if there is no such run.
     pub async fn wait(&self, id: RunId, timeout: Duration) -> Result<Option<Arc<Run>>, StoreError> {
         if !timeout.is_zero()
             && let Ok(Some(run)) = tokio::time::timeout(timeout, self.wait_for_end(id)).await
@@ -238,7 +236,8 @@ impl Runner {
         Ok(self.store().run(id).await?.map(Arc::new))
     }
 
-    /// The record at a run's end, over suspensions of its tree; none where nobody drives it any more.
+    /// The record at the run's end, also if its tree is suspended in between; `None` if this process does not drive the
+    /// run.
     async fn wait_for_end(&self, id: RunId) -> Option<Arc<Run>> {
         let Engine {
             active_runs,
@@ -247,7 +246,7 @@ impl Runner {
             ..
         } = &*self.engine;
         loop {
-            // Listens before it looks.
+            // Subscribe before looking, so that no change is missed.
             let mut changed = pin!(suspension.changed.notified());
             changed.as_mut().enable();
             match active_runs.get(id) {
@@ -256,7 +255,7 @@ impl Runner {
                     None if active_run.is_suspended() => {}
                     None => return None,
                 },
-                // Its parent has not come to it yet.
+                // Its parent has not reached it yet.
                 None if orphans.contains(id) => {}
                 None => return None,
             }
@@ -264,8 +263,8 @@ impl Runner {
         }
     }
 
-    /// Asks a run and its descendants to stop. Returns with the record as it then stands: `cancelling`, or terminal
-    /// where it has ended; none where there is no such run. [`Runner::wait`] settles it.
+    /// Requests that a run and its descendants stop. Returns the record, which is `cancelling` or terminal; `None` if
+    /// there is no such run. [`Runner::wait`] waits for the end.
     pub async fn cancel(
         &self,
         id: RunId,
@@ -274,7 +273,7 @@ impl Runner {
         let reason = reason.unwrap_or_else(|| "requested by client".to_owned());
         let (sender, receiver) = oneshot::channel();
         let engine = Arc::clone(&self.engine);
-        // In a task of its own: a client that goes away leaves no cancel half done.
+        // In a task of its own: a client that disconnects must not interrupt a cancel.
         self.engine.tasks.spawn(async move {
             tokio::select! {
                 cancelled = cancel::cancel(&engine, id, &reason) => drop(sender.send(cancelled)),
@@ -285,7 +284,7 @@ impl Runner {
         Ok(self.store().run(id).await?.map(Arc::new))
     }
 
-    /// Takes a person's word on a tool call that waits for it, and returns the run's record once the word is committed.
+    /// Decides on a tool call that waits for approval. Returns the run's record once the decision is committed.
     pub async fn decide(
         &self,
         id: RunId,
@@ -297,26 +296,25 @@ impl Runner {
         run.ok_or(DecideError::RunNotFound(id))
     }
 
-    /// Whether this process drives the run.
     pub fn is_at_work(&self, id: RunId) -> bool {
         self.engine.active_runs.get(id).is_some()
     }
 
-    /// Listens to a tree; none where it is not at work in this process (then the store has all there will be).
-    /// Subscribe first, then read the store, then follow.
+    /// Subscribes to a tree; `None` if this process does not drive it, and the store has all its events. Subscribe
+    /// first, then read the store, then follow the subscription.
     pub fn subscribe(&self, root: RunId) -> Option<Subscription> {
         let engine = &self.engine;
         engine.active_runs.get(root)?;
         let subscription = engine.journal.broadcaster().subscribe(root);
         if engine.active_runs.get(root).is_none() {
-            // It ended between the two: nobody else would take the bell down.
+            // The tree ended between the two checks: nobody else would close its channel.
             engine.journal.broadcaster().close(root);
             return None;
         }
         Some(subscription)
     }
 
-    /// The agent's memory of the key of this name, oldest first.
+    /// The agent's memory entries of this key, oldest first.
     pub async fn memory(
         &self,
         agent: &str,
@@ -325,7 +323,7 @@ impl Runner {
         memory_gc::entries(&self.engine, agent, owner).await
     }
 
-    /// Has the agent's model analyse its memory of the key of this name, and trims it unless `dry_run`.
+    /// Asks the agent's model to analyse the memory of this key, and trims the memory unless `dry_run`.
     pub async fn collect_memory(
         &self,
         agent: &str,
@@ -335,23 +333,21 @@ impl Runner {
         memory_gc::collect(&self.engine, agent, key, dry_run).await
     }
 
-    /// The catalogue that runs start from.
     pub fn catalog(&self) -> &Arc<Catalog> {
         &self.engine.catalog
     }
 
-    /// The record.
     pub fn store(&self) -> &Arc<dyn RunStore> {
         self.engine.journal.store()
     }
 
-    /// Root runs at work, and waiting for a slot.
+    /// How many root runs are running, and how many wait for a permit.
     pub fn queue_load(&self) -> (usize, usize) {
         self.engine.queue.load()
     }
 
-    /// Goes on with what an earlier process left unfinished, each run from its last committed step, and returns how many
-    /// root runs that are. What cannot go on is failed as `interrupted`.
+    /// Resumes the runs that an earlier process left unfinished from their last committed steps, and returns the number
+    /// of root runs. Runs that cannot be resumed fail as `interrupted`.
     pub async fn recover(&self) -> Result<usize, StoreError> {
         let engine = &self.engine;
         let unfinished = self.store().unfinished_runs().await?;
@@ -366,17 +362,15 @@ impl Runner {
         Ok(count)
     }
 
-    /// Whether a write failed and the store has not been seen to work since: nothing is accepted.
+    /// Whether a write failed and no probe has succeeded since. No run is accepted then.
     pub fn is_store_down(&self) -> bool {
         self.engine.suspension.is_store_down()
     }
 
-    /// What is counted for whoever watches the daemon.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.engine.metrics
     }
 
-    /// What stands now, to be shown beside what is counted.
     pub fn gauges(&self) -> GaugeSnapshot {
         let (_, queued) = self.queue_load();
         GaugeSnapshot {
@@ -388,23 +382,21 @@ impl Runner {
         }
     }
 
-    /// Refuses new runs from now on.
     pub fn drain(&self) {
         self.engine.draining.cancel();
         self.engine.tasks.close();
     }
 
-    /// Whether new runs are refused.
     pub fn is_draining(&self) -> bool {
         self.engine.draining.is_cancelled()
     }
 
-    /// Waits until every run has ended. [`Runner::drain`] comes first.
+    /// Waits until every run has ended. Call [`Runner::drain`] first.
     pub async fn wait_idle(&self) {
         self.engine.tasks.wait().await;
     }
 
-    /// Drops every run where it stands and waits until all are gone. Their records stay as last committed.
+    /// Drops all runs and waits until their tasks have ended. Their records stay as last committed.
     pub async fn shut_down(&self) {
         self.drain();
         self.engine.shutdown.cancel();

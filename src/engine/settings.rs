@@ -9,39 +9,32 @@ use crate::config::{AttachmentLimits, Runs};
 use crate::fair::Limits;
 use crate::ssrf::SsrfGuard;
 
-/// What the configuration says of runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where relative and bare skills are.
+    /// The directory that relative skill paths are resolved against.
     pub config_dir: PathBuf,
-    /// Who may be at work at once, and who may wait.
+    /// How many runs may run and wait.
     pub runs: Runs,
-    /// A root's deadline where nothing is said.
+    /// A root run's deadline if neither its request nor its agent sets one.
     pub default_timeout: Duration,
-    /// No root's deadline is above this.
+    /// The longest deadline that a root run may have.
     pub max_timeout: Duration,
-    /// See [`crate::config::Limits`].
     pub loop_warn: u32,
-    /// See [`crate::config::Limits`].
     pub loop_stop: u32,
-    /// Most bytes of context files.
     pub max_context_file_bytes: usize,
-    /// Most bytes of one run's conversation.
     pub max_conversation_bytes: usize,
-    /// How much of its conversation a session's next run goes on with.
     pub history_limits: HistoryLimits,
-    /// Where webhooks may point.
+    /// The addresses that webhooks may reach.
     pub webhook_guard: SsrfGuard,
     /// See [`crate::config::Webhooks`].
     pub webhook_secret_env: Option<String>,
-    /// The configured keys by their names, with [`crate::config::Key::webhook_secret_env`].
+    /// The configured keys by name, with [`crate::config::Key::webhook_secret_env`].
     pub keys: BTreeMap<String, Option<String>>,
-    /// What is known of models.
     pub models: Models,
 }
 
 impl Settings {
-    /// What bounds the line of root runs.
+    /// The limits of the admission queue.
     pub fn queue_limits(&self) -> Limits {
         let Runs {
             max_running,
@@ -64,13 +57,12 @@ impl Settings {
     }
 }
 
-/// How much of a session's conversation its next run goes on with.
+/// How much of a session's conversation its next run receives.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimits {
-    /// Messages.
     pub messages: usize,
-    /// Bytes of their texts, arguments included.
+    /// The size of the texts, tool arguments included.
     pub bytes: usize,
-    /// Their pictures and files: as many, and half of the bytes, so that the next message has a place.
+    /// The limits of images and files: the same count and half of the bytes, so that the next message has room.
     pub attachments: AttachmentLimits,
 }

@@ -1,5 +1,4 @@
-//! The directory of one run's files: opened before the run starts, shared by the runs of one directory, and known again by
-//! device and inode where the run was queued or left by an earlier process. Knows no loop.
+//! Opens the directory of a run's files. A directory that was opened before is recognised by its device and inode.
 
 use std::sync::Arc;
 
@@ -16,15 +15,12 @@ pub fn is_used(engine: &Engine, agent: &Agent) -> bool {
     !agent.files.is_empty() || tools.any(|name| engine.tool_registry.uses_workdir(name))
 }
 
-/// Opens the run's directory, where it uses one.
-///
-/// # Errors
-/// Why that cannot be the run's directory.
+/// Opens the run's directory, if it uses one.
 pub async fn open(context: &RunContext) -> Result<(), PromptError> {
     if context.run.workdir.dir().is_some() || !is_used(&context.engine, &context.run.agent) {
         return Ok(());
     }
-    // An ad-hoc sub-agent works where its caller works.
+    // An ad-hoc sub-agent uses its caller's directory.
     let caller = context
         .run
         .parent
@@ -46,8 +42,7 @@ pub async fn open(context: &RunContext) -> Result<(), PromptError> {
     Ok(())
 }
 
-/// Looks which directory the run of a queued root will work in, and holds none open meanwhile. What is wrong with it shows
-/// when the run starts.
+/// Records which directory a queued run will use, without holding it open. An error is reported when the run starts.
 pub async fn record_id(context: &RunContext) {
     if !is_used(&context.engine, &context.run.agent) {
         return;
@@ -57,7 +52,7 @@ pub async fn record_id(context: &RunContext) {
     }
 }
 
-/// Opens the directory that runs of this agent work in; the one that is known, where one is.
+/// Opens the directory of this agent's runs, which must be `expected` if that is given.
 pub async fn open_dir(
     engine: &Arc<Engine>,
     agent: &Arc<Agent>,
@@ -78,7 +73,7 @@ pub async fn open_dir(
     .await
 }
 
-/// Has the directories know which ones the agents of now work in.
+/// Updates the registry with the directories of the current agents.
 pub fn update_agent_workdirs(engine: &Engine) {
     let agents = engine.catalog.current();
     engine

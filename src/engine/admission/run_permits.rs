@@ -4,17 +4,17 @@ use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::state::active_run::ActiveRun;
 use crate::fair::admission::RunPermit;
 
-/// What a root run gives back when it has ended, before anybody hears of that.
+/// What a root run releases when it has ended, before anyone is notified.
 #[derive(Default)]
 pub struct RunPermits<'s> {
-    /// Its slot, once it has one.
     pub run_permit: Option<RunPermit>,
-    /// Its seat in a session, which outlives a suspension.
+    /// Kept while the run is suspended.
     pub session_guard: Option<&'s mut Option<SessionGuard>>,
 }
 
 impl RunPermits<'_> {
-    /// Gives everything back, unless the run's tree is suspended before it `has_ended`: then it keeps its order.
+    /// Releases everything, unless the run's tree was suspended before it ended: it then keeps its permit and its
+    /// place.
     pub fn release(self, run: &ActiveRun, has_ended: bool) {
         if run.is_suspended() && !has_ended {
             if let Some(permit) = self.run_permit {

@@ -1,5 +1,4 @@
-//! Who is at work in which session: one run at a time, the others in the order in which they were accepted. Knows
-//! neither slots nor what is said in a session.
+//! Sessions: one run at a time, in the order of acceptance.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,46 +10,42 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::run::RunId;
 
-/// What a session is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SessionKey {
-    /// The key that it belongs to; none without keys.
+    /// The key that the session belongs to; `None` without keys.
     pub owner: Option<String>,
-    /// Its name.
     pub name: String,
 }
 
-/// What becomes of a run whose session is busy.
+/// What happens to a new run if its session has an unfinished one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBusy {
-    /// It waits for those before it.
+    /// The run waits.
     #[default]
     Queue,
-    /// It is not accepted.
+    /// The run is rejected.
     Reject,
-    /// Those before it are cancelled.
+    /// The unfinished runs are cancelled.
     CancelPrevious,
 }
 
-/// The sessions that have a run which has not ended.
+/// The sessions that have unfinished runs.
 #[derive(Clone, Default)]
 pub struct Sessions(Arc<Mutex<HashMap<SessionKey, ActiveSession>>>);
 
-/// A session with runs.
 struct ActiveSession {
-    /// Its one permit is held by the run at work.
+    /// The running run holds the only permit.
     semaphore: Arc<Semaphore>,
-    /// Cancelled when the run at work is let go of where it stands: it goes on at the next start, before all others.
+    /// Cancelled if the running run is suspended for a shutdown: it is resumed before the others at the next start.
     suspended: CancellationToken,
-    /// The run at work and those that wait, in their order, each with what is cancelled once it has been accepted, or
-    /// will not be.
+    /// The unfinished runs in their order, each with a token that is cancelled once the run was accepted or rejected.
     runs: Vec<(RunId, CancellationToken)>,
 }
 
 impl Sessions {
-    /// The last seat of the session for a run whose id is made here, so that ids are in the order of the seats. Where
-    /// the session must be free and is not, the run that is at work in it instead, with what is cancelled once that one is
-    /// on the record.
+    /// Adds a new run at the end of the session. Its id is made here, so that ids are in the order of the session. If
+    /// the session must be free and is not, returns its running run and the token that is cancelled once that one is
+    /// recorded.
     pub fn enter(
         &self,
         key: SessionKey,
@@ -65,7 +60,7 @@ impl Sessions {
         Ok((id, self.enqueue(&mut sessions, key, id)))
     }
 
-    /// The last seat for a run that was accepted before.
+    /// Adds a run that was accepted before.
     pub fn enter_accepted(&self, key: SessionKey, id: RunId) -> SessionGuard {
         let guard = self.enqueue(&mut lock(&self.0), key, id);
         guard.accepted.cancel();
@@ -87,7 +82,7 @@ impl Sessions {
             });
         let accepted = CancellationToken::new();
         session.runs.push((run, accepted.clone()));
-        // The first poll stands in line, so it must not be put off for the sake of other tasks.
+        // The first poll enters the semaphore's queue, so it must not be deferred in favour of other tasks.
         let acquire = tokio::task::unconstrained(Arc::clone(&session.semaphore).acquire_owned());
         let mut acquire: BoxFuture<'static, _> = Box::pin(acquire);
         let state = match (&mut acquire).now_or_never() {
@@ -107,7 +102,7 @@ impl Sessions {
     }
 }
 
-/// A run's place in its session. Whoever drops it has left the session, and the next one's turn comes.
+/// A run's place in its session. Dropping it lets the next run start.
 pub struct SessionGuard {
     sessions: Sessions,
     suspended: CancellationToken,
@@ -125,32 +120,31 @@ enum GuardState {
 }
 
 impl SessionGuard {
-    /// Whether others come before it.
     pub fn is_waiting(&self) -> bool {
         matches!(self.state, GuardState::Waiting(_))
     }
 
-    /// Comes back when all before it have left.
+    /// Waits until all earlier runs have left the session.
     pub async fn acquire(&mut self) {
         if let GuardState::Waiting(acquire) = &mut self.state {
-            // Nobody closes the semaphore.
+            // The semaphore is never closed.
             let permit = acquire.await.ok();
             self.state = GuardState::Acquired { _permit: permit };
         }
     }
 
-    /// Cancelled by the run at work when it is let go of where it stands: nobody's turn comes after that.
+    /// Cancelled if the running run is suspended for a shutdown: no other run of the session starts after that.
     pub fn suspended(&self) -> CancellationToken {
         self.suspended.clone()
     }
 
-    /// To be cancelled once the run is on the record.
+    /// To be cancelled once the run is recorded.
     pub fn accepted(&self) -> CancellationToken {
         self.accepted.clone()
     }
 
-    /// Those that come before it now, in their order, each with what is cancelled once it has been accepted, or will not
-    /// be.
+    /// The runs before this one in their order, each with a token that is cancelled once the run was accepted or
+    /// rejected.
     pub fn preceding_runs(&self) -> Vec<(RunId, CancellationToken)> {
         let sessions = lock(&self.sessions.0);
         let runs = sessions
@@ -165,7 +159,7 @@ impl SessionGuard {
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
-        // Its permit goes after this, so that whoever finds the session free can enter it at once.
+        // The permit is released after this, so that a caller that finds the session free can enter it at once.
         self.accepted.cancel();
         let mut sessions = lock(&self.sessions.0);
         if let Some(session) = sessions.get_mut(&self.key) {
@@ -224,7 +218,7 @@ mod tests {
             Some(first_id)
         );
         assert!(sessions.enter(key(Some("ada")), true).is_ok());
-        // One that goes before its turn lets nobody pass the one at work.
+        // A waiting run that leaves does not let others pass the running one.
         drop(third);
         assert!(!has_acquired(&mut second) && !has_acquired(&mut fourth));
         drop(first);

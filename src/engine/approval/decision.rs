@@ -1,6 +1,5 @@
-//! A person's word on a tool call: the call asks and waits, a request of the API answers. Both the question and the
-//! answer stand in the record before anybody acts on them, so that a killed daemon neither asks twice nor forgets. Knows
-//! no HTTP.
+//! Decisions on tool calls that need human approval. The request and the decision are recorded before anyone acts on
+//! them, so that a restarted daemon neither requests approval twice nor forgets a decision.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,29 +21,24 @@ use crate::engine::state::pending_approvals::{DeliveryResult, PendingApproval};
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
 
-/// Most bytes of arguments that an event shows; the whole stands in the run's messages.
+/// The longest arguments in an event; the run's messages have all of them.
 const MAX_ARGUMENTS_BYTES: usize = 16 << 10;
 
-/// Why a word was not taken.
+/// Why a decision was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum DecideError {
-    /// There is no such run.
     #[error("there is no run {0}")]
     RunNotFound(RunId),
-    /// Nobody waits for a word on this call.
+    /// The call does not wait for a decision.
     #[error("nothing waits for a decision on the tool call \"{call}\" of {run}: {reason}")]
     NotPending {
-        /// The run.
         run: RunId,
-        /// The call, shortened.
+        /// The call's id, shortened.
         call: String,
-        /// What is so.
         reason: String,
     },
-    /// The daemon is about to stop.
     #[error("the daemon is stopping; look at the run and try again")]
     Draining,
-    /// The record could not be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -56,8 +50,7 @@ pub enum Permission {
     Refused(String),
 }
 
-/// Waits for the word on a call: nothing where it may be performed, else what its model is told. `begun` has what an
-/// earlier process asked and was told.
+/// Waits for the decision on a call. `recorded_calls` holds what an earlier process requested and received.
 pub async fn await_decision(
     context: &RunContext,
     recorded_calls: &RecordedCalls,
@@ -80,7 +73,7 @@ pub async fn await_decision(
             None => None,
         };
         if requested_at.is_some() {
-            // Somebody may have answered since this run's record was read.
+            // A decision may have arrived since this run's record was read.
             let scope = &context.run.scope;
             let recorded_calls =
                 run_log::load_calls(&context.engine, scope.root, scope.run).await?;
@@ -143,7 +136,7 @@ pub async fn await_decision(
     ))
 }
 
-/// Waits for the word, or the end of the wait, and commits it.
+/// Waits for the decision or the timeout, and commits it.
 async fn receive_decision(
     context: &RunContext,
     mut pending: PendingApproval<'_>,
@@ -184,15 +177,15 @@ async fn receive_decision(
         .await
         .map(drop);
     if let Some(ack) = ack {
-        // A client that went away has decided all the same.
+        // The decision counts even if its client has disconnected.
         let _ = ack.send(committed.clone());
     }
     committed?;
     Ok(decision)
 }
 
-/// Takes a person's word, and returns once it is committed. A call that an earlier process asked about is decided even
-/// before its run has come to it again.
+/// Decides on a call, and returns once the decision is committed. A call of an earlier process can be decided before
+/// its run reaches it again.
 pub async fn decide(
     engine: &Arc<Engine>,
     id: RunId,
@@ -203,9 +196,9 @@ pub async fn decide(
         match engine.pending_approvals.deliver(id, call, &decision) {
             DeliveryResult::Delivered(committed) => match committed.await {
                 Ok(committed) => return Ok(committed?),
-                // It was let go of: nobody can say whether the word was written.
+                // The run was suspended: it is not known whether the decision was written.
                 Err(_) if engine.draining.is_cancelled() => return Err(DecideError::Draining),
-                // Its time, or the run's, was over before it heard.
+                // The call's timeout, or the run's end, came first.
                 Err(_) => {}
             },
             DeliveryResult::AlreadyDecided => {
@@ -213,7 +206,7 @@ pub async fn decide(
             }
             DeliveryResult::NotWaiting => {}
         }
-        // In a task of its own: a client that goes away leaves no word half written.
+        // In a task of its own: a client that disconnects must not interrupt the write.
         let (sender, receiver) = oneshot::channel();
         let (task_engine, call, decision) = (Arc::clone(engine), call.to_owned(), decision.clone());
         engine.tasks.spawn(async move {
@@ -225,7 +218,7 @@ pub async fn decide(
     }
 }
 
-/// Writes the word where nobody waits for it yet; false where somebody does now.
+/// Records a decision on a call that nobody waits for yet; false if the call waits now.
 async fn decide_early(
     engine: &Engine,
     id: RunId,
@@ -257,7 +250,7 @@ async fn decide_early(
     {
         return Err(StoreError::Suspended.into());
     }
-    // A call of this process that waits no more has given up, and its result says why.
+    // A call of this process that no longer waits has given up, and its result says why.
     let is_over = active_run.as_ref().is_some_and(|active_run| {
         let is_ours = !active_run.tree.is_recovered && !engine.draining.is_cancelled();
         is_ours || active_run.cancel_token.is_cancelled()

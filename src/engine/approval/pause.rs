@@ -1,5 +1,4 @@
-//! What stands still while a tree waits for a person's word: the time of every run that has nothing else to do, and the
-//! slot of a root that has not. Knows neither what is asked nor who answers.
+//! Pauses a tree that only waits: the time of its paused runs stands still, and its root's permit is given back.
 
 use std::pin::pin;
 
@@ -14,8 +13,8 @@ use crate::engine::state::pause::{PauseEvent, PauseReason};
 use crate::engine::state::turn_error::TurnError;
 use crate::store::{Change, StoreError};
 
-/// A call that was at work waits from now on. The event is committed before this returns, and whoever reads it finds the
-/// run `waiting` where that is all it does.
+/// Marks a running call as waiting. The event is committed before this returns; a reader of the event finds the run
+/// `waiting` if all its calls wait.
 pub async fn pause(
     context: &RunContext,
     reason: PauseReason,
@@ -32,26 +31,26 @@ pub async fn pause(
     Ok(())
 }
 
-/// A call that waited is at work again, once its tree has a slot; without one where the run is stopped or overdue, and
-/// so has nothing to do but to end.
+/// Marks a waiting call as running, once its tree has a permit. A run that is cancelled or overdue needs none, because
+/// it only ends.
 pub async fn unpause(context: &RunContext, reason: PauseReason) -> Result<(), StoreError> {
     loop {
         let acquired = reacquire_permit(context).await;
         let _guard = context.run.tree.root_permit.update_lock.lock().await;
         if acquired.is_ok() && !context.run.tree.root_permit.is_held() {
-            // Others went on and came to rest in between, and gave it back.
+            // Other calls were resumed and paused in between, and gave the permit back.
             continue;
         }
         return propagate_pause(context, PauseEvent::CallResumed(reason)).await;
     }
 }
 
-/// A call has its result.
+/// Marks a running call as finished.
 pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
     {
         let mut clock = context.run.clock();
         if !clock.pause.has_waiting_calls() {
-            // The run cannot be paused by this.
+            // This cannot pause the run.
             clock.apply(PauseEvent::CallFinished);
             return Ok(());
         }
@@ -60,8 +59,8 @@ pub async fn finish_call(context: &RunContext) -> Result<(), StoreError> {
     propagate_pause(context, PauseEvent::CallFinished).await
 }
 
-/// Sees to it that a run that goes on has its tree's slot, and does not stand as `waiting` in the record: what an earlier
-/// process left waiting begins without one. That it is stopped or overdue is for the caller to find out.
+/// Ensures that the tree has a permit and that the record does not say `waiting`: a run that an earlier process left
+/// waiting starts without a permit. The caller checks whether the run is cancelled or overdue.
 pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
     if context.run.tree.root_permit.is_held() && !context.run.clock().pause.is_recorded() {
         return Ok(());
@@ -71,15 +70,15 @@ pub async fn ensure_running(context: &RunContext) -> Result<(), StoreError> {
     propagate_pause(context, PauseEvent::Resumed).await
 }
 
-/// Waits for something within the run's deadline and as long as nobody stops it, as [`crate::engine::run_loop::turn::bounded`] does,
-/// but while the run's time, or an ancestor's, may begin to stand still or to go on.
+/// Waits for `work` until the run's deadline or its cancel. In contrast to the function of the same name in `limits`,
+/// the deadline may move because the run, or one above it, is paused meanwhile.
 pub async fn within_deadline<T>(
     run: &ActiveRun,
     work: impl Future<Output = T>,
 ) -> Result<T, TurnError> {
     let mut work = pin!(work);
     loop {
-        // Listens before it looks at the clock.
+        // Subscribe before reading the deadline, so that no change is missed.
         let mut changed = pin!(run.tree.root_permit.changed.notified());
         changed.as_mut().enable();
         let deadline_passed = async {
@@ -98,17 +97,17 @@ pub async fn within_deadline<T>(
     }
 }
 
-/// Returns once the house is being left and all that this root does is to wait, for a person or behind one that does in
-/// its session, which `left` tells: whoever returns first leaves the session to nobody.
+/// Resolves when the daemon drains and this root only waits, or is queued behind such a run of its session.
+/// `session_suspended` is that session's token: no other run of the session starts afterwards.
 pub async fn suspended(context: &RunContext, session_suspended: Option<CancellationToken>) {
     context.engine.draining.cancelled().await;
-    // Without a session nobody else hears it.
+    // Without a session, nobody else has the token.
     let session_suspended = session_suspended.unwrap_or_default();
     loop {
         let mut changed = pin!(context.run.tree.root_permit.changed.notified());
         changed.as_mut().enable();
         if context.run.is_waiting() {
-            // Before its seat is free.
+            // Before its place in the session is free.
             session_suspended.cancel();
             return;
         }
@@ -119,7 +118,7 @@ pub async fn suspended(context: &RunContext, session_suspended: Option<Cancellat
     }
 }
 
-/// Takes a place in line again where the tree has given its slot back.
+/// Queues for a permit again if the tree gave its permit back.
 async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
     let root_permit = &context.run.tree.root_permit;
     if root_permit.is_held() {
@@ -131,7 +130,7 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
         .last()
         .unwrap_or(&context.run);
     let reacquired = async {
-        // One slot for the tree, however many of its calls were decided at once.
+        // One permit for the tree, however many of its calls were decided at once.
         let _guard = root_permit.acquire_lock.lock().await;
         if !root_permit.is_held() {
             let owner = context.run.tree.owner.as_deref();
@@ -144,8 +143,8 @@ async fn reacquire_permit(context: &RunContext) -> Result<(), TurnError> {
     within_deadline(&context.run, reacquired).await
 }
 
-/// Applies an event to the run, and what it means to the runs above it, and records which of them were paused or
-/// resumed. If that pauses the root, its permit is given back.
+/// Applies an event to the run and its consequences to the runs above it, and records which runs were paused or
+/// resumed. A paused root gives its permit back.
 async fn propagate_pause(context: &RunContext, event: PauseEvent) -> Result<(), StoreError> {
     let mut next = Some((&*context.run, event));
     while let Some((run, event)) = next {

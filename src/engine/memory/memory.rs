@@ -1,5 +1,5 @@
-//! What agents remember: entries read into prompts, appended after success, trimmed by garbage collection. The format
-//! is the contract's (`agents.md`, Memory). Knows no loop.
+//! The agents' memories: entries are read into prompts, appended after a run succeeds, and trimmed by garbage
+//! collection. The file format is documented in `agents.md`, Memory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::domain::agent::Agent;
 use crate::domain::message::shorten;
 
-/// A memory file above this is not read: something else wrote it.
+/// A larger memory file is not read: something else wrote it.
 const MAX_FILE: u64 = 64 << 20;
 /// Characters of a result that an entry keeps.
 const MAX_RESULT_CHARS: usize = 1000;
@@ -54,51 +54,38 @@ pub struct GcReport {
     pub output_tokens: u64,
 }
 
-/// Why there is no report or no memory to show.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// No such agent, a broken file, a provider that is not there.
     #[error(transparent)]
     Start(#[from] crate::engine::request::StartError),
-    /// The agent has no memory.
     #[error("agent \"{0}\" has no memory; set [memory] enabled = true in its file")]
     Disabled(String),
-    /// The model did not answer.
     #[error(transparent)]
     Provider(#[from] crate::providers::ProviderError),
-    /// The file could not be read or written.
     #[error("memory of agent \"{agent}\": {reason}")]
-    File {
-        /// The agent.
-        agent: String,
-        /// What is wrong.
-        reason: String,
-    },
+    File { agent: String, reason: String },
 }
 
-/// All agents' memories. Writes of one file are serialised.
+/// Writes to the same file are serialised.
 pub struct Memories {
     directory: PathBuf,
     file_locks: Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>,
-    /// The last time that an entry was given, in microseconds.
+    /// The time of the last entry, in microseconds.
     last_entry_time: AtomicI64,
 }
 
-/// What a run leaves in its agent's memory.
 #[derive(Clone, Debug)]
 pub struct NewEntry {
-    /// Its heading, from [`Memories::next_time`].
+    /// The heading, from [`Memories::next_time`].
     pub time: Timestamp,
-    /// Whether an earlier attempt may have written it already; then it is not written twice.
+    /// Whether an earlier attempt may have written the entry; it is not written twice.
     pub may_exist: bool,
-    /// The user message.
     pub task: String,
-    /// The final text.
     pub result: String,
 }
 
 impl Memories {
-    /// In this directory, where a file does not say otherwise.
+    /// `directory` is used unless the agent's settings name a file.
     pub fn new(directory: &Path) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -107,7 +94,7 @@ impl Memories {
         }
     }
 
-    /// The present time for an entry; no two are given the same, so that it identifies the entry.
+    /// The current time. No two calls return the same, so that the time identifies an entry.
     pub fn next_time(&self) -> Timestamp {
         let now = Timestamp::now();
         let wanted = now.as_microsecond();
@@ -120,7 +107,7 @@ impl Memories {
         Timestamp::from_microsecond(next(last)).unwrap_or(now)
     }
 
-    /// All entries, oldest first; none where there is no file yet. Blocking.
+    /// All entries, oldest first; none if there is no file yet. Blocking.
     pub fn entries(
         &self,
         agent: &Agent,
@@ -131,7 +118,7 @@ impl Memories {
             .map_err(|error| file_error(agent, &error))
     }
 
-    /// The last `last_n` entries as they enter the prompt. Blocking.
+    /// The last `last_n` entries as the prompt shows them. Blocking.
     pub fn for_prompt(&self, agent: &Agent, key: Option<&str>) -> Result<String, MemoryError> {
         let entries = self.entries(agent, key)?;
         let last_n = match agent.memory.last_n as usize {
@@ -146,7 +133,7 @@ impl Memories {
         Ok(text.trim_end().to_owned())
     }
 
-    /// Appends an entry and returns how many there are now. It is on disk when this returns. Blocking.
+    /// Appends an entry, and returns the number of entries once it is on disk. Blocking.
     pub fn append(
         &self,
         agent: &Agent,
@@ -168,7 +155,7 @@ impl Memories {
         append(&path, &text).map_err(|error| file_error(agent, &error))
     }
 
-    /// Keeps the newest `keep` entries, by an atomic replace, and returns how many there are now. Blocking.
+    /// Keeps the newest `keep` entries by replacing the file atomically, and returns the number of entries. Blocking.
     pub fn trim(
         &self,
         agent: &Agent,
@@ -181,7 +168,7 @@ impl Memories {
         trim(&path, keep).map_err(|error| file_error(agent, &error))
     }
 
-    /// The file of an agent's memory from before it belonged to keys, where that is not read any more.
+    /// The file of the agent's memory from before memories belonged to keys, if it is no longer read.
     pub fn legacy_file(&self, agent: &Agent) -> Option<PathBuf> {
         if !agent.memory.enabled || agent.memory.shared {
             return None;
@@ -189,7 +176,7 @@ impl Memories {
         Some(self.path(agent, None)).filter(|path| path.is_file())
     }
 
-    /// A memory belongs to the key that its runs were accepted with, unless the agent's is shared.
+    /// A memory belongs to the key of its runs, unless the agent's memory is shared.
     fn path(&self, agent: &Agent, key: Option<&str>) -> PathBuf {
         let name = &agent.name;
         match key.filter(|_| !agent.memory.shared) {
@@ -243,7 +230,7 @@ fn append(path: &Path, entry: &str) -> io::Result<usize> {
     let mut file = open_locked(path)?;
     let before = read(path)?;
     let length = file.metadata()?.len();
-    // What a crash or an editor left without its blank line must not run into the new entry.
+    // An entry without its blank line, after a crash or an edit, must not run into the new one.
     let gap = match () {
         () if before.is_empty() || before.ends_with("\n\n") => "",
         () if before.ends_with('\n') => "\n",
@@ -253,7 +240,7 @@ fn append(path: &Path, entry: &str) -> io::Result<usize> {
         .write_all(format!("{gap}{entry}").as_bytes())
         .and_then(|()| file.sync_data());
     if let Err(error) = result {
-        // The disk may be full: nothing that is not whole stays, as far as that can be helped.
+        // The disk may be full: a partial entry is removed if possible.
         if let Err(error) = file.set_len(length) {
             tracing::warn!(error = %error, "{} ends with a part of an entry: {error}", path.display());
         }
@@ -283,7 +270,7 @@ fn trim(path: &Path, keep: usize) -> io::Result<usize> {
     Ok(keep)
 }
 
-/// The file, for appending. As long as it is open no other process writes to it: `axed run` does beside a daemon.
+/// Opens the file for appending and locks it against other processes: `axed run` may write beside a daemon.
 fn open_locked(path: &Path) -> io::Result<fs::File> {
     loop {
         let file = fs::File::options()
@@ -292,13 +279,13 @@ fn open_locked(path: &Path) -> io::Result<fs::File> {
             .open(path)
             .map_err(|error| with_path(path, &error))?;
         match file.lock() {
-            // Some network disks have no locks; then the processes are one.
+            // Some network disks have no locks; only one process may write there.
             Err(error) if error.kind() != io::ErrorKind::Unsupported => {
                 return Err(with_path(path, &error));
             }
             _ => {}
         }
-        // Who held it before may have put another file in its path.
+        // The previous holder of the lock may have replaced the file.
         let is_same = |other: fs::Metadata| {
             let own = file.metadata()?;
             io::Result::Ok((own.dev(), own.ino()) == (other.dev(), other.ino()))
@@ -391,7 +378,7 @@ enum EntryPart {
     ResultContinuation,
 }
 
-/// The time of an entry's heading, where the line is one.
+/// The time in an entry's heading; `None` if the line is no heading.
 fn parse_heading(line: &str) -> Option<&str> {
     line.strip_prefix("## ")
         .filter(|time| time.ends_with('Z') && time.parse::<Timestamp>().is_ok())

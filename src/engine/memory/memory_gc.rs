@@ -1,4 +1,4 @@
-//! Garbage collection of an agent's memory: has its model look for what repeats, then trims. Knows no run.
+//! Garbage collection of an agent's memory: its model analyses the entries, then they are trimmed.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ a task and a result. Answer in three short sections: Patterns (what kinds of tas
 went), Repeated work (tasks that were done more than once and what could have been reused), Recommendations (what to \
 change in the agent's instructions or files). Be concrete; quote times.";
 
-/// The agent's entries of the key of this name, oldest first.
+/// The agent's entries of this key, oldest first.
 pub async fn entries(
     engine: &Arc<Engine>,
     name: &str,
@@ -31,7 +31,7 @@ pub async fn entries(
     .await
 }
 
-/// Analyses the agent's memory and, unless `dry_run`, trims it to `last_n` (else `max_entries`) entries.
+/// Analyses the agent's memory and, unless `dry_run`, trims it to `last_n` entries, or to `max_entries` without it.
 pub async fn collect(
     engine: &Arc<Engine>,
     name: &str,
@@ -93,7 +93,7 @@ async fn analyse(
 
 ",
     ))];
-    // The shape of the agent's own replies is none for an analysis, which somebody waits for.
+    // The analysis needs no `response_format`, and its caller waits for it.
     let params = Params {
         response_format: ResponseFormat::Text,
         service: None,

@@ -1,4 +1,4 @@
-//! What agents remember over runs.
+//! What agents remember across runs.
 
 pub mod memory;
 pub mod memory_gc;

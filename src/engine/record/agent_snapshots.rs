@@ -1,24 +1,23 @@
-//! Definitions as the record keeps them: JSON that another process reads back. Those of files are rendered once.
+//! The agents of runs as the record keeps them: JSON that another process reads. Each agent is rendered once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::domain::agent::Agent;
 
-/// Above this many rendered definitions those whose agents are gone are dropped.
+/// If there are more entries, those of dropped agents are removed.
 const PRUNE_THRESHOLD: usize = 1024;
 
-/// The weak end keeps the agent's place from being used by another one.
+/// The weak reference prevents another agent from reusing the address.
 type CachedSnapshot = (Weak<Agent>, Arc<str>);
 
-/// Rendered definitions, by the place of the agent that they are of.
+/// The rendered agents by address.
 #[derive(Debug, Default)]
 pub struct AgentSnapshots {
     cache: Mutex<HashMap<usize, CachedSnapshot>>,
 }
 
 impl AgentSnapshots {
-    /// The definition's text. An agent is rendered once, as long as it lives.
     pub fn agent_json(&self, agent: &Arc<Agent>) -> Arc<str> {
         let address = Arc::as_ptr(agent) as usize;
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +33,7 @@ impl AgentSnapshots {
     }
 }
 
-/// The definition in such a text; none where it is not one.
+/// `None` if the text is not an agent.
 pub fn parse(json: &str) -> Option<Arc<Agent>> {
     serde_json::from_str(json).ok().map(Arc::new)
 }

@@ -1,4 +1,4 @@
-//! The bytes of a conversation's pictures and files. Knows no provider.
+//! The bytes of a conversation's images and files.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,7 @@ use crate::domain::message::Message;
 use crate::engine::context::Engine;
 use crate::store::StoreError;
 
-/// The bytes of these messages' pictures and files, which are in memory only while a request is under way; `None` if there
-/// are none.
+/// The bytes of these messages' images and files, which are in memory only during a request; `None` if there are none.
 pub async fn load(engine: &Engine, messages: &[Message]) -> Result<Option<Blobs>, StoreError> {
     let digests = messages.iter().flat_map(Message::attachments);
     let digests: BTreeSet<_> = digests.map(|attachment| attachment.sha256).collect();

@@ -1,5 +1,4 @@
-//! The one hand that writes the record, and the bell that it rings afterwards. What listeners hear with a number is
-//! in the store before they hear it.
+//! Writes the record. Events with a number are in the store before any subscriber sees them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,41 +12,36 @@ use crate::engine::record::webhook_events;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::{Change, FinishedRun, Progress, RunStore, Step, StoreError, Write};
 
-/// How many notices a listener may be behind before it has to read the store again.
+/// The number of events that a subscriber may lag behind before it must read the store.
 const BROADCAST_CAPACITY: usize = 256;
 
-/// What a listener to a tree hears.
 #[derive(Clone, Debug)]
 pub enum StreamEvent {
     /// A committed event.
     Stored(Arc<StoredEvent>),
-    /// News without a number (`text.delta`, `reasoning.delta`, …): its run, its name and its JSON.
+    /// An event without a number, such as `text.delta`.
     Ephemeral {
-        /// The run it is about.
         run_id: RunId,
-        /// Its name.
         name: &'static str,
-        /// The `data` object.
+        /// The `data` object as JSON.
         data: Arc<str>,
     },
 }
 
-/// A listener's end: [`Notice`]s from the moment it was made. `Lagged` means: read the store and go on.
+/// Events since the subscription. After `Lagged`, read the store and continue.
 pub type Subscription = broadcast::Receiver<StreamEvent>;
 
-/// Who listens to which tree. Lent to the store, which rings after each commit.
+/// The subscribers by tree. The store publishes through it after each commit.
 #[derive(Debug, Default)]
 pub struct EventBroadcaster {
     channels: Mutex<HashMap<RunId, broadcast::Sender<StreamEvent>>>,
 }
 
 impl EventBroadcaster {
-    /// Whether anyone listens to this root.
     pub fn has_subscribers(&self, root: RunId) -> bool {
         self.lock().contains_key(&root)
     }
 
-    /// Tells committed events to whoever listens.
     pub fn publish(&self, root: RunId, events: Vec<StoredEvent>) {
         self.send(root, || {
             events
@@ -56,7 +50,6 @@ impl EventBroadcaster {
         });
     }
 
-    /// Listens to a tree.
     pub fn subscribe(&self, root: RunId) -> Subscription {
         let mut channels = self.lock();
         channels
@@ -65,7 +58,7 @@ impl EventBroadcaster {
             .subscribe()
     }
 
-    /// The tree has ended: nothing more will be told.
+    /// Ends all subscriptions to the tree.
     pub fn close(&self, root: RunId) {
         self.lock().remove(&root);
     }
@@ -75,7 +68,7 @@ impl EventBroadcaster {
             return;
         };
         for event in events() {
-            // Nobody there any more is no fault.
+            // A send without receivers fails, which is no error here.
             let _ = sender.send(event);
         }
     }
@@ -85,30 +78,29 @@ impl EventBroadcaster {
     }
 }
 
-/// Writes runs, steps and events; nobody else does.
+/// The only writer of runs, steps and events.
 pub struct Journal {
     store: Arc<dyn RunStore>,
     broadcaster: Arc<EventBroadcaster>,
 }
 
 impl Journal {
-    /// Over a store that rings these bells.
+    /// The store publishes through `broadcaster`.
     pub fn new(store: Arc<dyn RunStore>, broadcaster: Arc<EventBroadcaster>) -> Self {
         Self { store, broadcaster }
     }
 
-    /// The record, for reading.
+    /// For reading.
     pub fn store(&self) -> &Arc<dyn RunStore> {
         &self.store
     }
 
-    /// Who listens.
     pub fn broadcaster(&self) -> &EventBroadcaster {
         &self.broadcaster
     }
 
-    /// Commits a change with its steps and events, and returns the last event's number. The run's tree is suspended if
-    /// that fails, and a suspended one writes nothing.
+    /// Commits a change with its steps and events, and returns the last event's number. A failure suspends the run's
+    /// tree, and nothing is written about a suspended tree.
     pub async fn append(
         &self,
         run: &ActiveRun,
@@ -124,7 +116,7 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
-    /// Commits what somebody requests of a run, who is told if that fails: the run goes on as if nobody had.
+    /// Commits a change that a client requested. If that fails, only the client is notified: the run continues.
     pub async fn append_request(
         &self,
         run: &ActiveRun,
@@ -136,7 +128,7 @@ impl Journal {
         self.store.write(write).await.map(drop)
     }
 
-    /// Hands a change over without waiting: for what the next recorded step makes good.
+    /// Writes a change without waiting for the commit, if the next recorded step makes up for its loss.
     pub async fn enqueue(
         &self,
         run: &ActiveRun,
@@ -152,7 +144,7 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
-    /// Commits a change as [`Journal::record`] does, with writes about other runs in the same transaction.
+    /// Commits a change like [`Journal::append`], with writes about other runs in the same transaction.
     pub async fn append_with(
         &self,
         run: &ActiveRun,
@@ -167,7 +159,7 @@ impl Journal {
         suspend_on_error(run, result)
     }
 
-    /// Writes something that happened to a run which nobody drives now.
+    /// Commits an event of a run that is not driven at the moment.
     pub async fn append_inactive(
         &self,
         run: &Run,
@@ -185,7 +177,7 @@ impl Journal {
         self.store.write(write).await.map(drop)
     }
 
-    /// Writes the end of a run that no process drives any more, and tells it to its webhooks.
+    /// Commits the failure of a run that no process drives any more, and notifies its webhooks.
     pub async fn close_orphan(
         &self,
         run: &Run,
@@ -227,7 +219,7 @@ impl Journal {
         self.store.write(write).await.map(drop)
     }
 
-    /// Tells listeners something that has no number and may be lost.
+    /// Publishes an event without a number, which may be lost.
     pub fn publish_ephemeral(&self, run: &ActiveRun, kind: EventKind) {
         let root = run.scope.root;
         if !self.broadcaster.has_subscribers(root) {
@@ -244,7 +236,6 @@ impl Journal {
     }
 }
 
-/// Whether anything may be written about the run's tree.
 fn check_not_suspended(run: &ActiveRun) -> Result<(), StoreError> {
     match run.is_suspended() {
         true => Err(StoreError::Suspended),
@@ -252,7 +243,6 @@ fn check_not_suspended(run: &ActiveRun) -> Result<(), StoreError> {
     }
 }
 
-/// Suspends the run's tree if its write failed.
 fn suspend_on_error<T>(run: &ActiveRun, result: Result<T, StoreError>) -> Result<T, StoreError> {
     if let Err(error) = &result {
         run.suspend(error);
@@ -260,7 +250,7 @@ fn suspend_on_error<T>(run: &ActiveRun, result: Result<T, StoreError>) -> Result
     result
 }
 
-/// An event about a run that nobody drives, now.
+/// An event of a run that is not driven, at the current time.
 fn new_event(run: &Run, kind: EventKind) -> Event {
     Event {
         run_id: run.id,
@@ -272,7 +262,7 @@ fn new_event(run: &Run, kind: EventKind) -> Event {
     }
 }
 
-/// A write about a run at work, with what its webhook is sent.
+/// A write about an active run, including its webhook deliveries.
 pub fn build_write(
     run: &ActiveRun,
     change: Change,

@@ -1,4 +1,4 @@
-//! Pictures and files that a request names by URL: fetched once, before the first turn, and recorded in their place.
+//! Images and files that a request names by URL. They are fetched once, before the first turn, and recorded.
 
 use std::sync::Arc;
 
@@ -9,7 +9,6 @@ use crate::engine::context::Engine;
 use crate::engine::prepare::RunInput;
 use crate::ssrf;
 
-/// Whether something is still to be fetched.
 pub fn has_links(input: &RunInput) -> bool {
     let earlier = input.earlier.iter().any(|message| match message {
         Message::User { content } => content.links().next().is_some(),
@@ -18,10 +17,11 @@ pub fn has_links(input: &RunInput) -> bool {
     earlier || input.message.links().next().is_some()
 }
 
-/// Puts the bytes in the places of the URLs, in their order.
+/// Replaces the URLs by the bytes, in their order.
 ///
 /// # Errors
-/// Which URL could not be had and why, without its query, which may hold a secret.
+///
+/// Names the URL that failed and why, without its query, which may contain a secret.
 pub async fn fetch(
     engine: &Arc<Engine>,
     key: Option<&str>,

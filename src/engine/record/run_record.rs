@@ -1,4 +1,4 @@
-//! A fresh run's record, and what goes with it for another process. Pure.
+//! The record of a new run, and the state that another process needs to resume it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::deadline::Deadline;
 use crate::store::ResumeState;
 
-/// The record of a run that has just been accepted; what only a root or only a child has is left empty.
+/// The record of a run that has just been accepted. Fields that only a root or only a child has are empty.
 pub fn new_run(run: &ActiveRun) -> Run {
     Run {
         owner: run.tree.owner.clone(),
@@ -24,7 +24,7 @@ pub fn new_run(run: &ActiveRun) -> Run {
     }
 }
 
-/// What another process needs to go on with it, as far as it is known now.
+/// What another process needs to resume the run.
 pub fn continuation(run: &ActiveRun) -> ResumeState {
     let deadline = wall_clock_deadline(run);
     ResumeState {
@@ -41,7 +41,7 @@ pub fn continuation(run: &ActiveRun) -> ResumeState {
     }
 }
 
-/// Its deadline on the calendar's clock, which outlives the process, with the bound that set it.
+/// The deadline in calendar time, which outlives the process, with the limit in seconds that set it.
 pub fn wall_clock_deadline(run: &ActiveRun) -> Option<(Timestamp, u64)> {
     run.deadline().map(Deadline::to_wall_clock)
 }

@@ -1,5 +1,4 @@
-//! Which webhooks a root run tells its events to, and what it says: a thin message that holds no text of a model's or a
-//! caller's. Knows neither how messages are delivered nor how they are kept.
+//! The webhooks of a root run and their messages. A message contains no text of a model or a client.
 
 use std::sync::Arc;
 
@@ -17,8 +16,8 @@ use crate::engine::settings::Settings;
 use crate::ssrf;
 use crate::store::outbox::NewDelivery;
 
-/// The root run's webhooks: its agent's, and the request's own. The request's is refused where it could never be
-/// delivered; what is wrong with the file's shows in its deliveries, and does not keep the run from its work.
+/// The root run's webhooks: the agent's and the request's. A request's webhook that could never be delivered is
+/// rejected; a broken one of the agent's settings fails in its deliveries and does not stop the run.
 pub fn for_run(
     settings: &Settings,
     request: &RunRequest,
@@ -34,7 +33,6 @@ pub fn for_run(
     Ok(webhooks)
 }
 
-/// A request's webhook, checked.
 fn check_requested(
     settings: &Settings,
     requested: &WebhookRequest,
@@ -69,8 +67,8 @@ fn check_requested(
     })
 }
 
-/// What signs a request's webhook: the own secret of the key that it came with, so that no client learns what another's
-/// receivers trust. Without keys all is the operator's.
+/// The secret that signs a request's webhook: that of the requesting key, so that no client learns what other receivers
+/// trust. Without keys, it is the operator's.
 fn secret_env(
     settings: &Settings,
     owner: Option<&str>,
@@ -102,7 +100,7 @@ fn secret_env(
     key_secret.cloned().map(Some).ok_or_else(why)
 }
 
-/// What is told of these events of a root run, whose usage and whose tree's stand so.
+/// The deliveries for these events of a root run, with its own usage and its tree's.
 pub fn deliveries(
     webhooks: &[Arc<Webhook>],
     events: &[Event],
@@ -141,7 +139,7 @@ struct RunData<'a> {
     output_tokens: u64,
     tool_calls: u64,
     tree: TreeData,
-    /// Without its message, which may repeat what a model or a provider said.
+    /// Without the message, which may repeat text of a model or a provider.
     error: Option<ErrorData<'a>>,
 }
 
@@ -209,7 +207,7 @@ impl<'a> ErrorData<'a> {
     }
 }
 
-/// Where a run stands once it has come to this event.
+/// The run's status after this event.
 fn status_after(kind: &EventKind) -> Status {
     match kind {
         EventKind::RunQueued { .. } => Status::Queued,

@@ -1,5 +1,4 @@
-//! What was said in a run, put together from its record, and how a session's next run goes on with it: trimmed to its
-//! bounds, whole turns at a time. Knows no loop.
+//! The conversation of a recorded run, and the trimmed history that a session's next run receives.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +10,21 @@ use crate::engine::settings::HistoryLimits;
 use crate::providers::reasoning;
 use crate::store::{SessionQuery, Step, StoreError};
 
-/// Stands where earlier messages were left out.
+/// Replaces omitted messages.
 const OMITTED_NOTICE: &str = "[Earlier messages of this conversation were left out.]";
 
-/// A run's conversation as recorded.
 #[derive(Debug, Default)]
 pub struct RecordedConversation {
-    /// The system prompt; none where the run never came to have one.
+    /// `None` if the run never had a prompt.
     pub system: Option<String>,
-    /// Its messages, oldest first, with those that came before the run.
+    /// Oldest first, including those from before the run.
     pub messages: Vec<Message>,
-    /// What its last request left out of them.
+    /// What the last request omitted.
     pub compaction: Option<Compaction>,
 }
 
 impl RecordedConversation {
-    /// The conversation that these steps are: results are recorded as they come, and read in the order of their calls.
+    /// Steps record results in the order of completion; the conversation has them in the order of their calls.
     pub fn from_steps(steps: Vec<Step>) -> Self {
         let mut results: BTreeMap<(u32, u32), ToolResult> = BTreeMap::new();
         let mut others = Vec::with_capacity(steps.len());
@@ -49,7 +47,7 @@ impl RecordedConversation {
                     earlier,
                 } => {
                     conversation.system = Some(system);
-                    // A run that had to wait stands there with its message alone, and again with its whole prompt.
+                    // A run that was queued recorded its messages first, and its whole prompt later.
                     conversation.messages = earlier;
                     conversation
                         .messages
@@ -81,17 +79,15 @@ impl RecordedConversation {
     }
 }
 
-/// What a run of a session goes on with.
 #[derive(Debug, Default)]
 pub struct SessionHistory {
-    /// The messages.
     pub messages: Vec<Message>,
-    /// What requests leave out of them: what the last run's left out.
+    /// What requests omit of the messages, as the last run's requests did.
     pub compaction: Option<Compaction>,
 }
 
-/// What a run of a session goes on with: the conversation of the last completed run of that session and agent. Read when
-/// it is the run's turn, as those before it have ended then.
+/// The conversation of the session's last completed run of the same agent. Call it once the earlier runs of the session
+/// have ended.
 pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistory, StoreError> {
     let Some(name) = &run.session else {
         return Ok(SessionHistory::default());
@@ -116,7 +112,7 @@ pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistor
         if compaction.before > removed || compaction.before == 0 {
             return compaction.without_first(removed);
         }
-        // The summary needs a message that it stands for.
+        // A summary must replace a message.
         messages.insert(0, Message::user(OMITTED_NOTICE));
         Compaction {
             before: 1,
@@ -130,8 +126,8 @@ pub async fn session_history(engine: &Engine, run: &Run) -> Result<SessionHistor
     })
 }
 
-/// The messages, or as many of the last ones as the bounds allow, with a notice before them. They begin with a user's
-/// message where one fits, else with a reply, and never with the results of calls that are gone.
+/// The messages, or the last ones that the limits allow after a notice. They begin with a user message if one fits,
+/// else with a reply, and never with the results of omitted calls.
 fn trim(mut messages: Vec<Message>, limits: HistoryLimits) -> Vec<Message> {
     let mut bytes = 0;
     let (mut attachments, mut attached_bytes) = (0, 0);
@@ -159,7 +155,7 @@ fn trim(mut messages: Vec<Message>, limits: HistoryLimits) -> Vec<Message> {
     }
     messages.drain(..start.unwrap_or(messages.len()));
     match messages.first_mut() {
-        // One message, as some models take no two of a user's in a row.
+        // One message, because some models reject two user messages in a row.
         Some(Message::User { content }) => content.prepend(OMITTED_NOTICE),
         _ => messages.insert(0, Message::user(OMITTED_NOTICE)),
     }
@@ -167,7 +163,7 @@ fn trim(mut messages: Vec<Message>, limits: HistoryLimits) -> Vec<Message> {
     messages
 }
 
-/// Bytes of the pictures and files of a message.
+/// The bytes of a message's images and files.
 pub fn attachment_bytes(message: &Message) -> usize {
     let bytes = message.attachments().map(|attachment| attachment.bytes);
     usize::try_from(bytes.sum::<u64>()).unwrap_or(usize::MAX)
@@ -177,8 +173,8 @@ fn is_user(message: &Message) -> bool {
     matches!(message, Message::User { .. })
 }
 
-/// Bytes of a message: its text, arguments, results, and the provider's own form of it. Its pictures and files count by
-/// themselves: see [`attached`].
+/// The bytes of a message's text, arguments, results and provider data. Images and files are counted by
+/// [`attachment_bytes`].
 pub fn message_bytes(message: &Message) -> usize {
     match message {
         Message::User { content } => content.text_bytes(),
@@ -277,7 +273,7 @@ mod tests {
         assert_eq!(trimmed_to(8), whole);
         assert_eq!(trimmed_to(7), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
         assert_eq!(trimmed_to(6), "u:…2|a:calls c1|t:1|a:calls c2|t:1|a:two");
-        // The last exchange alone is too much: calls go with their results.
+        // The last exchange alone is too large: calls are omitted together with their results.
         for (messages, expected) in [
             (5, "u:…|a:calls c1|t:1|a:calls c2|t:1|a:two"),
             (4, "u:…|a:calls c2|t:1|a:two"),

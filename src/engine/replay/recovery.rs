@@ -1,5 +1,5 @@
-//! Brings unfinished runs back to life where their record ends, after a restart or once a store that failed works again:
-//! no run is ever left `running` without an owner. Knows no loop; the runner drives what is revived.
+//! Resumes unfinished runs from their record after a restart, or once a failed store works again: no run stays
+//! `running` without an owner.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ pub fn recover_child(
     })
 }
 
-/// Fails what no call came back to of a tree whose root has ended, deepest first: a child that could not be revived may
-/// have left children of its own.
+/// Fails the remaining orphans of a tree whose root has ended, deepest first: a child that could not be resumed may
+/// have left children.
 pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError> {
     let mut orphans = engine.orphans.take_tree(root);
     orphans.sort_by_key(|orphan| (orphan.run.depth, orphan.run.id));
@@ -53,18 +53,16 @@ pub async fn fail_orphans(engine: &Engine, root: RunId) -> Result<(), StoreError
     Ok(())
 }
 
-/// A root run that can go on.
+/// A root run that can be resumed.
 pub struct RecoveredRun {
-    /// The run at work.
     pub active_run: Arc<ActiveRun>,
-    /// Its record.
     pub run: Arc<Run>,
-    /// Whole seconds that it may take from its start, where it still waits for a slot.
+    /// The time limit in seconds from its start, if it has not started.
     pub timeout: u64,
 }
 
-/// The root runs of `unfinished` (parents before their children) that can go on, in its order; their children wait in
-/// `engine.left`. What cannot go on is failed as `interrupted`, children before their parents.
+/// Recovers the root runs of `unfinished`, which has parents before their children, and keeps its order. Their children
+/// become orphans until their parents reach them. Runs that cannot be resumed fail as `interrupted`, children first.
 pub async fn recover_all(
     engine: &Engine,
     unfinished: Vec<UnfinishedRun>,
@@ -103,7 +101,7 @@ pub async fn recover_all(
     Ok(recovered)
 }
 
-/// Fails a run that cannot go on.
+/// Fails a run that cannot be resumed.
 pub async fn interrupt(
     engine: &Engine,
     id: RunId,
@@ -112,7 +110,7 @@ pub async fn interrupt(
     let run = match engine.journal.store().run(id).await {
         Ok(Some(run)) => run,
         Ok(None) => return Ok(()),
-        // Its end cannot be recorded either; it delays no other run.
+        // Its end cannot be recorded either; it must not delay other runs.
         Err(error @ StoreError::Corrupt(_)) => {
             tracing::error!(run.id = %id, error = %error, "{id} cannot be failed as interrupted: {error}");
             return Ok(());
@@ -137,8 +135,8 @@ pub async fn interrupt(
     Ok(())
 }
 
-/// The run as it stood: its definition, place, accounts, meter, deadline and stop; none where the record lacks what
-/// that takes. `callers` are the accounts that it draws on beside its own.
+/// Restores a run: its agent, scope, accounts, usage, deadline and cancel; `None` if the record is incomplete.
+/// `callers` are the accounts that it draws on beside its own.
 pub fn recover(
     engine: &Engine,
     unfinished: &UnfinishedRun,
@@ -189,7 +187,7 @@ pub fn recover(
     };
     let active_run = ActiveRun::resume(scope, agent, tree, parent.cloned(), accounts, recorded);
     if let Some((at, seconds)) = continuation.deadline {
-        // Time that it waited for a person is not its own, whether a daemon stood beside it or not.
+        // The time that a run waited for approval does not count, also while no daemon ran.
         let since = continuation.waiting_since.unwrap_or_else(now);
         active_run.set_deadline(Deadline {
             at: Instant::now() + deadline::remaining_time(since.duration_until(at), seconds),

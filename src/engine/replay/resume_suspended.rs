@@ -1,5 +1,4 @@
-//! Probes a store that failed, and once it works takes suspended trees up from their record, as after a restart. Knows no
-//! loop.
+//! Probes a failed store, and resumes the suspended trees from their record once it works.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use crate::engine::replay::suspension::{
 use crate::engine::root_run;
 use crate::store::{StoreError, UnfinishedRun};
 
-/// Probes the store, and takes up what is suspended, until nothing is, or the daemon drains.
+/// Probes the store and resumes suspended trees until none is left or the daemon drains.
 pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let mut interval = INITIAL_PROBE_INTERVAL;
@@ -37,7 +36,7 @@ pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Takes up what is due if the store works; true where nothing is suspended any more.
+/// Resumes the trees that are due if the store works; true if no suspended tree is left.
 async fn probe(engine: &Arc<Engine>) -> Result<bool, StoreError> {
     let suspension = &engine.suspension;
     if let Err(error) = engine.journal.store().check().await {
@@ -54,16 +53,14 @@ async fn probe(engine: &Arc<Engine>) -> Result<bool, StoreError> {
     Ok(suspension.mark_store_working())
 }
 
-/// What the record says of a suspended tree.
 enum TreeState {
-    /// It can go on.
     Resumable(RecoveredRun),
-    /// Its end was committed after all, or it never was accepted.
+    /// Its end was committed after all, or it was never accepted.
     Ended(Option<Arc<Run>>),
 }
 
-/// Resumes these trees from their record. Gives all of them back if the record as a whole could not be read; a tree that
-/// cannot be read is put back alone.
+/// Resumes these trees. Returns all of them if the record could not be read at all; a single tree that cannot be read
+/// is suspended again.
 async fn resume_trees(
     engine: &Arc<Engine>,
     trees: Vec<SuspendedTree>,
@@ -117,7 +114,7 @@ async fn resume_trees(
         "The store works again: going on with {} root runs",
         recovered.len()
     );
-    // In the order of their acceptance.
+    // In the order of acceptance.
     recovered.sort_by_key(|revived| revived.run.id);
     engine.active_runs.replace(&resolved, active_runs);
     root_run::resume_all(engine, recovered, permits);
@@ -125,7 +122,7 @@ async fn resume_trees(
     Ok(())
 }
 
-/// Reads a suspended root of which, with its children, this is unfinished.
+/// Reads a suspended tree, of which these runs are unfinished.
 async fn load_tree(
     engine: &Engine,
     id: RunId,
@@ -137,13 +134,13 @@ async fn load_tree(
     }
     match engine.journal.store().run(id).await {
         Ok(run) => Ok(TreeState::Ended(run.map(Arc::new))),
-        // Nothing can be made of it; the log has the cause.
+        // The tree cannot be recovered; the log has the cause.
         Err(StoreError::Corrupt(_)) => Ok(TreeState::Ended(None)),
         Err(error) => Err(error),
     }
 }
 
-/// The daemon stops: what is suspended stays as last committed, and nobody of its sessions overtakes it.
+/// The daemon stops: suspended trees stay as last committed, and no later run of their sessions starts.
 fn keep_suspended(engine: &Arc<Engine>) {
     for tree in engine.suspension.take_all() {
         if let Some(guard) = &tree.session_guard {

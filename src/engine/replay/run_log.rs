@@ -1,5 +1,4 @@
-//! What an earlier process left of a run, read from the record: its prompt, its replies, the results that came, and
-//! which calls it had begun. Knows no loop.
+//! What an earlier process recorded of a run: its prompt, replies and results, and the calls that had started.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,10 +15,10 @@ use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
 use crate::store::{EventQuery, Step, StoreError};
 
-/// Events read at once.
+/// Events per read.
 const PAGE_SIZE: usize = 1000;
 
-/// The events that say how far a call is.
+/// The events that describe the progress of a call.
 const CALL_EVENTS: [&str; 6] = [
     "tool.started",
     "tool.completed",
@@ -29,39 +28,35 @@ const CALL_EVENTS: [&str; 6] = [
     "approval.decided",
 ];
 
-/// The steps of a run, put together again.
 #[derive(Debug, Default)]
 pub struct RecordedRun {
-    /// The prompt, where it came to be assembled; of a run that has not started only its input.
+    /// A run that has not started has only its messages.
     pub prompt: Option<Prompt>,
-    /// Its replies, oldest first.
+    /// Oldest first.
     pub turns: Vec<RecordedTurn>,
-    /// Its calls.
     pub calls: RecordedCalls,
-    /// The time of its entry in its agent's memory, which may be written already.
+    /// The time of the entry in the agent's memory, which may be written already.
     pub memory_time: Option<Timestamp>,
-    /// What its first request leaves out.
+    /// What the first request omits.
     pub compaction: Option<Compaction>,
-    /// Whether a summary was requested that is not recorded.
+    /// Whether a summary was requested and not recorded.
     pub is_compacting: bool,
 }
 
-/// One reply, with the results of its calls as far as they came.
+/// A reply and the recorded results of its calls.
 #[derive(Debug)]
 pub struct RecordedTurn {
-    /// Its turn.
     pub turn: u32,
-    /// What the model said.
     pub message: AssistantMessage,
-    /// One for each call, in their order.
+    /// One for each call, in the order of the calls.
     pub results: Vec<Option<ToolResult>>,
-    /// What the model was told of it where it was not to be the last word.
+    /// The message to the model if the reply was not the last one.
     pub followup: Option<String>,
-    /// What requests leave out from then on.
+    /// What later requests omit.
     pub compaction: Option<Compaction>,
 }
 
-/// Tool calls that an earlier process began: they are not begun, counted or told again. Empty for a fresh run.
+/// Tool calls that an earlier process started: they are not started, counted or recorded again. Empty for a new run.
 #[derive(Debug, Default)]
 pub struct RecordedCalls {
     /// Calls whose `tool.started` is in the log.
@@ -70,26 +65,25 @@ pub struct RecordedCalls {
     pub delegated: HashMap<String, RunId>,
     /// Calls whose `agent.returned` is in the log.
     pub returned: HashSet<String>,
-    /// The child runs there are, by call.
+    /// The child runs by call.
     pub children: HashMap<String, Run>,
-    /// When calls asked for a person's word.
+    /// When calls requested approval.
     pub approvals_requested: HashMap<String, Timestamp>,
-    /// The words that came.
     pub decisions: HashMap<String, ApprovalDecision>,
     /// Calls whose `tool.completed` is in the log.
     pub completed: HashSet<String>,
     /// The last turn whose `turn.started` is in the log; 0 for none.
     pub last_turn: u32,
-    /// The last batch that a turn's request was handed over in.
+    /// The last submitted batch.
     pub batch: Option<SubmittedBatch>,
     /// How often the run was resumed since its last step.
     pub resume_count: u32,
-    /// What the last reply reported, unless the conversation was made shorter since.
+    /// The usage of the last reply, unless the conversation was compacted since.
     pub reported_usage: Option<TokenUsage>,
 }
 
 impl RecordedRun {
-    /// What is left of a turn that began and has no reply.
+    /// The batch of a turn that started and has no reply.
     pub fn pending_batch(&self) -> PendingBatch {
         let (last_turn, last_reply) = (self.calls.last_turn, self.turns.last());
         if last_turn <= last_reply.map_or(0, |reply| reply.turn) {
@@ -102,7 +96,6 @@ impl RecordedRun {
     }
 }
 
-/// Reads what is left of a run.
 pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError> {
     let store = engine.journal.store();
     let mut recorded = RecordedRun::default();
@@ -174,7 +167,7 @@ pub async fn load(engine: &Engine, run: &Run) -> Result<RecordedRun, StoreError>
     Ok(recorded)
 }
 
-/// Reads what the log of the tree says of a run's calls, without the children that they started.
+/// Reads the progress of a run's calls from the tree's events, without their child runs.
 pub async fn load_calls(
     engine: &Engine,
     root: RunId,
@@ -253,7 +246,7 @@ impl RecordedCalls {
     }
 }
 
-/// The tokens in `turn.completed`; none where the service reported none.
+/// The tokens in `turn.completed`; `None` if the provider reported none.
 fn parse_usage(data: &str) -> Option<TokenUsage> {
     #[derive(Deserialize)]
     struct TurnCompleted {

@@ -1,5 +1,5 @@
-//! Trees about which a write failed: each has stopped, and keeps its slot and its place in its session until it is taken
-//! up from its record. Knows neither the store nor the record.
+//! Trees whose writes failed. Their tasks have ended; each keeps its permit and its place in its session until it is
+//! resumed from its record.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,22 +11,21 @@ use crate::engine::admission::sessions::SessionGuard;
 use crate::engine::state::active_run::ActiveRun;
 use crate::fair::admission::RunPermit;
 
-/// The first wait before the store is probed; it doubles while the store fails.
+/// The first delay before the store is probed; it doubles while the store fails.
 pub const INITIAL_PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest wait between two probes.
+/// The longest delay between two probes.
 pub const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// The longest wait of a tree whose writes fail although the store works: each time it asks its models again.
+/// The longest delay of a tree whose writes fail although the store works: each attempt sends a model request again.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// A tree that was at work for so long is taken up at once when it is suspended again.
+/// A tree that ran this long is resumed at once when it is suspended again.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(60);
 
-/// The suspended trees of this process.
 #[derive(Default)]
 pub struct Suspension {
     trees: Mutex<SuspendedTrees>,
-    /// Held, shared, by whoever changes the record of a run from outside, and alone while trees are taken up.
+    /// Held shared by writers that change a run from outside, and exclusively while trees are resumed.
     pub resume_lock: RwLock<()>,
-    /// Notified when runs that nobody drove are driven again, or will not be.
+    /// Notified when runs are driven again, or will not be.
     pub changed: Notify,
 }
 
@@ -37,19 +36,15 @@ struct SuspendedTrees {
     is_store_down: bool,
 }
 
-/// A tree all of whose tasks have ended.
+/// A tree whose tasks have ended.
 pub struct SuspendedTree {
-    /// Its root, as it was at work.
     pub root: Arc<ActiveRun>,
-    /// Its slot, if it had one.
     pub run_permit: Option<RunPermit>,
-    /// Its place in its session.
     pub session_guard: Option<SessionGuard>,
-    /// How often it was taken up in a row and suspended again.
+    /// How often in a row the tree was resumed and suspended again.
     pub attempts: u32,
-    /// When it may be taken up.
     retry_at: Instant,
-    /// Whether the store was seen to work since.
+    /// Whether a probe has succeeded since.
     is_probed: bool,
 }
 
@@ -66,7 +61,7 @@ impl SuspendedTree {
             session_guard,
             attempts,
             retry_at: Instant::now() + backoff(attempts),
-            // It was taken up from a store that worked: until a probe says otherwise, it alone fails.
+            // It was resumed while the store worked: until a probe fails, only this tree is affected.
             is_probed: attempts > 0,
         }
     }
@@ -81,19 +76,20 @@ impl Suspension {
         !std::mem::replace(&mut trees.is_supervised, true)
     }
 
-    /// Whether a write failed, and the store has not been seen to work since.
+    /// Whether a write failed and no probe has succeeded since.
     pub fn is_store_down(&self) -> bool {
         self.lock().is_store_down
     }
 
-    /// A probe found the store failing; what it took out to take up comes back.
+    /// Records that a probe failed, and takes back the trees that were due.
     pub fn mark_store_failed(&self, returned: Vec<SuspendedTree>) {
         let mut trees = self.lock();
         trees.waiting.splice(0..0, returned);
         trees.is_store_down = true;
     }
 
-    /// What was due is taken up. Returns whether nothing is suspended any more; then the supervising task ends.
+    /// Records that the due trees were resumed. Returns true if no suspended tree is left; the supervising task then
+    /// ends.
     pub fn mark_store_working(&self) -> bool {
         let mut trees = self.lock();
         trees.is_store_down = trees.waiting.iter().any(|tree| !tree.is_probed);
@@ -101,7 +97,7 @@ impl Suspension {
         !trees.is_supervised
     }
 
-    /// A tree that could not be read although the store works is taken up later.
+    /// Suspends a tree again that could not be read although the store works.
     pub fn retry_later(&self, tree: SuspendedTree) {
         let attempts = tree.attempts + 1;
         let tree = SuspendedTree {
@@ -112,7 +108,7 @@ impl Suspension {
         self.lock().waiting.push(tree);
     }
 
-    /// Hands out everything; the supervising task ends.
+    /// Removes all trees; the supervising task then ends.
     pub fn take_all(&self) -> Vec<SuspendedTree> {
         let mut trees = self.lock();
         trees.is_supervised = false;
@@ -123,7 +119,7 @@ impl Suspension {
         self.trees.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands out what is due, after a probe that found the store working.
+    /// Removes the trees that are due, after a successful probe.
     pub fn take_due(&self) -> Vec<SuspendedTree> {
         let mut trees = self.lock();
         let now = Instant::now();
@@ -136,7 +132,7 @@ impl Suspension {
         due
     }
 
-    /// Until the next probe: `pause` where a tree waits for the store, else until the first tree is due.
+    /// The delay until the next probe: `interval` if a tree waits for the store, else until the first tree is due.
     pub fn next_probe_delay(&self, interval: Duration) -> Duration {
         let trees = self.lock();
         if trees.is_store_down {
@@ -149,7 +145,7 @@ impl Suspension {
     }
 }
 
-/// How long a tree waits that was suspended so often in a row after it had been taken up.
+/// The delay of a tree that was suspended this often in a row.
 fn backoff(attempts: u32) -> Duration {
     match attempts {
         0 => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! Runs at work in this process: their place, their stop signal, their meter, and who waits for them.
+//! A run that this process drives: its place in its tree, its cancel, its usage and its end.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,41 +21,36 @@ use crate::engine::state::tree::Tree;
 use crate::engine::state::usage::UsageCounter;
 use crate::store::StoreError;
 
-/// After so many suspensions in a row, about a minute, a record that cannot be read counts as damaged.
+/// After this many suspensions in a row, about a minute, an unreadable record counts as damaged.
 const MAX_READ_ATTEMPTS: u32 = 8;
 
-/// One run at work.
 pub struct ActiveRun {
-    /// Its place in the tree.
     pub scope: Scope,
-    /// The definition it started with, the request's overrides applied.
+    /// The agent as the run started with it, including the request's overrides.
     pub agent: Arc<Agent>,
-    /// What its whole tree shares.
     pub tree: Arc<Tree>,
-    /// The run that called it.
     pub parent: Option<Arc<ActiveRun>>,
-    /// The accounts it draws on.
+    /// The budget accounts that it draws on.
     pub accounts: AccountIds,
-    /// Its definition as another process will read it.
+    /// The agent as recorded.
     pub agent_json: Arc<str>,
-    /// The directory of its files.
     pub workdir: RunWorkdir,
-    /// Heard by everything that waits for this run's sake; cancelled with the parent's.
+    /// Cancelled together with the parent's.
     pub cancel_token: CancellationToken,
-    /// The batch that an earlier process left, until its turn is taken.
+    /// The batch that an earlier process submitted, until its turn is done.
     pub pending_batch: PendingBatchCell,
     agent_name: Arc<str>,
     clock: Mutex<Clock>,
     phase: Mutex<Phase>,
     usage: UsageCounter,
-    /// A call of this run, or of one below it, was past this limit.
+    /// The first limit that refused a call of this run or of a run below it.
     exceeded_budget: OnceLock<Box<BudgetExceeded>>,
-    /// Warnings that are in the record already.
+    /// Warnings that are recorded already.
     recorded_warnings: Mutex<Vec<String>>,
     end: watch::Sender<EndState>,
 }
 
-/// Decides once between an end of its own and somebody's cancel.
+/// Decides once between the run's own end and a cancel.
 #[derive(Debug)]
 enum Phase {
     Open,
@@ -67,42 +62,37 @@ enum Phase {
     Ending,
 }
 
-/// What a run makes of a request to cancel it.
+/// The answer to a cancel request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CancelState {
-    /// It is the first such request: the record does not say so yet.
+    /// The first request, not yet recorded.
     Started,
-    /// There was one before, for this reason, that the record does not show yet.
+    /// An earlier request with this reason is not yet recorded.
     Pending(String),
-    /// The record shows one.
+    /// An earlier request is recorded.
     Recorded,
     /// The run is ending by itself.
     TooLate,
 }
 
-/// What those who wait for a run are told.
 #[derive(Clone, Debug)]
 enum EndState {
     Pending,
     Recorded(Arc<Run>),
-    /// Nobody drives it any more, and its end could not be recorded.
+    /// No task drives the run any more, and its end could not be recorded.
     Lost,
 }
 
-/// What the record has of a run.
+/// The recorded state of a run.
 pub struct RestoredState {
-    /// Its definition as another process will read it.
     pub agent_json: Arc<str>,
-    /// The directory of its files.
     pub workdir: RunWorkdir,
-    /// Its own usage.
     pub usage: Usage,
-    /// Its subtree's.
     pub tree_usage: TreeUsage,
 }
 
 impl ActiveRun {
-    /// A run that is about to be opened. Its descendants' usage will count for it, and its own for its ancestors.
+    /// A new run. Its usage counts for its ancestors too.
     pub fn new(
         scope: Scope,
         agent: Arc<Agent>,
@@ -129,7 +119,7 @@ impl ActiveRun {
         run
     }
 
-    /// A run that an earlier process opened; its usage counts for its ancestors already.
+    /// A run of an earlier process. Its usage is already counted for its ancestors.
     pub fn resume(
         scope: Scope,
         agent: Arc<Agent>,
@@ -170,7 +160,7 @@ impl ActiveRun {
         })
     }
 
-    /// An event about this run, now.
+    /// An event of this run at the current time.
     pub fn event(&self, kind: EventKind) -> Event {
         Event {
             run_id: self.scope.run,
@@ -182,13 +172,12 @@ impl ActiveRun {
         }
     }
 
-    /// Whether it asks its providers for deltas: where its root wished for them, or its own file says so.
+    /// Whether its providers stream: if its root's request or its agent's settings say so.
     pub fn is_streaming(&self) -> bool {
         self.tree.is_streaming || self.agent.stream
     }
 
-    /// When it must have ended, as far as that is known now: its own deadline or an ancestor's, but of none whose time
-    /// stands still.
+    /// The earliest deadline of this run and its ancestors, ignoring paused ones.
     pub fn deadline(&self) -> Option<Deadline> {
         let deadlines = self
             .self_and_ancestors()
@@ -201,32 +190,31 @@ impl ActiveRun {
         std::iter::successors(Some(self), |run| run.parent.as_deref())
     }
 
-    /// Whether all that it does is to wait for a person's word.
+    /// Whether the run is paused.
     pub fn is_waiting(&self) -> bool {
         self.clock().pause.paused_since().is_some()
     }
 
-    /// Its clock. Who changes what its calls do has the tree's turn.
+    /// Changes of its calls need the tree's `update_lock`.
     pub fn clock(&self) -> MutexGuard<'_, Clock> {
         lock(&self.clock)
     }
 
-    /// Starts its clock.
     pub fn set_deadline(&self, deadline: Deadline) {
         self.clock().deadline = Some(deadline);
     }
 
-    /// Remembers that a call of this run was refused, here and above as far as the limit reaches.
+    /// Records that a call of this run was refused, for this run and the ancestors that share the account.
     pub fn record_refusal(&self, refusal: &BudgetRefusal) {
         let shares_account = |run: &&Self| run.accounts.contains(&refusal.account);
         for run in self.self_and_ancestors().take_while(shares_account) {
-            // The first limit that was reached is the one that is told.
+            // The first limit that was reached is reported.
             let _ = run.exceeded_budget.set(Box::new(refusal.exceeded.clone()));
         }
     }
 
-    /// Remembers what an earlier process refused, by the error that a call's result recorded: an account that is full now
-    /// refuses in the same words.
+    /// Restores a refusal of an earlier process from the recorded error of a call: an account that is full now refuses
+    /// with the same text.
     pub fn restore_refusal(&self, recorded: &str) {
         for refusal in self.tree.budgets.refusals(&self.accounts) {
             if recorded.contains(&refusal.exceeded.to_string()) {
@@ -235,7 +223,7 @@ impl ActiveRun {
         }
     }
 
-    /// Whether this warning is new to the run.
+    /// Returns whether this warning is new to the run.
     pub fn insert_warning(&self, warning: &str) -> bool {
         let mut warnings = lock(&self.recorded_warnings);
         let is_new = !warnings.iter().any(|known| known == warning);
@@ -245,7 +233,6 @@ impl ActiveRun {
         is_new
     }
 
-    /// Whether its budgets let it go on.
     pub fn check_budgets(&self) -> Result<(), BudgetExceeded> {
         match self.exceeded_budget.get() {
             Some(exceeded) => Err(BudgetExceeded::clone(exceeded)),
@@ -258,11 +245,11 @@ impl ActiveRun {
         self.tree.suspension.is_suspended()
     }
 
-    /// A write about its tree failed, or its record could not be read: nothing more is written, and the whole tree stops,
-    /// until it is taken up from its record.
+    /// Suspends the tree after a failed write or an unreadable record: nothing more is written, and all its runs stop
+    /// until the tree is resumed from its record.
     pub fn suspend(&self, error: &StoreError) {
         if matches!(error, StoreError::AlreadyClaimed(_)) {
-            // Its idempotency key is another run's: this one never was.
+            // Another run has its idempotency key: this run was never accepted.
             return;
         }
         if self.tree.suspension.mark() {
@@ -277,8 +264,8 @@ impl ActiveRun {
         root.cancel_token.cancel();
     }
 
-    /// Whether an error of a read is final for the run: what was read is damaged, or could not be read again and again
-    /// although the store works otherwise. A write that failed has suspended the tree, and is not final.
+    /// Whether a read error is final for the run: the record is damaged, or could repeatedly not be read although the
+    /// store works. A failed write suspends the tree and is not final.
     pub fn is_unreadable(&self, error: &StoreError) -> bool {
         let last_resume = self.tree.suspension.last_resume.get();
         let attempts = last_resume.map_or(0, |(_, attempts)| *attempts);
@@ -290,7 +277,7 @@ impl ActiveRun {
         is_final && !self.is_suspended()
     }
 
-    /// Takes over what its tree, suspended as `before` and now taken up once more, could not record.
+    /// Takes over what the suspended tree could not record.
     pub fn inherit_from(&self, suspended: &Self, attempts: u32) {
         let results = std::mem::take(&mut *suspended.tree.suspension.unrecorded_results());
         *self.tree.suspension.unrecorded_results() = results;
@@ -303,7 +290,7 @@ impl ActiveRun {
         keys.restore_from(&suspended.tree.provider_keys);
     }
 
-    /// Keeps the result of a call that could not be recorded for when the tree is taken up.
+    /// Keeps a result that could not be recorded until the tree is resumed.
     pub fn stash_result(&self, result: ToolResult) {
         let key = (self.scope.run, result.call_id.clone());
         self.tree
@@ -312,13 +299,13 @@ impl ActiveRun {
             .insert(key, result);
     }
 
-    /// The result of a call that could not be recorded before its tree was taken up.
+    /// The result of a call that could not be recorded before the tree was suspended.
     pub fn take_stashed_result(&self, call: &str) -> Option<ToolResult> {
         let mut results = self.tree.suspension.unrecorded_results();
         results.remove(&(self.scope.run, call.to_owned()))
     }
 
-    /// Books usage for this run and all its ancestors.
+    /// Adds usage to this run and all its ancestors.
     pub fn add_usage(&self, usage: &Usage) {
         self.usage.add_own(usage);
         self.self_and_ancestors()
@@ -330,8 +317,7 @@ impl ActiveRun {
         self.usage.get()
     }
 
-    /// Takes a request to cancel, which holds once [`LiveRun::cancel`] follows and not if
-    /// [`LiveRun::withdraw_cancel`] does.
+    /// Begins a cancel, which [`ActiveRun::cancel`] completes and [`ActiveRun::withdraw_cancel`] reverts.
     pub fn begin_cancel(&self, reason: &str) -> CancelState {
         let mut phase = lock(&self.phase);
         match &*phase {
@@ -350,7 +336,7 @@ impl ActiveRun {
         CancelState::Started
     }
 
-    /// The record shows the cancel: stops the run with its descendants, unless it is ending by itself.
+    /// Stops the run with its descendants after the cancel was recorded, unless the run is ending by itself.
     pub fn cancel(&self, reason: &str) {
         {
             let mut phase = lock(&self.phase);
@@ -370,12 +356,12 @@ impl ActiveRun {
         self.tree.root_permit.changed.notify_waiters();
     }
 
-    /// Whether it is ending by itself or because it was stopped: a cancel comes too late.
+    /// Whether the run is ending: a cancel comes too late.
     pub fn is_ending(&self) -> bool {
         matches!(*lock(&self.phase), Phase::Ending)
     }
 
-    /// The cancel could not be recorded: the run goes on as if nobody had requested it.
+    /// Reverts a cancel that could not be recorded.
     pub fn withdraw_cancel(&self) {
         let mut phase = lock(&self.phase);
         if let Phase::Cancelling {
@@ -388,11 +374,11 @@ impl ActiveRun {
         self.tree.root_permit.changed.notify_waiters();
     }
 
-    /// Takes the run's own end: from now on a cancel comes too late. Its reason and when it was asked for, where a
-    /// cancel came first. One that is being recorded is waited for, as it may yet fail.
+    /// Begins the run's own end: a later cancel comes too late. Returns the reason and time of an earlier cancel, if
+    /// there is one. Waits while a cancel is being recorded, because that may fail.
     pub async fn begin_finish(&self) -> Option<(String, Instant)> {
         loop {
-            // Listens before it looks.
+            // Subscribe before looking, so that no change is missed.
             let mut changed = pin!(self.tree.root_permit.changed.notified());
             changed.as_mut().enable();
             if let Some(cancel_request) = self.try_begin_finish() {
@@ -402,7 +388,7 @@ impl ActiveRun {
         }
     }
 
-    /// None while a cancel is being recorded.
+    /// `None` while a cancel is being recorded.
     fn try_begin_finish(&self) -> Option<Option<(String, Instant)>> {
         let mut phase = lock(&self.phase);
         if let Phase::Cancelling {
@@ -421,7 +407,7 @@ impl ActiveRun {
         })
     }
 
-    /// Why this run was stopped: its own cancel's reason, or the nearest ancestor's.
+    /// The reason of its own cancel or the nearest ancestor's.
     pub fn cancel_reason(&self) -> String {
         let reason = self
             .self_and_ancestors()
@@ -432,13 +418,13 @@ impl ActiveRun {
         reason.unwrap_or_else(|| "stopped".to_owned())
     }
 
-    /// Tells everybody who waits that it has ended: its record, or none where that could not be written.
+    /// Notifies everyone who waits for the end; `None` if the end could not be recorded.
     pub fn publish_end(&self, run: Option<Arc<Run>>) {
         self.end
             .send_replace(run.map_or(EndState::Lost, EndState::Recorded));
     }
 
-    /// The record at its end, once it has ended; none where that could not be written.
+    /// The record at the run's end; `None` if the end could not be recorded.
     pub async fn wait_for_end(&self) -> Option<Arc<Run>> {
         let mut receiver = self.end.subscribe();
         let state = receiver

@@ -7,24 +7,21 @@ use crate::domain::run::RunId;
 use crate::engine::state::active_run::ActiveRun;
 use crate::store::StoreError;
 
-/// All runs at work, by id.
 #[derive(Default)]
 pub struct ActiveRuns {
     runs: Mutex<HashMap<RunId, Arc<ActiveRun>>>,
 }
 
 impl ActiveRuns {
-    /// Adds one.
     pub fn add(&self, run: &Arc<ActiveRun>) {
         self.lock().insert(run.scope.run, Arc::clone(run));
     }
 
-    /// Finds one.
     pub fn get(&self, id: RunId) -> Option<Arc<ActiveRun>> {
         self.lock().get(&id).cloned()
     }
 
-    /// How many of them do nothing: they are suspended, or wait for an approval and are not queued for a slot to resume.
+    /// The number of runs that are suspended, or wait for approval and are not queued for a permit.
     pub fn idle_count(&self) -> usize {
         let is_idle = |run: &&Arc<ActiveRun>| {
             let is_queued = run.parent.is_none() && run.tree.root_permit.is_queued();
@@ -33,26 +30,24 @@ impl ActiveRuns {
         self.lock().values().filter(is_idle).count()
     }
 
-    /// How many there are, those that wait for a slot included.
+    /// The number of runs, including queued ones.
     pub fn count(&self) -> usize {
         self.lock().len()
     }
 
-    /// Suspends a tree, if it is at work.
     pub fn suspend(&self, root: RunId, error: &StoreError) {
         if let Some(run) = self.get(root) {
             run.suspend(error);
         }
     }
 
-    /// Puts these roots in the place of all runs of `trees`.
+    /// Replaces all runs of `trees` by these roots.
     pub fn replace(&self, trees: &HashSet<RunId>, roots: HashMap<RunId, Arc<ActiveRun>>) {
         let mut runs = self.lock();
         runs.retain(|_, run| !trees.contains(&run.scope.root));
         runs.extend(roots);
     }
 
-    /// Removes one that has ended.
     pub fn remove(&self, id: RunId) {
         self.lock().remove(&id);
     }

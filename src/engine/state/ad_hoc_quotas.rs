@@ -1,5 +1,4 @@
-//! Quotas of a tree's children without a name: how many there were, how long they took, what they used. Pure but for
-//! the clock; knows no run's record.
+//! The quotas of a tree's ad-hoc sub-agents: their number, their time and their tokens.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,49 +12,51 @@ use crate::domain::run::RunId;
 use crate::domain::usage::{TokenUsage, TreeUsage, Usage};
 use crate::engine::state::budget::Budgets;
 
-/// What the unnamed children of one tree have used, whoever called them.
+/// The usage of all ad-hoc sub-agents of one tree.
 #[derive(Debug, Default)]
 pub struct AdHocQuotas {
     usage: Mutex<QuotaUsage>,
-    /// What an earlier process used is read once, when somebody first asks.
+    /// Set once the usage of an earlier process was read.
     pub restored: OnceCell<()>,
 }
 
 #[derive(Debug, Default)]
 struct QuotaUsage {
     executions: u64,
-    /// Of those that have ended or come to rest.
+    /// The time of runs that have ended or are paused.
     elapsed: Duration,
-    /// Since when; none while it waits for a person's word.
+    /// `None` while the run is paused.
     running_since: BTreeMap<RunId, Option<Instant>>,
-    /// In an earlier process.
+    /// Used in an earlier process.
     restored_tokens: u64,
-    /// Where the tokens of all of them are counted.
+    /// Counts the tokens of all ad-hoc sub-agents.
     token_account: Option<usize>,
-    /// Where they are bounded, by the bound.
+    /// The accounts with a limit, by limit.
     limited_accounts: BTreeMap<u64, usize>,
 }
 
-/// One child whose time runs until this is dropped.
+/// Measures the time of a child until it is dropped.
 pub struct ChildTimer<'a> {
     quotas: &'a AdHocQuotas,
     run: RunId,
 }
 
 impl AdHocQuotas {
-    /// Whether another child may start within all these bounds.
+    /// Whether another child may start within these limits.
     ///
     /// # Errors
-    /// The contract's text of the quota that is used up.
+    ///
+    /// The text for the model that names the exhausted quota.
     pub fn check(&self, limits: &[SubagentSettings], budgets: &Budgets) -> Result<(), String> {
         let usage = self.lock();
         limits.iter().try_for_each(|it| usage.check(it, budgets))
     }
 
-    /// Counts a child, as long as the quotas hold.
+    /// Counts a child if the quotas allow it.
     ///
     /// # Errors
-    /// As [`Quotas::check`].
+    ///
+    /// See [`AdHocQuotas::check`].
     pub fn try_add_child(
         &self,
         limits: &[SubagentSettings],
@@ -67,7 +68,8 @@ impl AdHocQuotas {
         Ok(())
     }
 
-    /// Counts a child of an earlier process. Time and tokens of one below another unnamed run are in that one's.
+    /// Counts a child of an earlier process. A child below another ad-hoc sub-agent adds no time and no tokens of its
+    /// own.
     pub fn restore_child(&self, time: Duration, tokens: u64) {
         let mut usage = self.lock();
         usage.executions += 1;
@@ -75,13 +77,12 @@ impl AdHocQuotas {
         usage.restored_tokens = usage.restored_tokens.saturating_add(tokens);
     }
 
-    /// Lets a child's time run.
     pub fn start_timer(&self, run: RunId) -> ChildTimer<'_> {
         self.lock().running_since.insert(run, Some(Instant::now()));
         ChildTimer { quotas: self, run }
     }
 
-    /// Has the time of a child stand still, or go on; of one whose time is in another's nothing changes.
+    /// Pauses or resumes a child's time. Does nothing for a child below another ad-hoc sub-agent.
     pub fn set_paused(&self, run: RunId, is_paused: bool) {
         let mut usage = self.lock();
         if let Some(since) = usage.running_since.get_mut(&run) {
@@ -92,8 +93,8 @@ impl AdHocQuotas {
         }
     }
 
-    /// The accounts that a child within these bounds draws on: where the tokens of all unnamed ones are counted, and where
-    /// they are bounded.
+    /// The accounts that a child within these limits draws on: the one that counts the tokens of all, and those with a
+    /// limit.
     pub fn accounts(&self, limits: &[SubagentSettings], budgets: &Budgets) -> Vec<usize> {
         let mut usage = self.lock();
         let token_account = usage.token_account(budgets);
@@ -113,7 +114,7 @@ impl AdHocQuotas {
     }
 }
 
-/// An account for at most so many tokens, of which these are used.
+/// Opens an account with this limit, of which `used` tokens are used.
 fn open_token_account(budgets: &Budgets, max_tokens: u64, used_tokens: u64) -> usize {
     let limits = Budget {
         max_tokens: Some(max_tokens),

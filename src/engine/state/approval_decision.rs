@@ -1,22 +1,19 @@
-//! What was decided about a tool call that waited for approval.
+//! The decision on a tool call that needed approval.
 
 use serde::Deserialize;
 
 use crate::domain::event::{Decision, EventKind};
 
-/// What was decided about a call that waited for a person's word.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ApprovalDecision {
-    /// What.
     pub decision: Decision,
-    /// Why, for the model.
+    /// The reason for the model.
     pub reason: Option<String>,
-    /// The name of the key that decided; none without keys.
+    /// The name of the deciding key; `None` without keys.
     pub by: Option<String>,
 }
 
 impl ApprovalDecision {
-    /// Nobody said anything in time.
     pub fn timed_out() -> Self {
         Self {
             decision: Decision::TimedOut,
@@ -25,7 +22,6 @@ impl ApprovalDecision {
         }
     }
 
-    /// The event that tells it.
     pub fn to_event(&self, call: &str) -> EventKind {
         EventKind::ApprovalDecided {
             tool_call_id: call.to_owned(),

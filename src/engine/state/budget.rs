@@ -1,5 +1,5 @@
-//! The money box of a tree: one shared account for the root and one more for every child with limits of its own.
-//! Requests in flight reserve what they may use. Knows no provider and no conversation.
+//! The budgets of a tree: one account for the root, and one more for every child with limits of its own. Requests in
+//! progress reserve what they may use.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,18 +8,17 @@ use tokio::sync::Notify;
 use crate::domain::agent::Budget;
 use crate::domain::usage::{Cost, TreeUsage};
 
-/// All accounts of one tree.
 #[derive(Debug, Default)]
 pub struct Budgets {
     accounts: Mutex<Vec<Account>>,
     settled: Notify,
 }
 
-/// The accounts that one run draws on: its root's, and those of ancestors with limits and its own. Most trees have
-/// none at all, and then nothing here costs anything.
+/// The accounts that one run draws on: its root's, and those of its ancestors and itself that have limits. Most trees
+/// have none.
 pub type AccountIds = Vec<usize>;
 
-/// A limit that is reached. Displays as the contract's text.
+/// A limit that is reached. Displays as the text of the run's failure.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("budget exceeded: used {used} of {limit} {unit}")]
 pub struct BudgetExceeded {
@@ -37,26 +36,24 @@ struct Account {
     runs: u64,
 }
 
-/// A tool call or a run that was refused. The run that wished for it stops at its next check, and with it those above
-/// it that draw on the same account; who was let in before goes on.
+/// A refused tool call or run. The requesting run, and those above it that draw on the same account, stop at their next
+/// check; calls that were already accepted continue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BudgetRefusal {
-    /// The account that is full.
     pub account: usize,
-    /// Its limit.
     pub exceeded: BudgetExceeded,
 }
 
-/// Tokens and money, the two things that are known only after a request.
+/// Tokens and cost, which are known only after a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Amount {
     /// Input and output together.
     pub tokens: u64,
-    /// At configured prices; zero where no price is known.
+    /// At configured prices; zero if no price is known.
     pub cost: Cost,
 }
 
-/// What one request in flight has set aside. Dropping it gives everything back.
+/// The reservation of one request. Dropping it releases everything.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     budgets: &'a Budgets,
@@ -64,8 +61,8 @@ pub struct Reservation<'a> {
 }
 
 impl Budgets {
-    /// Opens an account for a run whose limits are these, beside those that its caller draws on. `used` is what its
-    /// subtree has used before, in another process.
+    /// Opens an account for a run with these limits, and returns it with those of its callers. `used` is the usage of
+    /// its subtree in an earlier process.
     pub fn open_account(&self, limits: &Budget, callers: &[usize], used: &TreeUsage) -> AccountIds {
         let mut account_ids = callers.to_vec();
         if *limits != Budget::default() {
@@ -85,14 +82,13 @@ impl Budgets {
         account_ids
     }
 
-    /// Tokens used of an account.
     pub fn tokens_used(&self, account: usize) -> u64 {
         self.lock()
             .get(account)
             .map_or(0, |account| account.used.tokens)
     }
 
-    /// Whether the run may go on.
+    /// Whether the run may continue.
     pub fn check(&self, account_ids: &[usize]) -> Result<(), BudgetExceeded> {
         if account_ids.is_empty() {
             return Ok(());
@@ -101,8 +97,8 @@ impl Budgets {
         account_ids.iter().try_for_each(|&id| accounts[id].check())
     }
 
-    /// Sets aside what a request may use, at most what is left; waits while other requests hold all that is left.
-    /// A single request is never refused for its size.
+    /// Reserves what a request may use, at most the remaining budget; waits while other requests reserve all of it. A
+    /// single request is never refused for its size.
     pub async fn reserve(
         &self,
         account_ids: &[usize],
@@ -115,7 +111,7 @@ impl Budgets {
             });
         }
         loop {
-            // Subscribe first, then look: a settlement between the two is not missed.
+            // Subscribe first, then look: a settlement in between is not missed.
             let mut settled = std::pin::pin!(self.settled.notified());
             settled.as_mut().enable();
             if let Some(shares) = self.try_reserve(account_ids, requested)? {
@@ -146,7 +142,7 @@ impl Budgets {
         })
     }
 
-    /// The refusals of whatever is counted and full now, the nearest to the root first.
+    /// The refusals of the accounts that are full now, the root's first.
     pub fn refusals(&self, account_ids: &[usize]) -> Vec<BudgetRefusal> {
         if account_ids.is_empty() {
             return Vec::new();
@@ -221,7 +217,7 @@ impl Budgets {
 }
 
 impl Reservation<'_> {
-    /// Books what the request really used and gives the rest back.
+    /// Counts the actual usage and releases the rest.
     pub fn settle(self, used: Amount) {
         let mut accounts = self.budgets.lock();
         for &(id, _) in &self.shares {
@@ -265,7 +261,7 @@ impl Account {
         Ok(())
     }
 
-    /// How much of `wanted` can be set aside now; none where others hold all that is left.
+    /// How much can be reserved now; `None` if others reserve all that remains.
     fn reservable(&self, requested: Amount) -> Option<Amount> {
         let available = |limit: Option<u64>, used: u64, reserved: u64, requested: u64| match limit {
             None => Some(0),
@@ -291,7 +287,7 @@ impl Account {
     }
 }
 
-/// A limit that is reached, of something that no account counts.
+/// A reached limit that no account counts.
 pub fn exceeded(used: impl ToString, limit: impl ToString, unit: &'static str) -> BudgetExceeded {
     BudgetExceeded {
         used: used.to_string(),
@@ -326,7 +322,7 @@ mod tests {
             &[],
             &TreeUsage::default(),
         );
-        // A request larger than the whole budget is let through.
+        // A request larger than the whole budget is accepted.
         let first = budgets
             .reserve(&account_ids, tokens(4000))
             .now_or_never()

@@ -1,4 +1,4 @@
-//! When a run must have ended, on the process's clock and on the calendar.
+//! Deadlines in process time and calendar time.
 
 use std::time::Duration;
 
@@ -7,17 +7,14 @@ use tokio::time::Instant;
 
 use crate::domain::run::now;
 
-/// When a run must have ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
-    /// The moment.
     pub at: Instant,
-    /// The bound in whole seconds that set it, for messages.
+    /// The limit in seconds that set the deadline, for messages.
     pub seconds: u64,
 }
 
 impl Deadline {
-    /// This long from now.
     pub fn within(timeout: Duration) -> Self {
         Self {
             at: Instant::now() + timeout,
@@ -25,7 +22,7 @@ impl Deadline {
         }
     }
 
-    /// The deadline on the calendar's clock, which outlives the process, with the bound that set it.
+    /// The deadline in calendar time, which outlives the process, with the limit in seconds that set it.
     pub fn to_wall_clock(self) -> (Timestamp, u64) {
         let remaining = self.at.saturating_duration_since(Instant::now());
         let remaining = SignedDuration::try_from(remaining).unwrap_or(SignedDuration::MAX);
@@ -36,8 +33,7 @@ impl Deadline {
     }
 }
 
-/// What is left of a time of so many seconds: never more than all of it, where the clock was set back, and nothing where
-/// it is over.
+/// The remaining time of a limit: at most the whole limit, even if the clock was set back, and zero if it has passed.
 pub fn remaining_time(until_deadline: SignedDuration, seconds: u64) -> Duration {
     let remaining = Duration::try_from(until_deadline).unwrap_or_default();
     remaining.min(Duration::from_secs(seconds))

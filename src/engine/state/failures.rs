@@ -1,4 +1,4 @@
-//! The failures that runs end with, and what a call is told that is broken off, in the contract's words.
+//! The failures of runs, and the results of interrupted calls.
 
 use crate::domain::message::shorten;
 use crate::domain::run::{Failure, FailureCode};
@@ -18,17 +18,14 @@ fn failure(code: FailureCode, category: &str, message: String, retryable: bool) 
     }
 }
 
-/// The prompt could not be made.
 pub fn config(message: &str) -> Failure {
     failure(FailureCode::Config, "config", message.to_owned(), false)
 }
 
-/// A fault of ours.
 pub fn internal(message: &str) -> Failure {
     failure(FailureCode::Internal, "internal", message.to_owned(), false)
 }
 
-/// The process ended in the middle of it.
 pub fn interrupted(message: &str) -> Failure {
     failure(
         FailureCode::Interrupted,
@@ -38,7 +35,7 @@ pub fn interrupted(message: &str) -> Failure {
     )
 }
 
-/// What a call is told whose run was stopped, or ran out of time, before it had its result.
+/// The result of a call whose run was cancelled or overdue before the call ended.
 pub fn interruption_message(run: &ActiveRun, error: &TurnError) -> String {
     match error {
         TurnError::DeadlineExceeded => deadline_exceeded(run.deadline()).message,
@@ -46,7 +43,6 @@ pub fn interruption_message(run: &ActiveRun, error: &TurnError) -> String {
     }
 }
 
-/// The deadline passed.
 pub fn deadline_exceeded(deadline: Option<Deadline>) -> Failure {
     let seconds = deadline.map_or(0, |deadline| deadline.seconds);
     failure(
@@ -57,13 +53,11 @@ pub fn deadline_exceeded(deadline: Option<Deadline>) -> Failure {
     )
 }
 
-/// A batch was not done in time.
 pub fn batch_expired() -> Failure {
     let message = "timeout: the batch with the request was not done within 24 hours";
     failure(FailureCode::Timeout, "timeout", message.to_owned(), true)
 }
 
-/// The turns ran out.
 pub fn max_turns(turns: u32) -> Failure {
     failure(
         FailureCode::MaxTurns,
@@ -73,13 +67,11 @@ pub fn max_turns(turns: u32) -> Failure {
     )
 }
 
-/// The same calls gave the same results again and again.
 pub fn loop_detected(repeats: u32) -> Failure {
     let message = format!("the same tool calls gave the same results {repeats} times in a row");
     failure(FailureCode::LoopDetected, "agent", message, false)
 }
 
-/// The final text does not have the shape that was asked for, and asking again did not help.
 pub fn output_invalid(errors: &[String]) -> Failure {
     let message = format!(
         "the final text does not have the shape that was asked for: {}",
@@ -88,7 +80,7 @@ pub fn output_invalid(errors: &[String]) -> Failure {
     failure(FailureCode::OutputInvalid, "agent", message, false)
 }
 
-/// Why the run ends with a reply that is no answer; none where it is one.
+/// Why a reply ends the run as a failure; `None` if it is an answer.
 pub fn reply_failure(end: ReplyOutcome, text: &str) -> Option<Failure> {
     let (code, message) = match end {
         ReplyOutcome::Complete => return None,
@@ -108,13 +100,11 @@ pub fn reply_failure(end: ReplyOutcome, text: &str) -> Option<Failure> {
     Some(failure(code, "agent", message, false))
 }
 
-/// A request for a summary was answered with nothing.
 pub fn empty_summary() -> Failure {
     let message = "the model gave no summary of the conversation".to_owned();
     failure(FailureCode::ProviderServer, "server", message, true)
 }
 
-/// A budget is spent.
 pub fn budget_exceeded(exceeded: &BudgetExceeded) -> Failure {
     failure(
         FailureCode::BudgetExceeded,
@@ -124,7 +114,7 @@ pub fn budget_exceeded(exceeded: &BudgetExceeded) -> Failure {
     )
 }
 
-/// The provider failed: `<category>: <message>`.
+/// `<category>: <message>`.
 pub fn provider_error(error: &ProviderError) -> Failure {
     let code = match error.category {
         ErrorCategory::Auth => FailureCode::ProviderAuth,
@@ -142,7 +132,6 @@ pub fn provider_error(error: &ProviderError) -> Failure {
     )
 }
 
-/// The provider is not there, or has no key.
 pub fn provider_unavailable(unavailable: &ProviderUnavailable) -> Failure {
     match unavailable {
         ProviderUnavailable::Unsupported { .. }

@@ -1,4 +1,4 @@
-//! Data of runs in progress. Imports nothing else of the engine.
+//! Data of active runs and their trees. Imports nothing else of the engine.
 
 pub mod active_run;
 pub mod active_runs;

@@ -9,29 +9,27 @@ use crate::domain::run::RunId;
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::store::StoreError;
 
-/// The calls of this process that wait for a person's word.
 #[derive(Default)]
 pub struct PendingApprovals {
     waiters: Mutex<Waiters>,
-    /// Held while a word is written for a call that an earlier process asked about and that nobody waits at yet, and
-    /// while such a call looks for it: one of the two comes first. Rare, and over a read and a write of the store.
+    /// Held while a decision is recorded for a call of an earlier process that nobody waits for yet, and while such a
+    /// call looks for its decision, so that one of the two comes first. Rare; spans a read and a write of the store.
     pub early_decision_lock: tokio::sync::Mutex<()>,
 }
 
-/// Who waits, by run and call; none for a call whose word is on its way.
+/// The waiting calls by run and call id; `None` for a call whose decision is on its way.
 type Waiters = HashMap<(RunId, String), Option<oneshot::Sender<DecisionMessage>>>;
 
-/// A word, and who wants to know that it is committed.
+/// A decision, and where to confirm its commit.
 pub struct DecisionMessage {
     pub decision: ApprovalDecision,
     pub ack: oneshot::Sender<Result<(), StoreError>>,
 }
 
-/// What came of a word.
 pub enum DeliveryResult {
-    /// The call has it, and says when it is committed.
+    /// The call has the decision, and confirms its commit.
     Delivered(oneshot::Receiver<Result<(), StoreError>>),
-    /// Another word came first.
+    /// Another decision came first.
     AlreadyDecided,
     /// No call of this process waits for it.
     NotWaiting,
@@ -48,7 +46,7 @@ impl PendingApprovals {
         };
         let (ack, committed) = oneshot::channel();
         let decision = decision.clone();
-        // Where the call has just given up, the other end tells at once.
+        // If the call has just given up, the receiver of `ack` fails at once.
         let _ = sender.send(DecisionMessage { decision, ack });
         DeliveryResult::Delivered(committed)
     }
@@ -62,7 +60,7 @@ impl PendingApprovals {
     }
 }
 
-/// A call's place at the desk, left when it is dropped.
+/// The registration of a waiting call, removed when it is dropped.
 pub struct PendingApproval<'d> {
     approvals: &'d PendingApprovals,
     key: (RunId, String),

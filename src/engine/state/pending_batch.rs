@@ -1,46 +1,40 @@
-//! The batch that a turn waits for, as the record knows it. Only data.
+//! The recorded batch that a turn waits for.
 
 use std::sync::{Mutex, PoisonError};
 
 use jiff::Timestamp;
 use serde::Deserialize;
 
-/// A batch that a turn's request was handed over in.
+/// A batch that contains a turn's request.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct SubmittedBatch {
-    /// The turn.
     pub turn: u32,
     /// `provider/model`.
     pub model: String,
-    /// Its id at the service.
+    /// The provider's id.
     #[serde(rename = "batch_id")]
     pub batch_id: String,
-    /// When.
     #[serde(rename = "time")]
     pub submitted_at: Timestamp,
 }
 
-/// What an earlier process left of a turn.
+/// What an earlier process recorded of an unfinished turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PendingBatch {
-    /// No turn that had begun.
+    /// No turn had started.
     #[default]
     Absent,
-    /// A turn that had begun, perhaps with a batch that did not come to the record.
+    /// A turn had started, perhaps with a batch that was not recorded.
     Unknown {
-        /// The turn.
         turn: u32,
     },
-    /// A batch that is on the record.
     Submitted(SubmittedBatch),
 }
 
-/// Where a run keeps what was left of it.
 #[derive(Debug, Default)]
 pub struct PendingBatchCell(Mutex<PendingBatch>);
 
 impl PendingBatchCell {
-    /// What is left.
     pub fn get(&self) -> PendingBatch {
         self.0
             .lock()
@@ -48,7 +42,6 @@ impl PendingBatchCell {
             .clone()
     }
 
-    /// Remembers what is left, or that its turn was taken.
     pub fn set(&self, pending: PendingBatch) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = pending;
     }

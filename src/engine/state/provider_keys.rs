@@ -1,5 +1,5 @@
-//! A person's own keys for the providers, which came with one request and serve its whole tree. They are in memory only;
-//! the record knows no more than which providers they are for. Knows no wire.
+//! The client's own provider keys, which come with one request and serve its whole tree. They are only in memory; the
+//! record has only the names of their providers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -9,20 +9,18 @@ use secrecy::SecretString;
 use crate::domain::agent::Agent;
 use crate::providers::{ErrorCategory, ProviderError};
 
-/// Keys by provider.
+/// The keys by provider.
 pub type Keys = BTreeMap<String, SecretString>;
 
-/// The keys of one tree.
 #[derive(Debug, Default)]
 pub struct ProviderKeys {
-    /// The providers that the request came with keys for.
+    /// The providers that the request had keys for.
     providers: Vec<String>,
-    /// The keys; empty after a restart.
+    /// Empty after a restart.
     keys: OnceLock<Arc<Keys>>,
 }
 
 impl ProviderKeys {
-    /// Those that came with a request.
     pub fn from_request(keys: Keys) -> Self {
         Self {
             providers: keys.keys().cloned().collect(),
@@ -30,7 +28,7 @@ impl ProviderKeys {
         }
     }
 
-    /// Those that an earlier process had, or this one before the tree was suspended: see [`ProviderKeys::take_over`].
+    /// The keys of a recovered tree, to be restored with [`ProviderKeys::restore_from`] if this process had them.
     pub fn from_record(providers: &[String]) -> Self {
         Self {
             providers: providers.to_vec(),
@@ -38,22 +36,23 @@ impl ProviderKeys {
         }
     }
 
-    /// Takes the keys of the same tree as it was before it was suspended.
+    /// Takes the keys of the same tree from before it was suspended.
     pub fn restore_from(&self, previous: &Self) {
         if let Some(keys) = previous.keys.get() {
             let _ = self.keys.set(Arc::clone(keys));
         }
     }
 
-    /// Whether this agent's requests to the provider use a person's own key.
+    /// Whether this agent's requests to the provider use a client's key.
     pub fn has_own_key(&self, agent: &Agent, provider: &str) -> bool {
         agent.allow_provider_keys && self.providers.iter().any(|given| given == provider)
     }
 
-    /// The person's key for this agent's requests to the provider; `None` if they use the operator's.
+    /// The client's key for this agent's requests to the provider; `None` if they use the operator's.
     ///
     /// # Errors
-    /// The key was lost when the daemon restarted: the operator's is not used in its place.
+    ///
+    /// The key was lost in a restart: the operator's is not used instead.
     pub fn get(
         &self,
         agent: &Agent,

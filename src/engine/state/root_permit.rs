@@ -1,4 +1,4 @@
-//! The slot of a tree's root while its runs are at work, and who waits for it. Knows no runs.
+//! The permit of a tree's root, and who waits for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,21 +7,21 @@ use tokio::sync::Notify;
 
 use crate::fair::admission::RunPermit;
 
-/// The slot of a tree's root, which is given back while the tree waits for a person.
+/// The permit of a tree's root. It is given back while the tree is paused.
 #[derive(Debug, Default)]
 pub struct RootPermit {
     state: Mutex<PermitState>,
     is_queued: AtomicBool,
-    /// Held by who changes what a call of the tree does, until the record has been told: there the changes stand in the
-    /// order in which they were made.
+    /// Held while the state of a call changes and until that is recorded, so that the record has the changes in their
+    /// order.
     pub update_lock: tokio::sync::Mutex<()>,
-    /// Held by who waits for the slot.
+    /// Held while waiting for the permit.
     pub acquire_lock: tokio::sync::Mutex<()>,
-    /// Told when a run's time has begun to stand still, or to go on, or a cancel has been decided.
+    /// Notified when a run was paused or resumed, or a cancel was decided.
     pub changed: Notify,
 }
 
-/// The slot, and the child runs that are counted with it.
+/// The permit, and the child runs that count with it.
 #[derive(Debug, Default)]
 struct PermitState {
     permit: Option<RunPermit>,
@@ -29,24 +29,22 @@ struct PermitState {
 }
 
 impl RootPermit {
-    /// Whether it has the slot.
     pub fn is_held(&self) -> bool {
         lock(&self.state).permit.is_some()
     }
 
-    /// Takes the slot in. The tree's child runs count for it from now on.
+    /// Takes the permit, which counts the tree's child runs from now on.
     pub fn set(&self, mut permit: RunPermit) {
         let mut state = lock(&self.state);
         permit.add_children(state.children);
         state.permit = Some(permit);
     }
 
-    /// Hands the slot out.
     pub fn take(&self) -> Option<RunPermit> {
         lock(&self.state).permit.take()
     }
 
-    /// Counts a child run until what is returned is dropped; none where as many runs are at work in the daemon as may.
+    /// Counts a child run until the result is dropped; `None` if the daemon has as many active runs as it allows.
     pub fn add_child(&self) -> Option<ChildPermit<'_>> {
         let mut state = lock(&self.state);
         if let Some(permit) = &mut state.permit
@@ -58,7 +56,7 @@ impl RootPermit {
         Some(ChildPermit(self))
     }
 
-    /// As [`RootSlot::child`] for one that an earlier process let in.
+    /// Like [`RootPermit::add_child`], for a child that an earlier process accepted.
     pub fn restore_child(&self) -> ChildPermit<'_> {
         let mut state = lock(&self.state);
         if let Some(permit) = &mut state.permit {
@@ -68,19 +66,18 @@ impl RootPermit {
         ChildPermit(self)
     }
 
-    /// In line for the slot, until what is returned is dropped.
+    /// Marks the tree as queued for a permit until the result is dropped.
     pub fn mark_queued(&self) -> QueuedGuard<'_> {
         self.is_queued.store(true, Ordering::Relaxed);
         QueuedGuard(self)
     }
 
-    /// Whether it waits in line for the slot.
     pub fn is_queued(&self) -> bool {
         self.is_queued.load(Ordering::Relaxed)
     }
 }
 
-/// A child run that counts for those at work.
+/// Counts a child run until it is dropped.
 pub struct ChildPermit<'s>(&'s RootPermit);
 
 impl Drop for ChildPermit<'_> {
@@ -93,7 +90,6 @@ impl Drop for ChildPermit<'_> {
     }
 }
 
-/// The time in line for a slot.
 pub struct QueuedGuard<'s>(&'s RootPermit);
 
 impl Drop for QueuedGuard<'_> {

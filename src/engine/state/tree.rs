@@ -15,34 +15,30 @@ use crate::engine::state::provider_keys::ProviderKeys;
 use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree_trace::TreeTrace;
 
-/// What all runs of one tree share.
 pub struct Tree {
-    /// Its accounts.
     pub budgets: Budgets,
-    /// The root's right to be at work, and who waits for it.
     pub root_permit: RootPermit,
-    /// Whether the root wished for deltas.
+    /// Whether the root's request asked for deltas.
     pub is_streaming: bool,
-    /// The name of the key that the root was accepted with.
+    /// The name of the key that started the root.
     pub owner: Option<String>,
-    /// What its children without a name have used.
+    /// The usage of its ad-hoc sub-agents.
     pub ad_hoc_quotas: AdHocQuotas,
-    /// Whether it was taken up from its record.
+    /// Whether it was resumed from its record.
     pub is_recovered: bool,
-    /// What a write that failed means for it.
     pub suspension: TreeSuspension,
-    /// Where the root's events are told.
+    /// The root's webhooks.
     pub webhooks: Vec<Arc<Webhook>>,
-    /// Its place in a trace; none where nobody traces.
+    /// `None` if there is no trace.
     pub trace: Option<Box<TreeTrace>>,
-    /// How many runs it has had, the root counted.
+    /// The number of its runs, including the root.
     pub run_count: AtomicU64,
-    /// A person's own keys for its requests.
+    /// The client's own keys for its requests.
     pub provider_keys: ProviderKeys,
 }
 
 impl Tree {
-    /// Counts one more run; false where the tree has had as many as it may.
+    /// Counts one more run; false if the tree has `max` runs.
     pub fn count_run(&self, max: usize) -> bool {
         let max = u64::try_from(max).unwrap_or(u64::MAX);
         let increment = |runs| (runs < max).then_some(runs + 1);
@@ -52,19 +48,19 @@ impl Tree {
         result.is_ok()
     }
 
-    /// A run that was counted has not come to be.
+    /// Reverts [`Tree::count_run`] for a run that was not started.
     pub fn uncount_run(&self) {
         self.run_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// How a tree is stopped when a write about it fails, and what it takes along when it goes on.
+/// Whether a failed write suspended the tree, and what is kept until it is resumed.
 #[derive(Debug, Default)]
 pub struct TreeSuspension {
     is_suspended: AtomicBool,
-    /// When it was last taken up after a failed write, and how often in a row; empty if never.
+    /// When it was last resumed after a failed write, and how often in a row; empty if never.
     pub last_resume: OnceLock<(Instant, u32)>,
-    /// Results of tools that must not be repeated, by run and call, which could not be recorded.
+    /// Results of mutating tools that could not be recorded, by run and call.
     unrecorded_results: Mutex<HashMap<(RunId, String), ToolResult>>,
 }
 

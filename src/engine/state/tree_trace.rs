@@ -4,23 +4,20 @@ use crate::domain::run::RunId;
 use crate::domain::trace::{SpanId, TraceContext, TraceId};
 use crate::telemetry::traces::SpanSender;
 
-/// What the runs of one tree share of their trace.
 pub enum TreeTrace {
-    /// They leave spans in it.
+    /// The runs export spans.
     Exported {
-        /// Where those go.
         exporter: SpanSender,
-        /// The trace.
         id: TraceId,
-        /// The caller's span, which the root's is below.
+        /// The caller's span, the parent of the root's.
         caller_span: Option<SpanId>,
     },
-    /// They leave nothing in it; the services that they ask are told where the caller stands.
+    /// The runs export nothing; providers receive the caller's trace context.
     Propagated(TraceContext),
 }
 
 impl TreeTrace {
-    /// The trace of a tree: the caller's, as it wishes, or one of its own, if it is among those that are kept.
+    /// The trace of a tree: the caller's, or one of its own if it is sampled.
     pub fn for_tree(
         traces: Option<&SpanSender>,
         caller: Option<&TraceContext>,
@@ -45,10 +42,10 @@ impl TreeTrace {
     }
 }
 
-/// Whether a root's own trace is kept: always the same for the same run.
+/// Whether a root's own trace is sampled: always the same for the same run.
 fn is_sampled(root: RunId, sampling_ratio: f64) -> bool {
     let [.., a, b, c, d] = *root.0.as_bytes();
-    // These bytes of an id are random; those before them may count up.
+    // These bytes of an id are random; those before them may be a counter.
     let fraction = f64::from(u32::from_be_bytes([a, b, c, d])) / (f64::from(u32::MAX) + 1.0);
     fraction < sampling_ratio
 }
