@@ -9,9 +9,9 @@ use axed::config::{Data, Durability, Retention};
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TreeUsage, Usage};
 use axed::store::open::open;
-use axed::store::{
-    Change, FinishedRun, NewRun, Progress, ResumeState, RunFilter, RunStore, StoreError, Write,
-};
+use axed::store::run_store::RunStore;
+use axed::store::runs::RunFilter;
+use axed::store::{Change, FinishedRun, NewRun, Progress, ResumeState, StoreError, Write};
 use jiff::Timestamp;
 
 const RUNS: u64 = 300_000;

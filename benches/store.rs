@@ -10,11 +10,11 @@ use axed::domain::event::{Event, EventKind};
 use axed::domain::message::AssistantMessage;
 use axed::domain::run::{Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{TokenUsage, TreeUsage, Usage};
+use axed::store::events::EventQuery;
 use axed::store::open::open;
-use axed::store::{
-    Change, EventQuery, FinishedRun, NewRun, Progress, ResumeState, RunFilter, RunStore, Step,
-    StoreError, Write,
-};
+use axed::store::run_store::RunStore;
+use axed::store::runs::RunFilter;
+use axed::store::{Change, FinishedRun, NewRun, Progress, ResumeState, Step, StoreError, Write};
 
 const MEASURE_TIME: Duration = Duration::from_secs(3);
 const FULL_STORE_RUNS: u64 = 100_000;

@@ -166,7 +166,7 @@ impl Services {
         let webhook_sender = WebhookSender::new(
             &config.webhooks,
             key_names,
-            Arc::clone(runner.store()),
+            runner.store().clone(),
             Arc::clone(runner.metrics()),
         );
         let (retention_tasks, retention_stop) = (TaskTracker::new(), CancellationToken::new());

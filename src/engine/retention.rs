@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Retention, RetentionLimit};
 use crate::domain::run::{RunId, Status, now};
-use crate::store::{Cutoff, ExpiredQuery, NthNewestQuery, RunStore, StoreError};
+use crate::store::StoreError;
+use crate::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery, RunRetention};
 
 /// The time between two passes, unless an age requires a shorter one. Passes also return the space of trees that
 /// clients deleted.
@@ -24,7 +25,7 @@ const COUNT_PAGE: usize = 5_000;
 
 /// Runs passes until `stop` is cancelled. A later pass, also in another process, deletes what an interrupted one did
 /// not.
-pub async fn run(store: Arc<dyn RunStore>, retention: Retention, stop: CancellationToken) {
+pub async fn run(store: Arc<dyn RunRetention>, retention: Retention, stop: CancellationToken) {
     let interval = interval(&retention);
     let passes = async {
         loop {
@@ -57,7 +58,7 @@ fn interval(retention: &Retention) -> Duration {
 }
 
 /// Deletes all expired trees and frees their space; returns the number of roots.
-async fn run_pass(store: &dyn RunStore, retention: &Retention) -> Result<usize, StoreError> {
+async fn run_pass(store: &dyn RunRetention, retention: &Retention) -> Result<usize, StoreError> {
     let mut removed = 0;
     for (status, policy) in [
         (Status::Completed, retention.completed),
@@ -77,7 +78,7 @@ async fn run_pass(store: &dyn RunStore, retention: &Retention) -> Result<usize, 
 
 /// The newest roots that have expired, by age and by count.
 async fn cutoffs(
-    store: &dyn RunStore,
+    store: &dyn RunRetention,
     status: Status,
     policy: RetentionLimit,
 ) -> Result<Vec<Cutoff>, StoreError> {
@@ -98,7 +99,7 @@ async fn cutoffs(
 
 /// The oldest root that `count` allows to keep; `None` if there are not more.
 async fn oldest_retained(
-    store: &dyn RunStore,
+    store: &dyn RunRetention,
     status: Status,
     count: usize,
 ) -> Result<Option<RunId>, StoreError> {
@@ -126,7 +127,7 @@ async fn oldest_retained(
 
 /// Deletes expired trees; returns the number of roots.
 async fn delete_before(
-    store: &dyn RunStore,
+    store: &dyn RunRetention,
     status: Status,
     cutoff: Cutoff,
 ) -> Result<usize, StoreError> {

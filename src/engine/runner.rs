@@ -42,7 +42,8 @@ use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::tree::{Tree, TreeSuspension};
 use crate::engine::state::tree_trace::TreeTrace;
 use crate::fair::admission::AdmissionQueue;
-use crate::store::{RunStore, StoreError};
+use crate::store::StoreError;
+use crate::store::run_store::RunStore;
 use crate::telemetry::metrics::{GaugeSnapshot, Metrics};
 
 /// Cheap to clone.

@@ -1,146 +1,28 @@
-//! The store contract: runs, their steps and their events. Knows no engine, no agent and no HTTP.
+//! The store's contract: runs, their steps, their events and their webhook deliveries. This file has the values of a write
+//! and the errors. The traits are in `runs`, `events`, `outbox` and `retention`; `run_store` has all of them as one.
 
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 
-use crate::domain::attachment::{Attachment, Blobs, Digest};
+use crate::domain::attachment::Attachment;
 use crate::domain::content::Content;
 use crate::domain::context::Compaction;
-use crate::domain::event::{Event, StoredEvent};
+use crate::domain::event::Event;
 use crate::domain::message::{AssistantMessage, Message, ToolResult};
-use crate::domain::run::{Outcome, Run, RunId, Status, WaitingFor};
+use crate::domain::run::{Outcome, Run, RunId, WaitingFor};
 use crate::domain::usage::{TreeUsage, Usage};
 use crate::domain::webhook::{DeliveryId, Webhook};
-use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, NewDelivery};
 use crate::workdirs::file_id::FileId;
 
+pub mod events;
 pub mod open;
 pub mod outbox;
+pub mod retention;
+pub mod run_store;
+pub mod runs;
 pub mod sqlite;
-
-/// A child run, and the tool call that made it.
-pub type ChildCall = (RunId, Option<String>);
-
-/// Where runs are kept. Writes of one caller are committed in the order in which they were handed over.
-pub trait RunStore: Send + Sync + 'static {
-    /// Commits one write with its steps and events, all or nothing, and returns the number of its last event
-    /// (0 without events). The bell given at opening rings after the commit.
-    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>>;
-
-    /// Commits a write as [`RunStore::write`] does, and others with it in the same transaction, or none of them. One of the
-    /// others that is about a run which has ended is left out.
-    fn write_with(
-        &self,
-        write: Write,
-        others: Vec<Write>,
-    ) -> BoxFuture<'_, Result<u64, StoreError>>;
-
-    /// Hands a write over without waiting for its commit. A failure is logged by the store, and so that no tree goes on
-    /// over a gap, every later write of that tree fails too until [`RunStore::mend`].
-    fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// Sets who is called with the root of each posted write that failed: once, by the owner of the runs.
-    fn on_write_failed(&self, callback: WriteFailedFn);
-
-    /// Takes writes of these trees again, which go on from what is committed.
-    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// One run, as committed. `tree` of a run that is not terminal is summed over what is committed below it.
-    fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
-
-    /// A page of runs, newest first. It ends early with the run that takes it to [`PAGE_BYTES`], and where the search has
-    /// looked at as many runs as one page may cost.
-    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>>;
-
-    /// Runs of a session, newest first. It ends early with the run that takes it to [`PAGE_BYTES`].
-    fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
-
-    /// The run and all its descendants, in the order in which they were made, without their inputs and final texts, and of
-    /// their tasks the first [`TASK_CHARS`] characters and one more: a tree may have thousands of runs.
-    fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
-
-    /// The direct children of a run, in the order in which they were made.
-    fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
-
-    /// The direct children of a run with the tool calls that made them, in the order in which they were made.
-    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>>;
-
-    /// What a run left in the record, in order.
-    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
-
-    /// The bytes with these digests, as far as some run's record has them.
-    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;
-
-    /// Events after a number, in order.
-    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>>;
-
-    /// Runs that are not terminal with what their continuation needs: parents before their children, oldest first.
-    /// Their `tree` is summed as [`RunStore::run`] does.
-    fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
-
-    /// What an idempotency key has accepted, as long as the key is kept.
-    fn claimed_run(
-        &self,
-        key: IdempotencyKey,
-    ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>>;
-
-    /// Webhook deliveries that are due, longest due first, and when the next one will be.
-    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>>;
-
-    /// Writes down a try of a delivery. One that is gone with its run stays gone.
-    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// The newest deliveries of a run, oldest of them first, at most [`outbox::MOST_LISTED`].
-    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>>;
-
-    /// Makes a delivery due now, whatever came of it before, and begins its day anew; false where the run has none such.
-    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>>;
-
-    /// Rings after every commit that made deliveries due. For one listener, who looks whenever it rings: a ring is kept
-    /// while he is away, and several may become one.
-    fn delivery_notify(&self) -> Arc<Notify>;
-
-    /// Removes a root with its tree, its events, its deliveries and its idempotency keys; false where there is no such root.
-    /// Nobody sees anything of it from then on. What is large goes in parts between which others write, over restarts too.
-    fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>>;
-
-    /// A page of ended roots that can go, oldest first. One with an unfinished run in its tree, or with a delivery that
-    /// is still to be made, is left out.
-    fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>>;
-
-    /// An ended root by its place among those in its state, counted from the newest; none where there are fewer.
-    fn nth_newest_ended(
-        &self,
-        query: NthNewestQuery,
-    ) -> BoxFuture<'_, Result<Option<RunId>, StoreError>>;
-
-    /// Removes a few definitions that no run refers to, and gives a little of the space that nothing uses any more back
-    /// to the file system; true where there may be more to do, also of deletions. Keeps some space for new runs.
-    fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>>;
-
-    /// Whether it can be written and read now.
-    fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
-
-    /// How many transactions it has committed since it was opened.
-    fn commit_count(&self) -> u64;
-
-    /// Commits what was handed over and closes; later calls fail with [`StoreError::Closed`].
-    fn close(&self) -> BoxFuture<'_, ()>;
-}
-
-/// Told of every committed write that had events, in the order of the commits, from the store's own thread: it must
-/// not block.
-pub type PublishFn = Box<dyn Fn(RunId, Vec<StoredEvent>) + Send + Sync>;
-
-/// Called with the root of a posted write that failed, from the store's own thread: it must not block.
-pub type WriteFailedFn = Box<dyn Fn(RunId) + Send + Sync>;
-
-/// Asked before events are rendered for the bell: whether anyone listens to this root.
-pub type HasSubscribersFn = Box<dyn Fn(RunId) -> bool + Send + Sync>;
 
 /// A new run as it is accepted.
 #[derive(Clone, Debug)]
@@ -170,15 +52,6 @@ pub struct ResumeState {
     pub waiting_since: Option<Timestamp>,
     /// The directory of its files, where it uses one; none for a run that an older version accepted.
     pub workdir: Option<FileId>,
-}
-
-/// A run that no process drives, with what its continuation needs.
-#[derive(Clone, Debug)]
-pub struct UnfinishedRun {
-    /// Its record.
-    pub run: Run,
-    /// What else is known; none for a run that an older version accepted.
-    pub resume_state: Option<ResumeState>,
 }
 
 /// What an idempotency key is known by.
@@ -227,6 +100,19 @@ pub struct Write {
     pub events: Vec<Event>,
     /// What is told to webhooks once this is committed.
     pub deliveries: Vec<NewDelivery>,
+}
+
+/// A delivery that is committed with a write, due at once.
+#[derive(Clone, Debug)]
+pub struct NewDelivery {
+    pub id: DeliveryId,
+    pub webhook: Arc<Webhook>,
+    /// The name of the event.
+    pub event: &'static str,
+    /// The body, the same in all attempts.
+    pub body: String,
+    /// When the event happened.
+    pub created_at: Timestamp,
 }
 
 /// A change to a run's record.
@@ -365,120 +251,6 @@ impl Step {
             | Self::Compacted { .. } => Vec::new(),
         }
     }
-}
-
-/// Where a page of runs ends, in bytes of their texts: two hundred runs may each have megabytes, and many may ask.
-pub const PAGE_BYTES: usize = 8 << 20;
-
-/// Characters of a task that [`RunStore::tree`] shows.
-pub const TASK_CHARS: usize = 2_048;
-
-/// Which runs a page shows.
-#[derive(Clone, Debug, Default)]
-pub struct RunFilter {
-    /// Only this agent's.
-    pub agent: Option<String>,
-    /// Only those that this key has accepted; none for all.
-    pub owner: Option<String>,
-    /// Only those that stand so.
-    pub status: Option<Status>,
-    /// Only this root's tree.
-    pub root: Option<RunId>,
-    /// Children too; otherwise (and without `root`) only roots.
-    pub include_children: bool,
-    /// Only those of this session.
-    pub session: Option<String>,
-    /// Only those with all of these labels.
-    pub labels: Vec<(String, String)>,
-    /// Only those accepted at this time or later.
-    pub since: Option<Timestamp>,
-    /// Only those accepted before this time.
-    pub until: Option<Timestamp>,
-    /// Only those made before this one (the cursor).
-    pub before: Option<RunId>,
-    /// At most so many.
-    pub limit: usize,
-}
-
-/// A page of runs.
-#[derive(Clone, Debug, Default)]
-pub struct RunPage {
-    /// Those that fit; fewer than wanted, or none, also where there are more.
-    pub runs: Vec<Run>,
-    /// [`RunFilter::before`] of the next page; none where nothing more fits.
-    pub next: Option<RunId>,
-}
-
-/// Which runs of a session are wanted.
-#[derive(Clone, Debug, Default)]
-pub struct SessionQuery {
-    /// The key that the session belongs to; none for those without.
-    pub owner: Option<String>,
-    /// Its name.
-    pub name: String,
-    /// Only this agent's.
-    pub agent: Option<String>,
-    /// Only those that stand so.
-    pub status: Option<Status>,
-    /// Only those made before this one (the cursor).
-    pub before: Option<RunId>,
-    /// At most so many.
-    pub limit: usize,
-}
-
-/// Which events a page shows.
-#[derive(Clone, Copy, Debug)]
-pub struct EventQuery {
-    /// The log: a root's.
-    pub root: RunId,
-    /// Of this run and its descendants; the root itself for the whole log.
-    pub run: RunId,
-    /// Leave the descendants out.
-    pub exclude_descendants: bool,
-    /// Only those with a greater number.
-    pub after: u64,
-    /// At most about so many (a page ends at a write's last event).
-    pub limit: usize,
-}
-
-/// Which ended roots a page of [`RunStore::outlived`] shows.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpiredQuery {
-    /// How they ended.
-    pub status: Status,
-    /// How old they are.
-    pub cutoff: Cutoff,
-    /// Only those made after this one (the cursor).
-    pub after: Option<RunId>,
-}
-
-/// Where what is old begins.
-#[derive(Clone, Copy, Debug)]
-pub enum Cutoff {
-    /// Roots that ended before this time.
-    EndedBefore(Timestamp),
-    /// Roots that were made before this one.
-    CreatedBefore(RunId),
-}
-
-/// A page of ended roots.
-#[derive(Clone, Debug, Default)]
-pub struct ExpiredPage {
-    /// They can go.
-    pub roots: Vec<RunId>,
-    /// Where the next page begins; none where there is none.
-    pub next: Option<RunId>,
-}
-
-/// Which ended root [`RunStore::newest_ended`] finds.
-#[derive(Clone, Copy, Debug)]
-pub struct NthNewestQuery {
-    /// How it ended.
-    pub status: Status,
-    /// Only among those made before this one.
-    pub before: Option<RunId>,
-    /// How many newer ones there are among those. Takes time in proportion: at most some thousands.
-    pub offset: usize,
 }
 
 /// Why the store did not do it.

@@ -1,13 +1,15 @@
-//! Picks the storage engine that the configuration names.
+//! Chooses the storage engine.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::config::Data;
+use crate::store::StoreError;
+use crate::store::events::{HasSubscribersFn, PublishFn};
+use crate::store::run_store::RunStore;
 use crate::store::sqlite::{SqliteStore, maintenance};
-use crate::store::{HasSubscribersFn, PublishFn, RunStore, StoreError};
 
-/// Opens the store in the data directory, made where it is missing, and locks it against other processes.
+/// Opens the store of the data directory, created if it is missing, and locks it against other processes.
 pub fn open(
     data: &Data,
     publish: PublishFn,
@@ -17,12 +19,12 @@ pub fn open(
     Ok(Arc::new(store))
 }
 
-/// Looks for damage in the store of a data directory, beside a daemon or without one; what is wrong, a sentence each.
+/// Checks the store of a data directory, while a daemon uses it or not; returns one sentence for each problem.
 pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     maintenance::check(dir)
 }
 
-/// Copies the store of a data directory to a file, beside a daemon or without one; returns how many bytes that are.
+/// Copies the store of a data directory to a file, while a daemon uses it or not; returns the number of bytes.
 pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreError> {
     maintenance::backup(dir, target, overwrite)
 }

@@ -1,85 +1,85 @@
-//! What the store keeps of webhook deliveries: committed with the write that they tell of, due until they are delivered
-//! or given up, gone with their run. Knows no HTTP and no policy of retries.
+//! The contract for webhook deliveries. They are committed with the write that they report, are due until they succeed or are
+//! given up, and are deleted with their run. Retry policy is up to the caller.
 
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 use crate::domain::run::RunId;
-use crate::domain::webhook::{DeliveryId, Webhook};
+use crate::domain::webhook::DeliveryId;
+use crate::store::StoreError;
 
-/// Most deliveries that a list shows.
+/// Largest number of deliveries that [`Outbox::deliveries`] returns.
 pub const MAX_LISTED_DELIVERIES: usize = 1000;
-/// Tries that are kept of a delivery, the last ones.
+/// Attempts that are kept of a delivery: the last ones.
 pub const MAX_STORED_ATTEMPTS: usize = 50;
 
-/// A delivery that is committed with a write, due at once.
-#[derive(Clone, Debug)]
-pub struct NewDelivery {
-    /// Its name.
-    pub id: DeliveryId,
-    /// Where it goes, and what signs it.
-    pub webhook: Arc<Webhook>,
-    /// The name of the event that it tells.
-    pub event: &'static str,
-    /// The body, the same in all its tries.
-    pub body: String,
-    /// When the event happened.
-    pub created_at: Timestamp,
+pub trait Outbox: Send + Sync + 'static {
+    /// Webhook deliveries that are due, longest due first, and when the next one will be.
+    fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>>;
+
+    /// Records an attempt. Ignored if the delivery was deleted with its run.
+    fn record_attempt(&self, record: AttemptRecord) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// The newest deliveries of a run, oldest of them first, at most [`MAX_LISTED_DELIVERIES`].
+    fn deliveries(&self, run: RunId) -> BoxFuture<'_, Result<Vec<Delivery>, StoreError>>;
+
+    /// Makes a delivery due now, whatever its status, and restarts its retries. Returns false if the run has no such delivery.
+    fn resend(&self, run: RunId, id: DeliveryId) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Notified after every commit that made deliveries due. For one listener: a notification is kept while it does not
+    /// listen, and several may become one.
+    fn delivery_notify(&self) -> Arc<Notify>;
 }
 
-/// Which due deliveries to hand out.
+/// Selects due deliveries.
 #[derive(Clone, Debug, Default)]
 pub struct DueQuery {
-    /// Due by this time.
     pub due_by: Timestamp,
-    /// Not these, which are under way.
+    /// These are left out.
     pub in_flight: Vec<DeliveryId>,
-    /// Not of these keys to these hosts, as [`crate::net::host_name`] spells them.
+    /// Owners and hosts that are left out, as [`crate::ssrf::normalize_host`] writes them.
     pub excluded_hosts: Vec<(String, String)>,
-    /// At most so many of each key.
+    /// Largest number of deliveries of each owner.
     pub limit: usize,
 }
 
-/// What is due.
 #[derive(Clone, Debug, Default)]
 pub struct DueDeliveries {
-    /// The deliveries, longest due first.
+    /// Longest due first.
     pub deliveries: Vec<DueDelivery>,
-    /// When the first of those that are not due yet will be.
+    /// When the first of the others will be due.
     pub next_due_at: Option<Timestamp>,
 }
 
-/// A delivery to be tried.
+/// A delivery to be attempted.
 #[derive(Clone)]
 pub struct DueDelivery {
-    /// Its name.
     pub id: DeliveryId,
-    /// The root run that it is about.
+    /// The root run whose event it reports.
     pub run: RunId,
-    /// That run's agent.
     pub agent: String,
-    /// The name of the key that the run was accepted with; empty without one.
+    /// The API key that has accepted the run; empty without keys.
     pub owner: String,
-    /// Where it goes.
     pub url: String,
-    /// That address's host, as [`crate::net::host_name`] spells it.
+    /// The URL's host, as [`crate::ssrf::normalize_host`] writes it.
     pub host: String,
-    /// The environment variable with the secret that signs it; unset means the server's.
+    /// The environment variable with the signing secret; `None` for the server's.
     pub secret_env: Option<String>,
-    /// The body.
     pub body: String,
-    /// When it was due first, or was sent again by hand.
+    /// When it was first due, or was resent.
     pub since: Timestamp,
-    /// Tries since then.
+    /// Attempts since then.
     pub attempt_count: u32,
 }
 
 impl fmt::Debug for DueDelivery {
-    /// Without the address, which may hold a secret.
+    /// Without the URL, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DueDelivery")
             .field("id", &self.id)
@@ -89,69 +89,61 @@ impl fmt::Debug for DueDelivery {
     }
 }
 
-/// What came of a try.
+/// An attempt with its outcome.
 #[derive(Clone, Debug)]
 pub struct AttemptRecord {
-    /// The delivery.
     pub id: DeliveryId,
-    /// Its [`DueDelivery::since`]: where somebody has sent it again meanwhile, the try does not count for that.
+    /// Its [`DueDelivery::since`]: if the delivery was resent since, the outcome does not change it.
     pub since: Timestamp,
-    /// The try.
     pub attempt: DeliveryAttempt,
-    /// What becomes of the delivery.
     pub outcome: AttemptOutcome,
 }
 
-/// What becomes of a delivery after a try.
+/// What happens to a delivery after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// It has arrived.
     Delivered,
-    /// It is tried again at this time.
     RetryAt(Timestamp),
-    /// It is given up.
     GivenUp,
 }
 
-/// One try of a delivery.
+/// One attempt to deliver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "DeliveryAttempt")]
 pub struct DeliveryAttempt {
-    /// When it began.
+    /// When the attempt began.
     pub time: Timestamp,
-    /// HTTP's status, where there was an answer.
+    /// The HTTP status of the response; null if there was none.
     pub status: Option<u16>,
-    /// Why it did not arrive; null where it did.
+    /// Why the attempt failed; null if it succeeded.
     pub error: Option<String>,
 }
 
-/// Where a delivery stands.
+/// The status of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeliveryStatus {
-    /// It is due, or will be.
+    /// Due now or later.
     Pending,
-    /// It has arrived.
+    /// The receiver has accepted it.
     Delivered,
-    /// It was given up.
+    /// Given up.
     Failed,
 }
 
-/// A delivery as it is listed.
+/// A delivery in a list.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// Its name.
     pub id: DeliveryId,
-    /// The name of the event that it tells.
+    /// The name of the event.
     pub event: String,
-    /// Where it goes, with everything in it.
+    /// The whole URL, which may contain a secret.
     pub url: String,
-    /// Where it stands.
     pub status: DeliveryStatus,
     /// When the event happened.
     pub created_at: Timestamp,
-    /// Its tries, at most the last [`KEPT_TRIES`], oldest first.
+    /// At most the last [`MAX_STORED_ATTEMPTS`], oldest first.
     pub attempts: Vec<DeliveryAttempt>,
-    /// When it is tried next.
+    /// `None` if no further attempt is planned.
     pub next_attempt_at: Option<Timestamp>,
 }

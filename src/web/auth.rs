@@ -16,7 +16,8 @@ use axum::routing::MethodRouter;
 use crate::config::auth::KeyHash;
 use crate::config::{ClientKey, KeyScope};
 use crate::domain::run::{Run, RunId};
-use crate::store::{RunStore, StoreError};
+use crate::store::StoreError;
+use crate::store::run_store::RunStore;
 use crate::web::error::Problem;
 use crate::web::state::{AppState, Settings};
 

@@ -19,8 +19,9 @@ use crate::domain::webhook::DeliveryId;
 use crate::fair::Limits;
 use crate::fair::fair_queue::{FairQueue, QuotaKey};
 use crate::ssrf::SsrfGuard;
-use crate::store::RunStore;
-use crate::store::outbox::{AttemptOutcome, AttemptRecord, DeliveryAttempt, DueDelivery, DueQuery};
+use crate::store::outbox::{
+    AttemptOutcome, AttemptRecord, DeliveryAttempt, DueDelivery, DueQuery, Outbox,
+};
 use crate::telemetry::metrics::Metrics;
 use crate::webhooks::http::{PostOutcome, WebhookClient};
 use crate::webhooks::signature::SigningSecret;
@@ -54,7 +55,7 @@ pub fn guard(settings: &config::Webhooks) -> SsrfGuard {
 }
 
 pub struct WebhookSender {
-    store: Arc<dyn RunStore>,
+    store: Arc<dyn Outbox>,
     metrics: Arc<Metrics>,
     client: WebhookClient,
     secret_env: Option<String>,
@@ -79,7 +80,7 @@ impl WebhookSender {
     pub fn new(
         settings: &config::Webhooks,
         keys: Vec<String>,
-        store: Arc<dyn RunStore>,
+        store: Arc<dyn Outbox>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self {

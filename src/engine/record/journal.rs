@@ -10,7 +10,8 @@ use crate::domain::run::{Failure, Outcome, Run, RunId, now};
 use crate::domain::webhook::Webhook;
 use crate::engine::record::webhook_events;
 use crate::engine::state::active_run::ActiveRun;
-use crate::store::{Change, FinishedRun, Progress, RunStore, Step, StoreError, Write};
+use crate::store::run_store::RunStore;
+use crate::store::{Change, FinishedRun, Progress, Step, StoreError, Write};
 
 /// The number of events that a subscriber may lag behind before it must read the store.
 const BROADCAST_CAPACITY: usize = 256;

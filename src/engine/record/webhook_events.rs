@@ -14,7 +14,7 @@ use crate::domain::webhook::{DeliveryId, Webhook};
 use crate::engine::request::{RunRequest, StartError, WebhookRequest};
 use crate::engine::settings::Settings;
 use crate::ssrf;
-use crate::store::outbox::NewDelivery;
+use crate::store::NewDelivery;
 
 /// The root run's webhooks: the agent's and the request's. A request's webhook that could never be delivered is
 /// rejected; a broken one of the agent's settings fails in its deliveries and does not stop the run.

@@ -8,7 +8,8 @@ use crate::domain::run::{Run, Status};
 use crate::engine::context::Engine;
 use crate::engine::settings::HistoryLimits;
 use crate::providers::reasoning;
-use crate::store::{SessionQuery, Step, StoreError};
+use crate::store::runs::SessionQuery;
+use crate::store::{Step, StoreError};
 
 /// Replaces omitted messages.
 const OMITTED_NOTICE: &str = "[Earlier messages of this conversation were left out.]";

@@ -23,7 +23,8 @@ use crate::engine::state::root_permit::RootPermit;
 use crate::engine::state::run_workdir::RunWorkdir;
 use crate::engine::state::tree::{Tree, TreeSuspension};
 use crate::engine::state::tree_trace::TreeTrace;
-use crate::store::{StoreError, UnfinishedRun};
+use crate::store::StoreError;
+use crate::store::runs::UnfinishedRun;
 
 /// Resumes an orphaned child below `parent`, once, and adds it to the active runs. `accounts` are those that it draws on
 /// beside its own. `None` if it is not among the orphans or cannot be resumed.

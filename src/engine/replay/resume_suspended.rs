@@ -12,7 +12,8 @@ use crate::engine::replay::suspension::{
     INITIAL_PROBE_INTERVAL, MAX_PROBE_INTERVAL, SuspendedTree,
 };
 use crate::engine::root_run;
-use crate::store::{StoreError, UnfinishedRun};
+use crate::store::StoreError;
+use crate::store::runs::UnfinishedRun;
 
 /// Probes the store and resumes suspended trees until none is left or the daemon drains.
 pub fn supervise(engine: Arc<Engine>) -> BoxFuture<'static, ()> {

@@ -13,7 +13,8 @@ use crate::engine::context::Engine;
 use crate::engine::prepare::{Prompt, RunInput};
 use crate::engine::state::approval_decision::ApprovalDecision;
 use crate::engine::state::pending_batch::{PendingBatch, SubmittedBatch};
-use crate::store::{EventQuery, Step, StoreError};
+use crate::store::events::EventQuery;
+use crate::store::{Step, StoreError};
 
 /// Events per read.
 const PAGE_SIZE: usize = 1000;

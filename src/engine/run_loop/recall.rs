@@ -6,7 +6,8 @@ use crate::domain::message::{Message, truncate_to_bytes};
 use crate::domain::run::{Run, RunId, Status};
 use crate::engine::context::Engine;
 use crate::engine::replay::history::RecordedConversation;
-use crate::store::{SessionQuery, Step, StoreError};
+use crate::store::runs::SessionQuery;
+use crate::store::{Step, StoreError};
 use crate::tools::recall::NAME;
 
 /// The most bytes of text that one call searches, newest first.

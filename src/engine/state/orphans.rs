@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::domain::run::{RunId, Status};
-use crate::store::UnfinishedRun;
+use crate::store::runs::UnfinishedRun;
 
 #[derive(Default)]
 pub struct OrphanedChildren {

@@ -1,13 +1,13 @@
-//! The bytes of pictures and files: kept once for each digest, as long as some run has them. Knows no transaction.
+//! Stores the bytes of pictures and files, once for each digest, as long as a run refers to them.
 
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, named_params};
 
 use crate::domain::attachment::{Attachment, Blobs, Digest};
 use crate::domain::run::RunId;
-use crate::store::sqlite::reader_pool::store_error;
+use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::statements::Statements;
 use crate::store::{Step, StoreError};
@@ -20,8 +20,8 @@ pub fn distinct(steps: &[Step]) -> Vec<Attachment> {
     new.cloned().collect()
 }
 
-/// Keeps the bytes, if they are new, and that this run has them. Bytes that went with another run while this one was about
-/// to refer to them stay away: the run goes on without them.
+/// Stores the bytes if they are new, and that this run refers to them. Nothing is stored if the attachment has no bytes and
+/// another run, that had them, was deleted in the meantime: this run continues without them.
 pub fn insert(
     sql: &mut Statements<'_>,
     run: RunId,
@@ -29,43 +29,43 @@ pub fn insert(
 ) -> rusqlite::Result<()> {
     let digest = attachment.sha256.0;
     if let Some(data) = &attachment.data
-        && !sql.has_attachment.exists([digest])?
+        && !sql.has_attachment.exists(named_params! {":hash": digest})?
     {
-        sql.insert_attachment.execute(params![digest, &data[..]])?;
+        let bytes = named_params! {":hash": digest, ":data": &data[..]};
+        sql.insert_attachment.execute(bytes)?;
     }
     sql.insert_attachment_use
-        .execute(params![rows::id_bytes(&run), digest])
+        .execute(named_params! {":run": rows::id_bytes(&run), ":hash": digest})
         .map(drop)
 }
 
-/// Takes one of the run's digests off it, with the bytes where no other run has them. Returns how many bytes went; `None`
-/// if the run has no digest any more.
+/// Removes one of the run's references, and the bytes if no other run refers to them. Returns the number of bytes removed;
+/// `None` if the run has no reference.
 pub fn delete_one(sql: &mut Statements<'_>, run: RunId) -> rusqlite::Result<Option<i64>> {
     let id = rows::id_bytes(&run);
     let digest: Option<[u8; 32]> = sql
         .find_attachment_use
-        .query_row([id], |row| row.get(0))
-        .optional()?;
+        .query_row(named_params! {":run": id}, |row| row.get("hash"))?;
     let Some(digest) = digest else {
         return Ok(None);
     };
-    sql.delete_attachment_use.execute(params![id, digest])?;
+    sql.delete_attachment_use
+        .execute(named_params! {":run": id, ":hash": digest})?;
     let deleted_bytes = sql
         .delete_attachment
-        .query_row([digest], |row| row.get(0))
-        .optional()?;
+        .query_row(named_params! {":hash": digest}, |row| row.get("bytes"))?;
     Ok(Some(deleted_bytes.unwrap_or(0)))
 }
 
-/// The bytes with these digests, as far as they are there.
+/// The bytes with these digests; unknown digests are left out.
 pub fn read(db: &Connection, digests: &[Digest]) -> Result<Blobs, StoreError> {
     let mut sql = db
-        .prepare_cached("SELECT data FROM attachments WHERE hash = ?1")
+        .prepare_cached("SELECT data FROM attachments WHERE hash = :hash")
         .map_err(store_error)?;
     let mut blobs = Blobs::new();
     for digest in digests {
         let data: Option<Vec<u8>> = sql
-            .query_row([digest.0], |row| row.get(0))
+            .query_row(named_params! {":hash": digest.0}, |row| row.get("data"))
             .optional()
             .map_err(store_error)?;
         blobs.extend(data.map(|data| (*digest, Bytes::from(data))));

@@ -1,4 +1,4 @@
-//! Copies the log into the database beside the writer, so that nobody waits for the disk. Knows no runs.
+//! Copies the write-ahead log into the database on a thread of its own, so that the writer does not wait for the disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use tracing::warn;
 use crate::store::StoreError;
 use crate::store::sqlite::{files, schema};
 
-/// Writes, and bytes of steps and events in them, after which the log is copied. A short log is written over its old
-/// blocks; a long one takes new blocks from the file system all the time, which costs more than any copy.
+/// Writes, and bytes of their steps and events, after which the log is copied. A short log reuses its blocks. A long one
+/// takes new blocks from the file system, which costs more than the copy.
 const CHECKPOINT_WRITES: usize = 256;
 const CHECKPOINT_BYTES: usize = 4 << 20;
-/// Pages of the log (4 KiB each) above which the writer pauses, so that the log can begin anew: as long as it writes
-/// while the copy is made, the log only grows.
+/// Pages of the log (4 KiB each) above which the writer copies the rest itself, so that the log starts from its beginning
+/// again: while the writer writes during a copy, the log only grows.
 const LONG_WAL_PAGES: i64 = 2_000;
 
-/// The thread that copies, as the writer sees it.
+/// The writer's handle of the copying thread.
 pub struct Checkpointer {
     wake: Option<SyncSender<()>>,
     is_wal_long: Arc<AtomicBool>,
@@ -30,7 +30,6 @@ pub struct Checkpointer {
 }
 
 impl Checkpointer {
-    /// Opens its own connection and starts.
     pub fn start(file: &Path, reserve: &Path) -> Result<Self, StoreError> {
         let connection = schema::open_for_checkpoints(file)?;
         let (wake, wake_receiver) = sync_channel(1);
@@ -43,7 +42,9 @@ impl Checkpointer {
                 run_checkpoints(&connection, &wake_receiver, &is_wal_long_flag, &reserve)
             })
             .map_err(|error| {
-                StoreError::Backend(format!("no thread to copy the log with: {error}"))
+                StoreError::Backend(format!(
+                    "could not start the thread that copies the log: {error}"
+                ))
             })?;
         Ok(Self {
             wake: Some(wake),
@@ -54,8 +55,8 @@ impl Checkpointer {
         })
     }
 
-    /// Counts what the writer has committed. Where the log has become long, the writer copies the little that is left
-    /// of it, and its next write begins the log anew.
+    /// Counts what the writer has committed. If the log has become long, copies the rest of it, so that the next write starts
+    /// at its beginning.
     pub fn record_commit(&mut self, writes: usize, bytes: usize, connection: &Connection) {
         self.writes += writes;
         self.bytes += bytes;
@@ -66,13 +67,13 @@ impl Checkpointer {
         if self.is_wal_long.swap(false, Ordering::AcqRel) {
             log_failure(checkpoint(connection));
         } else if let Some(wake) = &self.wake {
-            // Full means that it is at it already.
+            // Full: the thread is copying already.
             let _ = wake.try_send(());
         }
     }
 }
 
-/// Copies the log at once, as far as that needs nobody's waiting: on a full disk it must not grow.
+/// Copies as much of the log as readers allow: on a full disk it must not grow.
 pub fn checkpoint_now(connection: &Connection) {
     log_failure(checkpoint(connection));
 }
@@ -96,14 +97,13 @@ fn run_checkpoints(
         if log_failure(checkpoint(connection)).is_some_and(|pages| pages > LONG_WAL_PAGES) {
             is_wal_long.store(true, Ordering::Release);
         }
-        // By now there is something to keep space for.
         files::create_reserve(reserve);
     }
 }
 
-/// Copies what can be copied without waiting for anybody; returns the log's length in pages.
+/// Copies as much as readers allow; returns the log's length in pages.
 fn checkpoint(connection: &Connection) -> rusqlite::Result<i64> {
-    connection.query_row("PRAGMA wal_checkpoint(passive)", [], |row| row.get(1))
+    connection.query_row("PRAGMA wal_checkpoint(passive)", [], |row| row.get("log"))
 }
 
 fn log_failure(result: rusqlite::Result<i64>) -> Option<i64> {

@@ -1,5 +1,4 @@
-//! Which definitions the writer knows to be in the table, so that a run costs neither a hash nor an insert for one that
-//! thousands have run by. Knows no SQL.
+//! Remembers which definitions are in the table, so that runs which share a definition cost neither a hash nor an insert.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,50 +7,49 @@ use sha2::{Digest, Sha256};
 
 use crate::store::sqlite::rows::Hash;
 
-/// Beyond these all are forgotten; each then costs one insert that does nothing.
+/// Beyond these limits the cache is cleared; each definition then costs one insert without effect.
 const MAX_ENTRIES: usize = 512;
 const MAX_BYTES: usize = 8 << 20;
 
-/// How long a definition counts as used after a run was accepted with it, in milliseconds: so often its row is written
-/// while runs go on being accepted with it.
+/// How long a definition counts as used after a run was accepted with it, in milliseconds. Its row is written once in each
+/// such interval.
 const USED_FOR_MS: i64 = 60_000;
 
-/// Definitions that are in the table, by where their texts lie: the engine hands over one text again and again.
+/// Definitions in the table, by the address of their text: the engine passes the same text for each run.
 #[derive(Debug, Default)]
 pub struct DefinitionCache {
-    // Holding a text keeps its place from being used by another.
+    // Holding the text prevents another one from getting its address.
     entries: HashMap<usize, (Arc<str>, CachedDefinition)>,
     bytes: usize,
 }
 
-/// How a definition stands in the table.
 #[derive(Clone, Copy, Debug)]
 struct CachedDefinition {
     hash: Hash,
-    /// Nothing that was accepted after this time runs by it.
+    /// The row says that no run was accepted with it after this time.
     used_until: i64,
-    /// Whether the table knows that more than one run has it.
+    /// Whether the row says that more than one run uses it.
     is_shared: bool,
 }
 
 impl DefinitionCache {
-    /// What a text is known by, where the table needs not be told that a run accepted at this time has it too.
+    /// The hash of a text, if the row need not change for a run that was accepted at this time.
     pub fn get(&self, text: &Arc<str>, accepted_ms: i64) -> Option<Hash> {
         let (_, cached) = self.entries.get(&address(text))?;
         (cached.is_shared && accepted_ms <= cached.used_until).then_some(cached.hash)
     }
 
-    /// Until when a definition counts as used that a run accepted at this time has.
+    /// Until when a definition counts as used, after a run was accepted with it at this time.
     pub fn used_until(accepted_ms: i64) -> i64 {
         accepted_ms.saturating_add(USED_FOR_MS)
     }
 
-    /// The table has been told that a run accepted at this time has it.
+    /// Records that the row was written for a run that was accepted at this time.
     pub fn insert(&mut self, text: &Arc<str>, hash: Hash, accepted_ms: i64) {
         if text.len() > MAX_BYTES {
             return;
         }
-        // The second one that it is told of shares it with the first.
+        // The second insert marks the row as shared.
         let is_shared = self.entries.contains_key(&address(text));
         if self.entries.len() >= MAX_ENTRIES || self.bytes + text.len() > MAX_BYTES {
             self.clear();
@@ -70,13 +68,13 @@ impl DefinitionCache {
         self.bytes += text.len();
     }
 
-    /// What has been put into the table may not be there.
+    /// To be called if a row may have been removed.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// What a text is known by in the table.
+/// The key of a text in the table.
 pub fn hash(text: &str) -> Hash {
     Sha256::digest(text.as_bytes()).into()
 }
@@ -97,12 +95,12 @@ mod tests {
         let text: Arc<str> = "x".into();
         assert_eq!(cache.get(&text, 0), None);
         cache.insert(&text, hash(&text), 0);
-        assert_eq!(cache.get(&text, 0), None, "the table knows of one run only");
+        assert_eq!(cache.get(&text, 0), None, "the row names one run only");
         cache.insert(&text, hash(&text), 0);
         assert_eq!(cache.get(&text, 60_000), Some(hash("x")));
-        assert_eq!(cache.get(&text, 60_001), None, "the table thinks it unused");
+        assert_eq!(cache.get(&text, 60_001), None, "the row says it is unused");
         assert_eq!((cache.entries.len(), cache.bytes), (1, 1));
-        assert_eq!(cache.get(&Arc::from("x"), 0), None, "another place");
+        assert_eq!(cache.get(&Arc::from("x"), 0), None, "another address");
         for n in 0..2 * MAX_ENTRIES {
             let text: Arc<str> = n.to_string().into();
             cache.insert(&text, hash(&text), 0);

@@ -1,8 +1,8 @@
-//! How trees and definitions are removed: a little in one transaction, so that no run waits long. Knows no transaction.
+//! Removes trees and definitions, a small part in one transaction, so that no run waits long.
 
 use std::collections::VecDeque;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, Row, named_params};
 
 use crate::domain::run::RunId;
 use crate::store::sqlite::attachments;
@@ -10,34 +10,33 @@ use crate::store::sqlite::definition_cache::DefinitionCache;
 use crate::store::sqlite::rows::{self, Hash};
 use crate::store::sqlite::statements::Statements;
 
-/// Entries and runs that one part of a tree has at most.
+/// Largest number of entries and runs of one part.
 const PART_ROWS: u32 = 128;
-/// Bytes of their texts after which a part ends.
+/// A part ends when it has removed texts of this many bytes.
 pub const PART_BYTES: usize = 1 << 20;
 
-/// What there is of a tree after a part of it was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteProgress {
-    /// It is gone.
+    /// The tree is removed.
     Done,
-    /// A further part.
+    /// The tree has another part.
     More,
 }
 
-/// Roots whose trees are being removed: marked in the table, so that nobody sees them and the next start goes on.
+/// Roots whose trees are being removed. They are marked in a table: readers do not see them, and the next start continues.
 #[derive(Debug, Default)]
 pub struct Deletions {
     roots: VecDeque<RunId>,
-    /// Whether a part could not be removed since something was last written.
+    /// Whether a part could not be removed since the last write.
     is_paused: bool,
 }
 
 impl Deletions {
-    /// Those that are marked.
+    /// Reads the marked roots.
     pub fn load(db: &Connection) -> rusqlite::Result<Self> {
         let roots = db
             .prepare("SELECT root FROM deletions")?
-            .query_map([], |row| rows::id(row, 0))?
+            .query_map([], |row| rows::id(row, "root"))?
             .collect::<rusqlite::Result<_>>()?;
         Ok(Self {
             roots,
@@ -45,36 +44,34 @@ impl Deletions {
         })
     }
 
-    /// One more that has been marked.
     pub fn add(&mut self, root: RunId) {
         self.roots.push_back(root);
     }
 
-    /// Whose turn it is.
+    /// The next root, in turn.
     pub fn next(&mut self) -> Option<RunId> {
         self.roots.rotate_left(1.min(self.roots.len()));
         self.is_paused = false;
         self.roots.back().copied()
     }
 
-    /// Its root is gone.
     pub fn remove(&mut self, root: RunId) {
         self.roots.retain(|other| *other != root);
     }
 
-    /// Lets them rest until something is written.
+    /// Stops removing until the next write.
     pub fn pause(&mut self) {
         self.is_paused = true;
     }
 
-    /// Whether there is something to remove, after so many writes.
+    /// Whether the next part is to be removed. `writes` is the number of writes since the last part.
     pub fn is_due(&self, writes: usize) -> bool {
         !self.roots.is_empty() && (writes > 0 || !self.is_paused)
     }
 }
 
-/// Removes a part of a root's tree: its log first, from its end, so that nobody reads it with a gap; then its runs from
-/// the leaves up, so that what a kill leaves is still found below its root.
+/// Removes a part of a tree: first its log, from the end, so that no reader sees a gap; then its runs from the leaves up, so
+/// that after a crash the remaining runs are still reachable from the root.
 pub fn delete_part(
     sql: &mut Statements<'_>,
     cache: &mut DefinitionCache,
@@ -86,12 +83,11 @@ pub fn delete_part(
     };
     let entries: Vec<(i64, i64)> = sql
         .last_entries
-        .query_map(params![rows::id_bytes(&root), PART_ROWS], |row| {
-            Ok((row.get(0)?, row.get(1)?))
-        })?
+        .query(named_params! {":root": rows::id_bytes(&root), ":limit": PART_ROWS})?
+        .mapped(|row| Ok((row.get("id")?, row.get("bytes")?)))
         .collect::<rusqlite::Result<_>>()?;
     for (entry, bytes) in entries {
-        sql.delete_entry.execute([entry])?;
+        sql.delete_entry.execute(named_params! {":id": entry})?;
         if !budget.spend(bytes) {
             return Ok(DeleteProgress::More);
         }
@@ -100,14 +96,14 @@ pub fn delete_part(
     while let Some(run) = path.last().copied() {
         let first_child = sql
             .find_child
-            .query_map(params![rows::id_bytes(&run)], |row| rows::id(row, 0))?
-            .next()
-            .transpose()?;
+            .query_row(named_params! {":parent": rows::id_bytes(&run)}, |row| {
+                rows::id(row, "id")
+            })?;
         if let Some(child) = first_child {
             path.push(child);
             continue;
         }
-        // Each in a step of its own: those of one run can be hundreds of megabytes.
+        // One by one: the attachments of a run can be hundreds of megabytes.
         while let Some(bytes) = attachments::delete_one(sql, run)? {
             if !budget.spend(bytes) {
                 return Ok(DeleteProgress::More);
@@ -122,14 +118,14 @@ pub fn delete_part(
     Ok(DeleteProgress::Done)
 }
 
-/// What a part may still take.
+/// What a part may still remove.
 struct PartBudget {
     rows: u32,
     bytes: u64,
 }
 
 impl PartBudget {
-    /// Takes a row with so many bytes; false where it was the last.
+    /// Counts a row with this many bytes; false if it was the last of the part.
     fn spend(&mut self, bytes: i64) -> bool {
         self.rows = self.rows.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(rows::unsigned(bytes));
@@ -137,51 +133,71 @@ impl PartBudget {
     }
 }
 
-/// Removes a run without children and everything of its own; returns the bytes of its texts.
+/// Removes a run without children, and all that belongs to it. Returns the number of bytes of its texts.
 fn delete_run(
     sql: &mut Statements<'_>,
     cache: &mut DefinitionCache,
     id: RunId,
 ) -> rusqlite::Result<i64> {
     let run = rows::id_bytes(&id);
-    let (labels, definition, bytes): (Option<String>, Option<Hash>, i64) =
-        sql.run_contents.query_row(params![run], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-        })?;
-    for (key, value) in rows::labels(labels.as_deref()) {
-        sql.delete_label.execute(params![key, value, run])?;
+    let contents = sql
+        .run_contents
+        .query_row(named_params! {":id": run}, RunContents::read)?
+        .ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+    for (key, value) in rows::labels(contents.labels.as_deref()) {
+        sql.delete_label
+            .execute(named_params! {":key": key, ":value": value, ":run": run})?;
     }
-    sql.delete_claims.execute(params![run])?;
-    sql.delete_deliveries.execute(params![run])?;
-    sql.delete_text.execute(params![run])?;
-    sql.delete_run.execute(params![run])?;
-    if let Some(definition) = definition
+    sql.delete_claims.execute(named_params! {":run": run})?;
+    sql.delete_deliveries.execute(named_params! {":run": run})?;
+    sql.delete_text.execute(named_params! {":run": run})?;
+    sql.delete_run.execute(named_params! {":run": run})?;
+    if let Some(definition) = contents.definition
         && sql
             .delete_own_definition
-            .execute(params![definition, run])?
+            .execute(named_params! {":hash": definition, ":run": run})?
             > 0
     {
         cache.clear();
     }
-    Ok(bytes)
+    Ok(contents.bytes)
 }
 
-/// Removes a few definitions that nobody runs by, as far as the age of the oldest run tells; true where there may be
-/// more.
+/// What is removed with a run.
+struct RunContents {
+    labels: Option<String>,
+    definition: Option<Hash>,
+    bytes: i64,
+}
+
+impl RunContents {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            labels: row.get("labels")?,
+            definition: row.get("definition")?,
+            bytes: row.get("bytes")?,
+        })
+    }
+}
+
+/// Removes a few definitions that were last used before the oldest run was accepted. Returns true if there may be more.
 pub fn delete_unused_definitions(
     sql: &mut Statements<'_>,
     cache: &mut DefinitionCache,
 ) -> rusqlite::Result<bool> {
-    let oldest: Option<[u8; 16]> = sql.oldest_run.query_row([], |row| row.get(0))?;
+    let oldest: Option<Option<[u8; 16]>> = sql.oldest_run.query_row(&[], |row| row.get("id"))?;
+    let oldest = oldest.flatten();
     let unused_before = oldest.map_or(i64::MAX, |id| created_ms(RunId(uuid::Uuid::from_bytes(id))));
-    let deleted = sql.delete_old_definitions.execute([unused_before])?;
+    let deleted = sql
+        .delete_old_definitions
+        .execute(named_params! {":unused_before": unused_before})?;
     if deleted > 0 {
         cache.clear();
     }
     Ok(deleted > 0)
 }
 
-/// When a run was made, in milliseconds, as its id tells. Ids sort by it, so no run is older than the one that is first.
+/// When a run's id was made, in milliseconds since 1970. Ids sort by this time.
 pub fn created_ms(run: RunId) -> i64 {
     let created = run.0.get_timestamp().map_or((0, 0), |time| time.to_unix());
     rows::signed(created.0.saturating_mul(1000) + u64::from(created.1 / 1_000_000))

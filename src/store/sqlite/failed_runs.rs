@@ -1,27 +1,24 @@
-//! Trees that lack a posted write that failed: no later write may hide the gap until their owner has stopped them and goes
-//! on from what is committed. Knows no writes.
+//! Trees with a failed fire-and-forget write. Later writes are rejected, so that the record has no gap, until the owner has
+//! stopped the tree and resumes it from what is committed.
 
 use std::collections::HashSet;
 
 use crate::domain::run::RunId;
 
-/// Which trees lack a write, by root: at most those at work, as their owner stops and mends each.
+/// The roots of these trees. Bounded by the number of active trees, because the owner clears each.
 #[derive(Debug, Default)]
 pub struct FailedRuns(HashSet<RunId>);
 
 impl FailedRuns {
-    /// A write of the tree was lost.
     pub fn insert(&mut self, root: RunId) {
         self.0.insert(root);
     }
 
-    /// Whether a write of the tree was lost.
     pub fn contains(&self, root: RunId) -> bool {
-        // Asked for every write, and almost always empty.
+        // Called for every write, and almost always empty.
         !self.0.is_empty() && self.0.contains(&root)
     }
 
-    /// The tree goes on from what is committed.
     pub fn remove(&mut self, root: RunId) {
         self.0.remove(&root);
     }

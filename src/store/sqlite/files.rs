@@ -1,5 +1,4 @@
-//! The store's files in the data directory: whether they are still those that were opened, whether one is missing, and
-//! what is kept for a full disk. Knows no SQL.
+//! The store's files in the data directory: detects missing and replaced ones, and reserves space for a full disk.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -11,30 +10,32 @@ use tracing::{info, warn};
 
 use crate::store::StoreError;
 
-/// How often the writer looks whether its files are still there: between two looks it may write into files that are gone.
+/// How often the writer checks that its files exist. Between two checks it may write into deleted files.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// How often it tries to leave a full disk behind.
+/// How often the writer checks whether a full disk has space again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// What is given up when the disk is full, so that something can be deleted.
+/// Space that is released when the disk is full, so that runs can be deleted.
 const RESERVE_BYTES: u64 = 8 << 20;
-/// What has to be free after a full disk that never had space for the reserve.
+/// Free space that ends the state of a full disk if the disk never had space for the reserve.
 const MIN_FREE_BYTES: u64 = 1 << 20;
+/// The database's name in the data directory.
+pub const DATABASE_FILE: &str = "axed.db";
 /// The reserve's name in the data directory.
 const RESERVE_FILE: &str = "reserve";
 
-/// The log's name beside the database's.
+/// The path of the database's write-ahead log.
 pub fn wal_path(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push("-wal");
     name.into()
 }
 
-/// How many bytes a file has; none where there is none.
+/// The size in bytes; `None` if the file does not exist.
 pub fn file_size(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().map(|file| file.len())
 }
 
-/// Refuses a log without its database: SQLite would throw it away, with everything that is in it.
+/// Fails if there is a log without its database: SQLite would discard the log with its contents.
 pub fn check_wal_has_database(file: &Path) -> Result<(), StoreError> {
     let log = wal_path(file);
     let has_content = |path: &Path| file_size(path).is_some_and(|bytes| bytes > 0);
@@ -42,7 +43,7 @@ pub fn check_wal_has_database(file: &Path) -> Result<(), StoreError> {
         return Ok(());
     }
     Err(StoreError::Backend(format!(
-        "the database {} is missing, and its log {} is there: put the database back, or a backup and take the log away, \
+        "the database {} is missing, but its log {} exists: put the database back, or put a backup there and remove the log, \
          or choose another directory with --data",
         file.display(),
         log.display()
@@ -53,16 +54,16 @@ pub fn check_wal_has_database(file: &Path) -> Result<(), StoreError> {
 #[derive(Debug)]
 pub struct OpenFiles {
     files: Vec<(PathBuf, (u64, u64))>,
-    /// When they were last seen to be there; none where they were not.
+    /// When they last existed; `None` if a check has failed since.
     verified_at: Option<Instant>,
 }
 
 impl OpenFiles {
-    /// The directory, the database and its log, as they are now.
+    /// Remembers the directory, the database and its log.
     pub fn new(dir: &Path, file: &Path) -> Self {
         let mut files = Vec::new();
         for path in [dir.to_owned(), file.to_owned(), wal_path(file)] {
-            // An engine that keeps no log beside the file has none.
+            // The log may not exist.
             if let Some(id) = device_and_inode(&path) {
                 files.push((path, id));
             }
@@ -73,7 +74,7 @@ impl OpenFiles {
         }
     }
 
-    /// Whether they are still there, where that was not looked at just now or somebody wants to know it.
+    /// Fails if a file is gone or was replaced. Unless forced, a recent result is used.
     pub fn check(&mut self, is_forced: bool) -> Result<(), StoreError> {
         let is_stale = |seen: Instant| seen.elapsed() >= CHECK_INTERVAL;
         if !is_forced && !self.verified_at.is_none_or(is_stale) {
@@ -99,8 +100,8 @@ fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
-/// A file that takes up space until the disk is full. From then on only deletions are written, until there is space for
-/// it again. An empty one says that it has been given up.
+/// A file that reserves space until the disk is full. From then on only deletions are written, until there is space for the
+/// file again. An empty file means that the space was released.
 #[derive(Debug)]
 pub struct Reserve {
     path: PathBuf,
@@ -109,7 +110,7 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// In this directory, as an earlier process left it.
+    /// Reads the state that an earlier process left.
     pub fn new(dir: &Path) -> Self {
         let path = dir.join(RESERVE_FILE);
         Self {
@@ -119,32 +120,29 @@ impl Reserve {
         }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the disk is full, as far as is known.
     pub fn is_disk_full(&self) -> bool {
         self.is_disk_full
     }
 
-    /// Gives the space up, as the disk is full; whether there was any.
+    /// Releases the space because the disk is full; returns false if there was none.
     pub fn release(&mut self) -> bool {
         self.is_disk_full = true;
         self.attempted_at = Some(Instant::now());
         file_size(&self.path).is_some_and(|bytes| bytes > 0) && truncate(&self.path).is_ok()
     }
 
-    /// Takes the space again after a full disk, where there is as much again beside it. That is tried now and then, or
-    /// where somebody wants to know.
+    /// Reserves the space again after a full disk, if twice as much is free. Unless forced, this is tried at intervals.
     pub fn reclaim(&mut self, is_forced: bool) {
         let is_too_soon = |tried: Instant| tried.elapsed() < RETRY_INTERVAL;
         if !self.is_disk_full || (!is_forced && self.attempted_at.is_some_and(is_too_soon)) {
             return;
         }
         self.attempted_at = Some(Instant::now());
-        // A disk that never had space for the reserve has none now.
+        // If the disk never had space for the reserve, less free space is enough.
         let existed = file_size(&self.path).is_some();
         let wanted_bytes = if existed {
             2 * RESERVE_BYTES
@@ -158,7 +156,7 @@ impl Reserve {
             (false, _) => fs::remove_file(&self.path),
         };
         if let Err(error) = cleared {
-            warn!(error = %error, "{} could not be emptied: {error}", self.path.display());
+            warn!(error = %error, "{} could not be truncated: {error}", self.path.display());
         }
         if filled.is_ok() {
             self.is_disk_full = false;
@@ -167,7 +165,7 @@ impl Reserve {
     }
 }
 
-/// Takes the space of a reserve where none was ever made.
+/// Reserves the space, unless the file exists.
 pub fn create_reserve(path: &Path) {
     if file_size(path).is_some() {
         return;
@@ -182,7 +180,8 @@ fn truncate(path: &Path) -> std::io::Result<()> {
     OpenOptions::new().write(true).open(path)?.set_len(0)
 }
 
-/// Takes so much space, and gives back what is more than the reserve. No file system leaves out what does not repeat.
+/// Fills the file with this many bytes, then truncates it to the reserve's size. The contents do not repeat, so that no file
+/// system compresses them.
 fn fill(path: &Path, bytes: u64) -> std::io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -191,12 +190,9 @@ fn fill(path: &Path, bytes: u64) -> std::io::Result<()> {
         .mode(0o600)
         .open(path)?;
     let mut block = vec![0; 64 << 10];
-    let mut number = 1_u32;
+    let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..bytes / block.len() as u64 {
-        for byte in &mut block {
-            number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            *byte = number.to_be_bytes()[0];
-        }
+        random.fill(&mut block);
         file.write_all(&block)?;
     }
     file.set_len(bytes.min(RESERVE_BYTES))
@@ -223,10 +219,7 @@ mod tests {
             let backup = parent.path().join("aside");
             fs::rename(path, &backup).expect("moved");
             let error = opened.check(true).expect_err("gone").to_string();
-            assert!(
-                opened.check(false).is_err(),
-                "nothing is written from then on"
-            );
+            assert!(opened.check(false).is_err(), "writes fail from then on");
             assert!(error.contains("is gone or was replaced"), "{error}");
             if *path != dir {
                 fs::copy(&backup, path).expect("copied");
@@ -248,7 +241,7 @@ mod tests {
         fs::write(&file, "").expect("written");
         assert!(
             check_wal_has_database(&file).is_err(),
-            "an empty one is none"
+            "an empty database is as bad as none"
         );
         fs::write(&file, "x").expect("written");
         assert!(check_wal_has_database(&file).is_ok());
@@ -268,10 +261,10 @@ mod tests {
         assert!(bytes() == 0 && !reserve.release());
         assert!(
             Reserve::new(dir.path()).is_disk_full(),
-            "the next start knows"
+            "the next start sees it"
         );
         create_reserve(&path);
-        assert_eq!(bytes(), 0, "not before there is space");
+        assert_eq!(bytes(), 0, "the space is released");
         reserve.reclaim(true);
         assert!(bytes() == 8 << 20 && !reserve.is_disk_full());
     }

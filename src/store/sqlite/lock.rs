@@ -1,4 +1,4 @@
-//! The data directory: made where it is missing, and held by one process at a time. Knows no SQL.
+//! Creates the data directory and locks it against other processes.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -7,16 +7,16 @@ use std::path::Path;
 
 use crate::store::StoreError;
 
-/// Enough for a pid and a name; whatever else is in the file is not ours.
+/// Enough for a process id and a name; a longer file was not written by axed.
 const MAX_HOLDER_BYTES: u64 = 300;
 
-/// The lock on a data directory, held until it is dropped.
+/// A lock on a data directory, released when it is dropped.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
-/// Makes the directory, for its owner only, and locks it.
+/// Creates the directory with access for its owner only, and locks it.
 pub fn acquire(dir: &Path) -> Result<Lock, StoreError> {
     DirBuilder::new()
         .recursive(true)
@@ -46,7 +46,7 @@ pub fn acquire(dir: &Path) -> Result<Lock, StoreError> {
     Ok(Lock { _file: file })
 }
 
-/// Makes an empty file that only its owner may read, where there is none. SQLite gives its log the same mode.
+/// Creates an empty file with access for its owner only, unless it exists. SQLite gives its log the same mode.
 pub fn create_private_file(path: &Path) -> Result<(), StoreError> {
     OpenOptions::new()
         .append(true)
@@ -70,7 +70,7 @@ fn read_holder(file: &File) -> String {
     let mut text = String::new();
     let result = file.take(MAX_HOLDER_BYTES).read_to_string(&mut text);
     let name = text.trim();
-    // Between locking and signing the file is empty, or still has the name of a holder before.
+    // Between locking and writing the file is empty, or has the name of the previous holder.
     if result.is_err() || name.is_empty() || name.contains(char::is_control) {
         return "another process".to_owned();
     }

@@ -1,5 +1,4 @@
-//! What an operator does to a database, beside a daemon that works on it or without one: look for damage, and copy it.
-//! Knows no writer.
+//! Checks and copies a database, while a daemon uses it or not.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,16 +8,17 @@ use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
 
 use crate::store::StoreError;
-use crate::store::sqlite::reader_pool::store_error;
+use crate::store::sqlite::error::store_error;
+use crate::store::sqlite::files::DATABASE_FILE;
 use crate::store::sqlite::rows::{self, RUN_COLUMNS};
-use crate::store::sqlite::{DATABASE_FILE, files, schema};
+use crate::store::sqlite::{files, schema};
 
-/// Findings after which a check ends.
+/// A check ends after this many findings.
 const MAX_FINDINGS: usize = 100;
-/// A database up to this size is looked through at the start after an unclean stop: that takes a moment.
+/// A database up to this size is checked at the start after an unclean stop: that takes a moment.
 const MAX_STARTUP_CHECK_BYTES: u64 = 32 << 20;
 
-/// Looks through the whole database of a data directory; what is wrong with it, a sentence each.
+/// Checks the whole database of a data directory; returns one sentence for each problem.
 pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     let db = open_existing(dir)?;
     let mut findings = quick_check(&db)?;
@@ -34,8 +34,8 @@ pub fn check(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(findings)
 }
 
-/// Copies the database of a data directory to a file, as it is at one moment, without holding up whoever writes it.
-/// What is at the file's path is replaced where that is wanted, else nothing is done.
+/// Copies a consistent snapshot of the database to a file, without blocking writers. Fails if the file exists, unless it is to
+/// be overwritten. Returns the number of bytes.
 pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreError> {
     let source = open_existing(dir)?;
     let write_error = |error: &dyn std::fmt::Display| {
@@ -64,7 +64,7 @@ pub fn backup(dir: &Path, target: &Path, overwrite: bool) -> Result<u64, StoreEr
     Ok(files::file_size(target).unwrap_or_default())
 }
 
-/// Looks through a small database that was not closed.
+/// Checks a small database that was not closed cleanly.
 pub fn check_after_crash(db: &Connection, file: &Path, is_unclean: bool) -> Result<(), StoreError> {
     if !is_unclean {
         return Ok(());
@@ -73,7 +73,7 @@ pub fn check_after_crash(db: &Connection, file: &Path, is_unclean: bool) -> Resu
     let bytes: u64 = bytes.iter().filter_map(|path| files::file_size(path)).sum();
     if bytes > MAX_STARTUP_CHECK_BYTES {
         tracing::info!(
-            "{} was not closed by the daemon before and is too large to be checked at the start; axed data check does",
+            "{} was not closed cleanly and is too large for a check at the start; run axed data check",
             file.display()
         );
         return Ok(());
@@ -105,7 +105,7 @@ fn quick_check(db: &Connection) -> Result<Vec<String>, StoreError> {
     let found = db
         .prepare(&format!("PRAGMA quick_check({MAX_FINDINGS})"))
         .and_then(|mut sql| {
-            sql.query_map([], |row| row.get::<_, String>(0))?
+            sql.query_map([], |row| row.get::<_, String>("quick_check"))?
                 .collect::<rusqlite::Result<Vec<_>>>()
         })
         .map_err(store_error)?;
@@ -120,7 +120,7 @@ fn check_runs(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Res
     let mut found = sql.query([])?;
     while let Some(row) = found.next()? {
         if let Err(error) = rows::run(row) {
-            match rows::id(row, 0) {
+            match rows::run_id(row) {
                 Ok(id) => report(format!("the record of {id} cannot be read: {error}")),
                 Err(_) => report(format!("a run's record cannot be read: {error}")),
             }
@@ -133,10 +133,13 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
     let mut sql = db.prepare("SELECT run, steps FROM entries WHERE steps IS NOT NULL")?;
     let mut found = sql.query([])?;
     while let Some(row) = found.next()? {
-        let parsed = row.get_ref(1)?.as_str().map_err(|error| error.to_string());
+        let parsed = row
+            .get_ref("steps")?
+            .as_str()
+            .map_err(|error| error.to_string());
         let parsed = parsed.and_then(|text| rows::steps(text).map_err(|error| error.to_string()));
         if let Err(error) = parsed {
-            match rows::id(row, 0) {
+            match rows::id(row, "run") {
                 Ok(id) => report(format!("a step of {id} cannot be read: {error}")),
                 Err(_) => report(format!("a step cannot be read: {error}")),
             }
@@ -145,7 +148,7 @@ fn check_steps(db: &Connection, report: &mut impl FnMut(String)) -> rusqlite::Re
     Ok(())
 }
 
-/// All pages in one step, over one state of the source: a copy in several steps begins anew whenever somebody writes.
+/// Copies all pages in one step: a copy in several steps starts again after every write of another process.
 fn copy_database(source: &Connection, target_path: &Path) -> Result<(), StoreError> {
     let io_error = |error: std::io::Error| StoreError::Backend(error.to_string());
     OpenOptions::new()
@@ -165,7 +168,7 @@ fn copy_database(source: &Connection, target_path: &Path) -> Result<(), StoreErr
             )));
         }
     }
-    // One file, whole by itself: the log of the copy is folded in.
+    // Makes the copy a single file without a log.
     target
         .pragma_update_and_check(None, "journal_mode", "delete", |_| Ok(()))
         .map_err(store_error)?;

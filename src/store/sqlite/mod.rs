@@ -1,4 +1,4 @@
-//! The store in one SQLite file: a thread that writes, a few that read. Knows no engine and no HTTP.
+//! The store in one SQLite file, with one writer thread and a few reader threads.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use futures_util::future::BoxFuture;
-use rusqlite::Connection;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::config::Durability;
@@ -14,74 +13,49 @@ use crate::domain::attachment::{Blobs, Digest};
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId};
 use crate::domain::webhook::DeliveryId;
-use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery};
-use crate::store::sqlite::checkpoint::Checkpointer;
-use crate::store::sqlite::files::{OpenFiles, Reserve};
-use crate::store::sqlite::lock::Lock;
-use crate::store::sqlite::reader_pool::ReaderPool;
-use crate::store::sqlite::writer::{EncodedWrite, Job, Task, WriterCallbacks};
-use crate::store::{
-    ChildCall, ClaimedRun, EventQuery, ExpiredPage, ExpiredQuery, HasSubscribersFn, IdempotencyKey,
-    NthNewestQuery, PublishFn, RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError,
-    UnfinishedRun, Write, WriteFailedFn,
+use crate::store::events::{EventLog, EventQuery, HasSubscribersFn, PublishFn};
+use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
+use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
+use crate::store::run_store::RunStore;
+use crate::store::runs::{
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use crate::store::sqlite::checkpoint::Checkpointer;
+use crate::store::sqlite::encoded_write::EncodedWrite;
+use crate::store::sqlite::files::{DATABASE_FILE, OpenFiles, Reserve};
+use crate::store::sqlite::job::{Job, Task};
+use crate::store::sqlite::reader_pool::ReaderPool;
+use crate::store::sqlite::writer::{WriterCallbacks, WriterResources};
+use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 
 mod attachments;
 mod checkpoint;
 mod clock;
 mod definition_cache;
 mod delete;
+mod encoded_write;
+mod error;
+mod executor;
 mod failed_runs;
 mod files;
+mod job;
 mod lock;
 pub mod maintenance;
 mod outbox;
+mod prepared;
 mod queries;
 mod reader_pool;
 mod retention_queries;
 mod rows;
+mod run_changes;
+mod run_inserts;
 mod schema;
 mod search;
 mod statements;
 mod vacuum;
 mod writer;
 
-/// The database's name in the data directory.
-const DATABASE_FILE: &str = "axed.db";
-
-/// What a writer works with.
-struct WriterResources {
-    connection: Connection,
-    open_files: OpenFiles,
-    checkpointer: Checkpointer,
-    lock: Lock,
-}
-
-impl WriterResources {
-    /// Opens the database, made where it is missing, and brings it up.
-    fn open(
-        dir: &Path,
-        file: &Path,
-        reserve: &Reserve,
-        durability: Durability,
-    ) -> Result<Self, StoreError> {
-        let lock = lock::acquire(dir)?;
-        files::check_wal_has_database(file)?;
-        let is_unclean = files::file_size(&files::wal_path(file)).is_some_and(|bytes| bytes > 0);
-        lock::create_private_file(file)?;
-        let connection = schema::open_writer(file, durability)?;
-        maintenance::check_after_crash(&connection, file, is_unclean)?;
-        clock::align(&connection).map_err(reader_pool::store_error)?;
-        Ok(Self {
-            open_files: OpenFiles::new(dir, file),
-            checkpointer: Checkpointer::start(file, reserve.path())?,
-            connection,
-            lock,
-        })
-    }
-}
-
-/// A store in a data directory, which is locked until the store is closed or dropped.
+/// The store of a data directory. The directory is locked until the store is closed or dropped.
 pub struct SqliteStore {
     job_sender: mpsc::Sender<Job>,
     readers: ReaderPool,
@@ -92,7 +66,7 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens it; the directory and the file are made where they are missing. Blocks while it does.
+    /// Creates the directory and the file if they are missing. Blocks.
     pub fn open(
         dir: &Path,
         durability: Durability,
@@ -101,11 +75,11 @@ impl SqliteStore {
     ) -> Result<Self, StoreError> {
         let file = dir.join(DATABASE_FILE);
         let mut reserve = Reserve::new(dir);
-        let resources = match WriterResources::open(dir, &file, &reserve, durability) {
-            // With a full disk not even a database that is only read can be opened.
+        let resources = match open_writer(dir, &file, &reserve, durability) {
+            // On a full disk a database cannot even be opened for reading.
             Err(error) if error.may_be_disk_full() && reserve.release() => {
-                tracing::warn!(error = %error, "The data directory could not be opened, trying again without its reserve of space: {error}");
-                WriterResources::open(dir, &file, &reserve, durability)?
+                tracing::warn!(error = %error, "The data directory could not be opened, trying again after releasing its reserve of disk space: {error}");
+                open_writer(dir, &file, &reserve, durability)?
             }
             resources => resources?,
         };
@@ -131,7 +105,9 @@ impl SqliteStore {
                     &commit_counter,
                 );
             })
-            .map_err(|error| StoreError::Backend(format!("no thread to write with: {error}")))?;
+            .map_err(|error| {
+                StoreError::Backend(format!("could not start the writer thread: {error}"))
+            })?;
         Ok(Self {
             job_sender,
             readers: ReaderPool::new(file),
@@ -156,7 +132,29 @@ impl SqliteStore {
     }
 }
 
-impl RunStore for SqliteStore {
+/// Opens the database, created if it is missing, and locks its directory.
+fn open_writer(
+    dir: &Path,
+    file: &Path,
+    reserve: &Reserve,
+    durability: Durability,
+) -> Result<WriterResources, StoreError> {
+    let lock = lock::acquire(dir)?;
+    files::check_wal_has_database(file)?;
+    let is_unclean = files::file_size(&files::wal_path(file)).is_some_and(|bytes| bytes > 0);
+    lock::create_private_file(file)?;
+    let connection = schema::open_writer(file, durability)?;
+    maintenance::check_after_crash(&connection, file, is_unclean)?;
+    clock::align(&connection).map_err(error::store_error)?;
+    Ok(WriterResources {
+        open_files: OpenFiles::new(dir, file),
+        checkpointer: Checkpointer::start(file, reserve.path())?,
+        connection,
+        lock,
+    })
+}
+
+impl RunRecords for SqliteStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
         let encoded = EncodedWrite::encode(write);
         Box::pin(async move { self.request(Task::Write(encoded?)).await })
@@ -186,7 +184,6 @@ impl RunStore for SqliteStore {
     }
 
     fn on_write_failed(&self, callback: WriteFailedFn) {
-        // The first one stays: there is one owner.
         let _ = self.on_write_failed.set(callback);
     }
 
@@ -229,10 +226,6 @@ impl RunStore for SqliteStore {
         Box::pin(self.readers.read(move |db| attachments::read(db, &digests)))
     }
 
-    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
-        Box::pin(self.readers.read(move |db| queries::events(db, query)))
-    }
-
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
         Box::pin(self.readers.read(queries::unfinished_runs))
     }
@@ -243,7 +236,15 @@ impl RunStore for SqliteStore {
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
         Box::pin(self.readers.read(move |db| queries::claimed_run(db, &key)))
     }
+}
 
+impl EventLog for SqliteStore {
+    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
+        Box::pin(self.readers.read(move |db| queries::events(db, query)))
+    }
+}
+
+impl Outbox for SqliteStore {
     fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
         Box::pin(
             self.readers
@@ -266,7 +267,9 @@ impl RunStore for SqliteStore {
     fn delivery_notify(&self) -> Arc<Notify> {
         Arc::clone(&self.delivery_notify)
     }
+}
 
+impl RunRetention for SqliteStore {
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move { Ok(self.request(Task::Delete(root)).await? > 0) })
     }
@@ -291,7 +294,9 @@ impl RunStore for SqliteStore {
     fn vacuum(&self) -> BoxFuture<'_, Result<bool, StoreError>> {
         Box::pin(async move { Ok(self.request(Task::Vacuum).await? > 0) })
     }
+}
 
+impl RunStore for SqliteStore {
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             self.request(Task::Check).await?;
@@ -305,16 +310,16 @@ impl RunStore for SqliteStore {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            // The writer waits for the readers, as the log can only be folded in when nobody reads it.
+            // The writer waits for the readers: it can copy the whole log only when none of them reads.
             let readers = self.readers.close();
-            // An error means that it is closed already.
+            // An error means that the store is closed already.
             let _ = self.request(Task::Close(readers)).await;
         })
     }
 }
 
 impl Drop for SqliteStore {
-    /// Without a close before, what was handed over is committed now, so that the next one finds the lock free.
+    /// Commits what is queued and releases the lock, if the store was not closed before.
     fn drop(&mut self) {
         let readers = self.readers.close();
         let (closed, _) = mpsc::channel(1);

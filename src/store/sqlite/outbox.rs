@@ -1,30 +1,33 @@
-//! How webhook deliveries are read from their table. Writing them is the writer's.
+//! Reads and writes the table of webhook deliveries.
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
-use crate::domain::run::RunId;
+use crate::domain::run::{RunId, now};
 use crate::domain::webhook::DeliveryId;
-use crate::store::StoreError;
+use crate::ssrf;
 use crate::store::outbox::{
-    Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery, MAX_LISTED_DELIVERIES,
+    AttemptOutcome, AttemptRecord, Delivery, DeliveryStatus, DueDeliveries, DueDelivery, DueQuery,
+    MAX_LISTED_DELIVERIES, MAX_STORED_ATTEMPTS,
 };
-use crate::store::sqlite::reader_pool::store_error;
+use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::rows;
+use crate::store::sqlite::statements::Statements;
+use crate::store::{NewDelivery, StoreError};
 
-/// The first key and host behind `?1` and `?2` that something is still to be sent of and to.
+/// The first owner and host, after the given ones, with a pending delivery.
 const NEXT_TARGET: &str = "SELECT owner, host FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND (owner, host) > (?1, ?2) ORDER BY owner, host LIMIT 1";
-/// What is due of the key `?1` to the host `?2` by `?3`, but for `?4`; `?5` of it.
+     WHERE next_at IS NOT NULL AND (owner, host) > (:owner, :host) ORDER BY owner, host LIMIT 1";
+/// The deliveries of one owner to one host that are due, without those in flight.
 const DUE_DELIVERIES: &str = "SELECT next_at, id FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND owner = ?1 AND host = ?2 AND next_at <= ?3 \
-     AND lower(hex(id)) NOT IN (SELECT value FROM json_each(?4)) ORDER BY next_at LIMIT ?5";
-/// When something is due of the key `?1` to the host `?2` after `?3`.
-const NEXT_DUE_AT: &str = "SELECT min(next_at) FROM deliveries INDEXED BY deliveries_due \
-     WHERE next_at IS NOT NULL AND owner = ?1 AND host = ?2 AND next_at > ?3";
+     WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at <= :due_by \
+     AND lower(hex(id)) NOT IN (SELECT value FROM json_each(:in_flight)) ORDER BY next_at LIMIT :limit";
+/// When the next delivery of one owner to one host is due.
+const NEXT_DUE_AT: &str = "SELECT min(next_at) AS next_at FROM deliveries INDEXED BY deliveries_due \
+     WHERE next_at IS NOT NULL AND owner = :owner AND host = :host AND next_at > :due_by";
 
-/// Deliveries that are due, longest due first. Steps from key to key and host to host, and looks at no more of each than may be handed
-/// out: what waits for a host that hangs would else be read again for every delivery to another.
+/// Deliveries that are due, longest due first. Reads at most the limit of each owner and host: otherwise the backlog of a
+/// host that hangs would be read again for every delivery to another host.
 pub fn due_deliveries(db: &Connection, query: &DueQuery) -> Result<DueDeliveries, StoreError> {
     query_due(db, query).map_err(store_error)
 }
@@ -42,32 +45,40 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
     let mut due_for_target = db.prepare_cached(DUE_DELIVERIES)?;
     let mut next_due_at = db.prepare_cached(NEXT_DUE_AT)?;
     let mut due = Vec::new();
-    // Those of one key, of which no more than `limit` are handed out.
+    // Of one owner; at most `limit` of them are returned.
     let mut found: Vec<(i64, [u8; 16])> = Vec::new();
     let mut next = None;
     let mut target = (String::new(), String::new());
-    // What has no key and no host, because its address is none, comes first.
+    // Starts with deliveries without an owner to addresses without a host.
     loop {
         if !query.excluded_hosts.contains(&target) {
             let (owner, host) = &target;
-            let rows = due_for_target
-                .query_map(params![owner, host, due_by, in_flight, limit], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                })?;
+            let rows = due_for_target.query_map(
+                named_params! {
+                    ":owner": owner,
+                    ":host": host,
+                    ":due_by": due_by,
+                    ":in_flight": in_flight,
+                    ":limit": limit,
+                },
+                |row| Ok((row.get("next_at")?, row.get("id")?)),
+            )?;
             for row in rows {
                 found.push(row?);
             }
             found.sort_unstable();
             found.truncate(query.limit);
-            let target_next = next_due_at.query_row(params![owner, host, due_by], |row| {
-                row.get::<_, Option<i64>>(0)
-            })?;
+            let target_next = next_due_at.query_row(
+                named_params! {":owner": owner, ":host": host, ":due_by": due_by},
+                |row| row.get::<_, Option<i64>>("next_at"),
+            )?;
             next = next.into_iter().chain(target_next).min();
         }
         let following = next_target
-            .query_row(params![target.0, target.1], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
+            .query_row(
+                named_params! {":owner": target.0, ":host": target.1},
+                |row| Ok((row.get("owner")?, row.get("host")?)),
+            )
             .optional()?;
         let is_same_owner = |following: &(String, String)| following.0 == target.0;
         if !following.as_ref().is_some_and(is_same_owner) {
@@ -81,32 +92,33 @@ fn query_due(db: &Connection, query: &DueQuery) -> rusqlite::Result<DueDeliverie
     due.sort_unstable();
     let mut delivery_sql = db.prepare_cached(
         "SELECT id, run, url, host, secret_env, body, since, tries, owner, \
-         (SELECT r.agent FROM runs r WHERE r.id = run) FROM deliveries WHERE id = ?1",
+         (SELECT r.agent FROM runs r WHERE r.id = run) AS agent FROM deliveries WHERE id = :id",
     )?;
     let mut deliveries = Vec::with_capacity(due.len());
     for (_, id) in due {
-        // It may have gone with its run since.
-        deliveries.extend(delivery_sql.query_row([id], due_row).optional()?);
+        // The delivery may have been deleted with its run.
+        let found = delivery_sql.query_row(named_params! {":id": id}, due_row);
+        deliveries.extend(found.optional()?);
     }
     let next = next.map(Timestamp::from_millisecond).transpose();
     Ok(DueDeliveries {
         deliveries,
-        // A time that is none is looked at when the longest sleep is over.
+        // A stored time that is out of range is ignored.
         next_due_at: next.ok().flatten(),
     })
 }
 
-/// The newest deliveries of a run, oldest of them first.
+/// The newest deliveries of a run, in the order in which they were made.
 pub fn list(db: &Connection, run: RunId) -> Result<Vec<Delivery>, StoreError> {
     let mut sql = db
         .prepare_cached(
             "SELECT id, event, url, status, created_at, attempts, next_at FROM deliveries \
-             WHERE run = ?1 ORDER BY id DESC LIMIT ?2",
+             WHERE run = :run ORDER BY id DESC LIMIT :limit",
         )
         .map_err(store_error)?;
     let mut found: Vec<Delivery> = sql
         .query_map(
-            params![rows::id_bytes(&run), MAX_LISTED_DELIVERIES as i64],
+            named_params! {":run": rows::id_bytes(&run), ":limit": MAX_LISTED_DELIVERIES as i64},
             delivery_row,
         )
         .and_then(Iterator::collect)
@@ -117,34 +129,79 @@ pub fn list(db: &Connection, run: RunId) -> Result<Vec<Delivery>, StoreError> {
 
 fn due_row(row: &Row<'_>) -> rusqlite::Result<DueDelivery> {
     Ok(DueDelivery {
-        id: DeliveryId(rows::id(row, 0)?.0),
-        run: rows::id(row, 1)?,
-        owner: row.get(8)?,
-        agent: row.get::<_, Option<String>>(9)?.unwrap_or_default(),
-        url: row.get(2)?,
-        host: row.get(3)?,
-        secret_env: row.get(4)?,
-        body: row.get(5)?,
-        since: rows::time(row, 6)?.unwrap_or_default(),
-        attempt_count: row.get(7)?,
+        id: DeliveryId(rows::id(row, "id")?.0),
+        run: rows::id(row, "run")?,
+        owner: row.get("owner")?,
+        agent: row.get::<_, Option<String>>("agent")?.unwrap_or_default(),
+        url: row.get("url")?,
+        host: row.get("host")?,
+        secret_env: row.get("secret_env")?,
+        body: row.get("body")?,
+        since: rows::time(row, "since")?.unwrap_or_default(),
+        attempt_count: row.get("tries")?,
     })
 }
 
 fn delivery_row(row: &Row<'_>) -> rusqlite::Result<Delivery> {
-    let status: String = row.get(3)?;
-    let attempts: String = row.get(5)?;
+    let status: String = row.get("status")?;
+    let attempts: String = row.get("attempts")?;
     Ok(Delivery {
-        id: DeliveryId(rows::id(row, 0)?.0),
-        event: row.get(1)?,
-        url: row.get(2)?,
+        id: DeliveryId(rows::id(row, "id")?.0),
+        event: row.get("event")?,
+        url: row.get("url")?,
         status: match status.as_str() {
             "delivered" => DeliveryStatus::Delivered,
             "failed" => DeliveryStatus::Failed,
             _ => DeliveryStatus::Pending,
         },
-        created_at: rows::time(row, 4)?.unwrap_or_default(),
+        created_at: rows::time(row, "created_at")?.unwrap_or_default(),
         attempts: serde_json::from_str(&attempts).unwrap_or_default(),
-        next_attempt_at: rows::time(row, 6)?,
+        next_attempt_at: rows::time(row, "next_at")?,
+    })
+}
+
+pub fn insert(
+    sql: &mut Statements<'_>,
+    run: RunId,
+    delivery: &NewDelivery,
+) -> rusqlite::Result<usize> {
+    let webhook = &delivery.webhook;
+    let url = ssrf::parse_url(&webhook.url).ok();
+    let host = url.as_ref().and_then(|url| url.host_str());
+    sql.insert_delivery.execute(named_params! {
+        ":id": delivery.id.0.as_bytes(),
+        ":run": rows::id_bytes(&run),
+        ":event": delivery.event,
+        ":host": ssrf::normalize_host(host.unwrap_or_default()),
+        ":url": webhook.url,
+        ":secret_env": webhook.secret_env,
+        ":body": delivery.body,
+        ":created_at": delivery.created_at.as_millisecond(),
+    })
+}
+
+pub fn record_attempt(sql: &mut Statements<'_>, record: &AttemptRecord) -> rusqlite::Result<usize> {
+    let (status, next_at) = match record.outcome {
+        AttemptOutcome::Delivered => ("delivered", None),
+        AttemptOutcome::RetryAt(at) => ("pending", Some(at.as_millisecond())),
+        AttemptOutcome::GivenUp => ("failed", None),
+    };
+    sql.record_attempt.execute(named_params! {
+        ":id": record.id.0.as_bytes(),
+        ":status": status,
+        ":next_at": next_at,
+        ":attempt": serde_json::to_string(&record.attempt).unwrap_or_default(),
+        ":max_attempts": MAX_STORED_ATTEMPTS as i64,
+        ":since": record.since.as_millisecond(),
+    })
+}
+
+/// Returns 0 if the run has no such delivery.
+pub fn resend(sql: &mut Statements<'_>, run: RunId, id: DeliveryId) -> rusqlite::Result<usize> {
+    sql.resend_delivery.execute(named_params! {
+        ":id": id.0.as_bytes(),
+        ":run": rows::id_bytes(&run),
+        ":now": now().as_millisecond(),
     })
 }
 
@@ -164,7 +221,7 @@ mod tests {
             db.query_row(
                 &format!("EXPLAIN QUERY PLAN {sql}"),
                 rusqlite::params_from_iter(values),
-                |row| row.get(3),
+                |row| row.get("detail"),
             )
             .expect("a plan")
         };

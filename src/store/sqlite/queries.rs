@@ -1,75 +1,79 @@
-//! What is read: runs, pages of them, trees, steps, events and idempotency keys. Knows connections, but neither threads nor writes.
+//! Reads runs, pages of runs, trees, steps, events and idempotency keys.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Row, RowIndex, Statement, ToSql, named_params};
 use tracing::error;
 
 use crate::domain::event::StoredEvent;
 use crate::domain::run::{Run, RunId, now};
 use crate::domain::usage::TreeUsage;
-use crate::store::sqlite::reader_pool::store_error;
+use crate::store::events::EventQuery;
+use crate::store::runs::{ChildCall, PAGE_BYTES, RunFilter, RunPage, SessionQuery, UnfinishedRun};
+use crate::store::sqlite::error::store_error;
+use crate::store::sqlite::prepared::Named;
 use crate::store::sqlite::rows::{
-    self, Hash, RESUME_COLUMNS, RUN_COLUMNS, SUMMARY_COLUMNS, USAGE_COLUMNS,
+    self, Hash, RESUME_COLUMNS, RUN_COLUMNS, SUMMARY_COLUMNS, USAGE_COLUMNS, UsageColumns,
 };
 use crate::store::sqlite::search;
 use crate::store::sqlite::statements::FIND_CLAIM;
-use crate::store::{
-    ClaimedRun, EventQuery, IdempotencyKey, PAGE_BYTES, ResumeState, RunFilter, RunPage,
-    SessionQuery, Step, StoreError, UnfinishedRun,
-};
+use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError};
 
-/// The ids of the run `?1` and all its descendants, as `tree`.
-const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
+/// The ids of the run `:id` and all its descendants, as `tree`.
+const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (:id) UNION ALL \
      SELECT c.id FROM tree JOIN runs c ON c.parent = tree.id) ";
 
-/// Leaves out the trees that are being removed, from `runs AS r`.
+/// Leaves out trees that are being deleted, in `runs AS r`.
 pub const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.root)";
 
 type StoreResult<T> = Result<T, StoreError>;
 
-/// One run.
 pub fn run(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
-    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.id = ?1 AND {NOT_DELETED}");
-    let found = query_runs(db, &sql, &[rows::id_bytes(&id)]).map_err(|error| match error {
-        StoreError::Corrupt(why) => StoreError::Corrupt(format!("the record of {id}: {why}")),
-        error => error,
-    })?;
+    let sql = format!("SELECT {RUN_COLUMNS} FROM runs r WHERE r.id = :id AND {NOT_DELETED}");
+    let found =
+        query_runs(db, &sql, named_params! {":id": rows::id_bytes(&id)}).map_err(|error| {
+            match error {
+                StoreError::Corrupt(why) => {
+                    StoreError::Corrupt(format!("the record of {id}: {why}"))
+                }
+                error => error,
+            }
+        })?;
     Ok(found.into_iter().next())
 }
 
-/// The run and its descendants, in the order of their making.
+/// The run and its descendants, in the order in which they were created.
 pub fn tree(db: &Connection, id: RunId) -> StoreResult<Vec<Run>> {
     let sql = format!(
         "{SUBTREE} SELECT {SUMMARY_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id \
          WHERE {NOT_DELETED} ORDER BY r.id"
     );
-    query_runs(db, &sql, &[rows::id_bytes(&id)])
+    query_runs(db, &sql, named_params! {":id": rows::id_bytes(&id)})
 }
 
-/// The direct children with their calls, in the order of their making.
-pub fn child_calls(db: &Connection, id: RunId) -> StoreResult<Vec<(RunId, Option<String>)>> {
+/// The direct children with their tool calls, in the order in which they were created.
+pub fn child_calls(db: &Connection, id: RunId) -> StoreResult<Vec<ChildCall>> {
     let sql = format!(
-        "SELECT r.id, r.tool_call_id FROM runs r WHERE r.parent = ?1 AND {NOT_DELETED} ORDER BY r.id"
+        "SELECT r.id AS id, r.tool_call_id AS tool_call_id FROM runs r WHERE r.parent = :id AND {NOT_DELETED} ORDER BY r.id"
     );
     let mut sql = db.prepare_cached(&sql).map_err(store_error)?;
-    sql.query_map([rows::id_bytes(&id)], |row| {
-        Ok((rows::id(row, 0)?, row.get(1)?))
+    sql.query_map(named_params! {":id": rows::id_bytes(&id)}, |row| {
+        Ok((rows::id(row, "id")?, row.get("tool_call_id")?))
     })
     .and_then(Iterator::collect)
     .map_err(store_error)
 }
 
-/// The direct children, in the order of their making.
+/// The direct children, in the order in which they were created.
 pub fn children(db: &Connection, id: RunId) -> StoreResult<Vec<Run>> {
     let sql = format!(
-        "SELECT {RUN_COLUMNS} FROM runs r WHERE r.parent = ?1 AND {NOT_DELETED} ORDER BY r.id"
+        "SELECT {RUN_COLUMNS} FROM runs r WHERE r.parent = :id AND {NOT_DELETED} ORDER BY r.id"
     );
-    query_runs(db, &sql, &[rows::id_bytes(&id)])
+    query_runs(db, &sql, named_params! {":id": rows::id_bytes(&id)})
 }
 
-/// Runs that have not ended, parents before their children, among equals oldest first.
+/// Runs that have not ended, by depth and then by age.
 pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
     let sql = format!(
         "SELECT {RUN_COLUMNS}, {RESUME_COLUMNS} FROM runs r INDEXED BY runs_unfinished \
@@ -86,20 +90,20 @@ pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
         });
         let run = match run {
             Ok(run) => run,
-            // One that cannot be read holds up none of the others.
+            // A damaged run does not stop the others.
             Err(error @ StoreError::Corrupt(_)) => {
-                let id = rows::id(row, 0).unwrap_or(RunId(uuid::Uuid::nil()));
-                error!(run.id = %id, error = %error, "The record of {id} is damaged, nobody goes on with it: {error}");
+                let id = rows::run_id(row).unwrap_or(RunId(uuid::Uuid::nil()));
+                error!(run.id = %id, error = %error, "The record of {id} is damaged, it is not resumed: {error}");
                 continue;
             }
             Err(error) => return Err(error),
         };
         let resume_state = match resume_state(db, row, &mut definitions) {
             Ok(resume_state) => resume_state,
-            // Without it the run cannot go on, and is failed.
+            // Without it the run cannot continue, and fails.
             Err(error @ StoreError::Corrupt(_)) => {
                 let id = run.id;
-                error!(run.id = %id, error = %error, "The record of {id} is damaged, it cannot go on: {error}");
+                error!(run.id = %id, error = %error, "The record of {id} is damaged, it cannot continue: {error}");
                 None
             }
             Err(error) => return Err(error),
@@ -109,7 +113,6 @@ pub fn unfinished_runs(db: &Connection) -> StoreResult<Vec<UnfinishedRun>> {
     Ok(found)
 }
 
-/// What the row says of how its run goes on.
 fn resume_state(
     db: &Connection,
     row: &Row<'_>,
@@ -123,16 +126,18 @@ fn resume_state(
     resume_state.transpose().map_err(store_error)
 }
 
-/// What an idempotency key has accepted, unless it has expired.
+/// The run that an idempotency key has accepted, unless the key has expired.
 pub fn claimed_run(db: &Connection, key: &IdempotencyKey) -> StoreResult<Option<ClaimedRun>> {
     let now = now().as_millisecond();
     db.prepare_cached(FIND_CLAIM)
         .and_then(|mut sql| {
-            sql.query_row(
-                params![key.credential, key.route, key.key, now],
-                rows::claimed_run,
-            )
-            .optional()
+            let params = named_params! {
+                ":credential": key.credential,
+                ":route": key.route,
+                ":key": key.key,
+                ":now": now,
+            };
+            sql.query_row(params, rows::claimed_run).optional()
         })
         .map_err(store_error)
 }
@@ -151,26 +156,26 @@ pub fn list(db: &Connection, filter: &RunFilter) -> StoreResult<RunPage> {
 pub fn session_runs(db: &Connection, query: SessionQuery) -> StoreResult<Vec<Run>> {
     // Only roots have sessions.
     let mut select = SelectQuery::new(
-        "SELECT r.id FROM runs r INDEXED BY runs_session WHERE r.session IS NOT NULL \
+        "SELECT r.id AS id FROM runs r INDEXED BY runs_session WHERE r.session IS NOT NULL \
          AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = r.id)"
             .to_owned(),
     );
-    select.and_where("r.session =", query.name);
-    select.and_where("r.owner IS", query.owner);
+    select.and_where("r.session = :session", ":session", query.name);
+    select.and_where("r.owner IS :owner", ":owner", query.owner);
     if let Some(agent) = query.agent {
-        select.and_where("r.agent =", agent);
+        select.and_where("r.agent = :agent", ":agent", agent);
     }
     if let Some(status) = query.status {
-        select.and_where("r.status =", status.as_str());
+        select.and_where("r.status = :status", ":status", status.as_str());
     }
     if let Some(before) = query.before {
-        select.and_where("r.id <", *rows::id_bytes(&before));
+        select.and_where("r.id < :before", ":before", *rows::id_bytes(&before));
     }
     let ids = select.fetch_newest(db, query.limit)?;
     load_page(ids, |id| run(db, id))
 }
 
-/// One run; none if its record is damaged.
+/// A run; `None` if it does not exist or its record is damaged.
 fn readable(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
     match run(db, id) {
         Err(error @ StoreError::Corrupt(_)) => {
@@ -181,7 +186,7 @@ fn readable(db: &Connection, id: RunId) -> StoreResult<Option<Run>> {
     }
 }
 
-/// These runs, as far as a page goes.
+/// Reads runs until the page has [`PAGE_BYTES`].
 fn load_page(
     ids: Vec<RunId>,
     read: impl Fn(RunId) -> StoreResult<Option<Run>>,
@@ -203,56 +208,76 @@ fn load_page(
 pub fn steps(db: &Connection, id: RunId) -> StoreResult<Vec<Step>> {
     let mut sql = db
         .prepare_cached(&format!(
-            "SELECT e.steps FROM runs r CROSS JOIN entries e ON e.root = r.root \
-             WHERE r.id = ?1 AND e.run = ?1 AND e.steps IS NOT NULL AND {NOT_DELETED} ORDER BY e.last_seq, e.id",
+            "SELECT e.steps AS steps FROM runs r CROSS JOIN entries e ON e.root = r.root \
+             WHERE r.id = :id AND e.run = :id AND e.steps IS NOT NULL AND {NOT_DELETED} ORDER BY e.last_seq, e.id",
         ))
         .map_err(store_error)?;
     let mut found = sql
-        .query(params![rows::id_bytes(&id)])
+        .query(named_params! {":id": rows::id_bytes(&id)})
         .map_err(store_error)?;
     let mut steps = Vec::new();
     while let Some(row) = found.next().map_err(store_error)? {
-        steps.extend(rows::steps(text_column(row, 0)?)?);
+        steps.extend(rows::steps(text_column(row, "steps")?)?);
     }
     Ok(steps)
 }
 
-/// A page of events, in order. It ends at the end of a write.
+/// A page of events, in order. It ends with the last event of a write.
 pub fn events(db: &Connection, query: EventQuery) -> StoreResult<Vec<StoredEvent>> {
     let subtree = subtree_ids(db, query)?;
     let mut sql = db
         .prepare_cached(
             "SELECT run, last_seq, count, events FROM entries \
-             WHERE root = ?1 AND last_seq > ?2 AND events IS NOT NULL \
-             AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = ?1) ORDER BY last_seq",
+             WHERE root = :root AND last_seq > :after AND events IS NOT NULL \
+             AND NOT EXISTS (SELECT 1 FROM deletions d WHERE d.root = :root) ORDER BY last_seq",
         )
         .map_err(store_error)?;
+    let columns = EntryColumns::find(&sql).map_err(store_error)?;
     let mut found = sql
-        .query(params![
-            rows::id_bytes(&query.root),
-            rows::signed(query.after)
-        ])
+        .query(named_params! {
+            ":root": rows::id_bytes(&query.root),
+            ":after": rows::signed(query.after),
+        })
         .map_err(store_error)?;
     let mut events = Vec::new();
     while events.len() < query.limit
         && let Some(row) = found.next().map_err(store_error)?
     {
-        let run = rows::id(row, 0).map_err(store_error)?;
+        let run = rows::id(row, columns.run).map_err(store_error)?;
         if subtree
             .as_ref()
             .is_some_and(|wanted| !wanted.contains(&run))
         {
             continue;
         }
-        let last = rows::unsigned(row.get(1).map_err(store_error)?);
-        let count = rows::unsigned(row.get(2).map_err(store_error)?);
-        let entry = rows::events(run, last, count, text_column(row, 3)?);
+        let last = rows::unsigned(row.get(columns.last_seq).map_err(store_error)?);
+        let count = rows::unsigned(row.get(columns.count).map_err(store_error)?);
+        let entry = rows::events(run, last, count, text_column(row, columns.events)?);
         events.extend(entry.skip_while(|event| event.seq <= query.after));
     }
     Ok(events)
 }
 
-/// Whether it can be read.
+/// The columns of an entry, found once for all rows.
+struct EntryColumns {
+    run: usize,
+    last_seq: usize,
+    count: usize,
+    events: usize,
+}
+
+impl EntryColumns {
+    fn find(sql: &Statement<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            run: sql.column_index("run")?,
+            last_seq: sql.column_index("last_seq")?,
+            count: sql.column_index("count")?,
+            events: sql.column_index("events")?,
+        })
+    }
+}
+
+/// Reads from the database.
 pub fn check(db: &Connection) -> StoreResult<()> {
     db.prepare_cached("SELECT 1 FROM runs LIMIT 1")
         .and_then(|mut sql| sql.exists([]))
@@ -260,7 +285,7 @@ pub fn check(db: &Connection) -> StoreResult<()> {
         .map_err(store_error)
 }
 
-/// Whose events are wanted; none means everybody's.
+/// The runs whose events are wanted; `None` for the whole tree.
 fn subtree_ids(db: &Connection, query: EventQuery) -> StoreResult<Option<HashSet<RunId>>> {
     if query.exclude_descendants {
         return Ok(Some(HashSet::from([query.run])));
@@ -270,52 +295,54 @@ fn subtree_ids(db: &Connection, query: EventQuery) -> StoreResult<Option<HashSet
     }
     let sql = format!("{SUBTREE} SELECT id FROM tree");
     Ok(Some(
-        query_ids(db, &sql, &[rows::id_bytes(&query.run)])?
+        query_ids(db, &sql, named_params! {":id": rows::id_bytes(&query.run)})?
             .into_iter()
             .collect(),
     ))
 }
 
-/// A query that grows by what a filter asks for.
+/// A query with a condition for each part of a filter that is set.
 struct SelectQuery {
     sql: String,
-    values: Vec<Box<dyn ToSql>>,
+    params: Vec<(&'static str, Box<dyn ToSql>)>,
 }
 
 impl SelectQuery {
     fn new(sql: String) -> Self {
         Self {
             sql,
-            values: Vec::new(),
+            params: Vec::new(),
         }
     }
 
-    fn and_where(&mut self, condition: &str, value: impl ToSql + 'static) {
-        self.values.push(Box::new(value));
-        self.sql += &format!(" AND {condition} ?{}", self.values.len());
+    fn and_where(&mut self, condition: &str, name: &'static str, value: impl ToSql + 'static) {
+        self.params.push((name, Box::new(value)));
+        self.sql += &format!(" AND {condition}");
     }
 
     fn fetch_newest(mut self, db: &Connection, limit: usize) -> StoreResult<Vec<RunId>> {
-        self.values.push(Box::new(rows::signed(limit as u64)));
-        self.sql += &format!(" ORDER BY r.id DESC LIMIT ?{}", self.values.len());
-        let values: Vec<&dyn ToSql> = self.values.iter().map(AsRef::as_ref).collect();
-        query_ids(db, &self.sql, &values)
+        self.params
+            .push((":limit", Box::new(rows::signed(limit as u64))));
+        self.sql += " ORDER BY r.id DESC LIMIT :limit";
+        let params = self.params.iter();
+        let params: Vec<_> = params.map(|(name, value)| (*name, &**value)).collect();
+        query_ids(db, &self.sql, &params)
     }
 }
 
-fn query_ids(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> StoreResult<Vec<RunId>> {
+fn query_ids(db: &Connection, sql: &str, params: Named<'_>) -> StoreResult<Vec<RunId>> {
     let mut sql = db.prepare_cached(sql).map_err(store_error)?;
     let found = sql
-        .query_map(params_from_iter(values), |row| rows::id(row, 0))
+        .query_map(params, |row| rows::id(row, "id"))
         .map_err(store_error)?;
     found.collect::<rusqlite::Result<_>>().map_err(store_error)
 }
 
 /// The runs that a query finds, with the usage of their trees.
-fn query_runs(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> StoreResult<Vec<Run>> {
+fn query_runs(db: &Connection, sql: &str, params: Named<'_>) -> StoreResult<Vec<Run>> {
     let mut sql = db.prepare_cached(sql).map_err(store_error)?;
     let mut runs = sql
-        .query_map(params_from_iter(values), rows::run)
+        .query_map(params, rows::run)
         .map_err(store_error)?
         .collect::<rusqlite::Result<Vec<Run>>>()
         .map_err(store_error)?;
@@ -325,7 +352,7 @@ fn query_runs(db: &Connection, sql: &str, values: &[&dyn ToSql]) -> StoreResult<
     Ok(runs)
 }
 
-/// A definition's text. Many runs share one: it is read once and kept in `known`.
+/// The text of a definition. Many runs share one, so it is read once and cached.
 fn load_definition(
     db: &Connection,
     hash: Hash,
@@ -335,8 +362,11 @@ fn load_definition(
         return Ok(Some(Arc::clone(text)));
     }
     let text: Option<Arc<str>> = db
-        .prepare_cached("SELECT body FROM definitions WHERE hash = ?1")
-        .and_then(|mut sql| sql.query_row(params![hash], |row| row.get(0)).optional())
+        .prepare_cached("SELECT body FROM definitions WHERE hash = :hash")
+        .and_then(|mut sql| {
+            sql.query_row(named_params! {":hash": hash}, |row| row.get("body"))
+                .optional()
+        })
         .map_err(store_error)?;
     if let Some(text) = &text {
         cache.insert(hash, Arc::clone(text));
@@ -344,7 +374,7 @@ fn load_definition(
     Ok(text)
 }
 
-/// The record of a run that has ended knows what its tree has used; another's is summed.
+/// Sums the usage of the tree of a run that has not ended. The row of one that has ended contains it.
 fn fill_tree_usage(db: &Connection, run: &mut Run) -> StoreResult<()> {
     if !run.status.is_terminal() {
         run.tree = tree_usage(db, run.id)?;
@@ -352,23 +382,26 @@ fn fill_tree_usage(db: &Connection, run: &mut Run) -> StoreResult<()> {
     Ok(())
 }
 
-/// What a run and its descendants have used until now.
+/// The usage of a run and its descendants until now.
 fn tree_usage(db: &Connection, id: RunId) -> StoreResult<TreeUsage> {
     let sql =
         format!("{SUBTREE} SELECT {USAGE_COLUMNS} FROM tree CROSS JOIN runs r ON r.id = tree.id");
     let mut sql = db.prepare_cached(&sql).map_err(store_error)?;
+    let columns = UsageColumns::find(&sql).map_err(store_error)?;
     let mut found = sql
-        .query(params![rows::id_bytes(&id)])
+        .query(named_params! {":id": rows::id_bytes(&id)})
         .map_err(store_error)?;
     let mut total = TreeUsage::default();
     while let Some(row) = found.next().map_err(store_error)? {
         total.runs += 1;
-        total.usage.add(&rows::usage(row, 0).map_err(store_error)?);
+        total
+            .usage
+            .add(&rows::usage(row, &columns).map_err(store_error)?);
     }
     Ok(total)
 }
 
-fn text_column<'r>(row: &'r Row<'_>, column: usize) -> StoreResult<&'r str> {
+fn text_column<'r>(row: &'r Row<'_>, column: impl RowIndex) -> StoreResult<&'r str> {
     let value = row.get_ref(column).map_err(store_error)?;
     value
         .as_str()

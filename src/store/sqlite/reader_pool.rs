@@ -1,31 +1,31 @@
-//! The readers: a few threads with a connection each, started when they are needed. Knows no SQL of its own.
+//! A few reader threads with one connection each, started when they are needed.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use rusqlite::{Connection, ErrorCode};
+use parking_lot::Mutex;
+use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::StoreError;
+use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::schema;
 
-/// Reads that may wait; whoever has one more waits himself.
+/// Reads that may wait for a thread. A caller with one more waits for a place in the queue.
 const MAX_QUEUED_READS: usize = 1024;
-/// Most threads.
 const MAX_READERS: usize = 4;
 
 type ReadJob = Box<dyn FnOnce(Result<&Connection, StoreError>) + Send>;
 
-/// The readers of one database file.
 pub struct ReaderPool {
     file: PathBuf,
     max_threads: usize,
+    /// `None` after the store was closed.
     state: Mutex<Option<PoolState>>,
 }
 
-/// Where reads are handed in; gone once the store is closed.
 struct PoolState {
     job_sender: mpsc::Sender<ReadJob>,
     shared: Arc<SharedQueue>,
@@ -38,7 +38,7 @@ struct SharedQueue {
 }
 
 impl ReaderPool {
-    /// No thread runs yet.
+    /// Starts no thread.
     pub fn new(file: PathBuf) -> Self {
         let (sender, receiver) = mpsc::channel(MAX_QUEUED_READS);
         let state = PoolState {
@@ -58,7 +58,7 @@ impl ReaderPool {
         }
     }
 
-    /// Reads on one of the threads, all statements of `read` over one state of the database.
+    /// Calls `read` on one of the threads. All its statements see one snapshot of the database.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
@@ -66,25 +66,25 @@ impl ReaderPool {
         let job_sender = self.job_sender()?;
         let (reply, result) = oneshot::channel();
         let job: ReadJob = Box::new(move |connection| {
-            // Whoever asked may have gone.
+            // The caller may have given up.
             let _ = reply.send(connection.and_then(|connection| read_snapshot(connection, read)));
         });
         job_sender.send(job).await.map_err(|_| StoreError::Closed)?;
         result.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Refuses further reads and hands over the threads, which end when all that waits is read.
+    /// Rejects further reads. Returns the threads, which end when the queue is empty.
     pub fn close(&self) -> Vec<JoinHandle<()>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.take().map_or_else(Vec::new, |desk| desk.threads)
+        let state = self.state.lock().take();
+        state.map_or_else(Vec::new, |state| state.threads)
     }
 
-    /// Where to hand in, with a thread more where all are busy.
+    /// Starts another thread if all are busy.
     fn job_sender(&self) -> Result<mpsc::Sender<ReadJob>, StoreError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let state = state.as_mut().ok_or(StoreError::Closed)?;
         if state.shared.idle.load(Ordering::Relaxed) == 0 {
-            // One that panicked over a read is gone and leaves its place.
+            // A thread that panicked during a read is replaced.
             state.threads.retain(|thread| !thread.is_finished());
             if state.threads.len() < self.max_threads {
                 let (file, shared) = (self.file.clone(), Arc::clone(&state.shared));
@@ -95,10 +95,10 @@ impl ReaderPool {
                     Ok(thread) => state.threads.push(thread),
                     Err(error) if state.threads.is_empty() => {
                         return Err(StoreError::Backend(format!(
-                            "no thread to read with: {error}"
+                            "could not start a reader thread: {error}"
                         )));
                     }
-                    // The others get to it.
+                    // The other threads do the read.
                     Err(_) => {}
                 }
             }
@@ -125,14 +125,10 @@ fn run_reader(file: &std::path::Path, shared: &SharedQueue) {
     }
 }
 
-/// Idle readers queue for the lock; the one that has it waits for the next read.
+/// Idle threads wait for the lock; the one that has it waits for the next read.
 fn next_job(shared: &SharedQueue) -> Option<ReadJob> {
     shared.idle.fetch_add(1, Ordering::Relaxed);
-    let job = shared
-        .job_receiver
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .blocking_recv();
+    let job = shared.job_receiver.lock().blocking_recv();
     shared.idle.fetch_sub(1, Ordering::Relaxed);
     job
 }
@@ -151,23 +147,4 @@ fn read_snapshot<T>(
         .and_then(|mut sql| sql.execute([]))
         .map_err(store_error)?;
     result
-}
-
-/// An error of the engine as the contract has it.
-pub fn store_error(error: rusqlite::Error) -> StoreError {
-    match error.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => StoreError::DiskFull,
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-            StoreError::Corrupt(error.to_string())
-        }
-        Some(_) => StoreError::Backend(error.to_string()),
-        None => match error {
-            // A column that does not hold what was put into it.
-            rusqlite::Error::FromSqlConversionFailure(..)
-            | rusqlite::Error::InvalidColumnType(..)
-            | rusqlite::Error::IntegralValueOutOfRange(..)
-            | rusqlite::Error::Utf8Error(..) => StoreError::Corrupt(error.to_string()),
-            error => StoreError::Backend(error.to_string()),
-        },
-    }
 }

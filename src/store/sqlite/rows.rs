@@ -1,11 +1,11 @@
-//! How runs, steps and events lie in their tables: values to columns and back. Knows no transaction and no thread.
+//! Converts runs, steps and events to columns and back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rusqlite::Row;
-use rusqlite::types::{ToSqlOutput, Type, ValueRef};
+use rusqlite::types::{FromSql, ToSqlOutput, Type, ValueRef};
+use rusqlite::{Row, RowIndex, Statement};
 use serde::Deserialize;
 
 use crate::domain::content::Content;
@@ -15,127 +15,171 @@ use crate::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use crate::store::{ClaimedRun, ResumeState, Step, StoreError};
 use crate::workdirs::file_id::FileId;
 
-/// Inputs up to so many bytes (a child's task included) lie in the run's own row.
+/// An input up to this size, with the task of a child run, is stored in the run's own row.
 pub const MAX_INLINE_INPUT_BYTES: usize = 1024;
 
-/// About the bytes of a part, besides its text.
+/// About the bytes of a part of an input, without its text.
 const PART_BYTES: usize = 160;
 
-/// The columns that [`run`] reads, in its order, from `runs AS r`.
-// A root's row is written with its own events only; what its tree's last is, the log itself knows.
-macro_rules! run_columns {
-    ($input:literal, $task:literal, $texts:literal) => {
-        concat!(
-            "r.id, r.root, r.parent, r.depth, r.tool_call_id, r.agent, r.agent_version, r.status, ",
-            $input,
-            ", ",
-            $task,
-            ", r.label, r.completion_status, r.labels, ",
-            $texts,
-            ", r.model, r.stop_reason, r.turns, r.error, r.cancel_reason, r.attempt, r.created_at, r.started_at, \
-             r.finished_at, \
-             CASE WHEN r.child THEN r.last_event ELSE max(r.last_event, coalesce((SELECT e.last_seq FROM entries e \
-             WHERE e.root = r.id ORDER BY e.last_seq DESC LIMIT 1), 0)) END, \
-             r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, r.model_calls, r.tool_calls, \
-             r.cost, r.unreported, \
-             r.tree_runs, r.tree_input_tokens, r.tree_output_tokens, r.tree_cache_read_tokens, \
-             r.tree_cache_write_tokens, r.tree_model_calls, r.tree_tool_calls, r.tree_cost, r.tree_unreported, \
-             r.owner, r.structured, r.session, r.waited, r.waiting_since, r.waiting_for"
-        )
+/// Declares the columns of a SELECT, each with a name and its SQL. The select list is made from the same table as the names
+/// with which [`run`] reads it, so a column is found without a look-up.
+macro_rules! columns {
+    (list: $($name:ident: $sql:expr,)*) => { columns!(joined: $($sql,)*) };
+    (joined: $first:expr, $($rest:expr,)*) => { concat!($first, $(", ", $rest,)*) };
+    (names: $($name:ident: $sql:expr,)*) => {
+        /// A column of a run's row, by its position in the select list.
+        #[derive(Clone, Copy)]
+        enum RunColumn { $($name,)* }
+
     };
 }
 
+/// The columns of `runs AS r` that [`run`] reads. The texts are expressions because not every list reads them.
+// A root's row has the number of its own last event only; that of its tree is in the log.
+macro_rules! run_columns {
+    ($what:ident, $input:expr, $task:expr, $content:expr, $partial_content:expr) => {
+        columns! { $what:
+            Id: "r.id",
+            Root: "r.root",
+            Parent: "r.parent",
+            Depth: "r.depth",
+            ToolCallId: "r.tool_call_id",
+            Agent: "r.agent",
+            AgentVersion: "r.agent_version",
+            Status: "r.status",
+            Input: $input,
+            Task: $task,
+            Label: "r.label",
+            CompletionStatus: "r.completion_status",
+            Labels: "r.labels",
+            Content: $content,
+            PartialContent: $partial_content,
+            Model: "r.model",
+            StopReason: "r.stop_reason",
+            Turns: "r.turns",
+            Error: "r.error",
+            CancelReason: "r.cancel_reason",
+            Attempt: "r.attempt",
+            CreatedAt: "r.created_at",
+            StartedAt: "r.started_at",
+            FinishedAt: "r.finished_at",
+            LastEvent: "CASE WHEN r.child THEN r.last_event ELSE max(r.last_event, coalesce((SELECT e.last_seq \
+                FROM entries e WHERE e.root = r.id ORDER BY e.last_seq DESC LIMIT 1), 0)) END",
+            InputTokens: "r.input_tokens",
+            OutputTokens: "r.output_tokens",
+            CacheReadTokens: "r.cache_read_tokens",
+            CacheWriteTokens: "r.cache_write_tokens",
+            ModelCalls: "r.model_calls",
+            ToolCalls: "r.tool_calls",
+            Cost: "r.cost",
+            Unreported: "r.unreported",
+            TreeRuns: "r.tree_runs",
+            TreeInputTokens: "r.tree_input_tokens",
+            TreeOutputTokens: "r.tree_output_tokens",
+            TreeCacheReadTokens: "r.tree_cache_read_tokens",
+            TreeCacheWriteTokens: "r.tree_cache_write_tokens",
+            TreeModelCalls: "r.tree_model_calls",
+            TreeToolCalls: "r.tree_tool_calls",
+            TreeCost: "r.tree_cost",
+            TreeUnreported: "r.tree_unreported",
+            Owner: "r.owner",
+            Structured: "r.structured",
+            Session: "r.session",
+            Waited: "r.waited",
+            WaitingSince: "r.waiting_since",
+            WaitingFor: "r.waiting_for",
+        }
+    };
+}
+
+run_columns!(names, "", "", "", "");
+
 /// A run with its texts.
 pub const RUN_COLUMNS: &str = run_columns!(
+    list,
     "CASE WHEN r.input IS NULL THEN (SELECT t.input FROM texts t WHERE t.run = r.id) ELSE r.input END",
     "CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END",
-    "r.content, r.partial_content"
+    "r.content",
+    "r.partial_content"
 );
 
-/// A run without its texts, but for the beginning of its task: see [`crate::store::TASK_CHARS`].
+/// A run without its texts, except for the beginning of its task: see [`crate::store::runs::TASK_CHARS`].
 pub const SUMMARY_COLUMNS: &str = run_columns!(
+    list,
     "''",
     "substr(CASE WHEN r.input IS NULL THEN (SELECT t.task FROM texts t WHERE t.run = r.id) ELSE r.task END, 1, 2049)",
-    "NULL, NULL"
+    "NULL",
+    "NULL"
 );
 
-/// Where a run's own usage begins in [`RUN_COLUMNS`].
-const USAGE_COLUMN: usize = 25;
-/// Where the count of its tree's runs stands; the tree's usage follows.
-const TREE_RUNS_COLUMN: usize = 33;
-/// Where its owner stands.
-const OWNER_COLUMN: usize = 42;
-/// Where it says whether its content is JSON that was asked for.
-const STRUCTURED_COLUMN: usize = 43;
-/// Where its session stands.
-const SESSION_COLUMN: usize = 44;
-/// Where the time that it waited stands; since when it waits, and for what, follow, the last of them.
-const WAITED_COLUMN: usize = 45;
+/// What [`definition_hash`] and [`resume_state`] read besides a run. Their names are unique behind [`RUN_COLUMNS`].
+pub const RESUME_COLUMNS: &str = "r.definition AS definition, r.deadline_at AS deadline_at, \
+     r.deadline_seconds AS deadline_seconds, r.timeout AS timeout, r.stream AS stream, r.webhook AS webhooks, \
+     r.waiting_since AS paused_since, r.workdir_device AS workdir_device, r.workdir_inode AS workdir_inode";
 
-/// What [`definition`] and [`continuation`] read, in their order, from `runs AS r` behind [`RUN_COLUMNS`].
-pub const RESUME_COLUMNS: &str = "r.definition, r.deadline_at, r.deadline_seconds, r.timeout, r.stream, r.webhook, r.waiting_since, \
-     r.workdir_device, r.workdir_inode";
-const RESUME_COLUMN: usize = WAITED_COLUMN + 3;
-
-/// What a definition is known by in the tables: the SHA-256 of its text.
+/// The SHA-256 of a definition's text, which is its key in the table.
 pub type Hash = [u8; 32];
 
-/// What [`usage`] reads, in its order, from `runs AS r`.
-pub const USAGE_COLUMNS: &str = "r.input_tokens, r.output_tokens, r.cache_read_tokens, r.cache_write_tokens, \
-     r.model_calls, r.tool_calls, r.cost, r.unreported";
+/// What [`usage`] reads for [`UsageColumns::find`], from `runs AS r`.
+pub const USAGE_COLUMNS: &str = "r.input_tokens AS input_tokens, r.output_tokens AS output_tokens, \
+     r.cache_read_tokens AS cache_read_tokens, r.cache_write_tokens AS cache_write_tokens, \
+     r.model_calls AS model_calls, r.tool_calls AS tool_calls, r.cost AS cost, r.unreported AS unreported";
 
-/// Reads a run from [`RUN_COLUMNS`]. `tree` of one that has not ended is empty: it is summed over its descendants.
+/// Reads a run from [`RUN_COLUMNS`] or [`SUMMARY_COLUMNS`]. `tree` of a run that has not ended is empty.
 pub fn run(row: &Row<'_>) -> rusqlite::Result<Run> {
-    let tree = match row.get::<_, Option<i64>>(TREE_RUNS_COLUMN)? {
+    use RunColumn as C;
+    let tree = match get::<Option<i64>>(row, C::TreeRuns)? {
         Some(runs) => TreeUsage {
             runs: unsigned(runs),
-            usage: usage(row, TREE_RUNS_COLUMN + 1)?,
+            usage: usage(row, &TREE_USAGE)?,
         },
         None => TreeUsage::default(),
     };
     Ok(Run {
-        id: id(row, 0)?,
-        root_id: id(row, 1)?,
-        parent_id: row.get::<_, Option<[u8; 16]>>(2)?.map(from_bytes),
-        owner: row.get(OWNER_COLUMN)?,
-        session: row.get(SESSION_COLUMN)?,
-        depth: Depth(row.get(3)?),
-        tool_call_id: row.get(4)?,
-        agent: row.get(5)?,
-        agent_version: row.get(6)?,
+        id: id(row, C::Id as usize)?,
+        root_id: id(row, C::Root as usize)?,
+        parent_id: get::<Option<[u8; 16]>>(row, C::Parent)?.map(from_bytes),
+        owner: get(row, C::Owner)?,
+        session: get(row, C::Session)?,
+        depth: Depth(get(row, C::Depth)?),
+        tool_call_id: get(row, C::ToolCallId)?,
+        agent: get(row, C::Agent)?,
+        agent_version: get(row, C::AgentVersion)?,
         status: row
-            .get_ref(7)?
+            .get_ref(C::Status as usize)?
             .as_str()?
             .parse()
-            .map_err(|()| conversion_error(7, "unknown status"))?,
-        input: input(row, 8)?,
-        task: row.get(9)?,
-        label: row.get(10)?,
-        completion_status: row.get(11)?,
-        labels: json(row, 12)?.unwrap_or_default(),
-        content: row.get(13)?,
-        structured: row
-            .get::<_, Option<bool>>(STRUCTURED_COLUMN)?
-            .unwrap_or(false),
-        partial_content: row.get(14)?,
-        model: row.get(15)?,
-        stop_reason: row.get(16)?,
-        turns: row.get(17)?,
-        usage: usage(row, USAGE_COLUMN)?,
+            .map_err(|()| conversion_error(C::Status as usize, "unknown status"))?,
+        input: input(row, C::Input as usize)?,
+        task: get(row, C::Task)?,
+        label: get(row, C::Label)?,
+        completion_status: get(row, C::CompletionStatus)?,
+        labels: json(row, C::Labels as usize)?.unwrap_or_default(),
+        content: get(row, C::Content)?,
+        structured: get::<Option<bool>>(row, C::Structured)?.unwrap_or(false),
+        partial_content: get(row, C::PartialContent)?,
+        model: get(row, C::Model)?,
+        stop_reason: get(row, C::StopReason)?,
+        turns: get(row, C::Turns)?,
+        usage: usage(row, &OWN_USAGE)?,
         tree,
-        error: json(row, 18)?,
-        cancel_reason: row.get(19)?,
-        attempt: row.get(20)?,
-        created_at: time(row, 21)?.unwrap_or_default(),
-        started_at: time(row, 22)?,
-        finished_at: time(row, 23)?,
+        error: json(row, C::Error as usize)?,
+        cancel_reason: get(row, C::CancelReason)?,
+        attempt: get(row, C::Attempt)?,
+        created_at: time(row, C::CreatedAt as usize)?.unwrap_or_default(),
+        started_at: time(row, C::StartedAt as usize)?,
+        finished_at: time(row, C::FinishedAt as usize)?,
         waited_ms: waited_ms(row)?,
-        last_event: unsigned(row.get(24)?),
-        waiting_for: json(row, WAITED_COLUMN + 2)?,
+        last_event: unsigned(get(row, C::LastEvent)?),
+        waiting_for: json(row, C::WaitingFor as usize)?,
     })
 }
 
-/// Reads an input: a text, or the JSON of its parts as a blob.
+fn get<T: FromSql>(row: &Row<'_>, column: RunColumn) -> rusqlite::Result<T> {
+    row.get(column as usize)
+}
+
+/// Reads an input: a text, or a blob with the JSON of its parts.
 fn input(row: &Row<'_>, column: usize) -> rusqlite::Result<Content> {
     match row.get_ref(column)? {
         ValueRef::Blob(parts) => serde_json::from_slice(parts).map_err(|error| {
@@ -145,7 +189,7 @@ fn input(row: &Row<'_>, column: usize) -> rusqlite::Result<Content> {
     }
 }
 
-/// Whether an input, with the task that it is for, lies in the run's own row.
+/// Whether the input and the task are stored in the run's own row.
 pub fn is_inline_input(run: &Run) -> bool {
     let parts = run
         .input
@@ -155,7 +199,6 @@ pub fn is_inline_input(run: &Run) -> bool {
     run.input.text_bytes() + parts + task <= MAX_INLINE_INPUT_BYTES
 }
 
-/// An input as a column.
 pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
     match input {
         Content::Text(text) => ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes())),
@@ -166,124 +209,189 @@ pub fn input_value(input: &Content) -> ToSqlOutput<'_> {
     }
 }
 
-/// How long the run's time stood still, the wait that it is in included.
+/// How long the run was paused, until now if it is paused.
 fn waited_ms(row: &Row<'_>) -> rusqlite::Result<u64> {
-    let before = row.get::<_, Option<i64>>(WAITED_COLUMN)?.unwrap_or(0);
-    let Some(since) = row.get::<_, Option<i64>>(WAITED_COLUMN + 1)? else {
+    let before = get::<Option<i64>>(row, RunColumn::Waited)?.unwrap_or(0);
+    let Some(since) = get::<Option<i64>>(row, RunColumn::WaitingSince)? else {
         return Ok(unsigned(before));
     };
-    let end = row.get::<_, Option<i64>>(23)?;
+    let end = get::<Option<i64>>(row, RunColumn::FinishedAt)?;
     let end = end.unwrap_or_else(|| now().as_millisecond());
     Ok(unsigned(before + (end - since).max(0)))
 }
 
-/// Reads what the run's definition is known by; none where the run was accepted without.
+/// Reads [`RESUME_COLUMNS`]; `None` if an older version accepted the run.
 pub fn definition_hash(row: &Row<'_>) -> rusqlite::Result<Option<Hash>> {
-    row.get(RESUME_COLUMN)
+    row.get("definition")
 }
 
-/// Reads what else the continuation of a run needs.
+/// Reads [`RESUME_COLUMNS`].
 pub fn resume_state(row: &Row<'_>, definition: Arc<str>) -> rusqlite::Result<ResumeState> {
-    let count = |offset: usize| {
-        let count = row.get::<_, Option<i64>>(RESUME_COLUMN + offset)?;
+    let count = |column: &str| {
+        let count = row.get::<_, Option<i64>>(column)?;
         Ok::<_, rusqlite::Error>(count.map_or(0, unsigned))
     };
-    let seconds = count(2)?;
+    let seconds = count("deadline_seconds")?;
     Ok(ResumeState {
         definition,
-        deadline: time(row, RESUME_COLUMN + 1)?.map(|at| (at, seconds)),
-        timeout: count(3)?,
-        stream: count(4)? != 0,
-        webhooks: json(row, RESUME_COLUMN + 5)?.unwrap_or_default(),
-        waiting_since: time(row, RESUME_COLUMN + 6)?,
+        deadline: time(row, "deadline_at")?.map(|at| (at, seconds)),
+        timeout: count("timeout")?,
+        stream: count("stream")? != 0,
+        webhooks: json(row, "webhooks")?.unwrap_or_default(),
+        waiting_since: time(row, "paused_since")?,
         workdir: workdir(row)?,
     })
 }
 
 fn workdir(row: &Row<'_>) -> rusqlite::Result<Option<FileId>> {
-    let number = |offset: usize| row.get::<_, Option<i64>>(RESUME_COLUMN + offset);
-    let (device, inode) = (number(7)?, number(8)?);
+    let device: Option<i64> = row.get("workdir_device")?;
+    let inode: Option<i64> = row.get("workdir_inode")?;
     Ok(device.zip(inode).map(|(device, inode)| FileId {
         device: device.cast_unsigned(),
         inode: inode.cast_unsigned(),
     }))
 }
 
-/// Reads what an idempotency key has accepted.
+/// Reads the columns `run` and `body` of a claim.
 pub fn claimed_run(row: &Row<'_>) -> rusqlite::Result<ClaimedRun> {
     Ok(ClaimedRun {
-        run: id(row, 0)?,
-        body_hash: row.get(1)?,
+        run: id(row, "run")?,
+        body_hash: row.get("body")?,
     })
 }
 
-/// Reads usage from eight columns.
-pub fn usage(row: &Row<'_>, first: usize) -> rusqlite::Result<Usage> {
-    let count = |offset: usize| row.get::<_, i64>(first + offset).map(unsigned);
+/// Where a row has usage.
+pub struct UsageColumns {
+    input_tokens: usize,
+    output_tokens: usize,
+    cache_read_tokens: usize,
+    cache_write_tokens: usize,
+    model_calls: usize,
+    tool_calls: usize,
+    cost: usize,
+    unreported: usize,
+}
+
+/// A run's own usage in [`RUN_COLUMNS`].
+const OWN_USAGE: UsageColumns = UsageColumns {
+    input_tokens: RunColumn::InputTokens as usize,
+    output_tokens: RunColumn::OutputTokens as usize,
+    cache_read_tokens: RunColumn::CacheReadTokens as usize,
+    cache_write_tokens: RunColumn::CacheWriteTokens as usize,
+    model_calls: RunColumn::ModelCalls as usize,
+    tool_calls: RunColumn::ToolCalls as usize,
+    cost: RunColumn::Cost as usize,
+    unreported: RunColumn::Unreported as usize,
+};
+
+/// The usage of a run's tree in [`RUN_COLUMNS`].
+const TREE_USAGE: UsageColumns = UsageColumns {
+    input_tokens: RunColumn::TreeInputTokens as usize,
+    output_tokens: RunColumn::TreeOutputTokens as usize,
+    cache_read_tokens: RunColumn::TreeCacheReadTokens as usize,
+    cache_write_tokens: RunColumn::TreeCacheWriteTokens as usize,
+    model_calls: RunColumn::TreeModelCalls as usize,
+    tool_calls: RunColumn::TreeToolCalls as usize,
+    cost: RunColumn::TreeCost as usize,
+    unreported: RunColumn::TreeUnreported as usize,
+};
+
+impl UsageColumns {
+    /// Finds [`USAGE_COLUMNS`] in a statement.
+    pub fn find(sql: &Statement<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            input_tokens: sql.column_index("input_tokens")?,
+            output_tokens: sql.column_index("output_tokens")?,
+            cache_read_tokens: sql.column_index("cache_read_tokens")?,
+            cache_write_tokens: sql.column_index("cache_write_tokens")?,
+            model_calls: sql.column_index("model_calls")?,
+            tool_calls: sql.column_index("tool_calls")?,
+            cost: sql.column_index("cost")?,
+            unreported: sql.column_index("unreported")?,
+        })
+    }
+}
+
+pub fn usage(row: &Row<'_>, columns: &UsageColumns) -> rusqlite::Result<Usage> {
+    let count = |column: usize| row.get::<_, i64>(column).map(unsigned);
     Ok(Usage {
         tokens: TokenUsage {
-            input: count(0)?,
-            output: count(1)?,
-            cache_read: count(2)?,
-            cache_write: count(3)?,
+            input: count(columns.input_tokens)?,
+            output: count(columns.output_tokens)?,
+            cache_read: count(columns.cache_read_tokens)?,
+            cache_write: count(columns.cache_write_tokens)?,
             reasoning: 0,
         },
-        model_calls: count(4)?,
-        tool_calls: count(5)?,
+        model_calls: count(columns.model_calls)?,
+        tool_calls: count(columns.tool_calls)?,
         cost: row
-            .get::<_, Option<i64>>(first + 6)?
+            .get::<_, Option<i64>>(columns.cost)?
             .map(|cost| Cost(unsigned(cost))),
-        unreported: count(7)?,
+        unreported: count(columns.unreported)?,
     })
 }
 
-/// Usage as eight columns.
-pub fn usage_values(usage: &Usage) -> [Option<i64>; 8] {
-    let tokens = &usage.tokens;
-    [
-        Some(signed(tokens.input)),
-        Some(signed(tokens.output)),
-        Some(signed(tokens.cache_read)),
-        Some(signed(tokens.cache_write)),
-        Some(signed(usage.model_calls)),
-        Some(signed(usage.tool_calls)),
-        usage.cost.map(|cost| signed(cost.0)),
-        Some(signed(usage.unreported)),
-    ]
+/// Usage as columns.
+pub struct UsageValues {
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    pub cache_read_tokens: i64,
+    pub cache_write_tokens: i64,
+    pub model_calls: i64,
+    pub tool_calls: i64,
+    pub cost: Option<i64>,
+    pub unreported: i64,
 }
 
-/// Labels as they stand in a run's row; nothing where there are none.
+impl From<&Usage> for UsageValues {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            input_tokens: signed(usage.tokens.input),
+            output_tokens: signed(usage.tokens.output),
+            cache_read_tokens: signed(usage.tokens.cache_read),
+            cache_write_tokens: signed(usage.tokens.cache_write),
+            model_calls: signed(usage.model_calls),
+            tool_calls: signed(usage.tool_calls),
+            cost: usage.cost.map(|cost| signed(cost.0)),
+            unreported: signed(usage.unreported),
+        }
+    }
+}
+
+/// `None` if there are no labels.
 pub fn labels_value(labels: &BTreeMap<String, String>) -> Option<String> {
     (!labels.is_empty()).then(|| serde_json::to_string(labels).unwrap_or_default())
 }
 
-/// Labels from a run's row.
 pub fn labels(text: Option<&str>) -> BTreeMap<String, String> {
     text.and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()
 }
 
-/// An id as a column.
 pub fn id_bytes(id: &RunId) -> &[u8; 16] {
     id.0.as_bytes()
 }
 
-/// An id from a column.
-pub fn id(row: &Row<'_>, column: usize) -> rusqlite::Result<RunId> {
+/// The id of a run, from [`RUN_COLUMNS`].
+pub fn run_id(row: &Row<'_>) -> rusqlite::Result<RunId> {
+    id(row, RunColumn::Id as usize)
+}
+
+pub fn id(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<RunId> {
     row.get(column).map(from_bytes)
 }
 
-/// A count as a column. SQLite's integers have a sign: what is beyond them is clamped.
+/// SQLite's integers are signed: a larger count becomes the largest of them.
 pub fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// A count from a column.
+/// A negative number becomes 0.
 pub fn unsigned(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
 
-/// Steps as they stand in an entry.
+/// The steps of an entry as JSON; `None` if there are none.
 pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
     if steps.is_empty() {
         return Ok(None);
@@ -293,14 +401,13 @@ pub fn steps_value(steps: &[Step]) -> Result<Option<String>, StoreError> {
         .map_err(|error| StoreError::Backend(format!("a step could not be written: {error}")))
 }
 
-/// Steps from an entry.
 pub fn steps(text: &str) -> Result<Vec<Step>, StoreError> {
     serde_json::from_str(text)
         .map_err(|error| StoreError::Corrupt(format!("a stored step could not be read: {error}")))
 }
 
-/// Events as they stand in an entry: a line each, its name, a space, its JSON without a number.
-// JSON as serde_json writes it has no line breaks, and no event's name has a space.
+/// The events of an entry, one a line: the name, a space, and the JSON without a number. `None` if there are none.
+// serde_json writes no line breaks, and event names have no spaces.
 pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
     if events.is_empty() {
         return Ok(None);
@@ -319,7 +426,7 @@ pub fn events_value(events: &[Event]) -> Result<Option<String>, StoreError> {
         .map_err(|error| StoreError::Backend(format!("an event could not be written: {error}")))
 }
 
-/// The agent and the depth of the run that these events are about.
+/// The agent and the depth of the run whose events these are.
 pub fn event_agent(lines: &str) -> Option<(String, u8)> {
     #[derive(Deserialize)]
     struct EventAgent {
@@ -331,7 +438,7 @@ pub fn event_agent(lines: &str) -> Option<(String, u8)> {
     Some((event.agent, event.depth))
 }
 
-/// An entry's events with their numbers, of which `last_seq` is the last one's.
+/// The numbered events of an entry; `last_seq` is the number of the last.
 pub fn events(
     run_id: RunId,
     last_seq: u64,
@@ -354,8 +461,9 @@ fn from_bytes(bytes: [u8; 16]) -> RunId {
     RunId(uuid::Uuid::from_bytes(bytes))
 }
 
-/// A time from a column.
-pub fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Timestamp>> {
+/// Reads milliseconds since 1970.
+pub fn time(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Option<Timestamp>> {
+    let column = column.idx(row.as_ref())?;
     row.get::<_, Option<i64>>(column)?
         .map(Timestamp::from_millisecond)
         .transpose()
@@ -366,8 +474,9 @@ pub fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Timestamp>>
 
 fn json<T: serde::de::DeserializeOwned>(
     row: &Row<'_>,
-    column: usize,
+    column: impl RowIndex,
 ) -> rusqlite::Result<Option<T>> {
+    let column = column.idx(row.as_ref())?;
     row.get_ref(column)?
         .as_str_or_null()?
         .map(serde_json::from_str)
@@ -387,8 +496,8 @@ mod tests {
     use crate::domain::run::{RunId, now};
 
     #[test]
-    fn a_summary_has_one_character_more_than_is_shown_of_a_task() {
-        let cut = format!("1, {})", crate::store::TASK_CHARS + 1);
+    fn a_summary_reads_one_character_more_than_the_limit() {
+        let cut = format!("1, {})", crate::store::runs::TASK_CHARS + 1);
         assert!(super::SUMMARY_COLUMNS.contains(&cut));
     }
 

@@ -1,4 +1,4 @@
-//! The database file: how it is opened, its tables, and how an older file becomes a newer one. Knows no runs.
+//! Opens the database file and migrates it to the tables of this version.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::config::Durability;
 use crate::store::StoreError;
 use crate::store::sqlite::clock;
 
-/// Step `n` brings a file of version `n` to version `n + 1`. Steps are only ever added.
+/// Step `n` migrates a file of version `n` to version `n + 1`. Shipped steps are never edited.
 const MIGRATIONS: &[&str] = &[
     INITIAL,
     WEBHOOKS,
@@ -25,29 +25,29 @@ const MIGRATIONS: &[&str] = &[
     WAITING_FOR,
 ];
 
-/// Written into the file's header, so that another program's database is not taken for ours: `axed`.
+/// `axed`, in the file's header: tells our database from that of another program.
 const APPLICATION_ID: i32 = 0x6178_6564;
 
 /// How long a connection waits while another process has the database locked.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The log's file is cut back to this many bytes after a peak.
+/// The log is truncated to this many bytes after a peak.
 const MAX_WAL_BYTES: i64 = 64 << 20;
-/// Page caches in KiB. They are filled on use only; more buys nothing, as the system caches the file anyway.
+/// Page caches in KiB, filled on use. Larger ones are not faster, because the system caches the file.
 const WRITER_CACHE_KIB: i32 = 4 << 10;
 const READER_CACHE_KIB: i32 = 2 << 10;
 
-// `runs` has a row a run, and its indexes are built so that a run's life touches each of them once:
-// `unfinished` holds few rows and is left at the end, the `finished` ones are entered at the end, when the status
-// they sort by is the last. `child` is 0 for a root and 1 for others: a list shows the roots only or everything.
-// The one by owner holds nothing where there are no keys; `finished_at` is in it because SQLite looks a partial index's
-// own condition up in the row otherwise, for every run that a filter by agent or time skips.
-// Inputs that are not small live in `texts`, because an update writes the whole row again.
-// `definitions` has a row for each content, named by its SHA-256, that any run was ever accepted with.
-// `claims` has a row for each idempotency key, found by the key, by its end and by the run that goes.
-// `entries` has a row a write: the events that it added to its tree's log, a line each, and the steps that it added to
-// its run, a JSON array. `last_seq` is the number of the last event that the tree had after it. The table is appended
-// to and has an index, because SQLite keeps rows of this size badly in a tree sorted by them: a third more runs a second.
+// `runs` has one row a run. Its indexes are partial, so that a run changes each of them once: `runs_unfinished` is small and
+// a run leaves it when it ends; a run enters the `runs_finished` ones when it ends, with its final status. `child` is 0 for
+// a root and 1 for other runs: a list has either the roots only or all runs. The index by owner is empty without API keys.
+// It contains `finished_at` because otherwise SQLite checks the condition of a partial index in the row, for every run
+// that a filter by agent or time skips.
+// Inputs that are not small are in `texts`, because an update writes the whole row again.
+// `definitions` has one row for each content that a run was accepted with; the key is the content's SHA-256.
+// `claims` has one row for each idempotency key. It is searched by key, by expiry and by run.
+// `entries` has one row a write: the events that it added to the log of its tree, one a line, and the steps that it added
+// to its run, a JSON array. `last_seq` is the number of the tree's last event after the write. The table is append-only with
+// a separate index, because SQLite is slow with rows of this size in a clustered table: a third more runs a second.
 const INITIAL: &str = "
 CREATE TABLE runs (
   id BLOB NOT NULL PRIMARY KEY,
@@ -146,10 +146,10 @@ CREATE INDEX entries_log ON entries (root, last_seq, run);
 CREATE TABLE checks (id INTEGER PRIMARY KEY, at INTEGER NOT NULL);
 ";
 
-/// Whether a run's content is JSON that was asked for.
+/// Whether a run's content is JSON that matches the requested schema.
 const STRUCTURED: &str = "ALTER TABLE runs ADD COLUMN structured INTEGER;";
-// `deliveries` has a row for each event that a webhook is told. The index of what is due holds only what is pending:
-// `next_at` is null once a delivery has arrived or was given up. `attempts` is a JSON array.
+// `deliveries` has one row for each event that is sent to a webhook. The index `deliveries_due` has only pending ones:
+// `next_at` is null after a delivery has succeeded or was given up. `attempts` is a JSON array.
 const WEBHOOKS: &str = "
 ALTER TABLE runs ADD COLUMN webhook TEXT;
 CREATE TABLE deliveries (
@@ -171,9 +171,9 @@ CREATE INDEX deliveries_run ON deliveries (run, id);
 CREATE INDEX deliveries_due ON deliveries (host, next_at) WHERE next_at IS NOT NULL;
 ";
 
-// What retention reads. `runs_finished` gets `finished_at`, so that a walk along it touches no run's row. Of a definition
-// is known until when a run may have been accepted with it (milliseconds, as in the ids of runs), and the one run that
-// has it as long as there is only one: an index of the runs by their definition would cost every run that is accepted.
+// For retention. `runs_finished` gets `finished_at`, so that a scan of it reads no rows. `used_until` of a definition is
+// the latest time at which a run was accepted with it (milliseconds, as in the ids of runs); `only_run` is the run that uses
+// it while there is only one. An index of the runs by definition would slow down every accepted run.
 const RETENTION: &str = "
 DROP INDEX runs_finished;
 CREATE INDEX runs_finished ON runs (status, child, id, created_at, finished_at) WHERE finished_at IS NOT NULL;
@@ -183,20 +183,20 @@ UPDATE definitions SET used_until = unixepoch() * 1000 + 60000;
 CREATE INDEX definitions_used ON definitions (used_until);
 ";
 
-/// What a run waits for, as JSON; of one that began to wait before, nobody knows.
+/// What a run waits for, as JSON; null for a run that began to wait before this migration.
 const WAITING_FOR: &str = "ALTER TABLE runs ADD COLUMN waiting_for TEXT;";
-/// Since when a run waits for a person's word.
+/// Since when a run waits for approval.
 const WAITING: &str = "ALTER TABLE runs ADD COLUMN waiting_since INTEGER;";
-// The session that a root run goes on with. The index holds only runs of sessions, and answers from itself which one a
-// session's next run continues.
+// The session of a root run. The index has only runs of sessions; it alone tells which run the next one of a session
+// continues.
 const SESSIONS: &str = "
 ALTER TABLE runs ADD COLUMN session TEXT;
 CREATE INDEX runs_session ON runs (session, owner, id, agent, status) WHERE session IS NOT NULL;
 ";
 
-// How far the ids' times are from the records', see `clock`: a second at first, so that hardly any run has to write it.
-// `waited` is how many milliseconds a run's time stood still. `deletions` has the roots whose trees are being removed.
-// `runs_finished_by_agent` gets `finished_at` for the reason that the one by owner has it.
+// `clock` has the skew of the ids, see the module `clock`. It starts with one second, so that hardly any run has to write it.
+// `waited` is how many milliseconds a run was paused. `deletions` has the roots whose trees are being deleted.
+// `runs_finished_by_agent` gets `finished_at` for the same reason as the index by owner.
 const LISTS: &str = "
 CREATE TABLE clock (id INTEGER PRIMARY KEY, lead INTEGER NOT NULL, lag INTEGER NOT NULL);
 INSERT INTO clock (id, lead, lag) VALUES (1, 1000, 1000);
@@ -207,18 +207,18 @@ CREATE INDEX runs_finished_by_agent ON runs (agent, status, child, id, created_a
   WHERE finished_at IS NOT NULL;
 ";
 
-/// A run's webhooks are a JSON array: its agent's and its request's. Nobody reads those of a run that has ended.
+/// A run's webhooks become a JSON array: those of its agent and of its request. Those of ended runs are not read.
 const SEVERAL_WEBHOOKS: &str = "
 UPDATE runs SET webhook = '[' || webhook || ']' WHERE webhook IS NOT NULL AND finished_at IS NULL;
 ";
 
-/// The directory of a run's files, which another process opens again. Numbers of 64 bits, as SQLite has them with a sign.
+/// The directory of a run's files, which another process opens again. Unsigned 64-bit numbers, stored as signed ones.
 const WORKDIRS: &str = "
 ALTER TABLE runs ADD COLUMN workdir_device INTEGER;
 ALTER TABLE runs ADD COLUMN workdir_inode INTEGER;
 ";
 
-// Whose run a delivery tells of, empty without a key: keys take turns. The index is for pending ones, as before.
+// The owner of a delivery's run, empty without an API key: owners take turns.
 const OWNERS: &str = "
 ALTER TABLE deliveries ADD COLUMN owner TEXT NOT NULL DEFAULT '';
 UPDATE deliveries SET owner = coalesce((SELECT r.owner FROM runs r WHERE r.id = run), '') WHERE next_at IS NOT NULL;
@@ -226,18 +226,18 @@ DROP INDEX deliveries_due;
 CREATE INDEX deliveries_due ON deliveries (owner, host, next_at) WHERE next_at IS NOT NULL;
 ";
 
-// The bytes of pictures and files, once for each digest, and which runs have them in their record: the last of them takes
-// the bytes with it. The bytes have a table of their own with a number as key, which SQLite keeps large values well in.
+// The bytes of pictures and files, once for each digest, and which runs refer to them: the bytes are deleted with the last
+// of these. The table has an integer key, because SQLite stores large values well in such tables.
 const ATTACHMENTS: &str = "
 CREATE TABLE attachments (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, data BLOB NOT NULL);
 CREATE TABLE attachment_uses (run BLOB NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (run, hash)) WITHOUT ROWID;
 CREATE INDEX attachment_users ON attachment_uses (hash);
 ";
 
-/// A file from before it could shrink is rebuilt at the start where it is at most so large: that takes a moment.
+/// A file of a version that could not shrink it is rebuilt at the start if it is at most this large: that takes a moment.
 const MAX_REBUILD_BYTES: i64 = 64 << 20;
 
-/// Opens the file for the writer and brings it to the present version.
+/// Opens the file for the writer and migrates it.
 pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, StoreError> {
     let mut connection = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     configure_writer(&mut connection, durability).map_err(|error| open_error(file, &error))?;
@@ -246,12 +246,11 @@ pub fn open_writer(file: &Path, durability: Durability) -> Result<Connection, St
     Ok(connection)
 }
 
-/// Opens the file for copying the log, beside the writer that brought it to the present version.
+/// Opens the file for copying the log; the writer has migrated it.
 pub fn open_for_checkpoints(file: &Path) -> Result<Connection, StoreError> {
     connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE)
 }
 
-/// Opens the file for a reader.
 pub fn open_reader(file: &Path) -> Result<Connection, StoreError> {
     let connection = connect(file, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     let prepared = connection
@@ -276,14 +275,14 @@ fn configure_writer(connection: &mut Connection, durability: Durability) -> rusq
         Durability::Process => "normal",
         Durability::Power => "full",
     };
-    // Only a file that has no page yet takes it: see `let_it_shrink`.
+    // Takes effect on an empty file only: see `enable_incremental_vacuum`.
     connection.pragma_update(None, "auto_vacuum", "incremental")?;
     connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", synchronous)?;
     connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
     connection.pragma_update(None, "temp_store", "memory")?;
     connection.pragma_update(None, "foreign_keys", false)?;
-    // A thread of its own copies the log: see `checkpoint`.
+    // A separate thread copies the log: see `checkpoint`.
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
     connection.pragma_update_and_check(None, "journal_size_limit", MAX_WAL_BYTES, |_| Ok(()))
 }
@@ -294,13 +293,15 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
         .transaction_with_behavior(TransactionBehavior::Immediate)
         .map_err(to_store_error)?;
     let version: u32 = transaction
-        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .pragma_query_value(None, "user_version", |row| row.get("user_version"))
         .map_err(to_store_error)?;
     let application: i32 = transaction
-        .pragma_query_value(None, "application_id", |row| row.get(0))
+        .pragma_query_value(None, "application_id", |row| row.get("application_id"))
         .map_err(to_store_error)?;
     let tables: u32 = transaction
-        .query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))
+        .query_row("SELECT count(*) AS tables FROM sqlite_master", [], |row| {
+            row.get("tables")
+        })
         .map_err(to_store_error)?;
     if application != APPLICATION_ID && (version, tables) != (0, 0) {
         return Err(StoreError::Backend(format!(
@@ -332,23 +333,25 @@ fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
         .map_err(to_store_error)
 }
 
-/// Whether pages that are not used any more can be given back to the file system.
+/// Whether unused pages can be returned to the file system.
 pub fn has_incremental_vacuum(connection: &Connection) -> rusqlite::Result<bool> {
-    let mode: u32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
+    let mode: u32 =
+        connection.pragma_query_value(None, "auto_vacuum", |row| row.get("auto_vacuum"))?;
     Ok(mode == 2)
 }
 
-/// Rebuilds a small file of an older version, so that it can shrink from now on. A large one stays as it is: its free
-/// pages are used again, and rebuilding it is for whoever has the time and the room on the disk.
+/// Rebuilds a small file of an older version, so that it can shrink from now on. A large file is not rebuilt: it reuses its
+/// free pages, and the operator can rebuild it when there is time and disk space.
 fn enable_incremental_vacuum(connection: &Connection, file: &Path) {
     let rebuild = || {
         if has_incremental_vacuum(connection)? {
             return Ok(());
         }
-        let count = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let count =
+            |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(name));
         if count("page_count")? * count("page_size")? > MAX_REBUILD_BYTES {
             tracing::info!(
-                "{} was made by an older version and does not get smaller when runs are removed, only not larger; to \
+                "{} was made by an older version and does not shrink when runs are deleted; to \
                  change that, stop axed and run: sqlite3 {0} 'PRAGMA auto_vacuum=incremental; VACUUM'",
                 file.display()
             );
@@ -367,9 +370,10 @@ fn current_version() -> u32 {
     u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX)
 }
 
-/// Whether the tables are those of this version: who only reads cannot bring them up.
+/// Fails if the tables are not those of this version: a reader cannot migrate them.
 pub fn check_version(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    let read = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let read =
+        |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(name));
     let (application, version) = read("application_id")
         .and_then(|application| Ok((application, read("user_version")?)))
         .map_err(|error| open_error(file, &error))?;
@@ -377,8 +381,8 @@ pub fn check_version(connection: &Connection, file: &Path) -> Result<(), StoreEr
         return Ok(());
     }
     Err(StoreError::Backend(format!(
-        "{} is no database of this version of axed (its tables are version {version}, this one knows {}); a start of \
-         axed serve brings an older one up",
+        "{} is no database of this version of axed (its tables are version {version}, this one knows {}); axed serve \
+         migrates an older one when it starts",
         file.display(),
         current_version()
     )))
@@ -424,12 +428,12 @@ mod tests {
             assert!(has_incremental_vacuum(&new).expect("a mode"));
             let used: bool = new
                 .query_row(
-                    "SELECT used_until > unixepoch() * 1000 FROM definitions WHERE body = '{}'",
+                    "SELECT used_until > unixepoch() * 1000 AS is_used FROM definitions WHERE body = '{}'",
                     [],
-                    |row| row.get(0),
+                    |row| row.get("is_used"),
                 )
                 .expect("the row");
-            assert!(used, "nobody knows whether a run has it");
+            assert!(used, "a run may still use it");
         }
     }
 }

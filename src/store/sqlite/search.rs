@@ -1,56 +1,56 @@
-//! Finds the runs that a filter lets through, newest first, in bounded work: walks sorted indexes side by side, each
-//! skipping to where the others are. Knows no run's record.
+//! Finds the runs that match a filter, newest first, with bounded work: intersects sorted indexes, each of which skips to
+//! where the others are.
 
 use std::collections::{HashSet, VecDeque};
 
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, ToSql, named_params};
 use uuid::Uuid;
 
 use crate::domain::run::{RunId, Status};
-use crate::store::sqlite::reader_pool::store_error;
+use crate::store::StoreError;
+use crate::store::runs::RunFilter;
+use crate::store::sqlite::error::store_error;
 use crate::store::sqlite::{clock, rows};
-use crate::store::{RunFilter, StoreError};
 
 type StoreResult<T> = Result<T, StoreError>;
 
-/// What one search may cost, in index entries read: some milliseconds. Beyond it the page ends early, with a cursor.
+/// Budget of one search in index entries read, some milliseconds. Beyond it the page ends early, with a cursor.
 const MAX_COST: u32 = 8_192;
-/// What a walk may cost at the least, for each of its indexes.
+/// Smallest budget of an intersection, for each of its indexes.
 const MIN_INTERSECTION_COST: u32 = 64;
-/// What a query costs beside the entries that it reads, and what looking into a run's record costs.
+/// Cost of a query besides the entries that it reads, and of reading a run's row.
 const QUERY_COST: u32 = 8;
 /// Index entries that one query reads.
 const MIN_BATCH: usize = 4;
 const MAX_BATCH: usize = 64;
 
-/// The ids of the run `?1` and all its descendants.
-const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (?1) UNION ALL \
+/// The ids of the run `:root` and all its descendants.
+const SUBTREE: &str = "WITH RECURSIVE tree (id) AS (VALUES (:root) UNION ALL \
      SELECT c.id FROM tree JOIN runs c INDEXED BY runs_children ON c.parent = tree.id) SELECT id FROM tree";
 
-/// Runs that fit, newest first.
+/// Runs that match, newest first.
 #[derive(Debug, Default)]
 pub struct Matches {
-    /// At most as many as the filter wants.
+    /// At most as many as the limit of the filter.
     pub ids: Vec<RunId>,
-    /// The search goes on before this one; none where nothing more fits.
+    /// The search continues before this run; `None` if no more runs match.
     pub next: Option<RunId>,
 }
 
-/// The runs that fit.
 pub fn search(db: &Connection, filter: &RunFilter) -> StoreResult<Matches> {
     let Some(range) = IdRange::new(db, filter)? else {
         return Ok(Matches::default());
     };
     let mut intersections = intersections(db, filter)?;
     let mut ids = Vec::new();
-    // Above this id every lane has been searched.
+    // From this id on, every intersection has been searched.
     let mut floor = None;
     let mut remaining_cost = MAX_COST;
-    // The last is the fullest as a rule, and has what the others did not need.
+    // The last one usually has the most matches, and gets the budget that the others did not use.
     for remaining in (1..=intersections.len()).rev() {
         let intersection = &mut intersections[remaining - 1];
-        // However many there are, each gets on.
+        // Each makes progress, even if there are many.
         let min_budget =
             MIN_INTERSECTION_COST * u32::try_from(intersection.cursors.len()).unwrap_or(u32::MAX);
         let budget = remaining_cost / u32::try_from(remaining).unwrap_or(u32::MAX);
@@ -78,12 +78,12 @@ pub fn search(db: &Connection, filter: &RunFilter) -> StoreResult<Matches> {
     Ok(Matches { ids, next })
 }
 
-/// Ids as numbers: they sort alike.
+/// Ids sort like the numbers that they are.
 fn run_id(id: u128) -> RunId {
     RunId(Uuid::from_u128(id))
 }
 
-/// Which ids may fit.
+/// The ids that may match.
 struct IdRange {
     newest: u128,
     oldest: u128,
@@ -91,7 +91,7 @@ struct IdRange {
 }
 
 impl IdRange {
-    /// None where there are none.
+    /// `None` if no id can match.
     fn new(db: &Connection, filter: &RunFilter) -> StoreResult<Option<Self>> {
         let times = clock::CreatedRange::new(db, filter.since, filter.until)?;
         let before = filter.before.map_or(u128::MAX, |id| id.0.as_u128());
@@ -108,10 +108,10 @@ impl IdRange {
     }
 }
 
-/// Indexes that are walked side by side: a run fits where it is in all of them and its record has what they do not say.
+/// Indexes that are searched together. A run matches if all of them contain it, and its row matches the rest of the filter.
 struct Intersection {
     cursors: Vec<IdCursor>,
-    /// Whether the record has to be looked at.
+    /// Whether the row has to be read.
     needs_record: bool,
 }
 
@@ -153,7 +153,7 @@ fn intersections(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Interse
     Ok(intersections)
 }
 
-/// A lane for each way to choose one of the streams of every mark.
+/// One intersection for each way to choose one cursor of every mark.
 fn cross_product(
     mark_cursors: &[Vec<IdCursor>],
     others: &[IdCursor],
@@ -178,7 +178,7 @@ fn cross_product(
         .collect()
 }
 
-/// What a client has marked runs with: each label, and the session of each owner that has one of this name.
+/// Cursors for what clients mark runs with: each label, and the session of each owner that has one of this name.
 fn mark_cursors(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Vec<IdCursor>>> {
     let mut mark_cursors: Vec<Vec<IdCursor>> = filter
         .labels
@@ -202,33 +202,42 @@ fn mark_cursors(db: &Connection, filter: &RunFilter) -> StoreResult<Vec<Vec<IdCu
 
 fn label_cursor((key, value): &(String, String)) -> IdCursor {
     IdCursor::new(
-        "SELECT run FROM labels WHERE key = ?1 AND value = ?2 AND run <= ?3 ORDER BY run DESC LIMIT ?4",
-        [key.clone().into(), value.clone().into()],
+        "SELECT run AS id FROM labels WHERE key = :key AND value = :value AND run <= :max_id \
+         ORDER BY run DESC LIMIT :limit",
+        [
+            (":key", key.clone().into()),
+            (":value", value.clone().into()),
+        ],
     )
 }
 
 fn session_cursor(session: &str, owner: Option<String>) -> IdCursor {
     IdCursor::new(
-        "SELECT id FROM runs INDEXED BY runs_session WHERE session IS NOT NULL AND session = ?1 AND owner IS ?2 \
-         AND id <= ?3 ORDER BY id DESC LIMIT ?4",
-        [session.to_owned().into(), owner.into()],
+        "SELECT id FROM runs INDEXED BY runs_session WHERE session IS NOT NULL AND session = :session AND owner IS :owner \
+         AND id <= :max_id ORDER BY id DESC LIMIT :limit",
+        [
+            (":session", session.to_owned().into()),
+            (":owner", owner.into()),
+        ],
     )
 }
 
-/// Who has a session of this name, at most as many as a search can look at.
+/// The owners of a session of this name, at most as many as a search can read.
 fn session_owners(db: &Connection, session: &str) -> StoreResult<Vec<Option<String>>> {
     const MAX_OWNERS: usize = 64;
     let mut owners = vec![None];
     let mut sql = db
         .prepare_cached(
-            "SELECT owner FROM runs INDEXED BY runs_session WHERE session IS NOT NULL AND session = ?1 \
-             AND owner > ?2 ORDER BY owner LIMIT 1",
+            "SELECT owner FROM runs INDEXED BY runs_session WHERE session IS NOT NULL AND session = :session \
+             AND owner > :owner ORDER BY owner LIMIT 1",
         )
         .map_err(store_error)?;
     let mut last = String::new();
     while owners.len() < MAX_OWNERS {
         let next: Option<String> = sql
-            .query_row([session, &last], |row| row.get(0))
+            .query_row(named_params! {":session": session, ":owner": last}, |row| {
+                row.get("owner")
+            })
             .optional()
             .map_err(store_error)?;
         let Some(owner) = next else { break };
@@ -238,38 +247,42 @@ fn session_owners(db: &Connection, session: &str) -> StoreResult<Vec<Option<Stri
     Ok(owners)
 }
 
-/// The index of runs that have not ended.
 fn unfinished_cursor() -> IdCursor {
     IdCursor::new(
-        "SELECT id FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL AND id <= ?1 \
-         ORDER BY id DESC LIMIT ?2",
+        "SELECT id FROM runs INDEXED BY runs_unfinished WHERE finished_at IS NULL AND id <= :max_id \
+         ORDER BY id DESC LIMIT :limit",
         [],
     )
 }
 
-/// The indexes of runs that ended in this way.
+/// Cursors over the runs that ended with this status.
 fn ended_cursors(filter: &RunFilter, status: Status, child: i64) -> Vec<IdCursor> {
-    let base_values = || [Value::from(status.as_str().to_owned()), child.into()];
+    let base_params = || {
+        [
+            (":status", Value::from(status.as_str().to_owned())),
+            (":child", child.into()),
+        ]
+    };
     let mut cursors = Vec::new();
     if let Some(owner) = &filter.owner {
         cursors.push(IdCursor::new(
-            "SELECT id FROM runs INDEXED BY runs_finished_by_owner WHERE finished_at IS NOT NULL AND owner = ?3 \
-             AND status = ?1 AND child = ?2 AND id <= ?4 ORDER BY id DESC LIMIT ?5",
-            base_values().into_iter().chain([owner.clone().into()]),
+            "SELECT id FROM runs INDEXED BY runs_finished_by_owner WHERE finished_at IS NOT NULL AND owner = :owner \
+             AND status = :status AND child = :child AND id <= :max_id ORDER BY id DESC LIMIT :limit",
+            base_params().into_iter().chain([(":owner", owner.clone().into())]),
         ));
     }
     if let Some(agent) = &filter.agent {
         cursors.push(IdCursor::new(
-            "SELECT id FROM runs INDEXED BY runs_finished_by_agent WHERE finished_at IS NOT NULL AND agent = ?3 \
-             AND status = ?1 AND child = ?2 AND id <= ?4 ORDER BY id DESC LIMIT ?5",
-            base_values().into_iter().chain([agent.clone().into()]),
+            "SELECT id FROM runs INDEXED BY runs_finished_by_agent WHERE finished_at IS NOT NULL AND agent = :agent \
+             AND status = :status AND child = :child AND id <= :max_id ORDER BY id DESC LIMIT :limit",
+            base_params().into_iter().chain([(":agent", agent.clone().into())]),
         ));
     }
     if cursors.is_empty() {
         cursors.push(IdCursor::new(
             "SELECT id FROM runs INDEXED BY runs_finished WHERE finished_at IS NOT NULL \
-             AND status = ?1 AND child = ?2 AND id <= ?3 ORDER BY id DESC LIMIT ?4",
-            base_values(),
+             AND status = :status AND child = :child AND id <= :max_id ORDER BY id DESC LIMIT :limit",
+            base_params(),
         ));
     }
     cursors
@@ -283,8 +296,8 @@ impl Intersection {
         }
     }
 
-    /// Adds what fits, one more than is wanted at the most. Returns the oldest id down to which it has looked, where it
-    /// has not looked at all.
+    /// Adds matching ids, at most one more than the limit. If the budget does not suffice for a whole search, returns the
+    /// oldest id that was searched.
     fn walk(
         &mut self,
         db: &Connection,
@@ -314,7 +327,7 @@ impl Intersection {
         Ok(None)
     }
 
-    /// The newest id at or before `at` that all streams have.
+    /// The newest id, at most `max_id`, that all cursors contain.
     fn next_common(
         &mut self,
         db: &Connection,
@@ -341,7 +354,7 @@ impl Intersection {
         Ok(SeekResult::End)
     }
 
-    /// Whether the record has what the indexes do not say.
+    /// Whether the row matches the parts of the filter that the indexes do not cover.
     fn matches(
         &self,
         db: &Connection,
@@ -357,7 +370,7 @@ impl Intersection {
         *cost += QUERY_COST;
         let mut sql = db
             .prepare_cached(
-                "SELECT created_at, child, status, owner, agent, session FROM runs WHERE id = ?1",
+                "SELECT created_at, child, status, owner, agent, session FROM runs WHERE id = :id",
             )
             .map_err(store_error)?;
         let column_matches = |wanted: &Option<String>, actual: Option<&str>| {
@@ -366,23 +379,29 @@ impl Intersection {
                 .is_none_or(|wanted| actual == Some(wanted))
         };
         let is_match = sql
-            .query_row([id.to_be_bytes()], |row| {
-                let is_in_scope =
-                    filter.include_children || filter.root.is_some() || !row.get::<_, bool>(1)?;
+            .query_row(named_params! {":id": id.to_be_bytes()}, |row| {
+                let is_in_scope = filter.include_children
+                    || filter.root.is_some()
+                    || !row.get::<_, bool>("child")?;
                 let status = filter.status.map(|status| status.as_str().to_owned());
-                Ok((is_in_range || range.times.contains_time(row.get(0)?))
-                    && is_in_scope
-                    && column_matches(&status, row.get_ref(2)?.as_str_or_null()?)
-                    && column_matches(&filter.owner, row.get_ref(3)?.as_str_or_null()?)
-                    && column_matches(&filter.agent, row.get_ref(4)?.as_str_or_null()?)
-                    && column_matches(&filter.session, row.get_ref(5)?.as_str_or_null()?))
+                Ok(
+                    (is_in_range || range.times.contains_time(row.get("created_at")?))
+                        && is_in_scope
+                        && column_matches(&status, row.get_ref("status")?.as_str_or_null()?)
+                        && column_matches(&filter.owner, row.get_ref("owner")?.as_str_or_null()?)
+                        && column_matches(&filter.agent, row.get_ref("agent")?.as_str_or_null()?)
+                        && column_matches(
+                            &filter.session,
+                            row.get_ref("session")?.as_str_or_null()?,
+                        ),
+                )
             })
             .optional()
             .map_err(store_error)?;
         if is_match != Some(true) || filter.root.is_none() {
             return Ok(is_match == Some(true));
         }
-        // The labels of a tree's runs are in no stream.
+        // A search in a tree has no cursors for labels.
         for label in &filter.labels {
             if label_cursor(label).seek(db, id, cost)? != Some(id) {
                 return Ok(false);
@@ -392,11 +411,10 @@ impl Intersection {
     }
 }
 
-/// How far the streams came together.
 enum SeekResult {
     Match(u128),
     End,
-    /// Nothing newer than this fits; the rest is not known.
+    /// No newer id matches; the rest was not searched.
     OverBudget(u128),
 }
 
@@ -404,30 +422,32 @@ enum SeekResult {
 #[derive(Clone)]
 struct IdCursor {
     sql: &'static str,
-    values: Vec<Value>,
-    /// Read and not passed yet.
+    params: Vec<(&'static str, Value)>,
+    /// Read ahead.
     buffer: VecDeque<u128>,
     batch: usize,
     is_exhausted: bool,
 }
 
 impl IdCursor {
-    /// The query's last two parameters are the newest id that is wanted, and how many are.
-    fn new(sql: &'static str, values: impl IntoIterator<Item = Value>) -> Self {
+    /// The query has the parameters `:max_id` and `:limit` besides these, and returns the column `id`.
+    fn new(sql: &'static str, params: impl IntoIterator<Item = (&'static str, Value)>) -> Self {
         Self {
             sql,
-            values: values.into_iter().collect(),
+            params: params.into_iter().collect(),
             buffer: VecDeque::new(),
             batch: MIN_BATCH,
             is_exhausted: false,
         }
     }
 
-    /// The runs of a tree. Trees are bounded, so all of it is read.
+    /// The runs of a tree. Trees are bounded, so all ids are read.
     fn for_tree(db: &Connection, root: RunId) -> StoreResult<Self> {
         let mut sql = db.prepare_cached(SUBTREE).map_err(store_error)?;
         let ids = sql
-            .query_map([rows::id_bytes(&root)], read_id)
+            .query_map(named_params! {":root": rows::id_bytes(&root)}, |row| {
+                row.get("id").map(u128::from_be_bytes)
+            })
             .and_then(Iterator::collect::<rusqlite::Result<HashSet<_>>>)
             .map_err(store_error)?;
         let mut ids: Vec<u128> = ids.into_iter().collect();
@@ -438,7 +458,7 @@ impl IdCursor {
         Ok(cursor)
     }
 
-    /// The newest id at or before `at`, which never gets larger from call to call.
+    /// The newest id that is at most `max_id`, which must not grow from call to call.
     fn seek(&mut self, db: &Connection, max_id: u128, cost: &mut u32) -> StoreResult<Option<u128>> {
         loop {
             let mut skipped = 0;
@@ -450,7 +470,7 @@ impl IdCursor {
                 skipped += 1;
             }
             if skipped >= MIN_BATCH {
-                // The others lead: what is read ahead is passed over.
+                // Other cursors skip far, so reading ahead is wasted.
                 self.batch = MIN_BATCH;
             }
             if self.is_exhausted {
@@ -462,12 +482,16 @@ impl IdCursor {
 
     fn fetch(&mut self, db: &Connection, max_id: u128, cost: &mut u32) -> StoreResult<()> {
         let mut sql = db.prepare_cached(self.sql).map_err(store_error)?;
-        let mut values = self.values.clone();
-        values.push(max_id.to_be_bytes().to_vec().into());
-        values.push(rows::signed(self.batch as u64).into());
-        let mut found = sql.query(params_from_iter(values)).map_err(store_error)?;
+        let (max_id, limit) = (max_id.to_be_bytes(), rows::signed(self.batch as u64));
+        let own = self.params.iter();
+        let mut params: Vec<(&str, &dyn ToSql)> =
+            own.map(|(name, value)| (*name, value as _)).collect();
+        params.extend([(":max_id", &max_id as _), (":limit", &limit as _)]);
+        let id_column = sql.column_index("id").map_err(store_error)?;
+        let mut found = sql.query(&params[..]).map_err(store_error)?;
         while let Some(row) = found.next().map_err(store_error)? {
-            self.buffer.push_back(read_id(row).map_err(store_error)?);
+            let id = row.get(id_column).map_err(store_error)?;
+            self.buffer.push_back(u128::from_be_bytes(id));
         }
         self.is_exhausted = self.buffer.len() < self.batch;
         *cost += QUERY_COST + u32::try_from(self.buffer.len()).unwrap_or(u32::MAX);
@@ -476,19 +500,14 @@ impl IdCursor {
     }
 }
 
-fn read_id(row: &rusqlite::Row<'_>) -> rusqlite::Result<u128> {
-    row.get::<_, [u8; 16]>(0).map(u128::from_be_bytes)
-}
-
 #[cfg(test)]
 mod tests {
-    use rusqlite::params_from_iter;
-    use rusqlite::types::Value;
+    use rusqlite::ToSql;
 
     use super::{IdCursor, ended_cursors, label_cursor, session_cursor};
     use crate::config::Durability;
     use crate::domain::run::Status;
-    use crate::store::RunFilter;
+    use crate::store::runs::RunFilter;
     use crate::store::sqlite::schema;
 
     #[test]
@@ -509,13 +528,15 @@ mod tests {
         cursors.push(session_cursor("s", x()));
         cursors.push(super::unfinished_cursor());
         let mut plans = Vec::new();
-        for IdCursor { sql, values, .. } in cursors {
-            let mut values = values;
-            values.extend([Value::Blob(vec![0; 16]), 1.into()]);
+        for IdCursor { sql, params, .. } in &cursors {
+            let own = params.iter();
+            let mut params: Vec<(&str, &dyn ToSql)> =
+                own.map(|(name, value)| (*name, value as _)).collect();
+            params.extend([(":max_id", &[0_u8; 16] as _), (":limit", &1 as _)]);
             let plan: Vec<String> = db
                 .prepare(&format!("EXPLAIN QUERY PLAN {sql}"))
                 .and_then(|mut sql| {
-                    sql.query_map(params_from_iter(values), |row| row.get(3))?
+                    sql.query_map(&params[..], |row| row.get("detail"))?
                         .collect()
                 })
                 .expect("a plan");

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::domain::content::Content;
 use crate::domain::message::{Message, ToolCall, ToolResult};
 use crate::engine::replay::history::{self, RecordedConversation};
-use crate::store::PAGE_BYTES;
+use crate::store::runs::PAGE_BYTES;
 
 /// A run's conversation as recorded.
 #[derive(Serialize, JsonSchema)]
@@ -89,7 +89,8 @@ mod tests {
     use super::Conversation;
     use crate::domain::message::{AssistantMessage, ToolCall, ToolResult};
     use crate::engine::replay::history::RecordedConversation;
-    use crate::store::{PAGE_BYTES, Step};
+    use crate::store::Step;
+    use crate::store::runs::PAGE_BYTES;
 
     fn call(id: &str) -> ToolCall {
         ToolCall {

@@ -16,7 +16,9 @@ use tracing::warn;
 use crate::domain::event::{StoredEvent, is_terminal};
 use crate::domain::run::{Run, RunId};
 use crate::engine::record::journal::{StreamEvent, Subscription};
-use crate::store::{EventQuery, RunStore, StoreError};
+use crate::store::StoreError;
+use crate::store::events::EventQuery;
+use crate::store::run_store::RunStore;
 use crate::telemetry::metrics::SseClientGuard;
 use crate::web::state::AppState;
 
@@ -337,12 +339,14 @@ mod tests {
     use crate::domain::run::{self, Run, RunId, Status};
     use crate::domain::webhook::DeliveryId;
     use crate::engine::record::journal::StreamEvent;
-    use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery};
-    use crate::store::{
-        ChildCall, ClaimedRun, EventQuery, ExpiredPage, ExpiredQuery, IdempotencyKey,
-        NthNewestQuery, RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError,
-        UnfinishedRun, Write, WriteFailedFn,
+    use crate::store::events::{EventLog, EventQuery};
+    use crate::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
+    use crate::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
+    use crate::store::run_store::RunStore;
+    use crate::store::runs::{
+        ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
     };
+    use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
     use crate::telemetry::metrics::Metrics;
 
     /// A log in memory: enough of a store to be read while it grows.
@@ -353,24 +357,7 @@ mod tests {
         subtree: Vec<RunId>,
     }
 
-    impl RunStore for Log {
-        fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
-            Box::pin(async move {
-                tokio::task::yield_now().await;
-                let events = self.events.lock().expect("a log");
-                let shown = |event: &&Arc<StoredEvent>| {
-                    event.seq > query.after
-                        && if query.exclude_descendants {
-                            event.run_id == query.run
-                        } else {
-                            query.run == query.root || self.subtree.contains(&event.run_id)
-                        }
-                };
-                let page = events.iter().filter(shown).take(query.limit);
-                Ok(page.map(|event| StoredEvent::clone(event)).collect())
-            })
-        }
-
+    impl RunRecords for Log {
         fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>> {
             Box::pin(async move { Ok(vec![run(id)]) })
         }
@@ -433,7 +420,28 @@ mod tests {
         ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
             unreachable!("a stream accepts nothing")
         }
+    }
 
+    impl EventLog for Log {
+        fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
+            Box::pin(async move {
+                tokio::task::yield_now().await;
+                let events = self.events.lock().expect("a log");
+                let shown = |event: &&Arc<StoredEvent>| {
+                    event.seq > query.after
+                        && if query.exclude_descendants {
+                            event.run_id == query.run
+                        } else {
+                            query.run == query.root || self.subtree.contains(&event.run_id)
+                        }
+                };
+                let page = events.iter().filter(shown).take(query.limit);
+                Ok(page.map(|event| StoredEvent::clone(event)).collect())
+            })
+        }
+    }
+
+    impl Outbox for Log {
         fn due_deliveries(&self, _: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
             unreachable!("a stream delivers nothing")
         }
@@ -453,7 +461,9 @@ mod tests {
         fn delivery_notify(&self) -> Arc<Notify> {
             unreachable!("a stream delivers nothing")
         }
+    }
 
+    impl RunRetention for Log {
         fn expired_roots(&self, _: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
             unreachable!("a stream removes nothing")
         }
@@ -472,7 +482,9 @@ mod tests {
         fn delete(&self, _: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
             unreachable!("a reader does not write")
         }
+    }
 
+    impl RunStore for Log {
         fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             unreachable!("a stream does not check")
         }

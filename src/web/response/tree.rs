@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::domain::run::{Failure, Run, RunId, Status};
-use crate::store::{Step, TASK_CHARS};
+use crate::store::Step;
+use crate::store::runs::TASK_CHARS;
 use crate::web::response::run::UsageView;
 
 /// A run's summary with its children's in it.

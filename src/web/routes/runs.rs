@@ -14,7 +14,8 @@ use tracing::info;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
-use crate::store::{PAGE_BYTES, RunFilter, StoreError};
+use crate::store::StoreError;
+use crate::store::runs::{PAGE_BYTES, RunFilter};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::RunPath;
@@ -364,7 +365,7 @@ pub fn check_reason(text: Option<String>) -> Result<Option<String>, Problem> {
 mod tests {
     use super::{FILTER_PARAMS, parse_filter};
     use crate::domain::run::{RunId, Status};
-    use crate::store::RunFilter;
+    use crate::store::runs::RunFilter;
     use crate::web::extract::query::Query;
 
     fn read(query: &str) -> Result<RunFilter, String> {

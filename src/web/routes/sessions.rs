@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::domain::run::{Run, RunId, Status, now};
 use crate::engine::replay::history::RecordedConversation;
-use crate::store::{PAGE_BYTES, SessionQuery};
+use crate::store::runs::{PAGE_BYTES, SessionQuery};
 use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::extract::path::SessionPath;

@@ -25,8 +25,11 @@ use axed::engine::runner::Runner;
 use axed::engine::settings::{HistoryLimits, Settings};
 use axed::providers::registry::ProviderRegistry;
 use axed::ssrf::SsrfGuard;
+use axed::store::Step;
+use axed::store::events::{EventLog, EventQuery};
 use axed::store::open::open;
-use axed::store::{EventQuery, RunStore, Step};
+use axed::store::run_store::RunStore;
+use axed::store::runs::RunRecords;
 use axed::tools::mcp::pool::McpConnectionPool;
 use axed::tools::registry::ToolRegistry;
 use axed::workdirs::registry::Workdirs;
@@ -423,7 +426,7 @@ impl Life {
     }
 
     async fn root(&self) -> Option<Run> {
-        let filter = axed::store::RunFilter {
+        let filter = axed::store::runs::RunFilter {
             limit: 1,
             ..Default::default()
         };

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use axed::domain::run::{Run, RunId, Scope, Status};
-use axed::store::{Change, RunFilter, RunStore};
+use axed::store::Change;
+use axed::store::run_store::RunStore;
+use axed::store::runs::RunFilter;
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
 use serde_json::Value;

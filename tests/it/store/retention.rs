@@ -7,7 +7,9 @@ use std::time::Duration;
 use axed::config::{Retention, RetentionLimit};
 use axed::domain::run::{RunId, Scope, Status};
 use axed::engine::retention;
-use axed::store::{Change, NthNewestQuery, RunStore};
+use axed::store::Change;
+use axed::store::retention::NthNewestQuery;
+use axed::store::run_store::RunStore;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

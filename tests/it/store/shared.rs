@@ -11,15 +11,18 @@ use axed::domain::message::{AssistantMessage, Echo, ToolCall, ToolResult};
 use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, Status, now};
 use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
 use axed::domain::webhook::{DeliveryId, Webhook};
+use axed::store::events::EventQuery;
 use axed::store::open::open;
 use axed::store::outbox::{
     AttemptOutcome, AttemptRecord, DeliveryAttempt, DeliveryStatus, DueQuery, MAX_STORED_ATTEMPTS,
     NewDelivery,
 };
+use axed::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery};
+use axed::store::run_store::RunStore;
+use axed::store::runs::{RunFilter, SessionQuery};
 use axed::store::{
-    Change, ClaimedRun, Cutoff, EventQuery, ExpiredQuery, FinishedRun, IdempotencyClaim,
-    IdempotencyKey, NewRun, NthNewestQuery, Progress, ResumeState, RunFilter, RunStore,
-    SessionQuery, Step, StoreError, Write,
+    Change, ClaimedRun, FinishedRun, IdempotencyClaim, IdempotencyKey, NewRun, Progress,
+    ResumeState, Step, StoreError, Write,
 };
 use axed::workdirs::file_id::FileId;
 use jiff::Timestamp;

@@ -8,12 +8,14 @@ use axed::domain::attachment::{Blobs, Digest};
 use axed::domain::event::StoredEvent;
 use axed::domain::run::{Run, RunId};
 use axed::domain::webhook::DeliveryId;
-use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery};
-use axed::store::{
-    ChildCall, ClaimedRun, EventQuery, ExpiredPage, ExpiredQuery, IdempotencyKey, NthNewestQuery,
-    RunFilter, RunPage, RunStore, SessionQuery, Step, StoreError, UnfinishedRun, Write,
-    WriteFailedFn,
+use axed::store::events::{EventLog, EventQuery};
+use axed::store::outbox::{AttemptRecord, Delivery, DueDeliveries, DueQuery, Outbox};
+use axed::store::retention::{ExpiredPage, ExpiredQuery, NthNewestQuery, RunRetention};
+use axed::store::run_store::RunStore;
+use axed::store::runs::{
+    ChildCall, RunFilter, RunPage, RunRecords, SessionQuery, UnfinishedRun, WriteFailedFn,
 };
+use axed::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
 use futures_util::future::{BoxFuture, pending};
 use tokio::sync::{Notify, watch};
 
@@ -62,7 +64,7 @@ impl CrashingStore {
     }
 }
 
-impl RunStore for CrashingStore {
+impl RunRecords for CrashingStore {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
         match self.admit_write() {
             true => self.inner.write(write),
@@ -128,10 +130,6 @@ impl RunStore for CrashingStore {
         self.inner.blobs(digests)
     }
 
-    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
-        self.inner.events(query)
-    }
-
     fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>> {
         self.inner.unfinished_runs()
     }
@@ -142,7 +140,15 @@ impl RunStore for CrashingStore {
     ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>> {
         self.inner.claimed_run(key)
     }
+}
 
+impl EventLog for CrashingStore {
+    fn events(&self, query: EventQuery) -> BoxFuture<'_, Result<Vec<StoredEvent>, StoreError>> {
+        self.inner.events(query)
+    }
+}
+
+impl Outbox for CrashingStore {
     fn due_deliveries(&self, query: DueQuery) -> BoxFuture<'_, Result<DueDeliveries, StoreError>> {
         self.inner.due_deliveries(query)
     }
@@ -162,7 +168,9 @@ impl RunStore for CrashingStore {
     fn delivery_notify(&self) -> Arc<Notify> {
         self.inner.delivery_notify()
     }
+}
 
+impl RunRetention for CrashingStore {
     fn expired_roots(&self, query: ExpiredQuery) -> BoxFuture<'_, Result<ExpiredPage, StoreError>> {
         self.inner.expired_roots(query)
     }
@@ -181,7 +189,9 @@ impl RunStore for CrashingStore {
     fn delete(&self, root: RunId) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.delete(root)
     }
+}
 
+impl RunStore for CrashingStore {
     fn check(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.check()
     }

@@ -1,0 +1,21 @@
+//! The whole contract of a storage engine.
+
+use futures_util::future::BoxFuture;
+
+use crate::store::StoreError;
+use crate::store::events::EventLog;
+use crate::store::outbox::Outbox;
+use crate::store::retention::RunRetention;
+use crate::store::runs::RunRecords;
+
+/// A write spans several parts, so one engine implements all of them. Callers that need one part take that part.
+pub trait RunStore: RunRecords + EventLog + Outbox + RunRetention {
+    /// Fails if the store cannot be written or read now.
+    fn check(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// The number of transactions committed since the store was opened.
+    fn commit_count(&self) -> u64;
+
+    /// Commits what is queued and closes; later calls fail with [`StoreError::Closed`].
+    fn close(&self) -> BoxFuture<'_, ()>;
+}

@@ -1,0 +1,134 @@
+//! The contract for runs: writing them, reading them, and listing them.
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+
+use crate::domain::attachment::{Blobs, Digest};
+use crate::domain::run::{Run, RunId, Status};
+use crate::store::{ClaimedRun, IdempotencyKey, ResumeState, Step, StoreError, Write};
+
+/// A page of runs ends when their texts have this many bytes: each run may have megabytes.
+pub const PAGE_BYTES: usize = 8 << 20;
+
+/// Characters of a task that [`RunRecords::tree`] shows.
+pub const TASK_CHARS: usize = 2_048;
+
+/// A child run, and the id of the tool call that started it.
+pub type ChildCall = (RunId, Option<String>);
+
+/// Called with the root of each fire-and-forget write that failed, on the store's own thread. It must not block.
+pub type WriteFailedFn = Box<dyn Fn(RunId) + Send + Sync>;
+
+/// Writes of one caller are committed in the order in which they were passed.
+pub trait RunRecords: Send + Sync + 'static {
+    /// Commits one write with its steps and events, all or nothing, and returns the number of its last event (0 without
+    /// events). Events are published after the commit.
+    fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Commits a write and others in the same transaction, or none of them. A write of `others` to a run that has ended is
+    /// left out.
+    fn write_with(
+        &self,
+        write: Write,
+        others: Vec<Write>,
+    ) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Queues a write and returns before its commit. The store logs a failure. After one, all later writes to the tree fail
+    /// until [`RunRecords::clear_failed`], so that the record has no gap.
+    fn enqueue(&self, write: Write) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Sets the callback for failed fire-and-forget writes. Only the first call has an effect.
+    fn on_write_failed(&self, callback: WriteFailedFn);
+
+    /// Accepts writes to these trees again. They continue from what is committed.
+    fn clear_failed(&self, roots: Vec<RunId>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// One run, as committed. `tree` of a run that has not ended is the sum of what is committed below it.
+    fn run(&self, id: RunId) -> BoxFuture<'_, Result<Option<Run>, StoreError>>;
+
+    /// A page of runs, newest first. It ends early with the run that reaches [`PAGE_BYTES`], or when the search has read as
+    /// many runs as one page may.
+    fn list(&self, filter: RunFilter) -> BoxFuture<'_, Result<RunPage, StoreError>>;
+
+    /// Runs of a session, newest first. The page ends early with the run that reaches [`PAGE_BYTES`].
+    fn session_runs(&self, query: SessionQuery) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// The run and all its descendants, in the order in which they were created. They have no inputs and final texts, and
+    /// only the first [`TASK_CHARS`] characters of their tasks and one more: a tree may have thousands of runs.
+    fn tree(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// The direct children of a run, in the order in which they were created.
+    fn children(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Run>, StoreError>>;
+
+    /// The direct children of a run with their tool calls, in the order in which they were created.
+    fn child_calls(&self, id: RunId) -> BoxFuture<'_, Result<Vec<ChildCall>, StoreError>>;
+
+    /// The steps of a run, in order.
+    fn steps(&self, id: RunId) -> BoxFuture<'_, Result<Vec<Step>, StoreError>>;
+
+    /// The bytes with these digests. Digests that no run refers to are left out.
+    fn blobs(&self, digests: Vec<Digest>) -> BoxFuture<'_, Result<Blobs, StoreError>>;
+
+    /// Runs that have not ended, parents before their children, then oldest first. Their `tree` is a sum, as in
+    /// [`RunRecords::run`].
+    fn unfinished_runs(&self) -> BoxFuture<'_, Result<Vec<UnfinishedRun>, StoreError>>;
+
+    /// The run that an idempotency key has accepted, until the key expires.
+    fn claimed_run(
+        &self,
+        key: IdempotencyKey,
+    ) -> BoxFuture<'_, Result<Option<ClaimedRun>, StoreError>>;
+}
+
+/// A run that no process drives, with what its continuation needs.
+#[derive(Clone, Debug)]
+pub struct UnfinishedRun {
+    pub run: Run,
+    /// `None` if an older version accepted the run.
+    pub resume_state: Option<ResumeState>,
+}
+
+/// Selects the runs of a page. Conditions that are `None` or empty match every run.
+#[derive(Clone, Debug, Default)]
+pub struct RunFilter {
+    pub agent: Option<String>,
+    /// The API key that has accepted the run.
+    pub owner: Option<String>,
+    pub status: Option<Status>,
+    /// Only the tree of this root.
+    pub root: Option<RunId>,
+    /// If false, and without `root`, only root runs.
+    pub include_children: bool,
+    pub session: Option<String>,
+    /// The run has all of these labels.
+    pub labels: Vec<(String, String)>,
+    /// Only runs that were accepted at this time or later.
+    pub since: Option<Timestamp>,
+    /// Only runs that were accepted before this time.
+    pub until: Option<Timestamp>,
+    /// Only runs that were created before this one (the cursor).
+    pub before: Option<RunId>,
+    pub limit: usize,
+}
+
+/// A page of runs.
+#[derive(Clone, Debug, Default)]
+pub struct RunPage {
+    /// May be fewer than the limit, or none, although more runs match.
+    pub runs: Vec<Run>,
+    /// [`RunFilter::before`] of the next page; `None` if no more runs match.
+    pub next: Option<RunId>,
+}
+
+/// Selects runs of a session.
+#[derive(Clone, Debug, Default)]
+pub struct SessionQuery {
+    /// The API key that the session belongs to; `None` without keys.
+    pub owner: Option<String>,
+    pub name: String,
+    pub agent: Option<String>,
+    pub status: Option<Status>,
+    /// Only runs that were created before this one (the cursor).
+    pub before: Option<RunId>,
+    pub limit: usize,
+}

@@ -1,0 +1,89 @@
+//! A write in the form in which it is stored. Callers encode their writes, so the writer thread does not have to.
+
+use std::cell::Cell;
+
+use bytes::Bytes;
+
+use crate::domain::attachment::Attachment;
+use crate::domain::run::{Outcome, RunId};
+use crate::store::sqlite::{attachments, rows};
+use crate::store::{Change, NewDelivery, StoreError, Write};
+
+/// SQLite rejects texts above 10⁹ bytes. A write far below that cannot fail for its length in the middle of a batch.
+const MAX_WRITE_BYTES: usize = 500_000_000;
+
+pub struct EncodedWrite {
+    pub run: RunId,
+    pub root: RunId,
+    pub change: Change,
+    pub steps: Option<String>,
+    pub events: Option<String>,
+    pub event_count: u64,
+    /// The pictures and files in its steps, each once.
+    pub attachments: Vec<Attachment>,
+    pub deliveries: Vec<NewDelivery>,
+    /// Writes to other runs in the same transaction. The cell gets the number of the write's last event when it is known.
+    pub others: Vec<(EncodedWrite, Cell<u64>)>,
+}
+
+impl EncodedWrite {
+    pub fn encode(write: Write) -> Result<Self, StoreError> {
+        debug_assert!(
+            write.events.iter().all(|event| event.run_id == write.run),
+            "the events of a write belong to its run"
+        );
+        let encoded = Self {
+            run: write.run,
+            root: write.root,
+            change: write.change,
+            steps: rows::steps_value(&write.steps)?,
+            events: rows::events_value(&write.events)?,
+            event_count: write.events.len() as u64,
+            attachments: attachments::distinct(&write.steps),
+            deliveries: write.deliveries,
+            others: Vec::new(),
+        };
+        if encoded.bytes() > MAX_WRITE_BYTES {
+            return Err(StoreError::Backend(format!(
+                "a write of {} is larger than {MAX_WRITE_BYTES} bytes",
+                encoded.run
+            )));
+        }
+        Ok(encoded)
+    }
+
+    /// Like [`EncodedWrite::encode`], with writes to other runs that are committed with it.
+    pub fn encode_with(write: Write, others: Vec<Write>) -> Result<Self, StoreError> {
+        let others = others
+            .into_iter()
+            .map(|other| Ok((Self::encode(other)?, Cell::new(0))));
+        Ok(Self {
+            others: others.collect::<Result<_, StoreError>>()?,
+            ..Self::encode(write)?
+        })
+    }
+
+    /// About how many bytes it writes.
+    pub fn bytes(&self) -> usize {
+        let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let data = self.attachments.iter().filter_map(|it| it.data.as_ref());
+        let data_bytes: usize = data.map(Bytes::len).sum();
+        len(&self.steps) + len(&self.events) + self.change_bytes() + data_bytes
+    }
+
+    fn change_bytes(&self) -> usize {
+        match &self.change {
+            Change::Create(new_run) => {
+                let run = &new_run.run;
+                run.input.text_bytes() + run.task.as_ref().map_or(0, String::len)
+            }
+            Change::Finish(finished) => match &finished.outcome {
+                Outcome::Completed { content, .. } => content.len(),
+                Outcome::Failed { partial, .. } | Outcome::Cancelled { partial, .. } => {
+                    partial.as_ref().map_or(0, String::len)
+                }
+            },
+            _ => 0,
+        }
+    }
+}

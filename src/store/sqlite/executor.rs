@@ -1,0 +1,213 @@
+//! Executes the writer's tasks, inside of the transaction that the writer has begun.
+
+use std::collections::HashMap;
+
+use rusqlite::{Connection, named_params};
+use tracing::warn;
+
+use crate::domain::run::RunId;
+use crate::store::sqlite::delete::{self, DeleteProgress, Deletions};
+use crate::store::sqlite::encoded_write::EncodedWrite;
+use crate::store::sqlite::error::WriteError;
+use crate::store::sqlite::failed_runs::FailedRuns;
+use crate::store::sqlite::job::Task;
+use crate::store::sqlite::run_inserts::RunInserts;
+use crate::store::sqlite::statements::Statements;
+use crate::store::sqlite::vacuum::Vacuum;
+use crate::store::sqlite::{attachments, outbox, rows, run_changes};
+use crate::store::{Change, StoreError};
+
+/// Trees whose last event number is cached. The number of another tree is read from its log.
+const MAX_CACHED_SEQS: usize = 16_384;
+
+pub struct Executor<'c> {
+    connection: &'c Connection,
+    pub sql: Statements<'c>,
+    pub deletions: Deletions,
+    pub failed_runs: FailedRuns,
+    pub vacuum: Vacuum,
+    /// The number of the last event, by root.
+    last_seqs: HashMap<RunId, u64>,
+    inserts: RunInserts,
+}
+
+impl<'c> Executor<'c> {
+    pub fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            connection,
+            sql: Statements::new(connection)?,
+            deletions: Deletions::load(connection)?,
+            failed_runs: FailedRuns::default(),
+            vacuum: Vacuum::new(connection)?,
+            last_seqs: HashMap::new(),
+            inserts: RunInserts::new(connection)?,
+        })
+    }
+
+    /// Discards what is cached of a transaction that was rolled back.
+    pub fn reset(&mut self) {
+        self.last_seqs.clear();
+        self.inserts.reset();
+        self.deletions = Deletions::load(self.connection).unwrap_or_default();
+    }
+
+    /// On a full disk only tasks that free space are executed.
+    pub fn execute(&mut self, task: &Task, is_disk_full: bool) -> Result<u64, WriteError> {
+        let frees_space = matches!(task, Task::Delete(_) | Task::Vacuum | Task::Close(_));
+        if is_disk_full && !frees_space {
+            return Err(WriteError::Rejected(StoreError::DiskFull));
+        }
+        match task {
+            Task::Write(write) => self.apply_all(write),
+            Task::RecordAttempt(record) => {
+                outbox::record_attempt(&mut self.sql, record)?;
+                Ok(0)
+            }
+            Task::Resend(run, id) => Ok(outbox::resend(&mut self.sql, *run, *id)? as u64),
+            Task::Delete(root) => self.delete(*root),
+            Task::Vacuum => self.vacuum_step(is_disk_full),
+            Task::ClearFailed(roots) => {
+                roots.iter().for_each(|root| self.failed_runs.remove(*root));
+                Ok(0)
+            }
+            Task::Check => {
+                self.sql.write_check.execute(&[])?;
+                Ok(0)
+            }
+            Task::Close(_) => Ok(0),
+        }
+    }
+
+    /// Removes the next part of a tree. Its root stays marked while there is more.
+    pub fn delete_part(&mut self, root: RunId) -> rusqlite::Result<DeleteProgress> {
+        let cache = &mut self.inserts.definition_cache;
+        let progress = delete::delete_part(&mut self.sql, cache, root)?;
+        let params = named_params! {":root": rows::id_bytes(&root)};
+        match progress {
+            DeleteProgress::More => self.sql.mark_deletion.execute(params)?,
+            DeleteProgress::Done => self.sql.unmark_deletion.execute(params)?,
+        };
+        Ok(progress)
+    }
+
+    /// Applies a write, and the writes that are committed with it.
+    fn apply_all(&mut self, write: &EncodedWrite) -> Result<u64, WriteError> {
+        let last_seq = self.apply(write)?;
+        for (other, other_last_seq) in &write.others {
+            match self.apply(other) {
+                Ok(last_seq) => other_last_seq.set(last_seq),
+                Err(WriteError::Rejected(error)) => {
+                    warn!(run.id = %other.run, run.root = %other.root, error = %error, "A write to {} came too late: {error}", other.run);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(last_seq)
+    }
+
+    /// A rejected write modifies nothing.
+    fn apply(&mut self, write: &EncodedWrite) -> Result<u64, WriteError> {
+        if self.failed_runs.contains(write.root) {
+            return Err(WriteError::Rejected(StoreError::Suspended));
+        }
+        let creates_root = write.run == write.root && matches!(write.change, Change::Create(_));
+        let previous_seq = if creates_root {
+            0
+        } else {
+            self.last_seq(write.root)?
+        };
+        let last_seq = previous_seq + write.event_count;
+        // 0 does not change the last event of the run's row.
+        let run_seq = if write.event_count > 0 { last_seq } else { 0 };
+        if !self.update_run(write, run_seq)? {
+            return Ok(0);
+        }
+        if write.event_count > 0 || write.steps.is_some() {
+            self.sql.insert_entry.execute(named_params! {
+                ":root": rows::id_bytes(&write.root),
+                ":last_seq": rows::signed(last_seq),
+                ":run": rows::id_bytes(&write.run),
+                ":count": rows::signed(write.event_count),
+                ":events": write.events,
+                ":steps": write.steps,
+            })?;
+        }
+        for attachment in &write.attachments {
+            attachments::insert(&mut self.sql, write.run, attachment)?;
+        }
+        for delivery in &write.deliveries {
+            outbox::insert(&mut self.sql, write.run, delivery)?;
+        }
+        self.cache_last_seq(write, last_seq);
+        Ok(run_seq)
+    }
+
+    /// Returns false if the write is to be ignored with its events.
+    fn update_run(&mut self, write: &EncodedWrite, last_seq: u64) -> Result<bool, WriteError> {
+        let id = rows::id_bytes(&write.run);
+        let last_event = rows::signed(last_seq);
+        if let Change::Create(new_run) = &write.change {
+            let (connection, sql) = (self.connection, &mut self.sql);
+            self.inserts.insert(connection, sql, new_run, last_event)?;
+            return Ok(true);
+        }
+        if run_changes::update(&mut self.sql, id, last_event, &write.change)? > 0 {
+            return Ok(true);
+        }
+        if !self.sql.has_run.exists(named_params! {":id": id})? {
+            return Err(WriteError::Rejected(StoreError::RunNotFound(write.run)));
+        }
+        if matches!(write.change, Change::RequestCancel { .. }) {
+            return Ok(false);
+        }
+        Err(WriteError::Rejected(StoreError::AlreadyTerminal(write.run)))
+    }
+
+    fn delete(&mut self, root: RunId) -> Result<u64, WriteError> {
+        let id = rows::id_bytes(&root);
+        if !self.sql.has_root.exists(named_params! {":id": id})?
+            || self.sql.has_deletion.exists(named_params! {":root": id})?
+        {
+            return Ok(0);
+        }
+        self.last_seqs.remove(&root);
+        if let DeleteProgress::More = self.delete_part(root)? {
+            self.deletions.add(root);
+        }
+        Ok(1)
+    }
+
+    fn vacuum_step(&mut self, is_disk_full: bool) -> Result<u64, WriteError> {
+        let cache = &mut self.inserts.definition_cache;
+        let has_more = delete::delete_unused_definitions(&mut self.sql, cache)?;
+        let has_more = has_more || self.deletions.is_due(1);
+        let has_more = self.vacuum.step(self.connection, is_disk_full)? || has_more;
+        Ok(u64::from(has_more))
+    }
+
+    /// The number of a tree's last event.
+    fn last_seq(&mut self, root: RunId) -> Result<u64, WriteError> {
+        if let Some(last_seq) = self.last_seqs.get(&root) {
+            return Ok(*last_seq);
+        }
+        let params = named_params! {":root": rows::id_bytes(&root)};
+        let found = self
+            .sql
+            .last_seq
+            .query_row(params, |row| row.get("last_seq"))?;
+        found
+            .map(rows::unsigned)
+            .ok_or(WriteError::Rejected(StoreError::RunNotFound(root)))
+    }
+
+    fn cache_last_seq(&mut self, write: &EncodedWrite, last_seq: u64) {
+        if write.run == write.root && matches!(write.change, Change::Finish(_)) {
+            self.last_seqs.remove(&write.root);
+            return;
+        }
+        if self.last_seqs.len() >= MAX_CACHED_SEQS {
+            self.last_seqs.clear();
+        }
+        self.last_seqs.insert(write.root, last_seq);
+    }
+}

@@ -1,0 +1,65 @@
+//! What the writer can be asked to do.
+
+use std::thread::JoinHandle;
+
+use tokio::sync::oneshot;
+
+use crate::domain::run::RunId;
+use crate::domain::webhook::DeliveryId;
+use crate::store::StoreError;
+use crate::store::outbox::AttemptRecord;
+use crate::store::sqlite::encoded_write::EncodedWrite;
+
+pub type JobResult = Result<u64, StoreError>;
+
+pub struct Job {
+    pub task: Task,
+    /// `None` for a fire-and-forget write.
+    pub reply: Option<oneshot::Sender<JobResult>>,
+}
+
+pub enum Task {
+    /// Commits a write and returns the number of its last event.
+    Write(EncodedWrite),
+    /// Records an attempt to deliver to a webhook and returns 0.
+    RecordAttempt(AttemptRecord),
+    /// Makes a delivery of a run due now. Returns 1, or 0 if it does not exist.
+    Resend(RunId, DeliveryId),
+    /// Removes a root with its tree; returns 1, or 0 if it does not exist. Of a large tree only a part is removed at
+    /// once. The rest is hidden from readers and removed later.
+    Delete(RunId),
+    /// Removes a few unused definitions and returns a little unused space to the file system. Returns 1 if there may be
+    /// more, else 0.
+    Vacuum,
+    /// Accepts writes of these trees again after a failed fire-and-forget write; returns 0.
+    ClearFailed(Vec<RunId>),
+    /// Writes to the database and returns 0.
+    Check,
+    /// Commits what is queued, and ends after these reader threads have ended.
+    Close(Vec<JoinHandle<()>>),
+}
+
+impl Task {
+    /// Whether it makes deliveries due.
+    pub fn has_deliveries(&self) -> bool {
+        match self {
+            Self::Write(write) => {
+                let others = write.others.iter().map(|(other, _)| other);
+                std::iter::once(write)
+                    .chain(others)
+                    .any(|write| !write.deliveries.is_empty())
+            }
+            Self::Resend(..) => true,
+            _ => false,
+        }
+    }
+
+    /// About how many bytes it writes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Write(write) => write.bytes(),
+            Self::Delete(_) | Self::Vacuum => 64 << 10,
+            _ => 0,
+        }
+    }
+}

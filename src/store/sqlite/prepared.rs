@@ -1,0 +1,99 @@
+//! A prepared statement whose parameters are bound by name. SQLite looks a name up by comparing it with each of them, so
+//! the positions are kept from one execution to the next.
+
+use rusqlite::{Connection, Error, Row, Rows, Statement, ToSql};
+
+/// Names, each with its colon, and values: what `rusqlite::named_params!` makes.
+pub type Named<'a> = &'a [(&'static str, &'a dyn ToSql)];
+
+/// A statement that is prepared once and executed many times.
+pub struct PreparedStatement<'c> {
+    statement: Statement<'c>,
+    /// The names of the last execution, with their positions.
+    positions: Vec<(&'static str, usize)>,
+}
+
+impl<'c> PreparedStatement<'c> {
+    pub fn new(connection: &'c Connection, sql: &str) -> rusqlite::Result<Self> {
+        Ok(Self {
+            statement: connection.prepare(sql)?,
+            positions: Vec::new(),
+        })
+    }
+
+    /// Returns the number of rows that changed.
+    pub fn execute(&mut self, params: Named<'_>) -> rusqlite::Result<usize> {
+        self.bind(params)?;
+        self.statement.raw_execute()
+    }
+
+    /// Whether the statement returns a row.
+    pub fn exists(&mut self, params: Named<'_>) -> rusqlite::Result<bool> {
+        Ok(self.query(params)?.next()?.is_some())
+    }
+
+    /// Reads the first row; `None` if there is none.
+    pub fn query_row<T>(
+        &mut self,
+        params: Named<'_>,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        self.query(params)?.next()?.map(read).transpose()
+    }
+
+    pub fn query(&mut self, params: Named<'_>) -> rusqlite::Result<Rows<'_>> {
+        self.bind(params)?;
+        Ok(self.statement.raw_query())
+    }
+
+    fn bind(&mut self, params: Named<'_>) -> rusqlite::Result<()> {
+        let names = params.iter().map(|(name, _)| *name);
+        if !names.eq(self.positions.iter().map(|(name, _)| *name)) {
+            self.positions = self.find_positions(params)?;
+        }
+        for ((_, value), (_, position)) in params.iter().zip(&self.positions) {
+            self.statement.raw_bind_parameter(*position, value)?;
+        }
+        Ok(())
+    }
+
+    fn find_positions(&self, params: Named<'_>) -> rusqlite::Result<Vec<(&'static str, usize)>> {
+        // A parameter without a value would keep that of the execution before.
+        let expected = self.statement.parameter_count();
+        if params.len() != expected {
+            return Err(Error::InvalidParameterCount(params.len(), expected));
+        }
+        let position = |name: &'static str| match self.statement.parameter_index(name)? {
+            Some(position) => Ok((name, position)),
+            None => Err(Error::InvalidParameterName(name.to_owned())),
+        };
+        params.iter().map(|(name, _)| position(name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, named_params};
+
+    use super::PreparedStatement;
+
+    #[test]
+    fn parameters_are_bound_by_name_in_any_order() {
+        let db = Connection::open_in_memory().expect("a database");
+        let mut sql = PreparedStatement::new(&db, "SELECT :a - :b AS difference").expect("SQL");
+        let mut difference =
+            |params: super::Named<'_>| sql.query_row(params, |row| row.get::<_, i64>("difference"));
+        let forward = difference(named_params! {":a": 5, ":b": 3});
+        assert_eq!(forward, Ok(Some(2)));
+        let backward = difference(named_params! {":b": 5, ":a": 3});
+        assert_eq!(backward, Ok(Some(-2)));
+        assert!(
+            difference(named_params! {":a": 5}).is_err(),
+            "one is missing"
+        );
+        assert!(
+            difference(named_params! {":a": 5, ":c": 3}).is_err(),
+            "an unknown name"
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! Inserts new runs, with their definition, labels and idempotency key.
+
+use std::sync::Arc;
+
+use rusqlite::{Connection, ErrorCode, named_params};
+
+use crate::domain::run::{Run, RunId, now};
+use crate::store::sqlite::clock::ClockSkew;
+use crate::store::sqlite::definition_cache::{self, DefinitionCache};
+use crate::store::sqlite::delete;
+use crate::store::sqlite::error::WriteError;
+use crate::store::sqlite::rows::{self, Hash, UsageValues};
+use crate::store::sqlite::statements::Statements;
+use crate::store::{IdempotencyClaim, NewRun, ResumeState, StoreError};
+
+/// What the writer remembers from one new run to the next, so that most of them write neither a definition nor a skew.
+pub struct RunInserts {
+    pub definition_cache: DefinitionCache,
+    clock_skew: ClockSkew,
+}
+
+impl RunInserts {
+    pub fn new(connection: &Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            definition_cache: DefinitionCache::default(),
+            clock_skew: ClockSkew::read(connection)?,
+        })
+    }
+
+    /// Forgets everything after a rollback: what was written may not be in the tables.
+    pub fn reset(&mut self) {
+        self.definition_cache.clear();
+        self.clock_skew = ClockSkew { lead: 0, lag: 0 };
+    }
+
+    pub fn insert(
+        &mut self,
+        connection: &Connection,
+        sql: &mut Statements<'_>,
+        new_run: &NewRun,
+        last_event: i64,
+    ) -> Result<(), WriteError> {
+        if let Some(claim) = &new_run.claim {
+            check_unclaimed(sql, claim)?;
+        }
+        let run = &new_run.run;
+        let resume_state = &new_run.resume_state;
+        let definition = self.store_definition(sql, &resume_state.definition, run.id)?;
+        insert_row(sql, run, resume_state, definition, last_event)?;
+        let id = rows::id_bytes(&run.id);
+        if !rows::is_inline_input(run) {
+            sql.insert_text.execute(named_params! {
+                ":run": id,
+                ":input": rows::input_value(&run.input),
+                ":task": run.task,
+            })?;
+        }
+        for (key, value) in &run.labels {
+            let label = named_params! {":key": key, ":value": value, ":run": id};
+            sql.insert_label.execute(label)?;
+        }
+        if let Some(claim) = &new_run.claim {
+            insert_claim(sql, claim, run.id)?;
+        }
+        self.update_clock_skew(connection, run)
+    }
+
+    /// Stores the skew of the run's id if it is the largest so far.
+    fn update_clock_skew(&mut self, connection: &Connection, run: &Run) -> Result<(), WriteError> {
+        let created_ms = run.created_at.as_millisecond();
+        let skew = self
+            .clock_skew
+            .including(delete::created_ms(run.id), created_ms);
+        if skew != self.clock_skew {
+            // After a rollback the stored skew is unknown, and it must not shrink.
+            let stored = ClockSkew::read(connection)?;
+            self.clock_skew = stored.max(skew);
+            self.clock_skew.write(connection)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the hash of a definition, after the table says that this run uses it.
+    fn store_definition(
+        &mut self,
+        sql: &mut Statements<'_>,
+        text: &Arc<str>,
+        run: RunId,
+    ) -> rusqlite::Result<Hash> {
+        let accepted_ms = delete::created_ms(run);
+        if let Some(hash) = self.definition_cache.get(text, accepted_ms) {
+            return Ok(hash);
+        }
+        let hash = definition_cache::hash(text);
+        sql.upsert_definition.execute(named_params! {
+            ":hash": hash,
+            ":body": text,
+            ":used_until": DefinitionCache::used_until(accepted_ms),
+            ":run": rows::id_bytes(&run),
+        })?;
+        self.definition_cache.insert(text, hash, accepted_ms);
+        Ok(hash)
+    }
+}
+
+fn insert_row(
+    sql: &mut Statements<'_>,
+    run: &Run,
+    resume_state: &ResumeState,
+    definition: Hash,
+    last_event: i64,
+) -> Result<(), WriteError> {
+    let is_inline = rows::is_inline_input(run);
+    let usage = UsageValues::from(&run.usage);
+    let webhooks = Some(&resume_state.webhooks).filter(|webhooks| !webhooks.is_empty());
+    let inserted = sql.insert_run.execute(named_params! {
+        ":id": rows::id_bytes(&run.id),
+        ":root": rows::id_bytes(&run.root_id),
+        ":parent": run.parent_id.as_ref().map(rows::id_bytes),
+        ":child": run.parent_id.is_some(),
+        ":depth": run.depth.0,
+        ":status": run.status.as_str(),
+        ":agent": run.agent,
+        ":created_at": run.created_at.as_millisecond(),
+        ":started_at": run.started_at.map(|at| at.as_millisecond()),
+        ":last_event": last_event,
+        ":attempt": run.attempt,
+        ":turns": run.turns,
+        ":input_tokens": usage.input_tokens,
+        ":output_tokens": usage.output_tokens,
+        ":cache_read_tokens": usage.cache_read_tokens,
+        ":cache_write_tokens": usage.cache_write_tokens,
+        ":model_calls": usage.model_calls,
+        ":tool_calls": usage.tool_calls,
+        ":cost": usage.cost,
+        ":unreported": usage.unreported,
+        ":model": run.model,
+        ":stop_reason": run.stop_reason,
+        ":agent_version": run.agent_version,
+        ":tool_call_id": run.tool_call_id,
+        ":label": run.label,
+        ":completion_status": run.completion_status,
+        ":labels": rows::labels_value(&run.labels),
+        ":cancel_reason": run.cancel_reason,
+        ":input": is_inline.then(|| rows::input_value(&run.input)),
+        ":task": run.task.as_ref().filter(|_| is_inline),
+        ":owner": run.owner,
+        ":definition": definition,
+        ":deadline_at": resume_state.deadline.map(|(at, _)| at.as_millisecond()),
+        ":deadline_seconds": resume_state.deadline.map(|(_, bound)| rows::signed(bound)),
+        ":timeout": rows::signed(resume_state.timeout),
+        ":stream": resume_state.stream,
+        ":webhook": webhooks.map(|webhooks| serde_json::to_string(webhooks).unwrap_or_default()),
+        ":session": run.session,
+        ":workdir_device": resume_state.workdir.map(|id| id.device.cast_signed()),
+        ":workdir_inode": resume_state.workdir.map(|id| id.inode.cast_signed()),
+    });
+    match inserted {
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
+            let message = format!("{} is in the store already", run.id);
+            Err(WriteError::Rejected(StoreError::Backend(message)))
+        }
+        other => Ok(other.map(drop)?),
+    }
+}
+
+/// Fails if the key has accepted a run and has not expired.
+fn check_unclaimed(sql: &mut Statements<'_>, claim: &IdempotencyClaim) -> Result<(), WriteError> {
+    let key = &claim.key;
+    let params = named_params! {
+        ":credential": key.credential,
+        ":route": key.route,
+        ":key": key.key,
+        ":now": now().as_millisecond(),
+    };
+    match sql.find_claim.query_row(params, rows::claimed_run)? {
+        Some(claimed) => Err(WriteError::Rejected(StoreError::AlreadyClaimed(claimed))),
+        None => Ok(()),
+    }
+}
+
+fn insert_claim(
+    sql: &mut Statements<'_>,
+    claim: &IdempotencyClaim,
+    run: RunId,
+) -> rusqlite::Result<()> {
+    sql.delete_expired_claims
+        .execute(named_params! {":now": now().as_millisecond()})?;
+    let key = &claim.key;
+    sql.upsert_claim
+        .execute(named_params! {
+            ":credential": key.credential,
+            ":route": key.route,
+            ":key": key.key,
+            ":run": rows::id_bytes(&run),
+            ":body": claim.body_hash,
+            ":expires": claim.expires_at.as_millisecond(),
+        })
+        .map(drop)
+}
