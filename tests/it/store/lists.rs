@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::store::shared::{child, completing, fresh, record, root, sqlite, starting, write};
+use crate::store::fixtures::{child, completing, fresh, record, root, sqlite, starting, write};
 use crate::support::app::TestApp;
 use crate::support::provider::answer::{delegates, says};
 

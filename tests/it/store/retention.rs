@@ -13,7 +13,7 @@ use axed::store::run_store::RunStore;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::store::shared::{
+use crate::store::fixtures::{
     Opened, claim, completing, count, fresh, in_an_hour, record, root, sqlite, sqlite_in, write,
 };
 use crate::support::app::TestApp;
@@ -82,7 +82,7 @@ async fn keeping<T>(
     meanwhile: impl Future<Output = T>,
 ) -> T {
     let stop = CancellationToken::new();
-    let keeping = retention::run(Arc::clone(store), retention, stop.clone());
+    let keeping = retention::run(store.clone(), retention, stop.clone());
     let meanwhile = async {
         let done = meanwhile.await;
         stop.cancel();

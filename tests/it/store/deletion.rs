@@ -1,0 +1,245 @@
+//! Trees are deleted, and old ones are found.
+
+use axed::domain::run::{Outcome, RunId, Scope, Status};
+use axed::store::retention::{Cutoff, ExpiredQuery, NthNewestQuery};
+use axed::store::run_store::RunStore;
+use axed::store::runs::{RunFilter, SessionQuery};
+use axed::store::{Change, NewRun, Step, StoreError};
+use jiff::Timestamp;
+
+use crate::store::fixtures::{
+    Opened, child, claim, closing, completing, count, failure, fresh, in_an_hour, listed, opening,
+    opening_of, page, record, root, sql, sqlite, sqlite_in, starting, stored, whole_log, write,
+};
+
+/// A root goes with all that is below it, and with nothing else.
+async fn a_tree_is_deleted(opened: &Opened) {
+    let (store, root, other) = (&*opened.store, root(), root());
+    let child = child(&root);
+    for scope in [&root, &child, &other] {
+        let mut run = record(scope, "a");
+        run.labels.insert("k".to_owned(), "v".to_owned());
+        run.input = "long ".repeat(1000).into();
+        let mut open = write(scope, Change::Create(Box::new(fresh(run))), 1);
+        open.steps.push(Step::Prompt {
+            system: String::new(),
+            message: "m".into(),
+            earlier: Vec::new(),
+        });
+        store.write(open).await.expect("opened");
+    }
+    assert!(!store.delete(child.run).await.expect("no root"));
+    assert!(!store.delete(RunId::new()).await.expect("no run"));
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert!(!store.delete(root.run).await.expect("gone"));
+    for scope in [&root, &child] {
+        assert_eq!(store.run(scope.run).await.expect("a read"), None);
+        assert!(store.steps(scope.run).await.expect("steps").is_empty());
+        let late = store.write(write(scope, Change::Unchanged, 1)).await;
+        assert!(matches!(late, Err(StoreError::RunNotFound(_))), "{late:?}");
+    }
+    assert!(
+        store
+            .events(whole_log(&root))
+            .await
+            .expect("events")
+            .is_empty()
+    );
+    let labels = vec![("k".to_owned(), "v".to_owned())];
+    let marked = RunFilter {
+        labels,
+        include_children: true,
+        ..page()
+    };
+    assert_eq!(listed(store, marked).await, [other.run]);
+    assert_eq!(store.steps(other.run).await.expect("steps").len(), 1);
+    assert_eq!(stored(store, &other).await.input.text_bytes(), 5000);
+}
+
+/// A tree that takes more than one transaction goes as one that does not.
+async fn a_large_tree_is_deleted(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    store.write(opening(&root, "a")).await.expect("opened");
+    let mut below = Vec::new();
+    for _ in 0..150 {
+        let child = child(&root);
+        let grandchild = self::child(&child);
+        for scope in [&child, &grandchild] {
+            store.write(opening(scope, "b")).await.expect("opened");
+            store.enqueue(starting(scope)).await.expect("posted");
+        }
+        below.extend([child, grandchild]);
+    }
+    let before = store.commit_count();
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert!(!store.delete(root.run).await.expect("gone"));
+    for scope in below.iter().chain([&root]) {
+        assert_eq!(store.run(scope.run).await.expect("a read"), None);
+    }
+    let left = store.events(whole_log(&root)).await.expect("events");
+    assert!(left.is_empty());
+    let still_busy = store.unfinished_runs().await.expect("unfinished");
+    assert!(still_busy.is_empty());
+    while store.vacuum().await.expect("tidied") {}
+    assert!(store.commit_count() > before + 2, "in parts");
+}
+
+/// Ended roots are found by how and when they ended and by their place, but not while a run below them goes on.
+async fn expired_roots_are_found(opened: &Opened) {
+    let store = &*opened.store;
+    let mut completed = Vec::new();
+    for n in 0..200 {
+        let scope = root();
+        store.write(opening(&scope, "a")).await.expect("opened");
+        if n == 100 {
+            let below = child(&scope);
+            store.write(opening(&below, "a")).await.expect("opened");
+        } else {
+            completed.push(scope.run);
+        }
+        store.write(completing(&scope, "x")).await.expect("closed");
+    }
+    let failed = root();
+    store.write(opening(&failed, "a")).await.expect("opened");
+    let close = closing(
+        &failed,
+        Outcome::Failed {
+            failure: failure(),
+            partial: None,
+        },
+    );
+    store.write(close).await.expect("closed");
+    store.write(opening(&root(), "a")).await.expect("opened");
+
+    let all = async |status, before| {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let query = ExpiredQuery {
+                status,
+                cutoff: before,
+                after,
+            };
+            let page = store.expired_roots(query).await.expect("a page");
+            found.extend(page.roots);
+            after = page.next;
+            if after.is_none() {
+                return found;
+            }
+        }
+    };
+    let future = Cutoff::EndedBefore(in_an_hour());
+    assert_eq!(all(Status::Completed, future).await, completed);
+    assert_eq!(all(Status::Failed, future).await, [failed.run]);
+    assert!(all(Status::Cancelled, future).await.is_empty());
+    let past = Timestamp::from_second(1_000_000_000).expect("a time");
+    let past = Cutoff::EndedBefore(past);
+    assert!(all(Status::Completed, past).await.is_empty());
+    let oldest = Cutoff::CreatedBefore(completed[150]);
+    assert_eq!(all(Status::Completed, oldest).await, completed[..150]);
+
+    let newest = async |before, but| {
+        let status = Status::Completed;
+        let query = NthNewestQuery {
+            status,
+            before,
+            offset: but,
+        };
+        store.nth_newest_ended(query).await.expect("a place")
+    };
+    assert_eq!(newest(None, 0).await, Some(completed[198]));
+    assert_eq!(newest(Some(completed[198]), 1).await, Some(completed[196]));
+    assert_eq!(newest(None, 200).await, None);
+}
+
+shared_stories!(sqlite:
+    a_tree_is_deleted,
+    a_large_tree_is_deleted,
+    expired_roots_are_found,
+);
+
+/// Writes an ended tree with 20 children, a session and an idempotency key.
+async fn write_tree(store: &dyn RunStore, scope: &Scope, key: &str, text: &str) {
+    let mut run = record(scope, "a");
+    run.session = Some("talk".to_owned());
+    run.input = text.into();
+    let opening = NewRun {
+        claim: Some(claim(key, 0, in_an_hour())),
+        ..fresh(run)
+    };
+    let open = write(scope, Change::Create(Box::new(opening)), 1);
+    store.write(open).await.expect("opened");
+    for _ in 0..20 {
+        let child = child(scope);
+        let open = opening_of(&child, text);
+        store.write(open).await.expect("opened");
+        store.write(completing(&child, "x")).await.expect("closed");
+    }
+    store.write(completing(scope, "x")).await.expect("closed");
+}
+
+/// Readers do not see a tree whose deletion a kill has interrupted, and the next start finishes it.
+#[tokio::test]
+async fn a_deletion_is_finished_after_a_kill() {
+    let opened = sqlite();
+    let (dir, root, other) = (opened.place.path(), root(), root());
+    let text = "x".repeat(5000);
+    for (scope, key) in [(&root, "k"), (&other, "l")] {
+        write_tree(&*opened.store, scope, key, &text).await;
+    }
+    let children = opened.store.children(root.run).await.expect("children");
+    opened.store.close().await;
+    // The state after a part of the tree was removed.
+    let hex = root.run.0.simple();
+    sql(
+        dir,
+        &format!(
+            "INSERT INTO deletions VALUES (x'{hex}'); DELETE FROM entries WHERE root = x'{hex}' AND last_seq > 30; \
+             DELETE FROM runs WHERE id = x'{}'",
+            children[19].id.0.simple()
+        ),
+    );
+
+    let (store, _) = sqlite_in(dir).expect("a store");
+    // The writer may have finished the deletion or not; readers see no difference.
+    let seen = listed(
+        &*store,
+        RunFilter {
+            include_children: true,
+            ..page()
+        },
+    )
+    .await;
+    assert!(!seen.contains(&root.run) && seen.len() == 21, "{seen:?}");
+    for id in [root.run, children[0].id] {
+        assert_eq!(store.run(id).await.expect("a read"), None);
+        assert!(store.tree(id).await.expect("a tree").is_empty());
+        assert!(store.steps(id).await.expect("steps").is_empty());
+    }
+    assert!(
+        store
+            .events(whole_log(&root))
+            .await
+            .expect("events")
+            .is_empty()
+    );
+    assert!(!store.delete(root.run).await.expect("gone"));
+    let session = SessionQuery {
+        name: "talk".to_owned(),
+        limit: 1,
+        before: Some(root.run),
+        ..SessionQuery::default()
+    };
+    assert!(
+        store
+            .session_runs(session)
+            .await
+            .expect("a page")
+            .is_empty()
+    );
+    let again = store.claimed_run(claim("k", 0, in_an_hour()).key).await;
+    assert_eq!(again.expect("a read"), None);
+    while store.vacuum().await.expect("tidied") {}
+    assert_eq!((count(dir, "runs"), count(dir, "deletions")), (21, 0));
+    assert_eq!(count(dir, "entries"), 21 + 21);
+    assert_eq!(count(dir, "claims"), 1);
+}

@@ -1,0 +1,106 @@
+//! The log of a tree's s.
+
+use std::sync::Arc;
+
+use axed::domain::run::Scope;
+use axed::store::Change;
+use axed::store::events::EventQuery;
+
+use crate::store::fixtures::{
+    Opened, child, completing, fresh, numbers, opening, record, root, stored, whole_log, write,
+};
+
+/// A root and eight children write at once; the tree's log counts without a gap and the bell tells it in order.
+async fn a_log_has_no_gaps(opened: &Opened) {
+    let (store, root) = (&opened.store, root());
+    store.write(opening(&root, "parent")).await.expect("opened");
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (store, root) = (Arc::clone(store), root);
+        tasks.spawn(async move {
+            let child = child(&root);
+            store.write(opening(&child, "child")).await.expect("opened");
+            for round in 0..20 {
+                let scope = if round % 4 == 0 { &root } else { &child };
+                let some = write(scope, Change::Unchanged, round % 3);
+                if round % 2 == 0 {
+                    store.enqueue(some).await.expect("posted");
+                } else {
+                    store.write(some).await.expect("written");
+                }
+            }
+            let last = store.write(completing(&child, "done")).await;
+            (child, last.expect("closed"))
+        });
+    }
+    let children = tasks.join_all().await;
+    let last = store
+        .write(completing(&root, "done"))
+        .await
+        .expect("closed");
+
+    let log = store.events(whole_log(&root)).await.expect("the log");
+    assert_eq!(numbers(&log), (1..=last).collect::<Vec<_>>());
+    for event in &log {
+        let data: serde_json::Value = serde_json::from_str(&event.data).expect("JSON");
+        assert_eq!(data["seq"], event.seq);
+        assert_eq!(data["run_id"], event.run_id.to_string());
+        assert_eq!(data["type"], event.name);
+    }
+    let rung = opened.rung.lock().expect("no panic").clone();
+    assert!(rung.iter().all(|(of, _)| *of == root.run));
+    let told: Vec<_> = rung.into_iter().flat_map(|(_, events)| events).collect();
+    assert_eq!(told, log);
+    assert_eq!(stored(&**store, &root).await.last_event, last);
+    for (child, last) in children {
+        assert_eq!(stored(&**store, &child).await.last_event, last);
+        let own = log.iter().rev().find(|event| event.run_id == child.run);
+        assert_eq!(own.map(|event| event.seq), Some(last));
+    }
+}
+
+/// A page of a log begins after a number, ends with a write, and shows a subtree or one run alone.
+async fn a_log_is_read_in_parts(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let (left, right) = (child(&root), child(&root));
+    let below = child(&left);
+    for (scope, events) in [(&root, 2), (&left, 1), (&right, 1), (&below, 3), (&left, 2)] {
+        let change = match store.run(scope.run).await.expect("a read") {
+            Some(_) => Change::Unchanged,
+            None => Change::Create(Box::new(fresh(record(scope, "a")))),
+        };
+        store
+            .write(write(scope, change, events))
+            .await
+            .expect("written");
+    }
+    let part = |of: &Scope, only, after, limit| EventQuery {
+        root: root.run,
+        run: of.run,
+        exclude_descendants: only,
+        after,
+        limit,
+    };
+    for (query, wanted) in [
+        (part(&root, false, 0, 100), vec![1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (part(&root, false, 5, 100), vec![6, 7, 8, 9]),
+        (part(&root, false, 9, 100), vec![]),
+        (part(&root, false, 99, 100), vec![]),
+        (part(&root, false, 2, 3), vec![3, 4, 5, 6, 7]),
+        (part(&root, false, 0, 0), vec![]),
+        (part(&root, true, 0, 100), vec![1, 2]),
+        (part(&left, false, 0, 100), vec![3, 5, 6, 7, 8, 9]),
+        (part(&left, true, 0, 100), vec![3, 8, 9]),
+        (part(&left, false, 6, 1), vec![7]),
+        (part(&below, false, 0, 100), vec![5, 6, 7]),
+        (part(&right, false, 4, 100), vec![]),
+    ] {
+        let found = store.events(query).await.expect("events");
+        assert_eq!(numbers(&found), wanted, "{query:?}");
+    }
+}
+
+shared_stories!(sqlite:
+    a_log_has_no_gaps,
+    a_log_is_read_in_parts,
+);

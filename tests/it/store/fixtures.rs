@@ -1,0 +1,274 @@
+//! Opens stores, and makes the runs and writes of the stories.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axed::config::{Data, Durability, Retention};
+use axed::domain::event::{Event, EventKind, StoredEvent};
+use axed::domain::run::{Failure, FailureCode, Outcome, Run, RunId, Scope, now};
+use axed::domain::usage::{Cost, TokenUsage, TreeUsage, Usage};
+use axed::domain::webhook::Webhook;
+use axed::store::events::EventQuery;
+use axed::store::open::open;
+use axed::store::run_store::RunStore;
+use axed::store::runs::RunFilter;
+use axed::store::{
+    Change, FinishedRun, IdempotencyClaim, IdempotencyKey, NewRun, Progress, ResumeState,
+    StoreError, Write,
+};
+use axed::workdirs::file_id::FileId;
+use jiff::Timestamp;
+use tempfile::TempDir;
+
+pub type Rung = Arc<Mutex<Vec<(RunId, Vec<StoredEvent>)>>>;
+
+/// A fresh store, and what its bell has told.
+pub struct Opened {
+    pub store: Arc<dyn RunStore>,
+    pub rung: Rung,
+    pub place: TempDir,
+}
+
+pub fn sqlite() -> Opened {
+    let place = tempfile::tempdir().expect("a directory");
+    let (store, rung) = sqlite_in(place.path()).expect("a store");
+    Opened { store, rung, place }
+}
+
+pub fn sqlite_in(dir: &Path) -> Result<(Arc<dyn RunStore>, Rung), StoreError> {
+    let rung = Rung::default();
+    let heard = Arc::clone(&rung);
+    let data = Data {
+        dir: dir.to_owned(),
+        durability: Durability::Process,
+        retention: Retention::default(),
+    };
+    let store = open(
+        &data,
+        Box::new(move |root, events| heard.lock().expect("no panic").push((root, events))),
+        Box::new(|_| true),
+    )?;
+    Ok((store, rung))
+}
+
+pub fn fresh(run: Run) -> NewRun {
+    let continuation = ResumeState {
+        definition: "{}".into(),
+        deadline: None,
+        timeout: 60,
+        stream: false,
+        webhooks: Vec::new(),
+        waiting_since: None,
+        workdir: Some(FileId {
+            device: u64::MAX,
+            inode: 7,
+        }),
+    };
+    NewRun {
+        run: Arc::new(run),
+        resume_state: continuation,
+        claim: None,
+    }
+}
+
+pub fn webhook() -> Arc<Webhook> {
+    Arc::new(Webhook {
+        url: "https://hooks.example.com/a?b=c".to_owned(),
+        secret_env: Some("SECRET".to_owned()),
+        events: vec!["run.failed".to_owned()],
+    })
+}
+
+pub fn record(scope: &Scope, agent: &str) -> Run {
+    Run {
+        agent_version: "sha256:00".to_owned(),
+        input: "the input".into(),
+        model: "asked".to_owned(),
+        ..Run::queued(scope, agent.to_owned())
+    }
+}
+
+pub fn root() -> Scope {
+    Scope::root(RunId::new(), Some(5))
+}
+
+pub fn child(of: &Scope) -> Scope {
+    of.child(RunId::new(), None, of.max_depth)
+        .expect("room for a child")
+}
+
+pub fn event(scope: &Scope, turn: u32) -> Event {
+    Event {
+        run_id: scope.run,
+        root_id: scope.root,
+        depth: scope.depth.0,
+        agent: "writer".into(),
+        time: now(),
+        kind: EventKind::TurnStarted {
+            turn,
+            messages: 1,
+            results: 0,
+        },
+    }
+}
+
+pub fn write(scope: &Scope, change: Change, events: u32) -> Write {
+    Write {
+        run: scope.run,
+        root: scope.root,
+        change,
+        steps: Vec::new(),
+        events: (1..=events).map(|turn| event(scope, turn)).collect(),
+        deliveries: Vec::new(),
+    }
+}
+
+pub fn opening(scope: &Scope, agent: &str) -> Write {
+    write(
+        scope,
+        Change::Create(Box::new(fresh(record(scope, agent)))),
+        1,
+    )
+}
+
+pub fn claim(key: &str, body: u8, expires: Timestamp) -> IdempotencyClaim {
+    IdempotencyClaim {
+        key: IdempotencyKey {
+            credential: "ci".to_owned(),
+            route: "POST /agents/writer/runs".to_owned(),
+            key: key.to_owned(),
+        },
+        body_hash: [body; 32],
+        expires_at: expires,
+    }
+}
+
+pub fn in_an_hour() -> Timestamp {
+    now() + Duration::from_secs(3600)
+}
+
+pub fn claiming(scope: &Scope, claim: IdempotencyClaim) -> Write {
+    let opening = NewRun {
+        claim: Some(claim),
+        ..fresh(record(scope, "writer"))
+    };
+    write(scope, Change::Create(Box::new(opening)), 1)
+}
+
+pub fn starting(scope: &Scope) -> Write {
+    write(
+        scope,
+        Change::Start {
+            at: now(),
+            deadline: (now(), 60),
+        },
+        1,
+    )
+}
+
+pub fn usage(tokens: u64) -> Usage {
+    Usage {
+        tokens: TokenUsage {
+            input: tokens,
+            output: 2 * tokens,
+            cache_read: 1,
+            cache_write: 2,
+            reasoning: 0,
+        },
+        model_calls: 1,
+        tool_calls: 3,
+        cost: Some(Cost(tokens)),
+        unreported: 0,
+    }
+}
+
+pub fn progress(tokens: u64) -> Progress {
+    Progress {
+        turns: 1,
+        model: "answered".to_owned(),
+        stop_reason: Some("end_turn".to_owned()),
+        usage: usage(tokens),
+    }
+}
+
+pub fn closing(scope: &Scope, outcome: Outcome) -> Write {
+    let usage = usage(10);
+    let closing = FinishedRun {
+        completion_status: None,
+        outcome,
+        finished_at: now(),
+        progress: progress(10),
+        tree_usage: TreeUsage { runs: 1, usage },
+    };
+    write(scope, Change::Finish(Box::new(closing)), 1)
+}
+
+pub fn completing(scope: &Scope, content: &str) -> Write {
+    let content = content.to_owned();
+    closing(
+        scope,
+        Outcome::Completed {
+            content,
+            structured: false,
+        },
+    )
+}
+
+pub fn failure() -> Failure {
+    Failure {
+        code: FailureCode::ProviderOverloaded,
+        message: "overloaded".to_owned(),
+        category: "overloaded".to_owned(),
+        retryable: true,
+    }
+}
+
+pub fn whole_log(root: &Scope) -> EventQuery {
+    EventQuery {
+        root: root.run,
+        run: root.run,
+        exclude_descendants: false,
+        after: 0,
+        limit: usize::MAX,
+    }
+}
+
+pub fn numbers(events: &[StoredEvent]) -> Vec<u64> {
+    events.iter().map(|event| event.seq).collect()
+}
+
+pub async fn stored(store: &dyn RunStore, scope: &Scope) -> Run {
+    let found = store.run(scope.run).await.expect("a read");
+    found.expect("the run")
+}
+
+pub async fn listed(store: &dyn RunStore, filter: RunFilter) -> Vec<RunId> {
+    let page = store.list(filter).await.expect("a page");
+    page.runs.iter().map(|run| run.id).collect()
+}
+
+pub fn page() -> RunFilter {
+    RunFilter {
+        limit: 50,
+        ..RunFilter::default()
+    }
+}
+
+pub fn count(dir: &Path, table: &str) -> u32 {
+    let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
+    let sql = format!("SELECT count(*) FROM {table}");
+    file.query_row(&sql, [], |row| row.get(0)).expect("a count")
+}
+
+/// Another hand on the file.
+pub fn sql(dir: &Path, text: &str) {
+    let file = rusqlite::Connection::open(dir.join("axed.db")).expect("opened");
+    file.execute_batch(text).expect("done");
+}
+
+pub fn opening_of(scope: &Scope, input: &str) -> Write {
+    let mut run = record(scope, "b");
+    run.input = input.into();
+    write(scope, Change::Create(Box::new(fresh(run))), 1)
+}

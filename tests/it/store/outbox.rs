@@ -1,0 +1,189 @@
+//! Webhook deliveries in the store.
+
+use std::time::Duration;
+
+use axed::domain::run::{RunId, Status, now};
+use axed::domain::webhook::DeliveryId;
+use axed::store::outbox::{
+    AttemptOutcome, AttemptRecord, DeliveryAttempt, DeliveryStatus, DueDeliveries, DueQuery,
+    MAX_STORED_ATTEMPTS,
+};
+use axed::store::retention::{Cutoff, ExpiredQuery};
+use axed::store::run_store::RunStore;
+use axed::store::{Change, NewDelivery, Write};
+use jiff::Timestamp;
+
+use crate::store::fixtures::{Opened, completing, opening, root, webhook, write};
+
+fn with_deliveries(mut write: Write, ids: &[DeliveryId]) -> Write {
+    let new = |id: &DeliveryId| NewDelivery {
+        id: *id,
+        webhook: webhook(),
+        event: "run.completed",
+        body: format!("{{\"n\":\"{id}\"}}"),
+        created_at: now(),
+    };
+    write.deliveries = ids.iter().map(new).collect();
+    write
+}
+
+async fn due(
+    store: &dyn RunStore,
+    by: Timestamp,
+    not: &[DeliveryId],
+    not_to: &[&str],
+) -> DueDeliveries {
+    let excluded = not_to.iter();
+    let query = DueQuery {
+        due_by: by,
+        in_flight: not.to_vec(),
+        excluded_hosts: excluded
+            .map(|host| (String::new(), (*host).to_owned()))
+            .collect(),
+        limit: 10,
+    };
+    store.due_deliveries(query).await.expect("due deliveries")
+}
+
+async fn attempt(
+    store: &dyn RunStore,
+    since: Timestamp,
+    id: DeliveryId,
+    outcome: AttemptOutcome,
+    status: u16,
+) {
+    let attempt = DeliveryAttempt {
+        time: now(),
+        status: Some(status),
+        error: Some("why \"so\"".to_owned()).filter(|_| outcome != AttemptOutcome::Delivered),
+    };
+    let record = AttemptRecord {
+        id,
+        since,
+        attempt,
+        outcome,
+    };
+    store.record_attempt(record).await.expect("recorded");
+}
+
+/// A delivery is in the outbox exactly if its write was committed.
+async fn a_delivery_is_committed_with_its_write(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let ids = [DeliveryId::new(), DeliveryId::new()];
+    store.write(opening(&root, "a")).await.expect("opened");
+    let notify = store.delivery_notify();
+    store
+        .write(with_deliveries(completing(&root, "x"), &ids))
+        .await
+        .expect("closed");
+    tokio::time::timeout(Duration::from_secs(30), notify.notified())
+        .await
+        .expect("notified");
+    // A rejected write delivers nothing, and neither does an ignored one.
+    let late = with_deliveries(completing(&root, "y"), &[DeliveryId::new()]);
+    assert!(store.write(late).await.is_err());
+    let reason = String::new();
+    let late = write(&root, Change::RequestCancel { reason }, 1);
+    let late = store
+        .write(with_deliveries(late, &[DeliveryId::new()]))
+        .await;
+    assert_eq!(late.expect("ignored"), 0);
+
+    let soon = now() + Duration::from_secs(1);
+    let found = due(store, soon, &[], &["other.example.com"]).await;
+    let names: Vec<_> = found.deliveries.iter().map(|it| it.id).collect();
+    assert_eq!(names, ids);
+    let first = &found.deliveries[0];
+    assert_eq!((first.run, first.attempt_count), (root.run, 0));
+    assert_eq!(first.agent, "a");
+    assert_eq!(first.url, webhook().url);
+    assert_eq!(first.host, "hooks.example.com");
+    assert_eq!(first.secret_env.as_deref(), Some("SECRET"));
+    assert_eq!(first.body, format!("{{\"n\":\"{}\"}}", ids[0]));
+    assert_eq!(due(store, soon, &ids[..1], &[]).await.deliveries.len(), 1);
+    let shut = due(store, soon, &[], &["hooks.example.com"]).await;
+    assert!(shut.deliveries.is_empty());
+    let early = Timestamp::from_millisecond(1).expect("a time");
+    let early = due(store, early, &[], &[]).await;
+    assert!(early.deliveries.is_empty() && early.next_due_at.is_some());
+}
+
+/// Attempts change the status of a delivery until it has succeeded or was given up; a resend restarts it.
+async fn attempts_change_the_status_of_a_delivery(opened: &Opened) {
+    let (store, root) = (&*opened.store, root());
+    let ids = [DeliveryId::new(), DeliveryId::new()];
+    store.write(opening(&root, "a")).await.expect("opened");
+    store
+        .write(with_deliveries(completing(&root, "x"), &ids))
+        .await
+        .expect("closed");
+    let soon = now() + Duration::from_secs(1);
+    let since = due(store, soon, &[], &[]).await.deliveries[0].since;
+    // Retention keeps a run while a delivery is pending.
+    let old = || async {
+        let query = ExpiredQuery {
+            status: Status::Completed,
+            cutoff: Cutoff::CreatedBefore(RunId::new()),
+            after: None,
+        };
+        let mut found = store.expired_roots(query).await.expect("a page").roots;
+        found.retain(|id| *id == root.run);
+        found
+    };
+    assert!(old().await.is_empty());
+    let later = now() + Duration::from_secs(3600);
+    attempt(store, since, ids[0], AttemptOutcome::RetryAt(later), 500).await;
+    attempt(store, since, ids[1], AttemptOutcome::Delivered, 200).await;
+    let found = due(store, soon, &[], &[]).await;
+    assert!(found.deliveries.is_empty());
+    assert_eq!(found.next_due_at, Some(later));
+    let listed = store.deliveries(root.run).await.expect("listed");
+    let statuses: Vec<_> = listed
+        .iter()
+        .map(|it| (it.id, it.status, it.next_attempt_at, it.attempts.len()))
+        .collect();
+    assert_eq!(
+        statuses,
+        [
+            (ids[0], DeliveryStatus::Pending, Some(later), 1),
+            (ids[1], DeliveryStatus::Delivered, None, 1)
+        ]
+    );
+    assert_eq!(listed[0].attempts[0].error.as_deref(), Some("why \"so\""));
+    assert_eq!(listed[1].attempts[0].status, Some(200));
+
+    for _ in 0..MAX_STORED_ATTEMPTS + 5 {
+        attempt(store, since, ids[0], AttemptOutcome::GivenUp, 404).await;
+    }
+    let listed = store.deliveries(root.run).await.expect("listed");
+    assert_eq!(listed[0].status, DeliveryStatus::Failed);
+    assert_eq!(listed[0].attempts.len(), MAX_STORED_ATTEMPTS);
+    assert_eq!(old().await, [root.run]);
+    assert!(!store.resend(RunId::new(), ids[0]).await.expect("no run"));
+    assert!(
+        !store
+            .resend(root.run, DeliveryId::new())
+            .await
+            .expect("none")
+    );
+    assert!(store.resend(root.run, ids[0]).await.expect("again"));
+    let again = due(store, now() + Duration::from_secs(1), &[], &[]).await;
+    assert_eq!(again.deliveries.len(), 1);
+    assert_eq!(again.deliveries[0].attempt_count, 0);
+    // An attempt that began before the resend does not change the status.
+    attempt(store, since, ids[0], AttemptOutcome::GivenUp, 404).await;
+    let again = due(store, now() + Duration::from_secs(1), &[], &[]).await;
+    assert_eq!(again.deliveries.len(), 1);
+    assert_eq!(again.deliveries[0].attempt_count, 0);
+
+    assert!(store.delete(root.run).await.expect("deleted"));
+    assert!(store.deliveries(root.run).await.expect("none").is_empty());
+    let gone = due(store, now() + Duration::from_secs(1), &[], &[]).await;
+    assert!(gone.deliveries.is_empty() && gone.next_due_at.is_none());
+    attempt(store, since, ids[0], AttemptOutcome::Delivered, 200).await;
+}
+
+shared_stories!(sqlite:
+    a_delivery_is_committed_with_its_write,
+    attempts_change_the_status_of_a_delivery,
+);
