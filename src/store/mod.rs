@@ -24,81 +24,74 @@ pub mod run_store;
 pub mod runs;
 pub mod sqlite;
 
-/// A new run as it is accepted.
+/// A new run.
 #[derive(Clone, Debug)]
 pub struct NewRun {
-    /// Its record.
     pub run: Arc<Run>,
-    /// What another process needs to go on with it.
     pub resume_state: ResumeState,
-    /// The idempotency key that accepts it, once.
+    /// The idempotency key that the run was requested with.
     pub claim: Option<IdempotencyClaim>,
 }
 
-/// What a run needs to be continued by another process; clients never see it.
+/// What another process needs to resume a run; clients never see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResumeState {
-    /// The definition that it runs by, overrides applied, as the engine's JSON. Stored once for each content.
+    /// The agent's definition with overrides applied, as the engine's JSON. Stored once for each content.
     pub definition: Arc<str>,
-    /// When it must have ended, and the bound in whole seconds that set it; none while it waits for a slot.
+    /// When the run must have ended, and the timeout in whole seconds that set it; `None` while the run is queued.
     pub deadline: Option<(Timestamp, u64)>,
-    /// Whole seconds that it may take from its start.
+    /// The timeout from its start, in whole seconds.
     pub timeout: u64,
-    /// Whether its tree asks its providers for deltas.
+    /// Whether its tree requests streamed replies from providers.
     pub stream: bool,
-    /// A root's: where its events are told.
+    /// Webhooks of a root; empty for other runs.
     pub webhooks: Vec<Arc<Webhook>>,
-    /// Since when it waits for a person's word, where it does: its time stands still from then on.
+    /// Since when the run waits for approval; its deadline is paused from then on.
     pub waiting_since: Option<Timestamp>,
-    /// The directory of its files, where it uses one; none for a run that an older version accepted.
+    /// The directory of its files; also `None` if an older version accepted the run.
     pub workdir: Option<FileId>,
 }
 
-/// What an idempotency key is known by.
+/// An idempotency key is unique for a credential and a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct IdempotencyKey {
-    /// The credential's name; empty without keys.
+    /// The name of the API key; empty without keys.
     pub credential: String,
     /// The route, such as `POST /agents/planner/runs`.
     pub route: String,
-    /// The client's key.
     pub key: String,
 }
 
-/// An idempotency key with the body that it stands for.
+/// An idempotency key with the request that it was used for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdempotencyClaim {
-    /// The key.
     pub key: IdempotencyKey,
     /// SHA-256 of the request's content type and body.
     pub body_hash: [u8; 32],
-    /// Until when it is kept. Expired ones are removed as new ones come.
+    /// Expired keys are removed when new ones are inserted.
     pub expires_at: Timestamp,
 }
 
-/// What a kept idempotency key has accepted.
+/// The run that an idempotency key has accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimedRun {
-    /// The run.
     pub run: RunId,
-    /// The body that it was accepted for.
+    /// See [`IdempotencyClaim::body_hash`].
     pub body_hash: [u8; 32],
 }
 
-/// One transaction's worth of change to one run.
+/// What one transaction changes of one run.
 #[derive(Debug)]
 pub struct Write {
-    /// The run.
     pub run: RunId,
-    /// Its root, whose log gets the events.
+    /// Its root: the events are added to the log of that tree.
     pub root: RunId,
-    /// What changes in the run's record.
     pub change: Change,
-    /// What is added to its steps. The bytes of pictures and files in them are stored with them, once for each digest.
+    /// Steps to add. The bytes of their pictures and files are stored once for each digest.
     pub steps: Vec<Step>,
-    /// What is added to its tree's log.
+    /// Events to add to the log.
     pub events: Vec<Event>,
-    /// What is told to webhooks once this is committed.
+    /// Webhook deliveries to make after the commit.
     pub deliveries: Vec<NewDelivery>,
 }
 
@@ -118,83 +111,74 @@ pub struct NewDelivery {
 /// A change to a run's record.
 #[derive(Debug)]
 pub enum Change {
-    /// A new record. Fails with [`StoreError::Claimed`] where its idempotency key has accepted a run before.
+    /// Inserts a run. Fails with [`StoreError::AlreadyClaimed`] if its idempotency key has accepted a run before.
     Create(Box<NewRun>),
-    /// It left the queue.
+    /// The run leaves the queue.
     Start {
-        /// When.
         at: Timestamp,
-        /// When it must have ended, and the bound in whole seconds that set it.
+        /// See [`ResumeState::deadline`].
         deadline: (Timestamp, u64),
     },
-    /// From now on it waits for a person's word. One that has been asked to stop stays `cancelling`.
+    /// The run waits for approval. The status of a run that is being cancelled stays `cancelling`.
     Pause {
-        /// When its time began to stand still.
+        /// When its deadline was paused.
         since: Timestamp,
-        /// For what.
         waiting_for: WaitingFor,
     },
-    /// It waits no longer.
+    /// The run continues after approval.
     Unpause {
-        /// Its deadline, moved by the time it waited, with the bound in whole seconds that set it.
+        /// See [`ResumeState::deadline`]; moved by the time that the run was paused.
         deadline: (Timestamp, u64),
     },
-    /// Another process goes on with it: one attempt more.
+    /// Another process resumes the run: increments its attempts.
     Resume,
-    /// Its record stays as it is; only steps and events are added.
+    /// Only steps and events are added.
     Unchanged,
-    /// It is one reply further.
     Progress(Progress),
-    /// It began a tool call: one more, whichever of those at work at once is written first.
+    /// Increments the number of tool calls; concurrent calls may be written in any order.
     CountToolCall,
-    /// It was asked to stop. Ignored (with its events) where the run is already terminal, or was asked before.
+    /// The run is to be cancelled. Ignored, with its events, if the run has ended or its cancel was requested before.
     RequestCancel {
-        /// The reason given.
         reason: String,
     },
-    /// It ended. Fails with [`StoreError::AlreadyTerminal`] where it had ended before: a terminal state is written once.
+    /// The run has ended. Fails with [`StoreError::AlreadyTerminal`] if it had ended before: a final status is written once.
     Finish(Box<FinishedRun>),
 }
 
-/// How far a run is: totals, not differences.
+/// The progress of a run: totals, not differences.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
     /// Replies received.
     pub turns: u32,
-    /// The model that answered last.
+    /// The model of the last reply.
     pub model: String,
-    /// Why its reply ended.
+    /// Why the last reply ended.
     pub stop_reason: Option<String>,
-    /// The run's own usage.
+    /// Without that of descendants.
     pub usage: Usage,
 }
 
-/// A run's end.
 #[derive(Clone, Debug)]
 pub struct FinishedRun {
-    /// How it ended.
     pub outcome: Outcome,
-    /// When.
     pub finished_at: Timestamp,
-    /// How far it came.
     pub progress: Progress,
-    /// Whether the task of an unnamed agent's run was done; none for other runs.
+    /// Whether an ad-hoc sub-agent has completed its task; `None` for other runs.
     pub completion_status: Option<&'static str>,
     /// Usage of the run with all its descendants, all of which have ended.
     pub tree_usage: TreeUsage,
 }
 
-/// What a turn leaves in the record.
+/// An entry of a run's record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// The assembled prompt; the first step of every run that came to ask a model.
+    /// The assembled prompt: the first step of every run that sent a request to a model.
     Prompt {
-        /// The system prompt.
         system: String,
         /// The user message.
         message: Content,
-        /// What was said before it, oldest first.
+        /// Messages before it, oldest first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         earlier: Vec<Message>,
     },
@@ -202,39 +186,32 @@ pub enum Step {
     Reply {
         /// Counts from 1.
         turn: u32,
-        /// The reply as it stands in the conversation, call ids already unique.
+        /// The reply as in the conversation, with unique call ids.
         message: AssistantMessage,
     },
     /// A tool call's result.
     Result {
         /// The turn whose reply made the call.
         turn: u32,
-        /// The call's place in that reply, from 0.
+        /// The index of the call in that reply, from 0.
         position: u32,
-        /// The result.
         result: ToolResult,
     },
     /// The final reply is recorded, and the run's entry in its agent's memory is written next.
     Remembers {
-        /// The time of the entry, which no other entry has.
+        /// The time of the entry, unique among entries.
         at: Timestamp,
     },
-    /// What the model is told after its last reply, which was not the last word.
-    Said {
-        /// The text.
-        content: String,
-    },
+    /// A message to the model after a reply that did not end the run.
+    Said { content: String },
     /// A summary of the oldest messages is requested next.
     Compacting,
-    /// From here on requests leave out what this says.
-    Compacted {
-        /// All that they leave out.
-        compaction: Compaction,
-    },
+    /// Later requests leave out some messages.
+    Compacted { compaction: Compaction },
 }
 
 impl Step {
-    /// The pictures and files in it.
+    /// The pictures and files of the step.
     pub fn attachments(&self) -> Vec<&Attachment> {
         match self {
             Self::Prompt {
@@ -253,19 +230,16 @@ impl Step {
     }
 }
 
-/// Why the store did not do it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It has been closed, or its writer has ended.
+    /// The store was closed, or its writer thread has ended.
     #[error("the store is closed")]
     Closed,
-    /// The run had already ended.
     #[error("{0} has already ended")]
     AlreadyTerminal(RunId),
-    /// The idempotency key has accepted this run before.
     #[error("the idempotency key has accepted {} before", .0.run)]
     AlreadyClaimed(ClaimedRun),
-    /// There is no such run to change.
+    /// The run to change does not exist.
     #[error("there is no {0} in the store")]
     RunNotFound(RunId),
     /// The data directory belongs to another process.
@@ -273,31 +247,29 @@ pub enum StoreError {
         "the data directory {dir} is in use by {holder}; stop it, or choose another directory with --data"
     )]
     Locked {
-        /// The directory.
         dir: String,
-        /// Who holds it, as far as it can be told.
+        /// The name of the process that holds the lock, if known.
         holder: String,
     },
-    /// An earlier write of the tree failed: it stops, and goes on from its record once the store works.
+    /// An earlier write of the tree failed. The tree stops, and resumes from its record when the store works.
     #[error("a write failed, and the store has not worked since")]
     Suspended,
-    /// What is in the database cannot be what was written.
+    /// The database does not contain what was written.
     #[error(
         "the database is damaged: {0}; axed data check shows what else is, and a backup or sqlite3's .recover mends it"
     )]
     Corrupt(String),
-    /// There is no space left to write to.
     #[error(
         "the disk is full: nothing but deletions is taken until there is space again; delete runs, or other files"
     )]
     DiskFull,
-    /// The engine beneath failed.
+    /// The storage engine failed.
     #[error("the store failed: {0}")]
     Backend(String),
 }
 
 impl StoreError {
-    /// Whether there would be none if the disk had space.
+    /// Whether a full disk may be the cause.
     pub fn may_be_disk_full(&self) -> bool {
         matches!(self, Self::DiskFull | Self::Backend(_))
     }

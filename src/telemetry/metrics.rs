@@ -1,7 +1,7 @@
-//! The daemon's metrics: what is counted, under which name, with which help. Knows neither who counts nor who reads.
+//! The daemon's metrics, with their names and help texts.
 //!
-//! One set for each daemon. Counting costs an atomic addition or two, and for what has a label a look-up under a read
-//! lock. A run's id is never a label. Agents and models are, so the number of their values is bounded.
+//! Each daemon has its own. An update costs an atomic addition or two, and with a label a look-up under a read lock. A run's
+//! id is never a label. Agents and models are, so the number of their values is bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,19 +12,19 @@ use crate::domain::run::Status;
 use crate::domain::usage::{Cost, TokenUsage};
 use crate::telemetry::prometheus::{Counter, Family, FixedPoint, Histogram, TextEncoder};
 
-/// Agents that are counted one by one: the catalogue names them, but its files come and go.
+/// Agents with series of their own: the catalog names them, but its files change.
 const MAX_AGENTS: usize = 5_000;
-/// Models that are counted one by one: requests may name any.
+/// Models with series of their own: requests may name any model.
 const MAX_MODELS: usize = 500;
-/// Providers that are counted one by one: the configuration names them.
+/// Providers with series of their own: the configuration names them.
 const MAX_PROVIDERS: usize = 500;
 
-/// Upper bounds for what models and tools take, in seconds.
+/// Upper bounds for the durations of models and tools, in seconds.
 const WORK_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     600.0, 1800.0, 3600.0,
 ];
-/// Upper bounds for what a cancel takes, in seconds.
+/// Upper bounds for the duration of a cancel, in seconds.
 const CANCEL_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
@@ -32,13 +32,12 @@ const CANCEL_BUCKETS: &[f64] = &[
 /// The terminal states, in the order of their counters.
 const TERMINAL_STATUSES: [Status; 3] = [Status::Completed, Status::Failed, Status::Cancelled];
 
-/// What can come of a try to deliver to a webhook, in the order of their counters.
+/// The outcomes of an attempt to deliver to a webhook, in the order of their counters.
 const DELIVERY_OUTCOMES: [&str; 3] = ["delivered", "retried", "failed"];
 
-/// What one daemon counts.
 #[derive(Debug)]
 pub struct Metrics {
-    /// By agent; in the order of [`ENDS`].
+    /// By agent, in the order of [`TERMINAL_STATUSES`].
     finished_runs: Family<[Counter; TERMINAL_STATUSES.len()]>,
     /// By depth, from 1.
     child_runs: [Counter; HARD_MAX_DEPTH as usize],
@@ -52,7 +51,7 @@ pub struct Metrics {
     cost: Family<Counter>,
     retries: Family<Counter>,
     sse_clients: AtomicU64,
-    /// In the order of [`DELIVERIES`].
+    /// In the order of [`DELIVERY_OUTCOMES`].
     deliveries: [Counter; DELIVERY_OUTCOMES.len()],
 }
 
@@ -65,12 +64,12 @@ struct TokenCounters {
     reasoning: Counter,
 }
 
-/// What others count, at the moment of a reading.
+/// Numbers that other modules know, at the time of rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct GaugeSnapshot {
-    /// Runs at work, roots and children.
+    /// Active runs, roots and children.
     pub running: usize,
-    /// Root runs waiting for a slot.
+    /// Root runs that wait for a permit.
     pub queued: usize,
     /// Transactions that the store has committed.
     pub commits: u64,
@@ -96,12 +95,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A root run's time started, so long after it was accepted.
+    /// A root run was started; `waited` is the time since it was accepted.
     pub fn run_started(&self, waited: Duration) {
         self.queue_wait.observe(waited);
     }
 
-    /// A run's end was recorded; `took` is none for one whose time never started, or that ended with its process.
+    /// A run's end was recorded. `duration` is `None` if it was never started, or ended with its process.
     pub fn run_finished(&self, agent: &str, status: Status, duration: Option<Duration>) {
         if let Some(index) = TERMINAL_STATUSES.iter().position(|end| *end == status) {
             self.finished_runs
@@ -112,7 +111,6 @@ impl Metrics {
         }
     }
 
-    /// A child run was started at this depth.
     pub fn child_started(&self, depth: u8) {
         let index = usize::from(depth).checked_sub(1);
         if let Some(count) = index.and_then(|place| self.child_runs.get(place)) {
@@ -120,17 +118,16 @@ impl Metrics {
         }
     }
 
-    /// A turn brought a reply after so long, its retries included.
+    /// A turn had a reply after this time, retries included.
     pub fn turn_completed(&self, duration: Duration) {
         self.turn_duration.observe(duration);
     }
 
-    /// A tool call was performed.
     pub fn tool_call_completed(&self, duration: Duration) {
         self.tool_duration.observe(duration);
     }
 
-    /// A reply of `model` (`provider/model` as it was asked for) was paid for.
+    /// Adds the usage of a reply. `model` is `provider/model` as requested.
     pub fn record_usage(&self, model: &str, tokens: &TokenUsage, cost: Option<Cost>) {
         self.tokens.with(model, |counters| {
             counters.input.add(tokens.input);
@@ -144,24 +141,24 @@ impl Metrics {
         }
     }
 
-    /// A request failed and will be sent again, to the same model.
+    /// A request failed and will be sent again to the same model.
     pub fn request_retried(&self, provider: &str) {
         self.retries.with(provider, Counter::increment);
     }
 
-    /// A cancelled run's end was recorded, so long after the wish.
+    /// A cancelled run's end was recorded, this time after the request to cancel.
     pub fn cancel_completed(&self, duration: Duration) {
         self.cancel_duration.observe(duration);
     }
 
-    /// A try to deliver to a webhook ended so: `delivered`, `retried` (it is to be tried again) or `failed` (given up).
+    /// `outcome` is `delivered`, `retried` (there will be another attempt) or `failed` (given up).
     pub fn delivery_attempted(&self, outcome: &str) {
         if let Some(index) = DELIVERY_OUTCOMES.iter().position(|known| *known == outcome) {
             self.deliveries[index].increment();
         }
     }
 
-    /// A client follows a stream of events, as long as what is returned lives.
+    /// Counts a client of an event stream until the guard is dropped.
     pub fn track_sse_client(self: &Arc<Self>) -> SseClientGuard {
         self.sse_clients.fetch_add(1, Relaxed);
         SseClientGuard(Arc::clone(self))
@@ -284,7 +281,6 @@ impl Metrics {
     }
 }
 
-/// A client that follows a stream of events; counted until it is dropped.
 #[derive(Debug)]
 pub struct SseClientGuard(Arc<Metrics>);
 

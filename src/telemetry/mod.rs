@@ -1,4 +1,4 @@
-//! Telemetry: here logs, where they go and how they look; below it the metrics and the traces.
+//! Logs: their filter, format and output. Metrics and traces are in the modules below.
 
 use std::io::{IsTerminal, Write};
 
@@ -13,17 +13,16 @@ pub mod otlp;
 pub mod prometheus;
 pub mod traces;
 
-/// What is logged where nothing is said.
+/// The filter if the configuration has none.
 const DEFAULT_FILTER: &str = "info";
 
-/// Starts logging to stderr. Only the first call in a process has an effect. The error says why `telemetry.log` is no
-/// filter.
+/// Starts logging to stderr. Only the first call in a process has an effect. Fails if `telemetry.log` is not a valid filter.
 pub fn init(settings: &Telemetry) -> Result<(), String> {
     let directives = settings.log.as_deref().unwrap_or(DEFAULT_FILTER);
     let filter = EnvFilter::builder().parse(directives).map_err(|error| {
-        format!("telemetry.log: \"{directives}\" is no filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
+        format!("telemetry.log: \"{directives}\" is not a filter ({error}); write one such as \"info\" or \"axed=debug,warn\"")
     })?;
-    // The MCP library logs whole messages, which may hold anything; what matters of it we say ourselves.
+    // The MCP library logs whole messages, which may contain secrets. We log its errors ourselves.
     let filter = match (directives.contains("rmcp"), "rmcp=off".parse()) {
         (false, Ok(rmcp_off)) => filter.add_directive(rmcp_off),
         _ => filter,
@@ -34,7 +33,7 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
     } else {
         LogFormat::Json
     });
-    // A stderr that nobody reads any more must not bring the daemon down: lines that cannot be written are lost.
+    // A closed stderr must not stop the daemon: lines that cannot be written are lost.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .log_internal_errors(false);
@@ -48,16 +47,16 @@ pub fn init(settings: &Telemetry) -> Result<(), String> {
         LogFormat::Human if terminal => lines.with_writer(human).try_init(),
         LogFormat::Human => lines.with_ansi(false).with_writer(human).try_init(),
     };
-    // Somebody else in this process has started logging: theirs stands.
+    // An error means that this process logs already.
     drop(started);
     Ok(())
 }
 
-/// Writes log lines to stderr: names and errors in them come from models and servers.
+/// Writes log lines to stderr without control characters: names and errors in them come from models and servers.
 struct TerminalSafeStderr(fn(&str) -> String);
 
 impl Write for TerminalSafeStderr {
-    /// Each event comes in one piece.
+    /// `formatted` is one whole event.
     fn write(&mut self, formatted: &[u8]) -> std::io::Result<usize> {
         let line = (self.0)(&String::from_utf8_lossy(formatted));
         std::io::stderr().write_all(line.as_bytes())?;
@@ -79,7 +78,7 @@ mod tests {
             log: Some("=,=/[".to_owned()),
             ..Telemetry::default()
         };
-        let error = super::init(&invalid).expect_err("no filter");
+        let error = super::init(&invalid).expect_err("not a filter");
         assert!(error.starts_with("telemetry.log: \"=,=/[\""), "{error}");
         assert_eq!(super::init(&Telemetry::default()), Ok(()));
         assert_eq!(super::init(&Telemetry::default()), Ok(()));

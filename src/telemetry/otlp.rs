@@ -1,8 +1,8 @@
-//! Sends spans to a collector: OTLP over HTTP in protobuf (<https://opentelemetry.io/docs/specs/otlp/#otlphttp>), in
-//! batches, from one task. Knows no runs.
+//! Exports spans to a collector: OTLP over HTTP in protobuf (<https://opentelemetry.io/docs/specs/otlp/#otlphttp>), in
+//! batches, from one task.
 //!
-//! The messages are OpenTelemetry's, trace/v1/trace.proto and what it needs, as far as we write them; the tests read them
-//! with the official crate.
+//! The messages are the parts of OpenTelemetry's trace/v1/trace.proto that we write; the tests read them with the official
+//! crate `opentelemetry-proto`. That crate is not used here because it requires the whole SDK.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -19,40 +19,38 @@ use crate::config;
 use crate::ssrf::{is_loopback, root_cause};
 use crate::telemetry::traces::{AttributeValue, Span, SpanKind, SpanReceiver};
 
-/// Spans of one request, and after how many bytes it is full: collectors take no request above some MiB.
+/// Largest number of spans and bytes of one request: collectors reject requests above some MiB.
 const MAX_BATCH_SPANS: usize = 512;
 const MAX_BATCH_BYTES: usize = 2 << 20;
-/// How long spans wait for others to go with them.
+/// How long spans wait for others of the same request.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long one request may take, and how long its connection.
+/// Limits for a request and for its connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a batch that could not be sent waits, and how often it is tried. Meanwhile the queue fills.
+/// The wait between attempts to send a batch, and their number. The queue fills in the meantime.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 const MAX_ATTEMPTS: u32 = 3;
-/// How long nothing is said of lost spans after something was.
+/// The shortest time between two warnings about dropped spans.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A collector, and what it is told of us.
 pub struct OtlpExporter {
     client: Client,
     url: Url,
     headers: HeaderMap,
     service: String,
-    /// Whether it takes nothing now: told once when it begins, and once when it ends.
+    /// Whether the collector rejects requests now: logged once at the start and once at the end.
     is_down: bool,
-    /// When it was last told that spans were lost.
+    /// When dropped spans were last logged.
     warned_at: Option<Instant>,
 }
 
-/// Why a request was not taken.
 struct ExportError {
     reason: String,
     is_permanent: bool,
 }
 
 impl OtlpExporter {
-    /// The configured one. The error says what is wrong with the configuration.
+    /// The error says what is wrong with the configuration.
     pub fn new(settings: &config::Otlp) -> Result<Self, String> {
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
@@ -76,7 +74,7 @@ impl OtlpExporter {
             .timeout(REQUEST_TIMEOUT)
             .http1_only();
         if url.scheme() == "http" {
-            // A plain address never needs the system's certificates; reading them takes a while.
+            // Plain HTTP needs no system certificates, and reading them is slow.
             builder = builder.tls_certs_only([]);
         }
         if url.host_str().is_some_and(is_loopback) {
@@ -95,14 +93,14 @@ impl OtlpExporter {
         })
     }
 
-    /// Sends what comes until `stop`, and then what waits still. Its owner bounds how long that may take.
+    /// Sends spans until `stop`, then the rest of the queue. The caller bounds the time for the rest.
     pub async fn run(mut self, mut spans: SpanReceiver, stop: CancellationToken) {
         let mut batch = Vec::new();
         loop {
             tokio::select! {
                 first = spans.recv() => match first {
                     Some(span) => batch.push(span),
-                    // Nobody hands spans over any more.
+                    // All senders were dropped.
                     None => return,
                 },
                 () = stop.cancelled() => break,
@@ -124,7 +122,7 @@ impl OtlpExporter {
         }
     }
 
-    /// Sends a batch, again where that may help, and empties it.
+    /// Sends a batch, with retries, and empties it.
     async fn send(
         &mut self,
         batch: &mut Vec<Span>,
@@ -146,7 +144,7 @@ impl OtlpExporter {
             attempt += 1;
             tokio::select! {
                 () = tokio::time::sleep(RETRY_INTERVAL) => {}
-                // One more try, at once.
+                // One last attempt, at once.
                 () = stop.cancelled() => attempt = MAX_ATTEMPTS,
             }
         };
@@ -154,7 +152,7 @@ impl OtlpExporter {
         spans.dropped.fetch_add(count, Relaxed);
     }
 
-    /// Tells that the collector takes spans again, and, now and then, how many were lost.
+    /// Logs that the collector accepts spans again and, at intervals, how many were dropped.
     fn log_dropped_spans(&mut self, spans: &SpanReceiver) {
         if std::mem::take(&mut self.is_down) {
             let dropped = spans.dropped.swap(0, Relaxed);
@@ -174,7 +172,7 @@ impl OtlpExporter {
         }
     }
 
-    /// Tells that the collector takes nothing, once until it does again.
+    /// Logs that the collector rejects spans, once until it accepts them again.
     fn log_outage(&mut self, error: &ExportError) {
         if !std::mem::replace(&mut self.is_down, true) {
             tracing::warn!(
@@ -192,14 +190,14 @@ impl OtlpExporter {
             .body(body)
             .send()
             .await;
-        // The address may hold a key.
+        // The error must not contain the URL, which may have a key.
         let response = result.map_err(|why| ExportError {
             reason: describe_error(&why),
             is_permanent: false,
         })?;
         let status = response.status();
         if status.is_success() {
-            // Read, so that the connection can be used again; what it says of single spans nobody could act on.
+            // Reads the body so that the connection can be reused. Errors for single spans are ignored.
             let _ = tokio::time::timeout(CONNECT_TIMEOUT, drain_body(response)).await;
             return Ok(());
         }
@@ -216,7 +214,7 @@ impl OtlpExporter {
     }
 }
 
-/// Takes what comes until the batch is full, or nobody hands spans over any more.
+/// Receives spans until the batch is full or the queue is closed.
 async fn fill(batch: &mut Vec<Span>, spans: &mut SpanReceiver) {
     let mut bytes: usize = batch.iter().map(Span::bytes).sum();
     while batch.len() < MAX_BATCH_SPANS && bytes < MAX_BATCH_BYTES {
@@ -228,7 +226,7 @@ async fn fill(batch: &mut Vec<Span>, spans: &mut SpanReceiver) {
     }
 }
 
-/// Most bytes of an answer that are read.
+/// Largest number of bytes of a response that are read.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 async fn drain_body(mut response: reqwest::Response) {
@@ -348,7 +346,7 @@ struct ArrayValue {
 /// `SPAN_KIND_…`
 const SPAN_KIND_INTERNAL: i32 = 1;
 const SPAN_KIND_CLIENT: i32 = 3;
-/// `STATUS_CODE_ERROR`; what did not fail says nothing, as the conventions want it.
+/// `STATUS_CODE_ERROR`. Spans that did not fail have no status, as the conventions require.
 const STATUS_CODE_ERROR: i32 = 2;
 
 fn export_request(service: &str, spans: impl Iterator<Item = Span>) -> ExportRequest {

@@ -1,9 +1,9 @@
-//! What measures: counters, histograms, and families of them by one label, and how they are written in Prometheus' text
-//! format (version 0.0.4, prometheus.io/docs/instrumenting/exposition_formats). Knows no metric by name.
+//! Counters, histograms, and families of them by one label, and their encoding in Prometheus' text format (version 0.0.4,
+//! prometheus.io/docs/instrumenting/exposition_formats).
 //!
-//! Our own, and not the `metrics` crates: their recorder belongs to the process, and one process may hold several
-//! daemons; their histograms keep every sample until somebody scrapes; and a bound on the values of a label, which
-//! hostile names need, would be ours to build all the same. What is left is this file.
+//! We do not use the `metrics` crates. Their recorder belongs to the process, and one process may run several daemons. Their
+//! histograms keep every sample until a scrape. They do not bound the number of label values, which names that clients choose
+//! require.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -11,48 +11,44 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-/// Where values of a label go that are too many, or too long.
+/// The label value for values that are too many or too long.
 pub const OTHER_LABEL: &str = "(other)";
-/// Longest value of a label, in bytes.
+/// Longest label value, in bytes.
 const MAX_LABEL_BYTES: usize = 200;
 
-/// A sum that only grows. It stops at the range's end: providers may claim anything, and a sum that wraps would look
-/// like a restart.
+/// A sum that only grows. It saturates: providers may report any number, and a sum that wraps would look like a restart.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
     pub fn increment(&self) {
         self.add(1);
     }
 
-    /// So many more.
     pub fn add(&self, amount: u64) {
-        // It always has a next value, so this cannot fail.
+        // The closure always returns a value, so this cannot fail.
         let _ = self
             .0
             .fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(amount)));
     }
 
-    /// The sum.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-/// Durations, counted by upper bounds in seconds.
+/// Counts durations by upper bounds in seconds.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is above all.
+    /// One for each bound, and one for longer durations.
     buckets: Box<[AtomicU64]>,
-    /// In microseconds: nanoseconds of ten thousand runs at once would fill the range within weeks.
+    /// In microseconds: in nanoseconds, ten thousand concurrent runs would fill the range within weeks.
     sum: Counter,
 }
 
 impl Histogram {
-    /// Over these upper bounds, in seconds, ascending.
+    /// The bounds are upper bounds in seconds, ascending.
     pub fn new(bounds: &'static [f64]) -> Self {
         Self {
             bounds,
@@ -61,7 +57,6 @@ impl Histogram {
         }
     }
 
-    /// Counts one.
     pub fn observe(&self, duration: Duration) {
         let seconds = duration.as_secs_f64();
         let index = self.bounds.partition_point(|bound| *bound < seconds);
@@ -71,7 +66,7 @@ impl Histogram {
     }
 }
 
-/// Instruments by the value of one label, at most `most` of them; what comes after those is counted as [`OTHER`].
+/// Instruments by the value of one label. When there are `max_series` of them, new values share [`OTHER_LABEL`].
 #[derive(Debug)]
 pub struct Family<T> {
     max_series: usize,
@@ -79,7 +74,6 @@ pub struct Family<T> {
 }
 
 impl<T: Default> Family<T> {
-    /// Without values so far.
     pub fn new(max_series: usize) -> Self {
         Self {
             max_series,
@@ -87,7 +81,7 @@ impl<T: Default> Family<T> {
         }
     }
 
-    /// Does something with the instrument of this value.
+    /// Updates the instrument of this value.
     pub fn with(&self, value: &str, update: impl FnOnce(&T)) {
         let value = match value.len() > MAX_LABEL_BYTES {
             true => OTHER_LABEL,
@@ -95,7 +89,7 @@ impl<T: Default> Family<T> {
         };
         {
             let series = self.series.read().unwrap_or_else(PoisonError::into_inner);
-            // More than `most`: the place of the others is among them.
+            // More than `max_series` means that the shared instrument exists.
             let overflow = || {
                 series
                     .get(OTHER_LABEL)
@@ -114,29 +108,26 @@ impl<T: Default> Family<T> {
     }
 }
 
-/// A page in Prometheus' text format, written metric by metric.
+/// Encodes metrics one after another in Prometheus' text format.
 #[derive(Debug, Default)]
 pub struct TextEncoder(String);
 
 impl TextEncoder {
-    /// The text.
     pub fn finish(self) -> String {
         self.0
     }
 
-    /// A sum.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.header(name, help, "counter");
         self.sample(name, &[], value);
     }
 
-    /// A number that rises and falls.
     pub fn gauge(&mut self, name: &str, help: &str, value: u64) {
         self.header(name, help, "gauge");
         self.sample(name, &[], value);
     }
 
-    /// Sums by labels; `write` writes the samples.
+    /// A counter with labels; `write` writes the samples.
     pub fn counters(&mut self, name: &str, help: &str, write: impl FnOnce(&mut SampleWriter<'_>)) {
         self.header(name, help, "counter");
         write(&mut SampleWriter {
@@ -145,7 +136,6 @@ impl TextEncoder {
         });
     }
 
-    /// Durations.
     pub fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.header(name, help, "histogram");
         let bucket = format!("{name}_bucket");
@@ -190,19 +180,18 @@ impl TextEncoder {
     }
 }
 
-/// The samples of one metric with labels.
+/// Writes the samples of one metric with labels.
 pub struct SampleWriter<'p> {
     encoder: &'p mut TextEncoder,
     name: &'p str,
 }
 
 impl SampleWriter<'_> {
-    /// One of them.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl fmt::Display) {
         self.encoder.sample(self.name, labels, value);
     }
 
-    /// Those of a family, sorted by value.
+    /// Writes the samples of a family, sorted by label value.
     pub fn family<T>(&mut self, family: &Family<T>, mut write: impl FnMut(&mut Self, &str, &T)) {
         let series = family.series.read().unwrap_or_else(PoisonError::into_inner);
         for (value, instrument) in series.iter().collect::<BTreeMap<_, _>>() {
@@ -211,19 +200,17 @@ impl SampleWriter<'_> {
     }
 }
 
-/// A whole number of small parts, written exactly.
+/// A decimal number with a fixed number of digits, written exactly.
 pub struct FixedPoint {
     count: u64,
     digits: usize,
 }
 
 impl FixedPoint {
-    /// So many millionths.
     pub fn millionths(count: u64) -> Self {
         Self { count, digits: 6 }
     }
 
-    /// So many of 10⁻¹².
     pub fn trillionths(count: u64) -> Self {
         Self { count, digits: 12 }
     }

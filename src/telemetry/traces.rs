@@ -1,9 +1,9 @@
-//! Spans of traces: what one says, in the words of OpenTelemetry's conventions for generative AI, and the bounded queue
-//! on which they wait to be sent. Knows neither who makes spans nor how they are sent.
+//! Spans of traces, with the attributes of OpenTelemetry's conventions for generative AI, and the bounded queue of spans to
+//! export.
 //!
-//! Our own, and not OpenTelemetry's SDK: that reads the environment by itself, exports from a thread of its own, and
-//! lets nobody choose a trace's id, which here is what lets a trace go on over a restart. A span is a plain value that
-//! is made when it ends, so a run at work carries nothing but its tree's place.
+//! We do not use OpenTelemetry's SDK. It reads the environment itself, exports on a thread of its own, and does not let us
+//! choose a trace's id, with which a trace continues after a restart. A span is a plain value that is made when it ends, so an
+//! active run keeps only its trace context.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -43,14 +43,14 @@ pub mod key {
     pub const TURN: &str = "axed.turn";
 }
 
-/// Spans that wait to be sent; further ones are lost, and counted.
+/// Largest number of queued spans. Further ones are dropped and counted.
 const MAX_QUEUED_SPANS: usize = 2048;
-/// And most bytes of those: with content a span may have a hundred thousand.
+/// Largest number of their bytes: with content a span may have a hundred thousand.
 const MAX_QUEUED_BYTES: usize = 32 << 20;
-/// Longest name and attribute in characters, but for content that was asked for.
+/// Longest name and attribute in characters, except for content.
 const MAX_TEXT_CHARS: usize = 200;
 
-/// Where spans go that have ended. Handing one over never waits.
+/// Queues spans that have ended. Never blocks.
 #[derive(Clone, Debug)]
 pub struct SpanSender {
     queue: mpsc::Sender<Span>,
@@ -60,32 +60,31 @@ pub struct SpanSender {
     records_content: bool,
 }
 
-/// The other end: what is to be sent.
+/// Receives the spans to export.
 #[derive(Debug)]
 pub struct SpanReceiver {
     queue: mpsc::Receiver<Span>,
-    /// Of those that wait.
+    /// Bytes of the queued spans.
     queued_bytes: Arc<AtomicUsize>,
-    /// How many found the queue full.
+    /// Spans that were dropped because the queue was full.
     pub dropped: Arc<AtomicU64>,
 }
 
 impl SpanReceiver {
-    /// The next span, in the order in which they ended; none once nobody hands any over and none waits.
+    /// The next span, in the order in which they ended; `None` if the queue is empty and closed.
     pub async fn recv(&mut self) -> Option<Span> {
         let span = self.queue.recv().await?;
         self.queued_bytes.fetch_sub(span.bytes(), Relaxed);
         Some(span)
     }
 
-    /// Takes no more spans; those that wait still come.
+    /// Accepts no more spans; queued ones can still be received.
     pub fn close(&mut self) {
         self.queue.close();
     }
 }
 
 impl SpanSender {
-    /// A queue for the spans of one daemon.
     pub fn new(settings: &Otlp) -> (Self, SpanReceiver) {
         let (sender, queue) = mpsc::channel(MAX_QUEUED_SPANS);
         let (queued_bytes, dropped) = (Arc::<AtomicUsize>::default(), Arc::<AtomicU64>::default());
@@ -106,17 +105,16 @@ impl SpanSender {
         )
     }
 
-    /// Which share of the traces that begin here is kept, 0 to 1.
+    /// The share of the traces started here that is recorded, 0 to 1.
     pub fn sampling_ratio(&self) -> f64 {
         self.sampling_ratio
     }
 
-    /// Whether spans are to hold what models, tools and their users say.
+    /// Whether spans contain prompts, replies, tool arguments and tool results.
     pub fn records_content(&self) -> bool {
         self.records_content
     }
 
-    /// Hands over a span that has ended.
     pub fn send(&self, span: Span) {
         let bytes = span.bytes();
         let before = self.queued_bytes.fetch_add(bytes, Relaxed);
@@ -130,25 +128,19 @@ impl SpanSender {
 /// A span that has ended.
 #[derive(Debug)]
 pub struct Span {
-    /// Its place.
     pub context: TraceContext,
-    /// The span that it is below.
     pub parent: Option<SpanId>,
-    /// What was done, and with what.
+    /// The operation and its target.
     pub name: String,
-    /// What kind of span.
     pub kind: SpanKind,
-    /// When it began.
     pub started_at: Timestamp,
-    /// When it ended.
     pub ended_at: Timestamp,
-    /// What else is known of it; what is unknown is left out.
+    /// Unknown attributes are left out.
     pub attributes: Vec<(&'static str, AttributeValue)>,
-    /// Whether what it stands for failed; why is in the attribute [`key::ERROR`].
+    /// Whether the operation failed; the attribute [`key::ERROR`] has the class of error.
     pub is_error: bool,
 }
 
-/// The kinds of span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
     /// Work within this process.
@@ -157,7 +149,6 @@ pub enum SpanKind {
     Client,
 }
 
-/// What an attribute says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributeValue {
     Text(String),
@@ -166,7 +157,7 @@ pub enum AttributeValue {
 }
 
 impl Span {
-    /// A span that began then and ends now, of `operation` (a word of the conventions) on `what`.
+    /// A span that ends now. `operation` is a name from the conventions.
     pub fn new(
         operation: &str,
         target: &str,
@@ -188,7 +179,7 @@ impl Span {
         span.with_text(key::OPERATION, operation)
     }
 
-    /// About how many bytes it takes.
+    /// About how many bytes the span takes.
     pub fn bytes(&self) -> usize {
         let value_bytes = |value: &AttributeValue| match value {
             AttributeValue::Text(text) => text.len(),
@@ -199,23 +190,21 @@ impl Span {
         size_of::<Self>() + self.name.len() + attribute_bytes.sum::<usize>()
     }
 
-    /// With a text, cut where it is too long.
+    /// Adds a text, truncated if it is too long.
     pub fn with_text(self, key: &'static str, text: &str) -> Self {
         self.with_attribute(key, AttributeValue::Text(truncate(text)))
     }
 
-    /// With a number.
     pub fn with_int(self, key: &'static str, number: u64) -> Self {
         self.with_attribute(key, AttributeValue::Int(number))
     }
 
-    /// With what it says.
     pub fn with_attribute(mut self, key: &'static str, value: AttributeValue) -> Self {
         self.attributes.push((key, value));
         self
     }
 
-    /// With the class of error that it failed with.
+    /// Marks the span as failed with this class of error.
     pub fn with_error(mut self, error_type: &str) -> Self {
         self.is_error = true;
         self.with_text(key::ERROR, error_type)
@@ -269,7 +258,7 @@ mod tests {
         assert_eq!(spans.dropped.load(Relaxed), 11);
         spans.recv().await.expect("a span");
         traces.send(span(MAX_QUEUED_BYTES / 10));
-        assert_eq!(spans.dropped.load(Relaxed), 11, "there is room again");
+        assert_eq!(spans.dropped.load(Relaxed), 11, "the queue has space again");
         spans.close();
         let mut remaining = 0;
         while spans.recv().await.is_some() {
