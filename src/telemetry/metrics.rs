@@ -164,9 +164,23 @@ impl Metrics {
         SseClientGuard(Arc::clone(self))
     }
 
-    /// All of it in Prometheus' text format.
+    /// Renders all metrics in Prometheus' text format.
     pub fn render(&self, gauges: &GaugeSnapshot) -> String {
         let mut encoder = TextEncoder::default();
+        self.render_runs(&mut encoder, gauges);
+        self.render_durations(&mut encoder);
+        self.render_models(&mut encoder);
+        self.render_retries_and_children(&mut encoder);
+        self.render_clients_and_deliveries(&mut encoder);
+        encoder.counter(
+            "axed_store_commits_total",
+            "Transactions that the store has committed.",
+            gauges.commits,
+        );
+        encoder.finish()
+    }
+
+    fn render_runs(&self, encoder: &mut TextEncoder, gauges: &GaugeSnapshot) {
         encoder.counters(
             "axed_runs_total",
             "Runs that have ended, roots and children, by agent and terminal status.",
@@ -189,6 +203,9 @@ impl Metrics {
             "Root runs waiting for a slot.",
             gauges.queued as u64,
         );
+    }
+
+    fn render_durations(&self, encoder: &mut TextEncoder) {
         encoder.histogram(
             "axed_queue_wait_seconds",
             "How long root runs waited from their acceptance to their start.",
@@ -209,6 +226,9 @@ impl Metrics {
             "How long tool calls took, delegations included.",
             &self.tool_duration,
         );
+    }
+
+    fn render_models(&self, encoder: &mut TextEncoder) {
         encoder.counters(
             "axed_tokens_total",
             "Tokens that providers reported, by model asked and kind; input includes the cached ones, output the reasoning.",
@@ -235,6 +255,9 @@ impl Metrics {
                 });
             },
         );
+    }
+
+    fn render_retries_and_children(&self, encoder: &mut TextEncoder) {
         encoder.counters(
             "axed_retries_total",
             "Requests that failed and were to be sent to the same model again, by provider.",
@@ -253,6 +276,9 @@ impl Metrics {
                 }
             },
         );
+    }
+
+    fn render_clients_and_deliveries(&self, encoder: &mut TextEncoder) {
         encoder.histogram(
             "axed_cancel_seconds",
             "How long cancels took from the request to the run's recorded end.",
@@ -272,12 +298,6 @@ impl Metrics {
                 }
             },
         );
-        encoder.counter(
-            "axed_store_commits_total",
-            "Transactions that the store has committed.",
-            gauges.commits,
-        );
-        encoder.finish()
     }
 }
 

@@ -8,8 +8,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
+
+use parking_lot::RwLock;
 
 /// The label value for values that are too many or too long.
 pub const OTHER_LABEL: &str = "(other)";
@@ -88,7 +89,7 @@ impl<T: Default> Family<T> {
             false => value,
         };
         {
-            let series = self.series.read().unwrap_or_else(PoisonError::into_inner);
+            let series = self.series.read();
             // More than `max_series` means that the shared instrument exists.
             let overflow = || {
                 series
@@ -99,7 +100,7 @@ impl<T: Default> Family<T> {
                 return update(found);
             }
         }
-        let mut series = self.series.write().unwrap_or_else(PoisonError::into_inner);
+        let mut series = self.series.write();
         let value = match series.len() < self.max_series || series.contains_key(value) {
             true => value,
             false => OTHER_LABEL,
@@ -193,7 +194,7 @@ impl SampleWriter<'_> {
 
     /// Writes the samples of a family, sorted by label value.
     pub fn family<T>(&mut self, family: &Family<T>, mut write: impl FnMut(&mut Self, &str, &T)) {
-        let series = family.series.read().unwrap_or_else(PoisonError::into_inner);
+        let series = family.series.read();
         for (value, instrument) in series.iter().collect::<BTreeMap<_, _>>() {
             write(self, value, instrument);
         }
