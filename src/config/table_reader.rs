@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json};
 
 use crate::config::document::{Node, Origin, Problem, Table, Value};
+use crate::domain::suggestion;
 
 /// The most seconds or things that a key may count: a hundred years, and more than any semaphore or table holds.
 pub const MAX_COUNT: u64 = u32::MAX as u64;
@@ -504,7 +505,7 @@ impl TableReader<'_> {
     fn finish(mut self) {
         for (key, node) in std::mem::take(&mut self.table) {
             let mut text = format!("unknown key \"{}\"", self.full(&printable(&key)));
-            match closest_key(&key, &self.known_keys) {
+            match suggestion::closest(&key, self.known_keys.iter().copied()) {
                 Some(suggestion) => {
                     text.push_str(&format!("; did you mean \"{}\"?", self.full(suggestion)));
                 }
@@ -518,17 +519,6 @@ impl TableReader<'_> {
             self.push_error(node.origin, text);
         }
     }
-}
-
-/// The known key that somebody who wrote `key` most likely meant.
-pub fn closest_key<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
-    let key: String = key.chars().take(64).flat_map(char::to_lowercase).collect();
-    known
-        .iter()
-        .map(|candidate| (strsim::jaro_winkler(&key, candidate), *candidate))
-        .filter(|(likeness, _)| *likeness >= 0.75)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, candidate)| candidate)
 }
 
 /// A whole number within the range, or the rule that it breaks; none where the value is none.
@@ -620,7 +610,7 @@ fn printable(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{closest_key, parse_bytes, parse_seconds, read_table};
+    use super::{parse_bytes, parse_seconds, read_table};
     use crate::config::document::{format_problems, parse};
 
     fn problems(text: &str) -> String {
@@ -703,7 +693,5 @@ mod tests {
         assert_eq!(parse_seconds("99999999999999999w"), None);
         assert_eq!(parse_seconds("1 month"), None);
         assert_eq!(parse_seconds("d"), None);
-        assert_eq!(closest_key("modle", &["name", "model"]), Some("model"));
-        assert_eq!(closest_key("NAME", &["name", "model"]), Some("name"));
     }
 }

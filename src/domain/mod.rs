@@ -13,6 +13,7 @@ pub mod metered_json;
 pub mod run;
 pub mod service;
 pub mod structured;
+pub mod suggestion;
 pub mod terminal_text;
 pub mod trace;
 pub mod usage;

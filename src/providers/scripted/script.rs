@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use toml::Spanned;
 
+use crate::domain::suggestion;
 use crate::providers::ErrorCategory;
 use crate::providers::scripted::template::{Template, TemplateContext, TemplateError};
 
@@ -202,7 +203,7 @@ impl ScriptedError {
             return Err(format!(
                 "category: unknown category \"{}\"{}; the categories are {}",
                 raw.category,
-                suggestion(&raw.category, &names),
+                did_you_mean(&raw.category, &names),
                 names.join(", ")
             ));
         };
@@ -328,20 +329,15 @@ fn rewrite_serde_error(message: &str) -> String {
     let known: Vec<&str> = quoted.collect();
     format!(
         "unknown key \"{key}\"{}; the keys here are {}",
-        suggestion(key, &known),
+        did_you_mean(key, &known),
         known.join(", ")
     )
 }
 
-fn suggestion(key: &str, known: &[&str]) -> String {
-    known
-        .iter()
-        .map(|candidate| (strsim::jaro_winkler(key, candidate), candidate))
-        .filter(|(likeness, _)| *likeness > 0.7)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map_or_else(String::new, |(_, candidate)| {
-            format!(", did you mean \"{candidate}\"?")
-        })
+fn did_you_mean(key: &str, known: &[&str]) -> String {
+    suggestion::closest(key, known.iter().copied()).map_or_else(String::new, |closest| {
+        format!(", did you mean \"{closest}\"?")
+    })
 }
 
 #[cfg(test)]
