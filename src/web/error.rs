@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::catalog::LoadError;
+use crate::domain::suggestion;
 use crate::engine::approval::decision::DecideError;
 use crate::engine::memory::memory::MemoryError;
 use crate::engine::request::StartError;
@@ -103,6 +104,11 @@ impl Problem {
             detail: truncate(detail, MAX_DETAIL),
         });
         problem
+    }
+
+    /// 422: the value of one field is wrong.
+    pub fn invalid_field(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::field("invalid_field", pointer, detail)
     }
 
     /// 413: the pictures and files of a body are too many or too large.
@@ -369,18 +375,10 @@ pub fn quote(text: &str) -> String {
     format!("{:?}", truncate(text.to_owned(), MAX_QUOTE))
 }
 
-/// The known word that is nearest to a mistyped one, as a piece of a sentence; empty where none is near.
+/// The known name that is closest to a mistyped one, as the end of a sentence; empty if none is close.
 pub fn did_you_mean<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    // The distance costs the product of both lengths, and a client chooses one of them.
-    if typed.len() > MAX_QUOTE {
-        return String::new();
-    }
-    known
-        .into_iter()
-        .map(|known| (strsim::damerau_levenshtein(typed, known), known))
-        .min()
-        .filter(|(distance, known)| *distance > 0 && *distance <= known.chars().count().div_ceil(3))
-        .map(|(_, known)| format!("; did you mean {known:?}?"))
+    suggestion::closest(typed, known)
+        .map(|name| format!("; did you mean {name:?}?"))
         .unwrap_or_default()
 }
 

@@ -5,6 +5,7 @@ pub mod auth;
 pub mod create_run;
 pub mod error;
 pub mod extract;
+pub mod json_pointer;
 pub mod openapi;
 pub mod response;
 pub mod route;

@@ -177,7 +177,7 @@ impl ContentInput {
             Self::Parts(parts) => parts,
         };
         if parts.is_empty() {
-            return Err(invalid(pointer, "needs at least one part"));
+            return Err(Problem::invalid_field(pointer, "needs at least one part"));
         }
         let parts = parts
             .into_iter()
@@ -198,26 +198,26 @@ impl PartInput {
                 ("name", self.name.is_some()),
             ];
             if let Some((extra, _)) = extra.into_iter().find(|(_, is)| *is) {
-                return Err(invalid(
+                return Err(Problem::invalid_field(
                     &field_pointer(extra),
                     "is not for a part of type text",
                 ));
             }
             let text = self
                 .text
-                .ok_or_else(|| invalid(&field_pointer("text"), REQUIRED))?;
+                .ok_or_else(|| Problem::invalid_field(field_pointer("text"), REQUIRED))?;
             return Ok(Part::Text { text });
         }
         if self.text.is_some() {
-            return Err(invalid(
-                &field_pointer("text"),
+            return Err(Problem::invalid_field(
+                field_pointer("text"),
                 "is only for a part of type text",
             ));
         }
         let wants_image = self.r#type == PartKind::Image;
         if wants_image && self.name.is_some() {
-            return Err(invalid(
-                &field_pointer("name"),
+            return Err(Problem::invalid_field(
+                field_pointer("name"),
                 "is only for a part of type file",
             ));
         }
@@ -231,12 +231,13 @@ impl PartInput {
         let declared_type = declared_type.transpose()?;
         if let Some(url) = self.url {
             if self.data.is_some() {
-                return Err(invalid(
-                    &field_pointer("url"),
+                return Err(Problem::invalid_field(
+                    field_pointer("url"),
                     "is given beside data; send one of them",
                 ));
             }
-            ssrf::parse_url(&url).map_err(|why| invalid(&field_pointer("url"), why))?;
+            ssrf::parse_url(&url)
+                .map_err(|why| Problem::invalid_field(field_pointer("url"), why))?;
             counter.add(0, &field_pointer("url"))?;
             return Ok(Part::Link(AttachmentLink {
                 url,
@@ -245,11 +246,11 @@ impl PartInput {
                 name,
             }));
         }
-        let declared_type =
-            declared_type.ok_or_else(|| invalid(&field_pointer("media_type"), REQUIRED))?;
+        let declared_type = declared_type
+            .ok_or_else(|| Problem::invalid_field(field_pointer("media_type"), REQUIRED))?;
         let Base64Bytes(data) = self
             .data
-            .ok_or_else(|| invalid(&field_pointer("data"), "or url is required"))?;
+            .ok_or_else(|| Problem::invalid_field(field_pointer("data"), "or url is required"))?;
         counter.add(data.len(), &field_pointer("data"))?;
         build_attachment(
             data,
@@ -280,7 +281,7 @@ fn parse_media_type(
             ("file", FILE_TYPES)
         };
         let quoted_type = quote(declared_type);
-        invalid(
+        Problem::invalid_field(
             pointer,
             format!("{quoted_type} is not taken; a part of type {kind} is {list}"),
         )
@@ -294,7 +295,7 @@ pub fn check_name(name: String, pointer: &str) -> Result<String, Problem> {
         && !name.chars().any(char::is_control);
     match is_valid {
         true => Ok(name),
-        false => Err(invalid(
+        false => Err(Problem::invalid_field(
             pointer,
             format!("must be 1 to {MAX_FILE_NAME} characters, none of them a control character"),
         )),
@@ -310,20 +311,16 @@ pub fn build_attachment(
 ) -> Result<Attachment, Problem> {
     let Some(attachment) = Attachment::from_bytes(data, name) else {
         let why = format!("the bytes are of no kind that is taken: {IMAGE_TYPES}, {FILE_TYPES}");
-        return Err(invalid(pointer, why));
+        return Err(Problem::invalid_field(pointer, why));
     };
     match declared_type.filter(|stated| *stated != attachment.media_type) {
         None => Ok(attachment),
         Some(declared_type) => {
             let detected_type = attachment.media_type;
-            Err(invalid(
+            Err(Problem::invalid_field(
                 pointer,
                 format!("says {declared_type}, but the bytes are {detected_type}"),
             ))
         }
     }
-}
-
-fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
-    Problem::field("invalid_field", pointer, detail)
 }

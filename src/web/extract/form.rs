@@ -18,6 +18,7 @@ use crate::domain::content::{Content, Part};
 use crate::web::error::Problem;
 use crate::web::extract::content::{self, AttachmentCounter};
 use crate::web::extract::large_body::{body_too_large, total_too_large};
+use crate::web::json_pointer;
 
 /// What the form's boundaries and headers may take besides.
 const FORM_OVERHEAD_BYTES: usize = 1 << 20;
@@ -115,10 +116,10 @@ impl FormReader {
         let is_input = name == "input";
         if file_name.is_some() && !is_input {
             let why = "is no file: only fields named input may be files";
-            return Err(invalid(&json_pointer(&name), why));
+            return Err(Problem::invalid_field(json_pointer::join("", &name), why));
         }
         let is_text = file_name.is_none() || kind.starts_with("text/");
-        let field_pointer = json_pointer(&name);
+        let field_pointer = json_pointer::join("", &name);
         self.text_bytes += name.len() + kind.len() + file_name.as_ref().map_or(0, String::len);
         let mut data = Vec::new();
         while let Some(chunk) = field.chunk().await.map_err(read_error)? {
@@ -142,7 +143,7 @@ impl FormReader {
             self.update_digest(&data);
             self.text_bytes += data.len();
             let text = String::from_utf8(data);
-            let text = text.map_err(|_| invalid(&field_pointer, "is not UTF-8"))?;
+            let text = text.map_err(|_| Problem::invalid_field(&field_pointer, "is not UTF-8"))?;
             if !is_input {
                 return self.add_field(&name, &text);
             }
@@ -166,14 +167,17 @@ impl FormReader {
     /// Takes another field of the body.
     fn add_field(&mut self, name: &str, text: &str) -> Result<(), Problem> {
         if !self.names.insert(name.to_owned()) {
-            return Err(invalid(&json_pointer(name), "is given twice"));
+            return Err(Problem::invalid_field(
+                json_pointer::join("", name),
+                "is given twice",
+            ));
         }
         let value = match JSON_FIELDS.contains(&name) {
             true => match serde_json::from_str::<&RawValue>(text) {
                 Ok(json) => json.get().to_owned(),
                 Err(error) => {
                     let why = format!("is not JSON, which a form has in this field: {error}");
-                    return Err(invalid(&json_pointer(name), why));
+                    return Err(Problem::invalid_field(json_pointer::join("", name), why));
                 }
             },
             false => json_string(text),
@@ -210,12 +214,4 @@ impl FormReader {
 
 fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
-}
-
-fn json_pointer(name: &str) -> String {
-    format!("/{}", name.replace('~', "~0").replace('/', "~1"))
-}
-
-fn invalid(pointer: &str, detail: impl Into<String>) -> Problem {
-    Problem::field("invalid_field", pointer, detail)
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_path_to_error::{Path, Segment};
 
 use crate::web::error::{Problem, did_you_mean, quote};
+use crate::web::json_pointer;
 
 /// Levels of nesting that a body may have: what serde_json follows, and what schemas within it are held to.
 pub const MAX_DEPTH: usize = 128;
@@ -76,13 +77,13 @@ fn syntax_error(error: &serde_json::Error) -> Problem {
 
 fn shape_error(path: &Path, error: &str) -> Problem {
     let message = error.split(" at line ").next().unwrap_or(error);
-    let pointer = json_pointer(path);
+    let pointer = pointer_to(path);
     if !message.starts_with("unknown field") {
         let detail = message
             .replace("expected u64", "expected a whole number, 0 or more")
             .replace("expected u32", "expected a whole number, 0 or more")
             .replace("expected f64", "expected a number");
-        return Problem::field("invalid_field", pointer, detail);
+        return Problem::invalid_field(pointer, detail);
     }
     // serde quotes the field and then the known ones in backticks; the field is also the path's last segment.
     let known_fields = message
@@ -97,19 +98,14 @@ fn shape_error(path: &Path, error: &str) -> Problem {
     Problem::field("unknown_field", pointer, detail)
 }
 
-/// A JSON Pointer to a place. Empty for the body itself.
-fn json_pointer(path: &Path) -> String {
-    let mut pointer = String::new();
-    for segment in path {
-        let name = match segment {
-            Segment::Seq { index } => index.to_string(),
-            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
-            Segment::Enum { .. } | Segment::Unknown => continue,
-        };
-        pointer.push('/');
-        pointer.push_str(&name);
-    }
-    pointer
+/// The JSON Pointer to a path; empty for the body itself.
+fn pointer_to(path: &Path) -> String {
+    path.iter()
+        .fold(String::new(), |parent, segment| match segment {
+            Segment::Seq { index } => json_pointer::join(&parent, &index.to_string()),
+            Segment::Map { key } => json_pointer::join(&parent, key),
+            Segment::Enum { .. } | Segment::Unknown => parent,
+        })
 }
 
 /// How deep a JSON text is nested, by its brackets. Does not check that they match.

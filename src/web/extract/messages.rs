@@ -136,7 +136,7 @@ impl ToolResultInput {
                 Part::Link(_) => {
                     let part_pointer = format!("{pointer}/{at}/url");
                     let why = "is only for a user's message; send data";
-                    return Err(Problem::field("invalid_field", part_pointer, why));
+                    return Err(Problem::invalid_field(part_pointer, why));
                 }
                 Part::Text { text } => texts.push(text),
                 Part::Image(attachment) | Part::File(attachment) => attachments.push(attachment),

@@ -55,7 +55,7 @@ pub async fn decide(
     };
     let verdict = decision_request.decision.ok_or_else(|| {
         let why = "is required: \"approve\" or \"deny\"";
-        Problem::field("invalid_field", "/decision", why)
+        Problem::invalid_field("/decision", why)
     })?;
     let decision = ApprovalDecision {
         decision: match verdict {

@@ -352,8 +352,7 @@ pub fn check_reason(text: Option<String>) -> Result<Option<String>, Problem> {
         .as_ref()
         .is_some_and(|reason| reason.chars().nth(MAX_REASON).is_some())
     {
-        return Err(Problem::field(
-            "invalid_field",
+        return Err(Problem::invalid_field(
             "/reason",
             format!("must be at most {MAX_REASON} characters"),
         ));
