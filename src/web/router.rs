@@ -1,11 +1,8 @@
 //! The route table, on one page: the router and the OpenAPI document are built from it.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
-use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing;
 use bytes::Bytes;
@@ -14,7 +11,7 @@ use crate::config::KeyScope::{Admin, Cancel, Metrics, Read, Run};
 use crate::web::openapi::{document, operations as describe};
 use crate::web::route::{Route, delete, get, post};
 use crate::web::routes::{approvals, deliveries, events, health, metrics, runs, sessions};
-use crate::web::server::middleware::handle_request;
+use crate::web::server::middleware;
 use crate::web::server::origin_guard::OriginGuard;
 use crate::web::state::AppState;
 use crate::web::{agents, create_run, error};
@@ -71,19 +68,17 @@ pub fn route_table(metrics: bool) -> Vec<Route> {
     table
 }
 
-/// All routes with what surrounds them. Each carries the path prefix; only the probes answer without it too. Where keys
-/// are configured each asks for one with its scope, but for those that name none.
+/// The API. Every route has the path prefix; `/livez` and `/readyz` answer without it too. If keys are configured, each
+/// route requires one with its scope, except the routes without a scope.
 pub fn router(state: AppState) -> Router {
     let prefix = &state.settings.path_prefix;
     let mut routes = Router::new();
     for route in route_table(state.settings.metrics) {
-        routes = routes.route(
-            &format!("{prefix}{}", route.path),
-            route.into_handler(&state),
-        );
+        routes = routes.route(route.path, route.into_handler(&state));
     }
     if !prefix.is_empty() {
-        routes = routes
+        routes = Router::new()
+            .nest(prefix, routes)
             .route("/livez", routing::get(health::livez))
             .route("/readyz", routing::get(health::readyz));
     }
@@ -111,14 +106,10 @@ fn metrics_route() -> Route {
 }
 
 fn with_middleware(routes: Router<AppState>, guard: OriginGuard, state: AppState) -> Router {
-    let guard = Arc::new(guard);
-    routes
+    let routes = routes
         .fallback(error::route_not_found)
-        .method_not_allowed_fallback(error::method_not_allowed)
-        .layer(from_fn(move |request, next| {
-            handle_request(Arc::clone(&guard), request, next)
-        }))
-        .with_state(state)
+        .method_not_allowed_fallback(error::method_not_allowed);
+    middleware::surround(routes, guard).with_state(state)
 }
 
 /// The OpenAPI document. `prefix` is the server's path prefix; `metrics` tells whether this server has `/metrics`.

@@ -337,7 +337,6 @@ mod tests {
 
     use axum::Router;
     use axum::body::Bytes;
-    use axum::middleware::from_fn;
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
@@ -346,7 +345,8 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::{PendingLimits, Timeouts, serve};
-    use crate::web::server::middleware::handle_request;
+    use crate::web::server::middleware::surround;
+    use crate::web::server::origin_guard::OriginGuard;
 
     struct TestServer {
         address: SocketAddr,
@@ -373,10 +373,8 @@ mod tests {
                     held.1.notified().await;
                     "held"
                 }),
-            )
-            .layer(from_fn(|request, next| {
-                handle_request(Arc::default(), request, next)
-            }));
+            );
+        let router = surround(router, OriginGuard::default());
         let timeouts = Timeouts { client, shutdown };
         let mut serving = JoinSet::new();
         let pending = PendingLimits {

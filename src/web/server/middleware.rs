@@ -1,16 +1,21 @@
-//! What surrounds every route: the request's id, the guard against web pages, the net under a panic, the body of a
-//! problem, one log line. One layer, because each layer costs every request a box.
+//! What surrounds every route: marks secret headers, gives the request an id, refuses requests of foreign web pages, turns
+//! a panic into a response, renders problems and writes one log line. All of it is one layer of the router, because axum
+//! boxes each layer's future for each request.
 
-use std::panic::AssertUnwindSafe;
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use futures_util::FutureExt;
+use tower::ServiceBuilder;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
 use tracing::{debug, error, warn};
 
 use crate::domain::run::RunId;
@@ -24,8 +29,34 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
 const MAX_INSTANCE: usize = 512;
 
-/// Runs the route and finishes its answer.
-pub async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -> Response {
+const PROVIDER_KEY: HeaderName = HeaderName::from_static("x-provider-key");
+
+/// Surrounds all routes of the router, and its fallback.
+pub fn surround<S>(router: Router<S>, guard: OriginGuard) -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+{
+    let guard = Arc::new(guard);
+    let layers = ServiceBuilder::new()
+        // Debug output of a request then hides the values.
+        .layer(SetSensitiveRequestHeadersLayer::new([
+            AUTHORIZATION,
+            PROVIDER_KEY,
+        ]))
+        .layer(from_fn(move |request, next| {
+            handle_request(Arc::clone(&guard), request, next)
+        }))
+        .layer(CatchPanicLayer::custom(panic_response));
+    router.layer(layers)
+}
+
+/// The panic's message is not sent: it may quote anything. The panic hook has logged it.
+fn panic_response(_: Box<dyn Any + Send>) -> Response {
+    Problem::internal("a handler panicked").into_response()
+}
+
+/// Runs the route and finishes its response.
+async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
@@ -34,10 +65,7 @@ pub async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Nex
 
     let mut response = match guard.check(&request) {
         Err(problem) => problem.into_response(),
-        Ok(()) => AssertUnwindSafe(next.run(request))
-            .catch_unwind()
-            .await
-            .unwrap_or_else(|_| Problem::internal("a handler panicked").into_response()),
+        Ok(()) => next.run(request).await,
     };
 
     let request_id_text = id.to_str().unwrap_or_default();
@@ -101,29 +129,25 @@ fn truncate_path(path: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use axum::Router;
     use axum::body::Body;
     use axum::extract::Request;
-    use axum::middleware::from_fn;
     use axum::response::Response;
     use axum::routing::get;
     use http_body_util::BodyExt;
     use tower::ServiceExt;
 
-    use super::handle_request;
+    use super::surround;
     use crate::web::error::{method_not_allowed, route_not_found};
+    use crate::web::server::origin_guard::OriginGuard;
 
     async fn send(request: axum::http::request::Builder) -> (Response<()>, String) {
         let router: Router = Router::new()
             .route("/fine", get(async || "fine"))
             .route("/broken", get(async || -> String { panic!("a secret") }))
             .fallback(route_not_found)
-            .method_not_allowed_fallback(method_not_allowed)
-            .layer(from_fn(|request, next| {
-                handle_request(Arc::default(), request, next)
-            }));
+            .method_not_allowed_fallback(method_not_allowed);
+        let router = surround(router, OriginGuard::default());
         let request = request.header("host", "localhost");
         let request: Request = request.body(Body::empty()).expect("a request");
         let response = router.oneshot(request).await.expect("an answer");
