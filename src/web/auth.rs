@@ -1,5 +1,5 @@
-//! Who asks: finds the caller's key, holds it against what its route asks for, and knows what that key may see. Where no
-//! keys are configured everybody may do everything. The key itself goes no further than this file.
+//! Authentication: finds the request's key, checks that it has the scope of the route, and decides which runs and agents
+//! it may see. If no keys are configured, everybody may do everything. The key itself does not leave this file.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,7 +21,7 @@ use crate::store::run_store::RunStore;
 use crate::web::error::Problem;
 use crate::web::state::{AppState, Settings};
 
-/// These routes, for keys with this scope only. Without keys nothing stands before them.
+/// These routes, for keys with this scope only. If no keys are configured, the routes are open.
 pub fn require_scope(
     settings: &Arc<Settings>,
     scope: KeyScope,
@@ -43,7 +43,7 @@ async fn authorize(
     next: Next,
 ) -> Result<Response, Problem> {
     let key = Arc::clone(find_key(&settings.keys, request.headers())?);
-    // Nobody below has a use for it, so nobody can let it slip.
+    // The handlers do not need it, and cannot leak it this way.
     request.headers_mut().remove(AUTHORIZATION);
     if !key.has_scope(scope) {
         return Err(Problem::new(
@@ -60,7 +60,7 @@ async fn authorize(
     Ok(next.run(request).await)
 }
 
-/// The key that the request comes with. All are compared, whichever it is.
+/// The request's key. Every configured key is compared, so that the time does not tell which one matched.
 fn find_key<'k>(
     keys: &'k [Arc<ClientKey>],
     headers: &HeaderMap,
@@ -79,7 +79,7 @@ fn find_key<'k>(
     matched.ok_or_else(|| unauthorized("the key in the Authorization header is not known here"))
 }
 
-/// The credentials of `Authorization: Bearer` (RFC 6750, 2.1), where there is one such header and no other.
+/// The credentials of `Authorization: Bearer` (RFC 6750, 2.1); `None` if the header is missing or repeated.
 fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next()?.as_bytes();
@@ -89,12 +89,13 @@ fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     (is_bearer && values.next().is_none()).then_some(token)
 }
 
-/// Who asks: a key, or anybody where none are configured.
+/// Who makes a request: a key, or anybody if no keys are configured.
 #[derive(Clone, Debug)]
 pub struct Principal(Option<Arc<ClientKey>>);
 
 impl Principal {
-    /// Who sent this. A route that has forgotten to ask for a key answers nobody, instead of everybody.
+    /// Who makes the request. If keys are configured and the route did not check one, this is an error: a route without a
+    /// scope must not be open by accident.
     pub fn from_parts(parts: &Parts, state: &AppState) -> Result<Self, Problem> {
         match parts.extensions.get::<Self>() {
             Some(principal) => Ok(principal.clone()),
@@ -103,29 +104,28 @@ impl Principal {
         }
     }
 
-    /// The key's name, which owns what it starts.
+    /// The key's name. It is the owner of the runs that the key starts.
     pub fn key_name(&self) -> Option<&str> {
         self.0.as_ref().map(|key| key.name.as_str())
     }
 
-    /// Whose runs a list shows: only the key's own, or everybody's.
+    /// The owner whose runs a list shows; `None` for all runs.
     pub fn owner_filter(&self) -> Option<&str> {
         let key = self.0.as_ref().filter(|key| !key.is_admin())?;
         Some(&key.name)
     }
 
-    /// Whether this agent exists for the caller.
+    /// Whether the principal may use this agent. If not, responses treat the agent as missing.
     pub fn can_use_agent(&self, agent: &str) -> bool {
         self.0.as_ref().is_none_or(|key| key.can_use_agent(agent))
     }
 
-    /// Whether there is no run that the caller may not see.
     pub fn can_see_all_runs(&self) -> bool {
         let key = self.0.as_ref();
         key.is_none_or(|key| key.is_admin() && key.agents.is_none())
     }
 
-    /// Whether the caller may see this run. A tree is seen whole or not at all: its root's owner and agent decide.
+    /// Whether the principal may see this run. The owner and the agent of the root decide for the whole tree.
     pub async fn can_see_run(&self, run: &Run, store: &dyn RunStore) -> Result<bool, StoreError> {
         if let Some(owner) = self.owner_filter()
             && run.owner.as_deref() != Some(owner)
@@ -140,7 +140,7 @@ impl Principal {
         Ok(root.is_some_and(|root| self.can_use_agent(&root.agent)))
     }
 
-    /// Those of these runs that the caller may see.
+    /// The runs that the principal may see, of `runs`.
     pub async fn visible_runs(
         &self,
         mut runs: Vec<Run>,
@@ -153,7 +153,7 @@ impl Principal {
         for run in &runs {
             if let Entry::Vacant(tree) = trees.entry(run.root_id) {
                 tree.insert(match self.can_see_run(run, store).await {
-                    // Nobody knows whose it is.
+                    // The owner cannot be read.
                     Err(StoreError::Corrupt(_)) => false,
                     seen => seen?,
                 });
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bearer_is_one_key() {
+    fn exactly_one_bearer_header_is_a_key() {
         for value in ["Bearer k", "bearer k", "BEARER  k "] {
             assert_eq!(
                 bearer_token(&auth_headers(&[value])),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_anybody_sees_everything() {
+    fn everybody_sees_everything_if_no_keys_are_configured() {
         let anonymous = Principal(None);
         assert!(anonymous.can_see_all_runs() && anonymous.can_use_agent("any"));
         assert_eq!(

@@ -1,5 +1,5 @@
-//! What a caller is told when a request fails: one envelope (RFC 9457). The only place that turns a room's errors into
-//! status codes. The envelope's `instance` and `request_id` are filled in by `web::frame`, which renders it.
+//! The response to a request that fails: problem details (RFC 9457). This is the only place that maps errors to status
+//! codes. `server::middleware` renders a problem, because it knows `instance` and `request_id`.
 
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
@@ -15,16 +15,16 @@ use crate::engine::request::StartError;
 use crate::fair::admission::QueueFull;
 use crate::store::StoreError;
 
-/// Seconds after which a client may try again where we cannot tell better.
+/// `Retry-After` in seconds, if the time of recovery is unknown.
 const RETRY_INTERVAL_SECS: u64 = 1;
-/// Seconds that a stopping daemon asks for: its successor has to start first.
+/// `Retry-After` in seconds of a daemon that is shutting down: its successor has to start first.
 const RESTART_INTERVAL_SECS: u64 = 5;
-/// Most characters of a detail: what clients send is quoted in it.
+/// Maximum characters of a detail. Details quote what clients send.
 const MAX_DETAIL: usize = 2000;
-/// Most characters of one quoted word.
+/// Maximum characters of one quotation.
 const MAX_QUOTE: usize = 80;
 
-/// A request that failed. A handler returns it; [`Problem::render`] turns it into the answer.
+/// A request that failed. Handlers return it; [`Problem::render`] makes the body of the response.
 #[derive(Clone, Debug)]
 pub struct Problem(Box<ProblemDetails>);
 
@@ -39,7 +39,7 @@ struct ProblemDetails {
     cause: Option<String>,
 }
 
-/// What is wrong with one place of a body.
+/// One invalid place of a body.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 struct FieldError {
     /// A JSON Pointer (RFC 6901).
@@ -47,7 +47,7 @@ struct FieldError {
     detail: String,
 }
 
-/// A refusal: RFC 9457 with `code`, `request_id` and `errors` of our own.
+/// Problem details (RFC 9457), extended by `code`, `request_id` and `errors`.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Problem")]
 pub struct ProblemBody<'a> {
@@ -56,22 +56,21 @@ pub struct ProblemBody<'a> {
     status: u16,
     detail: &'a str,
     instance: &'a str,
-    /// Stable.
+    /// Identifies the kind of problem; does not change between versions.
     code: &'static str,
-    /// As in `x-request-id` and the daemon's log.
+    /// The value of the `x-request-id` header; the daemon's log has it too.
     request_id: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     errors: &'a [FieldError],
-    /// Of a full queue: root runs at work.
+    /// If the queue is full: the number of running root runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     running: Option<usize>,
-    /// Of a full queue: root runs that wait.
+    /// If the queue is full: the number of queued root runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     queued: Option<usize>,
 }
 
 impl Problem {
-    /// A problem with its stable code and a sentence for the caller.
     pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
         Self(Box::new(ProblemDetails {
             status,
@@ -111,7 +110,7 @@ impl Problem {
         Self::field("invalid_field", pointer, detail)
     }
 
-    /// 413: the pictures and files of a body are too many or too large.
+    /// 413: the images and files of a body are too many or too large.
     pub fn attachments_too_large(pointer: &str, detail: String) -> Self {
         let mut problem = Self::field("attachments_too_large", pointer, detail);
         problem.0.status = StatusCode::PAYLOAD_TOO_LARGE;
@@ -127,19 +126,19 @@ impl Problem {
         )
     }
 
-    /// 404: there is no such run, or it is no run's id at all.
+    /// 404: the run does not exist, or the text is not a run id.
     pub fn run_not_found(id: impl std::fmt::Display) -> Self {
         let detail = format!("there is no run {}", quote(&id.to_string()));
         Self::new(StatusCode::NOT_FOUND, "run_not_found", detail)
     }
 
-    /// 404: the caller has no such session.
+    /// 404: the principal has no such session.
     pub fn session_not_found(name: &str) -> Self {
         let detail = format!("there is no session {}", quote(name));
         Self::new(StatusCode::NOT_FOUND, "session_not_found", detail)
     }
 
-    /// 500: a fault of ours. The caller gets no details; the cause goes to the log.
+    /// 500: an error of the daemon. The client gets no details; the cause is logged.
     pub fn internal(cause: impl Into<String>) -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -149,43 +148,39 @@ impl Problem {
         .with_cause(cause)
     }
 
-    /// Asks the client to come back after so many seconds.
     #[must_use]
     fn with_retry_after(mut self, seconds: u64) -> Self {
         self.0.retry_after = Some(seconds);
         self
     }
 
-    /// Tells how full the house is.
     #[must_use]
     fn with_queue_load(mut self, queue_load: QueueFull) -> Self {
         self.0.queue_load = Some(queue_load);
         self
     }
 
-    /// What the log is told and the caller is not.
+    /// The cause is logged and not sent to the client.
     #[must_use]
     fn with_cause(mut self, cause: impl Into<String>) -> Self {
         self.0.cause = Some(cause.into());
         self
     }
 
-    /// The status code.
     pub fn status(&self) -> StatusCode {
         self.0.status
     }
 
-    /// The stable code.
     pub fn code(&self) -> &'static str {
         self.0.code
     }
 
-    /// What the log should be told, where there is something that the caller is not.
+    /// The text for the log, if the log gets more than the client.
     pub fn cause(&self) -> Option<&str> {
         self.0.cause.as_deref()
     }
 
-    /// The body of the answer.
+    /// The body of the response.
     pub fn render(&self, instance: &str, request_id: &str) -> Vec<u8> {
         let envelope = ProblemBody {
             r#type: "about:blank",
@@ -222,13 +217,13 @@ impl IntoResponse for Problem {
     }
 }
 
-/// 404 for a path that is no route.
+/// 404 for a path without a route.
 pub async fn route_not_found(uri: Uri) -> Problem {
     let detail = format!("there is no route {}", quote(uri.path()));
     Problem::new(StatusCode::NOT_FOUND, "route_not_found", detail)
 }
 
-/// 405 for a route that has other methods; axum adds `Allow`.
+/// 405 for a method that the route does not have; axum adds `Allow`.
 pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
     let detail = format!(
         "{} does not take {}; the Allow header names what it takes",
@@ -284,7 +279,7 @@ impl From<LoadError> for Problem {
             LoadError::NotFound(name) => Self::new(
                 StatusCode::NOT_FOUND,
                 "agent_not_found",
-                // The contract's text has the bare name; a hostile one is made harmless.
+                // The contract fixes this text with the unquoted name, so control characters are escaped.
                 format!(
                     "agent config not found: {}",
                     truncate(name.escape_debug().to_string(), MAX_QUOTE)
@@ -370,7 +365,7 @@ impl From<MemoryError> for Problem {
     }
 }
 
-/// A word of the client's, quoted and cut to a readable length.
+/// A text that a client sent, quoted, with control characters escaped, and truncated.
 pub fn quote(text: &str) -> String {
     format!("{:?}", truncate(text.to_owned(), MAX_QUOTE))
 }
@@ -420,13 +415,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_sends_is_quoted_in_part() {
+    fn quotations_are_truncated_and_escaped() {
         assert!(quote(&"ä".repeat(100_000)).chars().count() < 100);
         assert_eq!(quote("a\u{1b}[0m"), r#""a\u{1b}[0m""#);
     }
 
     #[test]
-    fn the_nearest_word_is_offered() {
+    fn the_closest_name_is_suggested() {
         let known = ["input", "labels", "model"];
         assert_eq!(did_you_mean("inptu", known), "; did you mean \"input\"?");
         assert_eq!(did_you_mean("temperature", known), "");

@@ -8,15 +8,14 @@ use crate::web::auth;
 use crate::web::openapi::operation::Operation;
 use crate::web::state::AppState;
 
-/// What is answered.
 pub struct Route {
-    /// In small letters.
+    /// In lower case.
     pub method: &'static str,
     /// Without the path prefix.
     pub path: &'static str,
-    /// What a key needs for it, where keys are configured; none for those that are open to anyone.
+    /// The scope that a key needs, if keys are configured; `None` if the route is open to everybody.
     pub scope: Option<KeyScope>,
-    /// What the OpenAPI document says of it.
+    /// Describes the route in the OpenAPI document.
     pub describe: fn(Operation<'_>) -> Operation<'_>,
     handler: MethodRouter<AppState>,
 }

@@ -1,4 +1,4 @@
-//! The route table, on one page: the router and the OpenAPI document are built from it.
+//! The route table: the router and the OpenAPI document are built from it.
 
 use axum::Router;
 use axum::extract::State;
@@ -16,7 +16,7 @@ use crate::web::server::origin_guard::OriginGuard;
 use crate::web::state::AppState;
 use crate::web::{agents, create_run, error};
 
-/// All of them; `metrics` says whether `/metrics` is answered here.
+/// All routes; `metrics` tells whether `/metrics` is one of them.
 pub fn route_table(metrics: bool) -> Vec<Route> {
     let mut table = vec![
         get("/agents", agents::list, describe::list_agents).with_scope(Read),
@@ -89,8 +89,8 @@ pub fn router(state: AppState) -> Router {
     with_middleware(routes, guard, state)
 }
 
-/// What the metrics' own listener answers, whatever the path prefix: it is not meant to be reached through a proxy.
-/// `loopback_port` is its port where it listens on loopback.
+/// The router of the listener that serves only `/metrics`, without the path prefix: clients reach it without a proxy.
+/// `loopback_port` is its port, if it listens on a loopback address.
 pub fn metrics_router(state: AppState, loopback_port: Option<u16>) -> Router {
     let route = metrics_route();
     let routes = Router::new().route(route.path, route.into_handler(&state));

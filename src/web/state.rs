@@ -1,4 +1,4 @@
-//! What every handler can reach.
+//! The state that all handlers share.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,46 +10,43 @@ use crate::config::{AttachmentLimits, ClientKey};
 use crate::engine::runner::Runner;
 use crate::web::extract::request_body::BodyLimits;
 
-/// Shared by all handlers; cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct AppState {
-    /// The engine's front: runs, the catalogue, the record.
     pub runner: Runner,
-    /// What the configuration says of HTTP.
     pub settings: Arc<Settings>,
-    /// Cancelled when the daemon stops serving: open streams end then, and waiting callers are answered.
+    /// Cancelled when the daemon stops serving. Open streams then end, and waiting clients get their response.
     pub closing: CancellationToken,
-    /// The OpenAPI document, written when it is first asked for.
+    /// The OpenAPI document, built at the first request for it.
     pub openapi: Arc<OnceLock<Bytes>>,
 }
 
-/// What the configuration says of HTTP.
+/// The configuration of the HTTP API.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The keys that clients come with; none asks nobody for a key.
+    /// The keys of clients. If there are none, no request needs a key.
     pub keys: Vec<Arc<ClientKey>>,
-    /// The daemon's port where it listens on loopback, and so is asked for by a name of this machine.
+    /// The daemon's port, if it listens on a loopback address.
     pub loopback_port: Option<u16>,
-    /// Whether `/metrics` is answered here, and not by a listener of its own.
+    /// Whether this server has `/metrics`; otherwise another listener serves it.
     pub metrics: bool,
     /// Empty, or `/something`.
     pub path_prefix: String,
-    /// Most bytes of a request body.
+    /// Maximum bytes of a request body, without the data of images and files.
     pub max_body: usize,
-    /// What bounds the pictures and files in it.
     pub attachments: AttachmentLimits,
-    /// Most that `?wait` may ask for.
+    /// Maximum of `?wait`.
     pub max_wait: Duration,
-    /// Most that a request may set as its run's `timeout`.
+    /// Maximum of a request's `timeout`.
     pub max_timeout: Duration,
-    /// How long a client may take to send a request's body.
+    /// The time in which a request's body has to arrive.
     pub client_timeout: Duration,
-    /// Most labels of a run.
+    /// Maximum labels of a run.
     pub max_labels: usize,
 }
 
 impl Settings {
-    /// What bounds a body.
+    /// The limits of a body without images and files.
     pub fn body_limits(&self) -> BodyLimits {
         BodyLimits {
             max_bytes: self.max_body,
@@ -58,7 +55,7 @@ impl Settings {
         }
     }
 
-    /// What bounds a body that may have pictures and files in it.
+    /// The limits of a body that may contain images and files.
     pub fn body_limits_with_attachments(&self) -> BodyLimits {
         BodyLimits {
             attachments: Some(self.attachments),

@@ -1,4 +1,4 @@
-//! Waiting for a run: `?wait=30`, `?wait=30s`, `Prefer: wait=30` (RFC 7240).
+//! Waits for the end of a run: `?wait=30`, `?wait=30s`, `Prefer: wait=30` (RFC 7240).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,7 @@ use crate::web::state::AppState;
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// How long the caller wants to wait; zero where it says nothing. The query wins over the header, and no wish goes
-/// beyond `most`.
+/// How long the client wants to wait, at most `max_wait`; zero if it does not say. The query wins over the header.
 pub fn requested_wait(
     query: &Query,
     headers: &HeaderMap,
@@ -31,13 +30,16 @@ pub fn requested_wait(
     parse_seconds(text)
         .map(|wait| wait.min(max_wait))
         .ok_or_else(|| {
-            let why = format_args!("{} is no time to wait; say 30 or 30s", quote(text));
+            let why = format_args!(
+                "invalid wait {}: use seconds, such as 30 or 30s",
+                quote(text)
+            );
             Problem::parameter(name, why)
         })
 }
 
-/// The run once it is terminal, or as it stands when the time is over or the daemon closes. A run that is already
-/// accepted is never an error here: its caller would start it a second time.
+/// The run once it is terminal, or its current state when the time is over or the daemon shuts down. Never an error:
+/// the run is accepted, and a client that gets an error would start it a second time.
 pub async fn wait_for_end(state: &AppState, run: Arc<Run>, timeout: Duration) -> Arc<Run> {
     if timeout.is_zero() || run.status.is_terminal() {
         return run;
@@ -52,14 +54,13 @@ pub async fn wait_for_end(state: &AppState, run: Arc<Run>, timeout: Duration) ->
         Err(error) => {
             warn!(
                 run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-                "Could not wait for {}, answering with the run as it was: {error}", run.id
+                "Cannot wait for {}, responding with its earlier state: {error}", run.id
             );
             run
         }
     }
 }
 
-/// The `wait` preference.
 fn wait_preference(headers: &HeaderMap) -> Option<&str> {
     headers
         .get_all(PREFER)
@@ -71,7 +72,7 @@ fn wait_preference(headers: &HeaderMap) -> Option<&str> {
         .map(|(_, value)| value.trim().trim_matches('"'))
 }
 
-/// Whole or broken seconds, with or without an `s`. Only digits and a point: no sign, no `nan`, no exponent.
+/// Seconds, possibly with a fraction and a final `s`. Only digits and a point: no sign, no `nan`, no exponent.
 fn parse_seconds(text: &str) -> Option<Duration> {
     let number = text.strip_suffix('s').unwrap_or(text);
     if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
@@ -91,7 +92,7 @@ mod tests {
     use crate::web::extract::query::Query;
 
     #[test]
-    fn times_are_seconds() {
+    fn waits_are_seconds() {
         assert_eq!(parse_seconds("30"), Some(Duration::from_secs(30)));
         assert_eq!(parse_seconds("30s"), Some(Duration::from_secs(30)));
         assert_eq!(parse_seconds("0.5"), Some(Duration::from_millis(500)));
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_query_wins_and_the_server_limits() {
+    fn the_query_wins_and_max_wait_limits() {
         let max_wait = Duration::from_secs(60);
         let mut headers = HeaderMap::new();
         let none = Query::default();
@@ -124,7 +125,7 @@ mod tests {
             Some(max_wait)
         );
         headers.insert("prefer", "wait=soon".parse().expect("a value"));
-        let problem = requested_wait(&none, &headers, max_wait).expect_err("no time");
+        let problem = requested_wait(&none, &headers, max_wait).expect_err("an invalid wait");
         let body = String::from_utf8_lossy(&problem.render("", "")).into_owned();
         assert!(body.contains("Prefer"), "{body}");
     }

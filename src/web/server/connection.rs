@@ -1,5 +1,5 @@
-//! A client's connection as hyper sees it: cuts off a client that takes nothing, holds back the bare refusals that hyper
-//! makes of its own (the contract wants a problem with a body), and closes so that a client can still read the answer.
+//! The stream below hyper. It disconnects a client that stops reading, suppresses hyper's own error responses without a body
+//! (the listener sends a problem instead), and closes so that the client can still read the response.
 
 use std::future::Future;
 use std::io;
@@ -11,29 +11,28 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, timeout};
 
-/// How HTTP/2 begins with prior knowledge (RFC 9113, 3.4); no HTTP/1 request does. Read whole before hyper has the
-/// connection, because hyper would wait for the rest without end.
+/// The client preface of HTTP/2 with prior knowledge (RFC 9113, 3.4); no HTTP/1 request begins so. It is read before hyper
+/// gets the connection, because hyper would wait for the rest without a timeout.
 const H2: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Most bytes and longest time that a closing connection still reads what its client had under way.
+/// Maximum bytes and time for which a closing connection still reads what its client has sent.
 const LINGER_BYTES: u64 = 8 << 20;
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A TCP stream with what was read ahead from it.
+/// A TCP stream with the bytes that were read ahead.
 pub struct Connection {
     stream: TcpStream,
-    /// What was read to tell the protocol, and how much of it was handed on.
+    /// The bytes that were read to detect the protocol, and how many of them hyper has read.
     lookahead: [u8; H2.len()],
     lookahead_len: usize,
     lookahead_read: usize,
-    /// How long the client may take nothing while we have something for it.
+    /// How long a write may make no progress.
     write_timeout: Duration,
     stall_timer: Option<Pin<Box<Sleep>>>,
     suppressed_status: Option<u16>,
 }
 
 impl Connection {
-    /// A connection just accepted.
     pub fn new(stream: TcpStream, write_timeout: Duration) -> Self {
         Self {
             stream,
@@ -46,7 +45,7 @@ impl Connection {
         }
     }
 
-    /// Whether the client speaks HTTP/2. Reads only as much as is needed to tell, and gives it back later.
+    /// Whether the client speaks HTTP/2. The bytes that are read for this are read again by hyper.
     pub async fn speaks_h2(&mut self) -> io::Result<bool> {
         while self.lookahead_len < H2.len()
             && self.lookahead[..self.lookahead_len] == H2[..self.lookahead_len]
@@ -63,20 +62,20 @@ impl Connection {
         Ok(self.lookahead[..self.lookahead_len] == H2[..])
     }
 
-    /// The status of the refusal that hyper wanted to send and that was held back.
+    /// The status of the error response of hyper's that was suppressed.
     pub fn suppressed_status(&self) -> Option<u16> {
         self.suppressed_status
     }
 
     /// Sends these last bytes and closes.
     pub async fn close_with(mut self, last: &[u8]) {
-        // A client that does not take the refusal is gone; there is nobody left to tell.
+        // A client that does not read this has left.
         let _ = timeout(LINGER, self.stream.write_all(last)).await;
         self.close().await;
     }
 
-    /// Ends our side, then reads on for a while: closing over unread bytes resets the connection, and the client would
-    /// lose an answer that it has not read yet.
+    /// Shuts down the write side, then reads on for a while: closing with unread bytes resets the connection, and the
+    /// client would lose a response that it has not read yet.
     pub async fn close(mut self) {
         let _ = timeout(LINGER, async {
             self.stream.shutdown().await?;
@@ -86,8 +85,8 @@ impl Connection {
         .await;
     }
 
-    /// Notes a refusal of hyper's own: an error without a body, which no handler of ours ever answers with. The middle of
-    /// a body cannot look like one: all our bodies are JSON or events, where a carriage return is escaped.
+    /// Detects an error response of hyper's own by its empty body, which no handler sends. The middle of a body cannot look
+    /// like one: all bodies are JSON or events, where a carriage return is escaped.
     fn suppress_refusal(&mut self, bytes: &[u8]) -> bool {
         if !bytes.starts_with(b"HTTP/1.1 4") || self.suppressed_status.is_some() {
             return false;
@@ -103,7 +102,7 @@ impl Connection {
         status.is_some()
     }
 
-    /// Passes on a write's outcome, and an error where the client has taken nothing for too long.
+    /// The outcome of a write, or an error if the client has read nothing for too long.
     fn check_stall<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -133,8 +132,8 @@ impl AsyncRead for Connection {
             let count = lookahead.len().min(buf.remaining());
             buf.put_slice(&lookahead[..count]);
             this.lookahead_read += count;
-            // What came with it goes along: hyper makes its buffer twice as large for a head that comes in two pieces.
-            // An error or an end shows again in the next read.
+            // Reads on in the same call: hyper doubles its buffer for a head that arrives in two pieces. The next read
+            // reports an error or the end again.
             if buf.remaining() > 0 {
                 let _ = pin!(&mut this.stream).poll_read(cx, buf);
             }
@@ -180,7 +179,7 @@ impl AsyncWrite for Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Does nothing: [`Socket::close`] does it, when hyper has let go.
+    /// Does nothing: [`Connection::close`] shuts down after hyper has returned the stream.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -1,5 +1,5 @@
-//! The host that a request names (RFC 9112, 3.2; RFC 9113, 8.3.1): exactly one, and one that a name or an address can be
-//! read from. Without it the origin guard could not decide, so such a request is refused before anything else.
+//! The host that a request names (RFC 9112, 3.2; RFC 9113, 8.3.1). There has to be exactly one valid host: the origin guard
+//! decides by it, so a request without one is refused before anything else.
 
 use std::net::Ipv6Addr;
 
@@ -10,10 +10,10 @@ use axum::http::{HeaderValue, StatusCode, Version};
 
 use crate::web::error::{Problem, quote};
 
-/// Paths that an HTTP/1.0 client, which need not send `Host`, may request without it: what probes and scrapers read.
+/// Paths for probes and scrapers. An HTTP/1.0 client, which need not send `Host`, may request them without it.
 const HOST_OPTIONAL_PATHS: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 
-/// The host that the request names; none if it may do without. `path_prefix` is the one before every route.
+/// The host that the request names; `None` if the path does not need one. `path_prefix` is the prefix of every route.
 pub fn requested_host(request: &Request, path_prefix: &str) -> Result<Option<Authority>, Problem> {
     let headers = request.headers();
     let mut hosts = headers.get_all(HOST).iter();
@@ -22,7 +22,7 @@ pub fn requested_host(request: &Request, path_prefix: &str) -> Result<Option<Aut
         (Some(host), None) => Some(parse(host)?),
         (None, None) => None,
     };
-    // An absolute form and HTTP/2's `:authority` win over the header, which must be right all the same.
+    // An absolute target and HTTP/2's `:authority` win over the header, but an invalid header is refused too.
     let target = request.uri().authority().map(check_authority).transpose()?;
     let version = request.version();
     let is_http1 = version <= Version::HTTP_11;
@@ -70,7 +70,7 @@ fn check_authority(authority: &Authority) -> Result<Authority, Problem> {
     }
 }
 
-/// A name of letters, digits, dots, dashes and underscores, or an address, with at most a port.
+/// Whether it is an address, or a name of letters, digits, dots, dashes and underscores, with an optional port.
 fn is_valid(authority: &Authority) -> bool {
     let host = authority.host();
     let is_host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
@@ -80,7 +80,7 @@ fn is_valid(authority: &Authority) -> bool {
             host.contains(|c: char| c.is_ascii_alphanumeric()) && host.chars().all(is_plain)
         }
     };
-    // What is neither host nor port: a user, or a port that no port can be.
+    // Anything else behind the host is refused: user information, or an invalid port.
     let port = authority.as_str().strip_prefix(host);
     let is_port = port.is_some_and(|port| match port.strip_prefix(':') {
         Some(port) => {
@@ -121,7 +121,7 @@ mod tests {
     const INVALID: Result<Option<String>, &str> = Err("invalid_host");
 
     #[test]
-    fn exactly_one_host_is_named() {
+    fn a_request_names_exactly_one_host() {
         let http1 = |hosts: &[&str]| host(Version::HTTP_11, "/runs", hosts);
         for fine in [
             "localhost:8080",
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_wins_and_the_header_is_checked_all_the_same() {
+    fn the_target_wins_but_the_header_is_checked_too() {
         let target = "http://evil.example:8080/runs";
         let expected = Ok(Some("evil.example:8080".to_owned()));
         assert_eq!(host(Version::HTTP_11, target, &["localhost"]), expected);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn old_clients_may_probe_without_a_host() {
+    fn http_1_0_probes_may_omit_the_host() {
         for path in ["/livez", "/readyz?x=1", "/metrics", "/axed/livez"] {
             assert_eq!(host(Version::HTTP_10, path, &[]), Ok(None), "{path}");
             assert_eq!(host(Version::HTTP_11, path, &[]), INVALID, "{path}");

@@ -1,4 +1,4 @@
-//! The door: accepts connections, speaks HTTP/1.1 and h2c on them, and closes it in order. Knows no route.
+//! Accepts connections, serves HTTP/1.1 and h2c on them, and shuts down gracefully.
 
 use std::convert::Infallible;
 use std::io;
@@ -29,46 +29,45 @@ use crate::web::server::pending::{
     CloseSignal, FirstBody, PendingConnection, PendingConnections, PendingLimits,
 };
 
-/// Most bytes of a request's head: request line and all headers.
+/// Maximum bytes of a request's head: request line and all headers.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Streams of one HTTP/2 connection at once.
+/// Maximum concurrent streams of an HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
-/// How often an HTTP/2 client is asked whether it is still there, and how long it may take to say so.
+/// Interval of HTTP/2 pings, and the timeout of each.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-/// Connections that the system holds for us until we accept them. It takes no more than its own limit, which is as high.
+/// Connections that the system queues until they are accepted. Linux's own limit is 4096 too.
 const BACKLOG: u32 = 4096;
-/// Connections that are accepted before other tasks of this thread get their turn.
+/// Connections that are accepted before other tasks of this thread may run.
 const ACCEPT_BATCH: usize = 1024;
-/// How long we wait when there is no file descriptor left for another client.
+/// The pause after an accept that failed, usually for lack of file descriptors.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How clients are treated.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// How long a client may take to send a request's head, to send the next one on an open connection, and to take the
-    /// next piece of an answer.
+    /// How long a client may take to send a request's head, to send the next request of a connection, and to read the
+    /// next part of a response.
     pub client: Duration,
-    /// How long requests in flight have when the door closes.
+    /// How long requests in flight may take after shutdown has begun.
     pub shutdown: Duration,
 }
 
-/// Listens on this address. A port that was just in use is taken again, as everywhere.
+/// Listens on this address, also if its port was in use until just now.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // On Windows it would take a port that is in use.
+    // On Windows this would take over a port that is in use.
     #[cfg(not(windows))]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Accepts connections until `stop` is cancelled; then takes no more, lets requests in flight finish and returns when
-/// all connections are closed, or when the patience for that is over.
+/// Accepts connections until `shutdown` is cancelled. Then it lets requests in flight finish, and returns when all
+/// connections are closed, at the latest after `timeouts.shutdown`.
 ///
-/// Streams end when the router's `closing` token says so: cancel that one first.
+/// Event streams end when the `closing` token of the router's state is cancelled: cancel that token first.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -98,13 +97,13 @@ pub async fn serve(
         }
         match accepted {
             Ok((stream, peer)) => {
-                // Here, so that they are as old as they came.
+                // Added here and not in the task, so that connections are ordered by their arrival.
                 let pending = connection_server.pending.add(peer.ip());
                 connections.spawn(connection_server.clone().handle(stream, pending));
             }
             Err(error) if is_client_error(&error) => {}
             Err(error) => {
-                // Most likely there is no file descriptor: those that nobody uses are given back.
+                // Most likely there is no file descriptor left: idle connections are closed to free some.
                 warn!("Cannot accept connections, closing idle ones and trying again: {error}");
                 connection_server.close_idle.cancel();
                 connection_server.pending.close_all();
@@ -122,13 +121,16 @@ pub async fn serve(
         .await
         .is_err()
     {
-        warn!("Cutting {} connections that did not end", connections.len());
+        warn!(
+            "Closing {} connections that did not end in time",
+            connections.len()
+        );
         connection_server.abort.cancel();
         connections.wait().await;
     }
 }
 
-/// A client that left before it was accepted says nothing about the next one.
+/// Whether the client left before it was accepted.
 fn is_client_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -138,15 +140,15 @@ fn is_client_error(error: &io::Error) -> bool {
     )
 }
 
-/// What every connection needs.
+/// Serves one connection; cloned for each.
 #[derive(Clone)]
 struct ConnectionServer {
     router: Router,
     timeouts: Timeouts,
     pending: Arc<PendingConnections>,
-    /// Cancelled when connections are to end as soon as no request is in flight on them.
+    /// When this is cancelled, connections end as soon as they have no request in flight.
     close_idle: CancellationToken,
-    /// Cancelled when the patience with closing connections is over.
+    /// When this is cancelled, connections end at once.
     abort: CancellationToken,
     tasks: TaskTracker,
 }
@@ -158,7 +160,7 @@ impl ConnectionServer {
         (pending, close_signal): (Arc<PendingConnection>, CloseSignal),
     ) {
         let abort = self.abort.clone();
-        // A head and a body have this time each; what is above it is HTTP/2 without a request.
+        // Head and body have the client timeout each, so only HTTP/2 without a request exceeds both.
         let request_timeout = 2 * self.timeouts.client;
         let mut connection = pin!(self.serve_connection(stream, pending));
         tokio::select! {
@@ -167,7 +169,7 @@ impl ConnectionServer {
             () = connection.as_mut() => return,
             // Boxed, so that it takes no memory for the rest of the connection's life.
             is_overdue = Box::pin(close_signal.should_close(request_timeout)) => if is_overdue {
-                debug!("Closing a connection that has sent no whole request");
+                debug!("Closing a connection without a complete request");
                 return;
             },
         }
@@ -179,7 +181,7 @@ impl ConnectionServer {
     }
 
     async fn serve_connection(self, stream: TcpStream, pending: Arc<PendingConnection>) {
-        // Answers are written whole; waiting to fill a segment would only delay them.
+        // Responses are written at once; waiting to fill a segment would only delay them.
         let _ = stream.set_nodelay(true);
         let mut socket = Connection::new(stream, self.timeouts.client);
         let first = tokio::select! {
@@ -188,7 +190,7 @@ impl ConnectionServer {
             first = tokio::time::timeout(self.timeouts.client, socket.speaks_h2()) => first,
         };
         match first {
-            // HTTP/2's state is several times as large, and few connections need it.
+            // Boxed: the state of HTTP/2 is several times as large, and few connections need it.
             Ok(Ok(true)) => Box::pin(self.serve_http2(socket, pending)).await,
             Ok(Ok(false)) => self.serve_http1(socket, pending).await,
             Ok(Err(_)) | Err(_) => {}
@@ -248,7 +250,7 @@ impl ConnectionServer {
                     None => {}
                 }
             }
-            // All was answered; a stop does not wait for the client to hang up too.
+            // Every request has its response; shutdown does not wait for the client to close too.
             Ok(()) => tokio::select! {
                 () = socket.close() => {}
                 () = self.close_idle.cancelled() => {}
@@ -280,7 +282,7 @@ impl ConnectionServer {
     }
 }
 
-/// Answers one request; the connection's first settles it.
+/// Answers one request. The connection is settled when its first request is complete or answered.
 fn respond(
     mut router: Router,
     request: hyper::Request<Incoming>,
@@ -301,7 +303,7 @@ fn respond(
     }
 }
 
-/// Runs HTTP/2's streams as tasks of the door's own, so that it waits for them too.
+/// Spawns HTTP/2 streams as tasks of the listener, which waits for them.
 #[derive(Clone)]
 struct TrackedExecutor(TaskTracker);
 
@@ -314,7 +316,7 @@ where
     }
 }
 
-/// An HTTP/1.1 answer to a request that never came to be one.
+/// An HTTP/1.1 response to a request that hyper could not read.
 fn problem_response(status: StatusCode, code: &'static str, why: &str) -> Vec<u8> {
     let id = middleware::new_request_id();
     let id = id.to_str().unwrap_or_default();
@@ -351,8 +353,9 @@ mod tests {
     struct TestServer {
         address: SocketAddr,
         stop: CancellationToken,
-        /// Rung when the handler of `/held` has begun, and what lets it end.
+        /// Notified when the handler of `/held` has begun.
         begun: Arc<Notify>,
+        /// Lets that handler return.
         release: Arc<Notify>,
         serving: JoinSet<()>,
     }
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_request_is_a_problem() {
+    async fn malformed_requests_get_a_problem() {
         let server = start_server(LONG, LONG).await;
         let answer =
             read_rest(send(server.address, b"\x16\x03\x01\x00hello there\r\n\r\n").await).await;
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_head_is_given_up() {
+    async fn a_slow_head_times_out() {
         let server = start_server(SHORT, LONG).await;
         let answer = read_rest(send(server.address, b"GET / HTTP/1.1\r\nhos").await).await;
         assert_problem(&answer, 408, "request_timeout");
@@ -460,18 +463,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_takes_nothing_is_cut_off() {
+    async fn a_client_that_reads_nothing_is_disconnected() {
         let mut server = start_server(SHORT, LONG).await;
         let stream = send(server.address, b"GET /much HTTP/1.1\r\nhost: a\r\n\r\n").await;
         server.stop.cancel();
-        // Returns long before the patience for closing is over: the connection was cut, though it was not read.
+        // Returns long before the shutdown timeout: the connection was closed, although the client did not read.
         let ended = tokio::time::timeout(LONG / 2, server.serving.join_next()).await;
         assert!(ended.is_ok());
         drop(stream);
     }
 
     #[tokio::test]
-    async fn a_stop_lets_requests_in_flight_finish() {
+    async fn shutdown_lets_requests_in_flight_finish() {
         let mut server = start_server(LONG, LONG).await;
         let idle = TcpStream::connect(server.address)
             .await
@@ -494,7 +497,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stop_does_not_wait_for_ever() {
+    async fn shutdown_has_a_timeout() {
         let mut server = start_server(LONG, SHORT).await;
         let held = send(server.address, b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n").await;
         server.begun.notified().await;

@@ -22,10 +22,10 @@ use crate::domain::run::RunId;
 use crate::web::error::Problem;
 use crate::web::server::origin_guard::OriginGuard;
 
-/// The header of a request's id, in both directions.
+/// The header of a request's id, in requests and responses.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Most characters of a client's own id, and of the path that a problem repeats.
+/// Maximum characters of a client's request id, and of the `instance` of a problem.
 const MAX_REQUEST_ID: usize = 128;
 const MAX_INSTANCE: usize = 512;
 
@@ -60,7 +60,7 @@ async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = request.method().clone();
-    // A copy: the request's own path is a slice of the connection's read buffer, which a waiting request must let go.
+    // A copy: the request's path is a slice of the connection's read buffer, which a waiting request must release.
     let path: Box<str> = truncate_path(request.uri().path()).into();
 
     let mut response = match guard.check(&request) {
@@ -103,7 +103,7 @@ async fn handle_request(guard: Arc<OriginGuard>, request: Request, next: Next) -
     response
 }
 
-/// The client's id where it is 1 to 128 visible ASCII characters, else one of ours.
+/// The client's id if it has 1 to 128 visible ASCII characters, else a new one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     headers
         .get(REQUEST_ID)
@@ -115,7 +115,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         .unwrap_or_else(new_request_id)
 }
 
-/// A new request id. It borrows a run id's UUID: ids are made in one place.
+/// A new request id. It uses the UUID of a run id, because ids are generated in one place.
 pub fn new_request_id() -> HeaderValue {
     HeaderValue::try_from(format!("req_{}", RunId::new().0.as_simple()))
         .unwrap_or(HeaderValue::from_static("req_0"))
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_answer_has_an_id() {
+    async fn every_response_has_a_request_id() {
         let (response, _) = send(Request::get("/fine")).await;
         assert!(
             response.headers()["x-request-id"]

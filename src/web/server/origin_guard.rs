@@ -1,5 +1,5 @@
-//! Keeps web pages out: a browser sends what any page asks it to, also to daemons on its own machine, and this one may
-//! ask for no key. Programs that are no browsers send none of the headers that are looked at here.
+//! Protects the daemon from web pages (CSRF and DNS rebinding). A browser sends the requests of any page, also to a daemon on
+//! its own machine, and the daemon may run without keys. Only browsers send the headers that are checked here.
 
 use std::net::Ipv4Addr;
 
@@ -13,7 +13,7 @@ use crate::web::server::host;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Endings of names that nobody can register, so that no stranger decides where they lead.
+/// Suffixes that nobody can register, so that no stranger controls where such a name resolves to.
 const LOCAL_SUFFIXES: [&str; 6] = [
     ".localhost",
     ".local",
@@ -23,18 +23,18 @@ const LOCAL_SUFFIXES: [&str; 6] = [
     ".test",
 ];
 
-/// What one listener lets in.
+/// The checks of one listener.
 #[derive(Clone, Debug, Default)]
 pub struct OriginGuard {
-    /// The daemon's port where it listens on loopback.
+    /// The listener's port, if it listens on a loopback address.
     pub loopback_port: Option<u16>,
-    /// Before every route; empty, or `/something`.
+    /// The prefix of every route: empty, or `/something`.
     pub path_prefix: String,
 }
 
 impl OriginGuard {
-    /// Refuses a request that names no host, one of a page that pointed its own name at this machine, and one of a page
-    /// of another site that wants to change something.
+    /// Refuses a request without a valid host, a request by DNS rebinding, and an unsafe method from a page of another
+    /// origin.
     pub fn check(&self, request: &Request) -> Result<(), Problem> {
         let host = host::requested_host(request, &self.path_prefix)?;
         if let (Some(port), Some(host)) = (self.loopback_port, &host)
@@ -55,8 +55,8 @@ impl OriginGuard {
     }
 }
 
-/// Whether a page of another origin made the browser send this. Browsers set both headers themselves, and the first
-/// only towards addresses that they trust.
+/// Whether a page of another origin sent this. Browsers set both headers themselves; they send `Sec-Fetch-Site` only to
+/// trustworthy origins.
 fn is_cross_site(headers: &HeaderMap, host: Option<&Authority>) -> bool {
     if let Some(site) = headers.get(SEC_FETCH_SITE) {
         return site != "same-origin" && site != "none";
@@ -71,8 +71,8 @@ fn is_cross_site(headers: &HeaderMap, host: Option<&Authority>) -> bool {
     }
 }
 
-/// Whether somebody has to have pointed this name at the daemon: a public name with the daemon's own port. A proxy on
-/// this machine that passes its own name on has a port of its own.
+/// Whether this is a public name with the daemon's port, which then must resolve to this machine. A proxy on this machine
+/// that forwards its own name listens on another port.
 fn is_dns_rebinding(authority: &Authority, port: u16) -> bool {
     if authority.port_u16().unwrap_or(80) != port {
         return false;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_origins_change_nothing() {
+    fn unsafe_methods_from_other_origins_are_refused() {
         let host = ("host", "127.0.0.1:8080");
         let evil = ("origin", "https://evil.example");
         for headers in [
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_name_for_this_machine_is_refused() {
+    fn dns_rebinding_is_refused() {
         let authority = |text: &str| text.parse::<Authority>().expect("an authority");
         for foreign in ["evil.example:8080", "EVIL.example.:8080", "a.b.c.d:8080"] {
             assert!(is_dns_rebinding(&authority(foreign), 8080), "{foreign}");

@@ -1,6 +1,6 @@
-//! Connections whose first request has not come whole. Anybody can open them without a key, so there are only so many, of
-//! one address and in all: above a bound the oldest is closed. Later requests of a connection do not count, because a
-//! reverse proxy keeps many connections of one address.
+//! Pending connections: those whose first request is not complete. Opening one needs no key, so their number is limited, per
+//! address and in total; above a limit the oldest is closed. Later requests of a connection do not count, because a
+//! reverse proxy keeps many connections from one address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,15 +15,13 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// How long each connection has in any case: clients that all connect at once and then send are not above a bound.
+/// The minimum time of each connection, so that many clients may connect at once and send their requests then.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
-/// How many connections may be pending.
 #[derive(Clone, Copy, Debug)]
 pub struct PendingLimits {
-    /// Of one address; of one /64 network where it is IPv6.
+    /// Per address; per /64 network for IPv6.
     pub per_address: usize,
-    /// Of all addresses.
     pub total: usize,
 }
 
@@ -37,7 +35,7 @@ pub struct PendingConnections {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// By number, and so by age.
+    /// By number, oldest first.
     connections: BTreeMap<u64, Entry>,
     addresses: HashMap<IpAddr, BTreeSet<u64>>,
 }
@@ -49,13 +47,12 @@ struct Entry {
 }
 
 impl PendingConnections {
-    /// None yet.
     pub fn new(limits: PendingLimits) -> Arc<Self> {
         let state = Mutex::default();
         Arc::new(Self { limits, state })
     }
 
-    /// Adds a connection that was just accepted. If that exceeds a bound, the oldest one is to be closed.
+    /// Adds a connection that was just accepted. If that exceeds a limit, the oldest connection is closed.
     pub fn add(self: &Arc<Self>, peer: IpAddr) -> (Arc<PendingConnection>, CloseSignal) {
         let address = network(peer);
         let (close, closed) = oneshot::channel();
@@ -73,7 +70,7 @@ impl PendingConnections {
             None
         };
         if let Some(entry) = oldest.and_then(|oldest| state.remove(oldest)) {
-            // Whose connection has ended meanwhile needs not be closed.
+            // The receiver is gone if the connection has ended in the meantime.
             let _ = entry.close.send(());
         }
         drop(state);
@@ -90,7 +87,7 @@ impl PendingConnections {
         (connection, close_signal)
     }
 
-    /// Closes all of them, because there is no file descriptor for another.
+    /// Closes all of them, to free file descriptors.
     pub fn close_all(&self) {
         let mut state = self.lock();
         state.addresses.clear();
@@ -119,7 +116,7 @@ impl State {
     }
 }
 
-/// What counts as one address: whoever has one IPv6 address usually has the /64 network around it.
+/// The address by which connections are counted. One IPv6 client usually has a whole /64 network.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
@@ -130,7 +127,7 @@ fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// One connection; pending until [`PendingConnection::settle`], or until it is dropped.
+/// A connection that is pending until [`PendingConnection::settle`], or until it is dropped.
 #[derive(Debug)]
 pub struct PendingConnection {
     list: Arc<PendingConnections>,
@@ -139,14 +136,13 @@ pub struct PendingConnection {
 }
 
 impl PendingConnection {
-    /// Its first request has come whole, or was answered before that.
+    /// The first request is complete, or has been answered before that.
     pub fn settle(&self) {
         if !self.is_settled.swap(true, Ordering::Relaxed) {
             self.list.lock().remove(self.number);
         }
     }
 
-    /// Whether it is no longer pending.
     pub fn is_settled(&self) -> bool {
         self.is_settled.load(Ordering::Relaxed)
     }
@@ -158,7 +154,7 @@ impl Drop for PendingConnection {
     }
 }
 
-/// Tells whether a pending connection is to be closed.
+/// Tells when a pending connection has to be closed.
 #[derive(Debug)]
 pub struct CloseSignal {
     connection: Arc<PendingConnection>,
@@ -167,8 +163,8 @@ pub struct CloseSignal {
 }
 
 impl CloseSignal {
-    /// True once the connection is to be closed, because a bound was exceeded or `patience` is over; false once its first
-    /// request has come.
+    /// True when the connection has to be closed, because a limit is exceeded or `timeout` is over; false if its first
+    /// request is complete by then.
     pub async fn should_close(self, timeout: Duration) -> bool {
         let close_result = timeout_at(self.since + timeout, self.closed).await;
         if let Ok(Ok(())) = close_result {
@@ -178,14 +174,14 @@ impl CloseSignal {
     }
 }
 
-/// The body of a connection's first request: settles the connection when it has come whole.
+/// The body of a connection's first request: settles the connection when it is complete.
 pub struct FirstBody {
     body: Incoming,
     connection: Arc<PendingConnection>,
 }
 
 impl FirstBody {
-    /// Settles at once where there is no body.
+    /// Settles the connection at once if there is no body.
     pub fn new(body: Incoming, connection: Arc<PendingConnection>) -> Self {
         if body.is_end_stream() {
             connection.settle();
@@ -240,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn above_the_bound_of_an_address_its_oldest_goes() {
+    async fn above_the_limit_of_an_address_its_oldest_is_closed() {
         let list = PendingConnections::new(LIMITS);
         let (_other, mut other) = list.add(ip("10.0.0.2"));
         let (_first, first) = list.add(ip("10.0.0.1"));
@@ -250,13 +246,13 @@ mod tests {
         assert!(is_undecided(&mut other) && is_undecided(&mut third));
         second.settle();
         assert!(!second_signal.should_close(LONG).await);
-        // What is settled makes way for another.
+        // The settled connection does not count any more.
         let (_fourth, _overdue) = list.add(ip("10.0.0.1"));
         assert!(is_undecided(&mut third));
     }
 
     #[tokio::test]
-    async fn above_the_bound_of_all_the_oldest_goes() {
+    async fn above_the_total_limit_the_oldest_is_closed() {
         let list = PendingConnections::new(LIMITS);
         let mut all: Vec<_> = (1..=5)
             .map(|n| list.add(ip(&format!("10.0.0.{n}"))))
@@ -269,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_in_the_time_of_grace_comes_in_time() {
+    async fn a_request_within_the_grace_period_is_in_time() {
         let list = PendingConnections::new(LIMITS);
         let (connection, close_signal) = list.add(ip("10.0.0.1"));
         let more: Vec<_> = (0..2).map(|_| list.add(ip("10.0.0.1"))).collect();
@@ -279,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_are_closed_and_counted_anew() {
+    async fn closing_all_resets_the_counts() {
         let list = PendingConnections::new(LIMITS);
         let (_one, one_signal) = list.add(ip("10.0.0.1"));
         let (two, two_signal) = list.add(ip("10.0.0.1"));
@@ -291,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_waited_for_without_end() {
+    async fn a_pending_connection_times_out() {
         let list = PendingConnections::new(LIMITS);
         let (_connection, close_signal) = list.add(ip("10.0.0.1"));
         assert!(close_signal.should_close(Duration::from_millis(10)).await);
