@@ -1,6 +1,5 @@
-//! Checks what comes from outside against schemas that come from outside: small ones at once, others on threads of
-//! their own, few at a time, so that no client, model or MCP server holds up anything else. Each check ends within
-//! seconds, whatever it is.
+//! Validates JSON against schemas, both of which clients, models or MCP servers choose. Small checks run inline; others run on
+//! a few threads of their own, so that they do not block the runtime. Each check ends within seconds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
@@ -15,19 +14,19 @@ use crate::domain::json_schema::{STACK_BYTES, Schema};
 use crate::domain::structured;
 use crate::fair::fair_semaphore::FairSemaphore;
 
-/// Larger JSON than this is not even parsed on a thread of the runtime.
+/// Larger JSON is not parsed on a thread of the runtime.
 const MAX_INLINE_BYTES: usize = 256 << 10;
 
-/// Threads that check at the same time: the runtime keeps the rest of the processors. Keys take turns.
+/// Limits the threads that validate at the same time, so that the runtime keeps the other processors. Fair between keys.
 static THREAD_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     FairSemaphore::new((processors / 2).clamp(1, 8), &[])
 });
 
-/// The schema in this JSON, found to be one. It came with the key of this name.
+/// The schema, checked. `owner` is the key that sent it.
 ///
 /// # Errors
-/// Why it is none.
+/// Why it is not a valid schema.
 pub async fn compile_schema(raw: Arc<RawValue>, owner: Option<&str>) -> Result<Schema, String> {
     let schema = Schema::parse(raw)?;
     let checked = match schema.compile_inline() {
@@ -40,10 +39,7 @@ pub async fn compile_schema(raw: Arc<RawValue>, owner: Option<&str>) -> Result<S
     checked.map(|()| schema)
 }
 
-/// As [`schema`], for callers that may block.
-///
-/// # Errors
-/// Why it is none.
+/// As [`compile_schema`], for callers that may block.
 pub fn compile_schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
     let schema = Schema::parse(raw)?;
     let checked = match schema.compile_inline() {
@@ -57,11 +53,10 @@ pub fn compile_schema_blocking(raw: Arc<RawValue>) -> Result<Schema, String> {
     checked.map(|()| schema)
 }
 
-/// The arguments in this JSON as they fit the schema; see [`Schema::fit`]. Their run was accepted with the key of this
-/// name.
+/// The arguments, coerced to the schema; see [`Schema::coerce`]. `owner` is the key of the run.
 ///
 /// # Errors
-/// What does not fit, a sentence each.
+/// One sentence for each mismatch.
 pub async fn check_arguments(
     schema: &Schema,
     json: &Arc<RawValue>,
@@ -78,7 +73,7 @@ pub async fn check_arguments(
     checked.await.unwrap_or_else(|why| Err(vec![why]))
 }
 
-/// As [`arguments`]; none if finding out takes a thread of its own.
+/// As [`check_arguments`]; `None` if the check needs a thread of its own.
 pub fn check_arguments_inline(
     schema: &Schema,
     json: &RawValue,
@@ -92,7 +87,7 @@ pub fn check_arguments_inline(
     }
 }
 
-/// As [`output`]; none if finding out takes a thread of its own.
+/// As [`check_output`]; `None` if the check needs a thread of its own.
 pub fn check_output_inline(
     format: &ResponseFormat,
     text: &str,
@@ -104,11 +99,11 @@ pub fn check_output_inline(
     }
 }
 
-/// Whether a final text has the shape that was requested: true if that is JSON, false if any text will do. Its run was
-/// accepted with the key of this name.
+/// Checks a final text against the requested format: true if the format is JSON, false if it is text. `owner` is the key of
+/// the run.
 ///
 /// # Errors
-/// What does not fit, a sentence each.
+/// One sentence for each mismatch.
 pub async fn check_output(
     format: &ResponseFormat,
     text: &str,
@@ -122,16 +117,13 @@ pub async fn check_output(
     checked.unwrap_or_else(|why| Err(vec![why]))
 }
 
-/// JSON as a value. There is JSON that is none: numbers that are too large, half of a surrogate pair, too many levels.
+/// Raw JSON can fail to parse: numbers that are too large, half of a surrogate pair, too many levels.
 fn parse_json(json: &RawValue) -> Result<Value, Vec<String>> {
     serde_json::from_str(json.get()).map_err(|error| vec![format!("they cannot be read: {error}")])
 }
 
-/// Runs `work`, which bounds its own time, on a thread that has the stack for it, when it is the turn of `key`. A caller that goes away does not end
-/// it, and it counts until it has ended.
-///
-/// # Errors
-/// Why it could not be done, in words for whoever waits for it.
+/// Runs `work`, which limits its own time, on a thread with a large stack, when `owner` gets a permit. If the caller is
+/// dropped, the work continues and keeps its permit until it ends.
 async fn run_on_thread<T: Send + 'static>(
     owner: Option<&str>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -141,7 +133,7 @@ async fn run_on_thread<T: Send + 'static>(
     let spawned = thread_builder().spawn(move || {
         let result = catch_unwind(AssertUnwindSafe(work));
         drop(permit);
-        // Nobody waits any more if the run was stopped.
+        // The receiver is gone if the run was cancelled.
         let _ = sender.send(result.map_err(|_| check_failed()));
     });
     spawned.map_err(|error| spawn_failed(&error))?;

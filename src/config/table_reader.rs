@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_likenesses() {
+    fn sizes_and_times_are_read() {
         assert_eq!(parse_bytes("4 MiB"), Some(4 << 20));
         assert_eq!(parse_bytes("10kb"), Some(10_000));
         assert_eq!(parse_bytes("512"), Some(512));

@@ -1,5 +1,5 @@
-//! What a user message says as a client writes it: a text, or parts. Pictures and files are decoded as they are read,
-//! checked by their bytes, and held to their bounds. Knows no route.
+//! The content of a message as a client sends it: a text, or a list of parts. Images and files are decoded while they are
+//! read, their type is checked against their bytes, and their number and size are limited.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use crate::ssrf;
 use crate::web::error::{Problem, quote};
 use crate::web::extract::json_body::Object;
 
-/// Most characters of a file's name.
+/// Maximum characters of a file's name.
 const MAX_FILE_NAME: usize = 255;
 
 /// A text or a list of parts.
@@ -27,7 +27,7 @@ const MAX_FILE_NAME: usize = 255;
 pub enum ContentInput {
     /// A text.
     Text(String),
-    /// Texts, pictures and files in their order.
+    /// Texts, images and files in order.
     Parts(Vec<Object<PartInput>>),
 }
 
@@ -44,11 +44,11 @@ impl From<String> for ContentInput {
 pub struct PartInput {
     r#type: PartKind,
     text: Option<String>,
-    /// `image/png`, `image/jpeg`, `image/webp` or `image/gif` of an image; `application/pdf` of a file.
+    /// `image/png`, `image/jpeg`, `image/webp` or `image/gif` for an image; `application/pdf` for a file.
     media_type: Option<String>,
     /// The bytes in Base64.
     data: Option<Base64Bytes>,
-    /// Where they are fetched from before the first turn, by https; instead of `data`.
+    /// An https URL, instead of `data`. The bytes are fetched before the first turn.
     url: Option<String>,
     /// A file's name.
     name: Option<String>,
@@ -63,7 +63,7 @@ enum PartKind {
     File,
 }
 
-/// Bytes that were written in Base64.
+/// Bytes that are decoded from Base64.
 #[derive(JsonSchema)]
 #[schemars(with = "String")]
 struct Base64Bytes(Bytes);
@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for ContentInput {
     }
 }
 
-/// Counts the pictures and files of one request.
+/// Counts the images and files of one request, and refuses those above the limits.
 #[derive(Debug)]
 pub struct AttachmentCounter {
     limits: AttachmentLimits,
@@ -133,7 +133,6 @@ pub struct AttachmentCounter {
 }
 
 impl AttachmentCounter {
-    /// None yet.
     pub fn new(limits: AttachmentLimits) -> Self {
         Self {
             limits,
@@ -142,7 +141,7 @@ impl AttachmentCounter {
         }
     }
 
-    /// Counts one more, or refuses it.
+    /// Counts an image or file of `bytes`; an error if it exceeds a limit.
     pub fn add(&mut self, bytes: usize, pointer: &str) -> Result<(), Problem> {
         let AttachmentLimits {
             count,
@@ -152,11 +151,11 @@ impl AttachmentCounter {
         self.count += 1;
         self.bytes += bytes;
         let why = if self.count > count {
-            format!("a request has at most {count} pictures and files (limits.attachments)")
+            format!("a request has at most {count} images and files (limits.attachments)")
         } else if bytes > max_each {
-            format!("has {bytes} bytes, and at most {max_each} are taken (limits.attachment_bytes)")
+            format!("has {bytes} bytes; at most {max_each} are allowed (limits.attachment_bytes)")
         } else if self.bytes > total {
-            let suffix = "of pictures and files in all (limits.conversation_bytes)";
+            let suffix = "of images and files in total (limits.conversation_bytes)";
             format!("a request has at most {total} bytes {suffix}")
         } else {
             return Ok(());
@@ -166,7 +165,7 @@ impl AttachmentCounter {
 }
 
 impl ContentInput {
-    /// The content, checked. `pointer` is where it stands in the body.
+    /// The content, checked. `pointer` is its place in the body.
     pub fn into_content(
         self,
         pointer: &str,
@@ -264,7 +263,7 @@ impl PartInput {
 
 const REQUIRED: &str = "is required";
 
-/// The media type, if a part of that type takes it.
+/// The media type, if it is one of an image or of a file, as the part needs.
 fn parse_media_type(
     declared_type: &str,
     wants_image: bool,
@@ -283,12 +282,12 @@ fn parse_media_type(
         let quoted_type = quote(declared_type);
         Problem::invalid_field(
             pointer,
-            format!("{quoted_type} is not taken; a part of type {kind} is {list}"),
+            format!("{quoted_type} is not supported; a part of type {kind} is {list}"),
         )
     })
 }
 
-/// A file's name, which is shown to people and sent to services.
+/// Checks a file's name, which is shown to people and sent to providers.
 pub fn check_name(name: String, pointer: &str) -> Result<String, Problem> {
     let is_valid = !name.trim().is_empty()
         && name.chars().nth(MAX_FILE_NAME).is_none()
@@ -302,7 +301,7 @@ pub fn check_name(name: String, pointer: &str) -> Result<String, Problem> {
     }
 }
 
-/// A picture or file whose bytes are what they are said to be.
+/// An image or file; an error if its bytes are not of the declared type.
 pub fn build_attachment(
     data: Bytes,
     name: Option<String>,
@@ -310,7 +309,8 @@ pub fn build_attachment(
     pointer: &str,
 ) -> Result<Attachment, Problem> {
     let Some(attachment) = Attachment::from_bytes(data, name) else {
-        let why = format!("the bytes are of no kind that is taken: {IMAGE_TYPES}, {FILE_TYPES}");
+        let why =
+            format!("the type of the bytes is not supported; use {IMAGE_TYPES}, {FILE_TYPES}");
         return Err(Problem::invalid_field(pointer, why));
     };
     match declared_type.filter(|stated| *stated != attachment.media_type) {

@@ -1,5 +1,5 @@
-//! A run's request as a form (`multipart/form-data`), as `curl -F` sends it: texts and files named `input`, and the other
-//! fields of a body as text. Knows no route.
+//! Reads the request of a run from a form (`multipart/form-data`, as `curl -F` sends it): texts and files named `input`, and
+//! the other fields of the body as text.
 
 use std::collections::BTreeSet;
 
@@ -20,9 +20,9 @@ use crate::web::extract::content::{self, AttachmentCounter};
 use crate::web::extract::large_body::{body_too_large, total_too_large};
 use crate::web::json_pointer;
 
-/// What the form's boundaries and headers may take besides.
+/// Allowance for the form's boundaries and part headers.
 const FORM_OVERHEAD_BYTES: usize = 1 << 20;
-/// Fields whose text is JSON; that of all others is the value itself.
+/// Fields whose text is JSON; the text of all others is the value itself.
 const JSON_FIELDS: [&str; 8] = [
     "budget",
     "labels",
@@ -34,20 +34,19 @@ const JSON_FIELDS: [&str; 8] = [
     "webhook",
 ];
 
-/// A form that was read.
 #[derive(Debug)]
 pub struct Form {
     /// The fields besides `input`, as a JSON object.
     pub fields: String,
-    /// What the fields named `input` say.
+    /// The content of the fields named `input`.
     pub input: Option<Content>,
-    /// What has been counted of its files.
+    /// Counts the files of the request, of which the form has some already.
     pub counter: AttachmentCounter,
-    /// SHA-256 of what it says: boundaries differ each time that a form is sent.
+    /// SHA-256 of the content, without the boundaries, which differ each time that a form is sent.
     pub digest: [u8; 32],
 }
 
-/// Reads a form: at most `most` bytes of text, and files within their limits.
+/// Reads a form of at most `max_bytes` of text, and files within their limits.
 pub async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -115,7 +114,7 @@ impl FormReader {
         let kind = field.content_type().unwrap_or_default().to_owned();
         let is_input = name == "input";
         if file_name.is_some() && !is_input {
-            let why = "is no file: only fields named input may be files";
+            let why = "is a file, but only fields named input may be files";
             return Err(Problem::invalid_field(json_pointer::join("", &name), why));
         }
         let is_text = file_name.is_none() || kind.starts_with("text/");
@@ -128,7 +127,7 @@ impl FormReader {
                 return Err(body_too_large(self.max_bytes));
             }
             if !is_text && data.len() > self.limits.bytes {
-                // Refuses it with the words for one that is too large.
+                // This fails: the file is too large.
                 self.counter.add(data.len(), &field_pointer)?;
             }
         }
@@ -164,7 +163,7 @@ impl FormReader {
         Ok(())
     }
 
-    /// Takes another field of the body.
+    /// Adds a field other than `input`.
     fn add_field(&mut self, name: &str, text: &str) -> Result<(), Problem> {
         if !self.names.insert(name.to_owned()) {
             return Err(Problem::invalid_field(
@@ -176,7 +175,7 @@ impl FormReader {
             true => match serde_json::from_str::<&RawValue>(text) {
                 Ok(json) => json.get().to_owned(),
                 Err(error) => {
-                    let why = format!("is not JSON, which a form has in this field: {error}");
+                    let why = format!("must be JSON in a form: {error}");
                     return Err(Problem::invalid_field(json_pointer::join("", name), why));
                 }
             },
@@ -188,7 +187,7 @@ impl FormReader {
         Ok(())
     }
 
-    /// Adds to the digest; lengths keep one field's end from being taken for the next one's start.
+    /// Adds to the digest with the length, so that fields cannot be confused by shifting bytes between them.
     fn update_digest(&mut self, bytes: &[u8]) {
         self.digest.update((bytes.len() as u64).to_le_bytes());
         self.digest.update(bytes);

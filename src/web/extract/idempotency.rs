@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: what a client's key stands for, and whether a request repeats another. The store keeps the keys.
+//! The `Idempotency-Key` header: reads it, and checks that a repeated request is the same. The store keeps the keys.
 
 use axum::http::header::HeaderName;
 use axum::http::{HeaderMap, StatusCode};
@@ -9,16 +9,15 @@ use crate::domain::run::now;
 use crate::store::{ClaimedRun, IdempotencyClaim, IdempotencyKey};
 use crate::web::error::Problem;
 
-/// Says of an answer that its run was started by an earlier request.
+/// The response header of a request whose run was started by an earlier request.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 const HEADER: &str = "Idempotency-Key";
-/// Most characters of a key.
+/// Maximum characters of a key.
 const MAX_KEY: usize = 255;
 /// How long a key is kept.
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
-/// The request's key; none where it has none.
 pub fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let mut values = headers.get_all(HEADER).iter();
     let Some(key) = values.next().map(|value| value.as_bytes()) else {
@@ -34,7 +33,7 @@ pub fn read_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     Ok(Some(String::from_utf8_lossy(key).into_owned()))
 }
 
-/// SHA-256 of what was sent. A header's value has no line end, so that it cannot be taken for a part of the body.
+/// SHA-256 of content type and body. A header's value has no newline, so the two cannot be confused.
 pub fn fingerprint(content_type: &[u8], body: &[u8]) -> [u8; 32] {
     let mut digest = Sha256::new();
     digest.update(content_type);
@@ -43,7 +42,7 @@ pub fn fingerprint(content_type: &[u8], body: &[u8]) -> [u8; 32] {
     digest.finalize().into()
 }
 
-/// What a request's key claims. `owner` is the name of the caller's credential, `route` the method with the path.
+/// The claim of a request's key. `owner` is the name of the principal's key, `route` the method and the path.
 pub fn new_claim(
     owner: Option<&str>,
     route: String,
@@ -61,7 +60,7 @@ pub fn new_claim(
     }
 }
 
-/// Refuses a key that stands for another body.
+/// Refuses a key that was used with another body.
 pub fn check_same_body(claim: &IdempotencyClaim, claimed: &ClaimedRun) -> Result<(), Problem> {
     if claim.body_hash == claimed.body_hash {
         return Ok(());
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_knows_type_from_body() {
+    fn a_fingerprint_separates_type_and_body() {
         assert_eq!(fingerprint(b"a", b"b"), fingerprint(b"a", b"b"));
         assert_ne!(fingerprint(b"a", b"b"), fingerprint(b"", b"ab"));
         assert_ne!(fingerprint(b"a", b"b"), fingerprint(b"a", b"c"));

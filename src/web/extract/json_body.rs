@@ -13,7 +13,7 @@ use serde_path_to_error::{Path, Segment};
 use crate::web::error::{Problem, did_you_mean, quote};
 use crate::web::json_pointer;
 
-/// Levels of nesting that a body may have: what serde_json follows, and what schemas within it are held to.
+/// Maximum levels of nesting of a body: the limit of serde_json. Schemas in a body have the same limit.
 pub const MAX_DEPTH: usize = 128;
 
 /// The text of a body; 400 if it is not UTF-8.
@@ -27,7 +27,7 @@ pub fn decode_utf8(bytes: &[u8]) -> Result<&str, Problem> {
     })
 }
 
-/// Parses a JSON body. 400 where it is no JSON, 422 with a pointer where it is JSON of another shape.
+/// Parses a JSON body. 400 if it is not JSON; 422 with a pointer if it is JSON of another shape.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let text = decode_utf8(bytes)?;
     match serde_json::from_str::<Object<T>>(text) {
@@ -36,7 +36,7 @@ pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     }
 }
 
-/// Parses again, slowly, to say what is wrong: a body that is no JSON at all is told so before any of its fields.
+/// Parses again, slowly, to find the error. A syntax error is reported before an invalid field.
 fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
     if nesting_depth(text) > MAX_DEPTH {
         return too_deep();
@@ -53,12 +53,12 @@ fn parse_error<T: DeserializeOwned>(text: &str) -> Problem {
         Ok(_) => Problem::new(
             StatusCode::BAD_REQUEST,
             "invalid_json",
-            "the body goes on after its JSON value",
+            "the body continues after its JSON value",
         ),
     }
 }
 
-/// 400: JSON nested so deep that no reader of it should follow.
+/// 400: the JSON is nested deeper than [`MAX_DEPTH`].
 pub fn too_deep() -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
@@ -85,7 +85,7 @@ fn shape_error(path: &Path, error: &str) -> Problem {
             .replace("expected f64", "expected a number");
         return Problem::invalid_field(pointer, detail);
     }
-    // serde quotes the field and then the known ones in backticks; the field is also the path's last segment.
+    // serde quotes the field and the known fields in backticks; the field is also the path's last segment.
     let known_fields = message
         .rsplit_once("expected")
         .map_or("", |(_, known)| known);
@@ -108,7 +108,7 @@ fn pointer_to(path: &Path) -> String {
         })
 }
 
-/// How deep a JSON text is nested, by its brackets. Does not check that they match.
+/// The nesting depth of a JSON text, by its brackets. Does not check that they match.
 pub fn nesting_depth(json: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0_usize);
     let (mut in_string, mut escaped) = (false, false);
@@ -128,7 +128,7 @@ pub fn nesting_depth(json: &str) -> usize {
     deepest
 }
 
-/// A `T` that was written as a JSON object. serde would also take an array of a struct's fields in their order.
+/// A `T` that is read only from a JSON object. serde would also read a struct from an array of its fields.
 #[derive(Debug, Default, JsonSchema)]
 pub struct Object<T>(pub T);
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_json_is_refused_without_being_followed() {
+    fn deep_json_is_refused_without_recursion() {
         for body in [
             "[".repeat(10_000),
             "{\"a\":".repeat(10_000),

@@ -1,30 +1,30 @@
-//! A JSON body above `server.max_body`: taken as long as what makes it large is the Base64 of pictures and files. Looks at
-//! the bytes as they come, so that nothing is kept that is refused in the end.
+//! Limits of a JSON body above `server.max_body`, which is accepted if the Base64 of images and files makes it large. The
+//! bytes are checked as they arrive, so that a body that is refused is not kept in memory.
 
 use axum::http::StatusCode;
 
 use crate::config::AttachmentLimits;
 use crate::web::error::Problem;
 
-/// The field whose text does not count as the body's own.
+/// The field whose text does not count towards `server.max_body`.
 const DATA: &[u8] = b"data";
 
-/// What has come of a body.
+/// Counts the bytes of a body as they arrive.
 #[derive(Debug)]
 pub struct LargeBodyLimiter {
-    /// Most bytes besides the data.
+    /// Maximum bytes without the data.
     max_body: usize,
     limits: AttachmentLimits,
     other_bytes: usize,
     data_bytes: usize,
-    /// Bytes of the data that is being read.
+    /// Bytes of the current `data` field.
     current_data_bytes: usize,
     state: State,
     is_escaped: bool,
-    /// The beginning of the last text, and how many bytes it has.
+    /// The beginning of the last string, and its length.
     last_text: [u8; 4],
     last_text_bytes: usize,
-    /// Whether a colon followed the last text.
+    /// Whether a colon followed the last string.
     has_colon: bool,
 }
 
@@ -36,7 +36,6 @@ enum State {
 }
 
 impl LargeBodyLimiter {
-    /// Nothing has come.
     pub fn new(max_body: usize, limits: AttachmentLimits) -> Self {
         Self {
             max_body,
@@ -52,12 +51,12 @@ impl LargeBodyLimiter {
         }
     }
 
-    /// Most bytes of any body.
+    /// Maximum bytes of any body.
     pub fn max_total_bytes(max_body: usize, limits: AttachmentLimits) -> usize {
         max_body.saturating_add(base64_bytes(limits.total))
     }
 
-    /// Takes the next bytes, or refuses the body.
+    /// Counts the next bytes; an error if the body exceeds a limit.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Problem> {
         for byte in bytes {
             self.feed_byte(*byte);
@@ -67,14 +66,13 @@ impl LargeBodyLimiter {
         }
         if self.current_data_bytes > base64_bytes(self.limits.bytes) {
             let max_bytes = self.limits.bytes;
-            let why = format!(
-                "a picture or file has at most {max_bytes} bytes (limits.attachment_bytes)"
-            );
+            let why =
+                format!("an image or file has at most {max_bytes} bytes (limits.attachment_bytes)");
             return Err(Problem::attachments_too_large("", why));
         }
         if self.data_bytes > base64_bytes(self.limits.total) {
             let max_bytes = self.limits.total;
-            let suffix = "of pictures and files in all (limits.conversation_bytes)";
+            let suffix = "of images and files in total (limits.conversation_bytes)";
             let why = format!("a request has at most {max_bytes} bytes {suffix}");
             return Err(Problem::attachments_too_large("", why));
         }
@@ -132,7 +130,7 @@ impl LargeBodyLimiter {
     }
 }
 
-/// 413: what is not data of pictures and files is too much.
+/// 413: the body is too large without the data of images and files.
 pub fn body_too_large(max_bytes: usize) -> Problem {
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
@@ -141,18 +139,18 @@ pub fn body_too_large(max_bytes: usize) -> Problem {
     )
 }
 
-/// 413: it is too much even if all that it may be is data of pictures and files.
+/// 413: the body is too large even if it has the maximum of images and files.
 pub fn total_too_large(max_bytes: usize) -> Problem {
     Problem::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         "body_too_large",
         format!(
-            "the body is larger than {max_bytes} bytes (server.max_body, and limits.conversation_bytes for pictures and files)"
+            "the body is larger than {max_bytes} bytes (server.max_body, and limits.conversation_bytes for images and files)"
         ),
     )
 }
 
-/// Bytes of so many bytes in Base64.
+/// The length of this many bytes in Base64.
 fn base64_bytes(bytes: usize) -> usize {
     bytes.div_ceil(3).saturating_mul(4)
 }
@@ -179,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_text_of_data_is_not_counted_as_the_bodys_own() {
+    fn only_the_text_of_data_does_not_count_towards_max_body() {
         let data = "A".repeat(40);
         let part = format!(r#"{{"type":"image","data" : "{data}"}}"#);
         assert_eq!(refused(&format!(r#"{{"input":[{part},{part}]}}"#)), None);

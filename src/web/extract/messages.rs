@@ -1,4 +1,4 @@
-//! What was said before a run, as a client writes it: read, and held to the order that providers take. Knows no route.
+//! The earlier messages that a client sends with a run: reads them and checks the order that providers require.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::web::error::{Problem, quote};
 use crate::web::extract::content::{AttachmentCounter, ContentInput};
 use crate::web::extract::json_body::{self, MAX_DEPTH, Object};
 
-/// One message as it is written; `GET /runs/{id}/messages` shows them in the same form.
+/// A message, in the form that `GET /runs/{id}/messages` returns.
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "WrittenMessage")]
 #[serde(deny_unknown_fields)]
@@ -52,8 +52,8 @@ struct ToolResultInput {
     is_error: bool,
 }
 
-/// The messages, in good order: a user's first, results right behind the calls that they answer, no two replies in a row.
-/// Results are put in the order of their calls.
+/// The messages, checked: the first is a user's, results follow right after their calls, no two replies are adjacent.
+/// Results are put into the order of their calls.
 pub fn parse_messages(
     inputs: Vec<Object<MessageInput>>,
     counter: &mut AttachmentCounter,
@@ -82,7 +82,7 @@ fn invalid_message(at: usize, why: String) -> Problem {
     Problem::field("invalid_messages", format!("/messages/{at}"), why)
 }
 
-/// A message whose contents are checked.
+/// A message whose content is checked.
 struct CheckedMessage {
     role: Role,
     content: Option<Content>,
@@ -91,7 +91,7 @@ struct CheckedMessage {
 }
 
 impl MessageInput {
-    /// Checks its contents; `pointer` is where it stands in the body.
+    /// Checks the content; `pointer` is the message's place in the body.
     fn check(
         self,
         pointer: &str,
@@ -119,7 +119,7 @@ impl MessageInput {
 }
 
 impl ToolResultInput {
-    /// The result: its texts, and its pictures and files beside them.
+    /// The result: its texts joined, and its images and files as attachments.
     fn into_result(
         self,
         pointer: &str,
@@ -150,7 +150,7 @@ impl ToolResultInput {
 }
 
 impl CheckedMessage {
-    /// The message, where it may follow `last`.
+    /// The message, if it may follow `last`.
     fn into_message(self, last: Option<&Message>) -> Result<Message, String> {
         let name_if = |is: bool, name| if is { Some(name) } else { None };
         let extra = match self.role {
@@ -193,7 +193,7 @@ impl CheckedMessage {
     }
 }
 
-/// The calls of a message, which are to be answered by the next.
+/// The tool calls of a message. The next message has to contain their results.
 fn unanswered_calls(last: Option<&Message>) -> &[ToolCall] {
     match last {
         Some(Message::Assistant(reply)) => &reply.tool_calls,
@@ -224,7 +224,7 @@ fn assistant_message(
         }
         let arguments = match arguments {
             None => empty_arguments(),
-            // Raw JSON is passed over without being followed, so its depth was not checked yet.
+            // serde skips raw JSON without recursion, so its depth has not been checked yet.
             Some(json)
                 if !json.get().starts_with('{')
                     || json_body::nesting_depth(json.get()) > MAX_DEPTH =>
@@ -250,7 +250,7 @@ fn assistant_message(
     }))
 }
 
-/// One result for each of the calls.
+/// The message with one result for each call.
 fn tool_message(calls: &[ToolCall], results: Vec<ToolResult>) -> Result<Message, String> {
     if calls.is_empty() {
         return Err("does not follow a reply with tool calls".to_owned());

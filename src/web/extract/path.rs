@@ -13,7 +13,7 @@ use crate::web::auth::Principal;
 use crate::web::error::Problem;
 use crate::web::state::AppState;
 
-/// `{id}` of a path. Anything that is no run's id is a run that does not exist, and so is one of another key.
+/// `{id}` of a path. Responds 404 if it is not a run id, or if the principal may not see the run.
 pub struct RunPath(pub RunId);
 
 impl FromRequestParts<AppState> for RunPath {
@@ -25,7 +25,7 @@ impl FromRequestParts<AppState> for RunPath {
     }
 }
 
-/// `{id}` and `{delivery}` of a path; the run as in [`RunPath`], the delivery's name unchecked.
+/// `{id}` and `{delivery}` of a path. The run is checked as in [`RunPath`], the delivery id is not.
 pub struct DeliveryPath(pub RunId, pub String);
 
 impl FromRequestParts<AppState> for DeliveryPath {
@@ -38,7 +38,7 @@ impl FromRequestParts<AppState> for DeliveryPath {
     }
 }
 
-/// `{id}` and `{call}` of a path; the run as in [`RunPath`], the call's id unchecked.
+/// `{id}` and `{call}` of a path. The run is checked as in [`RunPath`], the call id is not.
 pub struct CallPath(pub RunId, pub String);
 
 impl FromRequestParts<AppState> for CallPath {
@@ -51,7 +51,7 @@ impl FromRequestParts<AppState> for CallPath {
     }
 }
 
-/// The run that a text names, where the caller may see it.
+/// The id in `text`, if the principal may see the run.
 async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunId, Problem> {
     let principal = Principal::from_parts(parts, state)?;
     let id: RunId = text.parse().map_err(|_| Problem::run_not_found(text))?;
@@ -66,8 +66,7 @@ async fn visible_run(parts: &Parts, state: &AppState, text: &str) -> Result<RunI
     Ok(id)
 }
 
-/// `{name}` of a path. Anything that is no agent's name is an agent that does not exist, and so is one that the caller's
-/// key may not touch.
+/// `{name}` of an agent's path. Responds 404 if it is not an agent's name, or if the principal may not use the agent.
 pub struct AgentPath(pub String);
 
 impl FromRequestParts<AppState> for AgentPath {
@@ -84,7 +83,7 @@ impl FromRequestParts<AppState> for AgentPath {
     }
 }
 
-/// `{name}` of a session's path. Anything that is no session's name is a session that does not exist.
+/// `{name}` of a session's path. Responds 404 if it is not a session's name.
 pub struct SessionPath(pub String);
 
 impl FromRequestParts<AppState> for SessionPath {
@@ -99,7 +98,7 @@ impl FromRequestParts<AppState> for SessionPath {
     }
 }
 
-/// The path's variable parts, as many as the type has.
+/// The variable parts of the path.
 async fn path_params<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Problem> {
     Path::<T>::from_request_parts(parts, &())
         .await

@@ -1,4 +1,4 @@
-//! `X-Provider-Key`: a person's own keys for the providers, for one request. No error repeats what was sent.
+//! The `X-Provider-Key` header: the client's own provider keys for one run. Errors never quote its value.
 
 use axum::http::HeaderMap;
 
@@ -6,10 +6,10 @@ use crate::engine::state::provider_keys::Keys;
 use crate::web::error::Problem;
 
 const HEADER: &str = "X-Provider-Key";
-/// Most characters of a key.
+/// Maximum characters of a key.
 const MAX_KEY: usize = 4096;
 
-/// The request's keys, by provider: one in each header, or several in one, parted by commas, as a proxy may join them.
+/// The request's keys by provider: one key per header, or several separated by commas, because a proxy may join headers.
 pub fn read(headers: &HeaderMap) -> Result<Keys, Problem> {
     let mut keys = Keys::new();
     for value in headers.get_all(HEADER) {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused_and_not_repeated() {
+    fn malformed_headers_are_refused_and_not_quoted() {
         let long = [b"openai=".as_slice(), &[b's'; 4097]].concat();
         let cases: [&[&[u8]]; 9] = [
             &[b"sk-secret"],

@@ -4,7 +4,7 @@ use axum::http::{StatusCode, Uri};
 
 use crate::web::error::{Problem, did_you_mean, quote};
 
-/// Most parameters of a query: each is compared with all before it.
+/// Maximum parameters of a query: each is compared with all before it.
 const MAX_PARAMETERS: usize = 200;
 
 /// A request's query parameters.
@@ -12,8 +12,8 @@ const MAX_PARAMETERS: usize = 200;
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Reads them. A name that is not in `known` is refused, so that a mistyped filter does not show everything;
-    /// a known name that ends in a dot stands for all that begin so.
+    /// Reads the parameters. A name that is not in `allowed` is refused, because a mistyped filter would show everything.
+    /// An allowed name that ends in a dot allows all names with that prefix.
     pub fn read(uri: &Uri, allowed: &[&str]) -> Result<Self, Problem> {
         if uri.query().is_none_or(str::is_empty) {
             return Ok(Self::default());
@@ -53,7 +53,6 @@ impl Query {
         Ok(Self(pairs))
     }
 
-    /// The value of one parameter.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -61,7 +60,7 @@ impl Query {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The value of one parameter, read by `parse`; `wanted` says what it should have been.
+    /// The value of one parameter, parsed; `expected` describes a valid value in the error.
     pub fn parse<T>(
         &self,
         name: &str,
@@ -80,7 +79,7 @@ impl Query {
         }
     }
 
-    /// The parameters whose names begin so, without that beginning.
+    /// The parameters with this prefix, without the prefix.
     pub fn with_prefix(&self, prefix: &str) -> Vec<(String, String)> {
         self.0
             .iter()
@@ -91,7 +90,7 @@ impl Query {
     }
 }
 
-/// `true`, `false`, `1`, `0`, or the bare name.
+/// `true`, `false`, `1` or `0`; an empty value is true.
 pub fn parse_flag(text: &str) -> Option<bool> {
     match text {
         "true" | "1" | "" => Some(true),
@@ -100,7 +99,7 @@ pub fn parse_flag(text: &str) -> Option<bool> {
     }
 }
 
-/// A number between 1 and `most`.
+/// A number from 1 to `max`.
 pub fn count_up_to(max: usize) -> impl FnOnce(&str) -> Option<usize> {
     move |text| text.parse().ok().filter(|count| (1..=max).contains(count))
 }

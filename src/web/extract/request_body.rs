@@ -15,24 +15,22 @@ use crate::web::extract::form::{self, Form};
 use crate::web::extract::json_body::{decode_utf8, parse_json};
 use crate::web::extract::large_body::{LargeBodyLimiter, body_too_large, total_too_large};
 
-/// The content type of forms.
 pub const FORM_CONTENT_TYPE: &str = "multipart/form-data";
 
-/// What a client sent.
+/// The body of a request, by content type.
 #[derive(Debug)]
 pub enum RequestBody {
-    /// No body at all.
     Empty,
-    /// A body that should be JSON.
+    /// A body that should be JSON; it is not parsed yet.
     Json(Bytes),
-    /// A `text/plain` body.
+    /// `text/plain`
     Text(String),
-    /// A `multipart/form-data` body.
+    /// `multipart/form-data`
     Form(Box<Form>),
 }
 
 impl RequestBody {
-    /// What tells the body from another: its bytes, or of a form the digest of what it says.
+    /// Equal for equal bodies: the bytes, or the digest of a form's content.
     pub fn identity_bytes(&self) -> &[u8] {
         match self {
             Self::Form(form) => &form.digest,
@@ -42,7 +40,7 @@ impl RequestBody {
         }
     }
 
-    /// The JSON body as a `T`; no body is the default one. `text/plain` is refused.
+    /// The JSON body as a `T`; the default if there is no body. Other content types are refused.
     pub fn json<T: DeserializeOwned + Default>(&self) -> Result<T, Problem> {
         match self {
             Self::Empty => Ok(T::default()),
@@ -53,18 +51,17 @@ impl RequestBody {
     }
 }
 
-/// What bounds a body.
 #[derive(Clone, Copy, Debug)]
 pub struct BodyLimits {
-    /// Most bytes.
+    /// Maximum bytes, without the data of attachments.
     pub max_bytes: usize,
-    /// What JSON may have beside them in pictures and files; `None` if it has none.
+    /// The limits of images and files in the body; `None` if it may not contain any.
     pub attachments: Option<AttachmentLimits>,
-    /// How long it may take to come.
+    /// The time in which the whole body has to arrive.
     pub timeout: Duration,
 }
 
-/// Reads the whole body within its bounds.
+/// Reads the whole body within its limits.
 pub async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -121,7 +118,7 @@ fn body_timeout(timeout: Duration) -> Problem {
     )
 }
 
-/// Reads a body of at most `most` bytes, or one that `large` takes.
+/// Reads a body of at most `max_bytes`, or a larger one that `large` accepts.
 async fn collect(
     mut body: Body,
     max_bytes: usize,
@@ -152,7 +149,7 @@ async fn collect(
             }
             large.feed(&data)?;
         }
-        // Nearly every body is one frame, which needs no copy.
+        // Nearly every body is one frame, which is not copied.
         if first.is_empty() && all.is_empty() {
             first = data;
         } else {
@@ -163,7 +160,6 @@ async fn collect(
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-/// The content types that we read.
 enum ContentType {
     Json,
     Text,
@@ -171,7 +167,7 @@ enum ContentType {
 }
 
 impl ContentType {
-    /// A body without a type is taken as JSON: there is nothing else that it could mean here.
+    /// A body without a content type is read as JSON.
     fn from_headers(headers: &HeaderMap) -> Result<Self, Problem> {
         if let Some(coding) = headers.get(CONTENT_ENCODING)
             && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
@@ -179,7 +175,7 @@ impl ContentType {
             return Err(Problem::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported_encoding",
-                "compressed bodies are not read; send it without content-encoding",
+                "compressed bodies are not supported; send the body without content-encoding",
             ));
         }
         let Some(value) = headers.get(CONTENT_TYPE) else {
@@ -203,7 +199,7 @@ impl ContentType {
             Some(other) => Err(Problem::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported_charset",
-                format!("charset {} is not read; send UTF-8", quote(other)),
+                format!("charset {} is not supported; send UTF-8", quote(other)),
             )),
         }
     }
@@ -219,7 +215,7 @@ fn unsupported_media_type(content_type: &str) -> Problem {
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "unsupported_media_type",
         format!(
-            "{} is not read here; send application/json, or for a run text/plain with its input or multipart/form-data{hint}",
+            "{} is not supported here; send application/json, or for a run text/plain with its input or multipart/form-data{hint}",
             quote(content_type)
         ),
     )
@@ -255,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_are_read_by_content_type() {
+    async fn the_content_type_decides_how_a_body_is_read() {
         assert!(matches!(
             read_body("application/json; charset=UTF-8", "{}").await,
             Ok(RequestBody::Json(_))
@@ -294,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_never_comes_is_given_up() {
+    async fn a_body_that_never_arrives_times_out() {
         let never =
             Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
         let limits = limits(Duration::from_millis(1));

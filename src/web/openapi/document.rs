@@ -1,5 +1,5 @@
-//! `/openapi.json`: the OpenAPI 3.1 document of what is answered here, put together from the route table, from what
-//! [`operations`] says of each route, and from the types that bodies are read into and written from.
+//! Builds the OpenAPI 3.1 document from the route table, from the description of each route, and from the types of request
+//! and response bodies.
 
 use serde_json::{Map, json};
 
@@ -9,12 +9,12 @@ use crate::web::route::Route;
 
 const PROBLEM_JSON: &str = "application/problem+json";
 const DESCRIPTION: &str = "\
-    Serves LLM agents: an agent is a TOML file, a POST starts a run of it, agents call one another.\n\n\
-    `HEAD` works where `GET` does. Every answer has `x-request-id`. An unknown or repeated parameter of a query and an \
-    unknown field of a body are refused. Answers may get more fields, and events more types, in later versions.";
+    Serves LLM agents. An agent is a TOML file; a POST starts a run of it; agents can call other agents.\n\n\
+    Every `GET` route supports `HEAD`. Every response has the header `x-request-id`. Unknown or repeated query \
+    parameters and unknown body fields are refused. Later versions may add fields to responses, and types of events.";
 const BEARER_DESCRIPTION: &str = "\
-    A key of the daemon's configuration. Each operation names the scope that the key must have; `admin` opens all. A \
-    daemon without configured keys asks nobody.";
+    A key of the daemon's configuration. Each operation names the scope that the key needs; the scope `admin` \
+    includes all others. If no keys are configured, no request needs one.";
 
 /// The document, indented. `prefix` is the server's path prefix.
 pub fn document(prefix: &str, routes: &[Route]) -> String {
@@ -27,7 +27,7 @@ pub fn document(prefix: &str, routes: &[Route]) -> String {
         operations[route.method] = operation_json;
     }
     let problem = json!({
-        "description": "Refused (RFC 9457); `code` is stable, `detail` is for people.",
+        "description": "Problem details (RFC 9457). `code` is stable; `detail` is for people.",
         "content": {PROBLEM_JSON: {"schema": schemas.response_schema::<ProblemBody<'static>>()}},
     });
     let document = json!({
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prefix_and_the_metrics_are_the_servers() {
+    fn the_document_has_the_servers_prefix_and_metrics() {
         let below: Value =
             serde_json::from_str(&document("/axed", &route_table(false))).expect("JSON");
         assert_eq!(below["servers"][0]["url"], "/axed");

@@ -11,7 +11,7 @@ use crate::domain::run::RunId;
 
 const JSON: &str = "application/json";
 
-/// The schemas of all bodies. What is read and what is shown of one type may differ, so requests stand on their own.
+/// The schemas of all bodies. The request and the response schema of a type may differ, so they are generated separately.
 pub struct Schemas {
     request_generator: SchemaGenerator,
     response_generator: SchemaGenerator,
@@ -36,7 +36,10 @@ impl Schemas {
 
     fn request_schema<T: JsonSchema>(&mut self) -> Value {
         let name = T::schema_name();
-        debug_assert!(name.ends_with("Request"), "{name} may be an answer's too");
+        debug_assert!(
+            name.ends_with("Request"),
+            "{name} may also be the name of a response"
+        );
         let mut schema = self.request_generator.root_schema_for::<T>();
         schema.remove("title");
         self.requests.insert(name.to_string(), schema.to_value());
@@ -54,8 +57,7 @@ impl Schemas {
     }
 }
 
-/// What the document says of one route. Where a path, a query, a body and a key are, the refusals that belong to them
-/// are said by themselves.
+/// Describes one route. Problems that follow from a path parameter, a query, a body or a scope are added automatically.
 pub struct Operation<'s> {
     schemas: &'s mut Schemas,
     properties: Map<String, Value>,
@@ -92,14 +94,20 @@ impl<'s> Operation<'s> {
             operation
                 .parameters
                 .push(json!({"name": name, "in": "path", "required": true, "schema": schema}));
-            operation.add_problem(404, "It does not exist, or not for this key.");
+            operation.add_problem(404, "Not found, or not visible to this key.");
         }
-        operation.add_problem(400, "`invalid_host`: no host, or several, are named.");
+        operation.add_problem(
+            400,
+            "`invalid_host`: the request names no host, or several.",
+        );
         let mut security = Vec::new();
         if let Some(scope) = scope {
             security.push(json!({"key": [scope.as_str()]}));
-            operation.add_problem(401, "`unauthorized`: without a key that is known.");
-            operation.add_problem(403, "`insufficient_scope`: the key's scopes are others.");
+            operation.add_problem(401, "`unauthorized`: the key is missing or unknown.");
+            operation.add_problem(
+                403,
+                "`insufficient_scope`: the key does not have the scope.",
+            );
         }
         operation
             .properties
@@ -107,26 +115,26 @@ impl<'s> Operation<'s> {
         operation
     }
 
-    /// Its name in generated clients, and what it does.
+    /// `id` is the operation's name in generated clients.
     pub fn describe(mut self, id: &str, summary: &str) -> Self {
         self.properties.insert("operationId".to_owned(), id.into());
         self.properties.insert("summary".to_owned(), summary.into());
         self
     }
 
-    /// A query parameter.
+    /// Adds a query parameter.
     pub fn query(mut self, name: &str, schema: Value, description: &str) -> Self {
         self.parameters.push(
             json!({"name": name, "in": "query", "schema": schema, "description": description}),
         );
         self.add_problem(
             400,
-            "A parameter, a header (such as `Host`) or the body is not in order; nothing was done.",
+            "A parameter, a header (such as `Host`) or the body is invalid; nothing was done.",
         );
         self
     }
 
-    /// A request header.
+    /// Adds a request header.
     pub fn header(mut self, name: &str, schema: Value, description: &str) -> Self {
         self.parameters.push(
             json!({"name": name, "in": "header", "schema": schema, "description": description}),
@@ -134,32 +142,29 @@ impl<'s> Operation<'s> {
         self
     }
 
-    /// A JSON body, which may be left out.
+    /// Adds an optional JSON body.
     pub fn request_body<T: JsonSchema>(mut self) -> Self {
         let schema = self.schemas.request_schema::<T>();
         self.body = Some(json!({"content": {JSON: {"schema": schema}}}));
         for (status, why) in [
             (
                 400,
-                "A parameter, a header (such as `Host`) or the body is not in order; nothing was done.",
+                "A parameter, a header (such as `Host`) or the body is invalid; nothing was done.",
             ),
             (408, "`request_timeout`: the body did not arrive in time."),
             (413, "`body_too_large`: above `server.max_body`."),
             (
                 415,
-                "The body's type, charset or encoding is not read here.",
+                "The body's type, charset or encoding is not supported.",
             ),
-            (
-                422,
-                "What the body says cannot be done; `errors` points at the field.",
-            ),
+            (422, "The body has an invalid field; `errors` points to it."),
         ] {
             self.add_problem(status, why);
         }
         self
     }
 
-    /// The body is not left out.
+    /// Makes the body required.
     pub fn body_required(mut self) -> Self {
         if let Some(body) = &mut self.body {
             body["required"] = true.into();
@@ -167,7 +172,7 @@ impl<'s> Operation<'s> {
         self
     }
 
-    /// A body of plain text, instead of the JSON one.
+    /// Adds plain text as an alternative to the JSON body.
     pub fn or_text(mut self, description: &str) -> Self {
         if let Some(body) = &mut self.body {
             body["content"]["text/plain"] =
@@ -176,7 +181,7 @@ impl<'s> Operation<'s> {
         self
     }
 
-    /// A body that is a form, instead of the JSON one.
+    /// Adds a form as an alternative to the JSON body.
     pub fn or_form(mut self, description: &str) -> Self {
         if let Some(body) = &mut self.body {
             let input = json!({"type": "array", "items": {"type": "string", "format": "binary"}});
@@ -190,26 +195,26 @@ impl<'s> Operation<'s> {
         self
     }
 
-    /// An answer in JSON.
+    /// Adds a JSON response.
     pub fn response<T: JsonSchema>(self, status: u16, description: &str) -> Self {
         let schema = self.schemas.response_schema::<T>();
         self.add_response(status, description, JSON, schema)
     }
 
-    /// An answer in text of this type; beside JSON where that is said before.
+    /// Adds a text response of this type, beside a JSON response of the same status.
     pub fn text_response(self, status: u16, content_type: &str, description: &str) -> Self {
         let schema = json!({"type": "string", "description": description});
         self.add_response(status, description, content_type, schema)
     }
 
-    /// An answer without a body.
+    /// Adds a response without a body.
     pub fn empty_response(mut self, status: u16, description: &str) -> Self {
         self.responses
             .insert(status.to_string(), json!({"description": description}));
         self
     }
 
-    /// A header of an answer that was said before.
+    /// Adds a header to a response that was added before.
     pub fn response_header(mut self, status: u16, name: &str, description: &str) -> Self {
         if let Some(response) = self.responses.get_mut(&status.to_string()) {
             response["headers"][name] =
@@ -218,7 +223,7 @@ impl<'s> Operation<'s> {
         self
     }
 
-    /// A refusal of its own, with its codes.
+    /// Adds a problem; the description names its codes.
     pub fn problem(mut self, status: u16, description: &str) -> Self {
         self.add_problem(status, description);
         self

@@ -14,7 +14,7 @@ use crate::store::runs::PAGE_BYTES;
 pub struct Conversation<'a> {
     system: Option<&'a str>,
     data: Vec<MessageView<'a>>,
-    /// The `after` of the next page; null where there is none.
+    /// The `after` of the next page; null on the last page.
     next_after: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl<'a> From<&'a ToolCall> for ToolCallView<'a> {
 }
 
 impl<'a> Conversation<'a> {
-    /// A page of what was recorded, behind so many messages. It ends with the message that takes it to [`PAGE_BYTES`].
+    /// The page after the first `after` messages. It ends with the message that reaches [`PAGE_BYTES`].
     pub fn page(recorded: &'a RecordedConversation, after: usize) -> Self {
         let mut bytes = 0;
         let mut data = Vec::new();

@@ -1,7 +1,7 @@
-//! One client's way through a tree's log, as the bytes of an event stream (Server-Sent Events of the HTML standard).
+//! The event log of a tree as Server-Sent Events (HTML standard), for one client.
 //!
-//! It subscribes first, then reads the store, then follows what it hears. The store is the truth: a notice only says that
-//! there is something to read, and where notices may have been lost the store is read again.
+//! The stream subscribes first, then reads the store, then follows its subscription. The store is authoritative: if
+//! published events may have been lost, the stream reads the store again.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -22,25 +22,25 @@ use crate::store::run_store::RunStore;
 use crate::telemetry::metrics::SseClientGuard;
 use crate::web::state::AppState;
 
-/// When to come back, in milliseconds: within the first event's block, because some clients take a block for an event
-/// whatever it holds; and the last bytes of a stream that the daemon closes.
+/// The reconnection time in milliseconds. It is sent within the first event's block, because some clients take every block
+/// for an event; and as the last bytes of a stream that the daemon closes.
 const RETRY_LINE: &str = "retry: 2000\n";
-/// Says nothing, and reaches the client at once.
+/// A comment, which clients ignore.
 const COMMENT: &str = ":\n\n";
-/// A comment after so much silence, for proxies that drop quiet connections.
+/// A comment is sent after this time without an event, because proxies close idle connections.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
-/// From one try to read a store that fails to the next.
+/// The time between two attempts to read a store that fails.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How many events a stream reads from the store at once.
+/// Events that are read from the store at once.
 pub const PAGE_SIZE: usize = 200;
 
-/// Which runs of the tree a stream shows.
+/// The runs of the tree whose events a stream has.
 enum EventScope {
-    /// All: the root was asked for.
+    /// All runs.
     WholeTree,
-    /// One run and its descendants, as far as they are known; none before they are looked up.
+    /// One run and its known descendants; `None` before they are read from the store.
     Subtree(Option<HashSet<RunId>>),
-    /// One run alone.
+    /// One run without its descendants.
     SingleRun,
 }
 
@@ -56,15 +56,15 @@ impl EventScope {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The store has more, or may have.
+    /// The store may have more events.
     Replaying,
-    /// All that was committed is sent; now the listener is heard.
+    /// All committed events are sent; the next ones come from the subscription.
     Live,
-    /// Nothing more will be sent.
+    /// The stream ends.
     Done,
 }
 
-/// One client's way through a tree's log.
+/// A client's event stream.
 pub struct EventStream {
     store: Arc<dyn RunStore>,
     subscriber: Option<Subscription>,
@@ -72,28 +72,27 @@ pub struct EventStream {
     root: RunId,
     run_id: RunId,
     scope: EventScope,
-    /// The last number that was sent, or that the client has.
+    /// The number of the last event that the client has.
     cursor: u64,
-    /// Whether the run has ended, so that nothing comes after what the store has now.
+    /// Whether the run has ended, so that the store has all its events.
     has_ended: bool,
     phase: Phase,
-    /// Whether the client has no byte yet, and none is sure to come at once.
+    /// Whether a comment has to be sent because no event is sure to be sent at once.
     needs_first_byte: bool,
-    /// Whether the client still has to be told when to come back.
+    /// Whether [`RETRY_LINE`] has not been sent yet.
     needs_retry_line: bool,
-    /// Whether the store could not be read the last time.
+    /// Whether the last read of the store failed.
     is_store_failing: bool,
     heartbeat_at: Instant,
-    /// Events that are read at once.
     page_size: usize,
-    /// For the log.
+    /// For log lines, as `depth`.
     agent: String,
     depth: u8,
     _client_gauge: SseClientGuard,
 }
 
 impl EventStream {
-    /// One that reads the store from behind `after` on and hears nobody; `only` leaves the run's descendants out.
+    /// A stream of the stored events after number `after`, without a subscription; `run_only` excludes the descendants.
     pub fn new(state: &AppState, run: &Run, run_only: bool, after: u64) -> Self {
         Self {
             store: Arc::clone(state.runner.store()),
@@ -116,13 +115,12 @@ impl EventStream {
         }
     }
 
-    /// With a listener that stands since before the store is read; none where nothing more will come.
+    /// Follows a subscription that began before the store is read; `None` if the run has ended.
     pub fn with_subscriber(self, subscriber: Option<Subscription>) -> Self {
         Self { subscriber, ..self }
     }
 
-    /// With a listener that stands since before the log's first event, which has been committed: the store is read only
-    /// where the listener falls behind.
+    /// Follows a subscription that began before the log's first event. The store is read only if the subscription lags.
     pub fn with_live_subscriber(self, subscriber: Subscription) -> Self {
         Self {
             subscriber: Some(subscriber),
@@ -132,7 +130,7 @@ impl EventStream {
         }
     }
 
-    /// The next bytes; none at the end. Never cancelled halfway by anything but the client's leaving.
+    /// The next bytes; `None` at the end. Not cancel-safe: a cancelled call loses events.
     pub async fn next(&mut self) -> Option<String> {
         let chunk = loop {
             match self.phase {
@@ -159,17 +157,16 @@ impl EventStream {
         Some(chunk)
     }
 
-    /// Waits until the store may be read again, and returns a comment for the client meanwhile; none where it never will
-    /// be.
+    /// Waits until the store may be read again, and returns a comment for the client; `None` if the store is closed.
     async fn pause_after_failure(&mut self, error: &StoreError) -> Option<String> {
         if !std::mem::replace(&mut self.is_store_failing, true) {
             warn!(
                 run.id = %self.run_id, run.root = %self.root, agent = self.agent, depth = self.depth,
-                "A stream of {} pauses: {error}", self.run_id
+                "An event stream of {} pauses: {error}", self.run_id
             );
         }
         if let StoreError::Closed = error {
-            // The client comes back with the last number that it saw, and nothing is lost.
+            // The client reconnects with the number of its last event, so that nothing is lost.
             return None;
         }
         tokio::select! {
@@ -180,7 +177,7 @@ impl EventStream {
         Some(COMMENT.to_owned())
     }
 
-    /// One page from the store. When there is no more, decides what comes next.
+    /// Reads one page from the store, and changes the phase after the last one.
     async fn read_page(&mut self) -> Result<String, StoreError> {
         if let EventScope::Subtree(run_ids @ None) = &mut self.scope {
             let runs = self.store.tree(self.run_id).await?;
@@ -201,7 +198,7 @@ impl EventStream {
         for event in &events {
             self.write_event(event, &mut chunk);
         }
-        // What was committed after a page that is not full is announced: reading again would overtake live deltas.
+        // Events that are committed after a page that is not full are published; reading again would overtake live deltas.
         if events.len() < self.page_size && self.phase == Phase::Replaying {
             self.phase = if self.has_ended || self.subscriber.is_none() {
                 Phase::Done
@@ -212,7 +209,7 @@ impl EventStream {
         Ok(chunk)
     }
 
-    /// What the listener says, or a heartbeat after a silence.
+    /// The next published event, or a heartbeat.
     async fn next_live(&mut self) -> Result<String, StoreError> {
         let Some(subscriber) = &mut self.subscriber else {
             self.phase = Phase::Done;
@@ -237,7 +234,7 @@ impl EventStream {
                 }
             }
             Err(RecvError::Lagged(_)) => {
-                // Deltas that still wait there would come after events that the store has by now.
+                // Deltas that are still in the channel are older than events that the store has by now.
                 *subscriber = subscriber.resubscribe();
                 self.phase = Phase::Replaying;
             }
@@ -249,15 +246,15 @@ impl EventStream {
         Ok(chunk)
     }
 
-    /// A committed event was announced.
+    /// Handles a committed event that was published.
     fn on_stored_event(&mut self, event: &StoredEvent, chunk: &mut String) {
         self.has_ended |= is_final_event(event, self.run_id);
         match self.scope {
             EventScope::WholeTree if event.seq == self.cursor + 1 => self.write_event(event, chunk),
             EventScope::WholeTree if event.seq <= self.cursor && !self.has_ended => {}
-            // A gap in what we hear: whatever is missing is in the store.
+            // A gap: the missing events are in the store.
             EventScope::WholeTree => self.phase = Phase::Replaying,
-            // Numbers of a part of the tree have gaps, so the store is asked; what is of no concern is passed over.
+            // The numbers of a part of the tree have gaps, so the events are read from the store.
             EventScope::Subtree(_) | EventScope::SingleRun => {
                 let may_be_new =
                     matches!(self.scope, EventScope::Subtree(_)) && event.name == "run.queued";
@@ -268,7 +265,7 @@ impl EventStream {
         }
     }
 
-    /// Puts one event into the chunk and moves on past it.
+    /// Appends one event to the chunk and advances the cursor.
     fn write_event(&mut self, event: &StoredEvent, chunk: &mut String) {
         if self.phase == Phase::Done {
             return;
@@ -290,14 +287,13 @@ impl EventStream {
         }
     }
 
-    /// The first event's block tells when to come back.
     fn write_retry_once(&mut self, chunk: &mut String) {
         if std::mem::take(&mut self.needs_retry_line) {
             chunk.push_str(RETRY_LINE);
         }
     }
 
-    /// After a silence: notify and poll. An announcement that got lost is made good here.
+    /// Reads the run and then the store again, in case a publication was lost.
     async fn poll_run_status(&mut self) -> Result<(), StoreError> {
         self.has_ended |= match self.store.run(self.run_id).await? {
             Some(run) => run.status.is_terminal(),
@@ -318,7 +314,7 @@ impl EventStream {
     }
 }
 
-/// Whether it is that run's terminal event.
+/// Whether it is the terminal event of `run`.
 pub fn is_final_event(event: &StoredEvent, run: RunId) -> bool {
     event.run_id == run && is_terminal(&event.name)
 }
@@ -349,11 +345,11 @@ mod tests {
     use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
     use crate::telemetry::metrics::Metrics;
 
-    /// A log in memory: enough of a store to be read while it grows.
+    /// A store in memory with an event log that can be read while it grows.
     #[derive(Default)]
     struct Log {
         events: Mutex<Vec<Arc<StoredEvent>>>,
-        /// The runs at and below the one that is followed.
+        /// The followed run and its descendants.
         subtree: Vec<RunId>,
     }
 
@@ -514,7 +510,7 @@ mod tests {
         })
     }
 
-    /// A tree of a root, a child and a grandchild whose events come in turns.
+    /// The events of a root, a child and a grandchild, interleaved.
     fn story(root: RunId, child: RunId, grandchild: RunId) -> Vec<Arc<StoredEvent>> {
         let mut story = vec![
             event(1, root, "run.queued"),
@@ -538,8 +534,7 @@ mod tests {
             .collect()
     }
 
-    /// Follows `of` while the story is told, with a listener that holds two notices and a bell that stays silent now and
-    /// then.
+    /// Follows the run `index` while events are committed. The channel holds two events, and some are not published.
     async fn follow(index: usize, run_only: bool, after: u64, stored_before: usize) -> Vec<u64> {
         let ids = [RunId::new(), RunId::new(), RunId::new()];
         let story = story(ids[0], ids[1], ids[2]);
@@ -601,7 +596,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_lost_and_nothing_comes_twice() {
+    async fn every_event_is_sent_once() {
         for stored_before in 0..44 {
             for after in [0, 1, 20, 43] {
                 let whole: Vec<u64> = (after + 1..=44).collect();

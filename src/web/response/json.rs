@@ -9,15 +9,13 @@ use serde::Serialize;
 
 use crate::web::error::Problem;
 
-/// A list, whole.
+/// A complete list.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
 pub struct ListResponse<T> {
-    /// What it has.
     pub data: Vec<T>,
 }
 
-/// An answer in JSON.
 pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => {
@@ -27,6 +25,8 @@ pub fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
                 .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             response
         }
-        Err(error) => Problem::internal(format!("an answer is no JSON: {error}")).into_response(),
+        Err(error) => {
+            Problem::internal(format!("a response cannot be serialized: {error}")).into_response()
+        }
     }
 }

@@ -27,26 +27,26 @@ pub struct RunView<'a> {
     depth: u8,
     /// The parent's tool call that started it.
     tool_call_id: Option<&'a str>,
-    /// As given; a child's whole message.
+    /// The user message.
     input: &'a Content,
     /// The final text, once completed.
     content: Option<&'a str>,
     /// The last text of a run that did not complete.
     partial_content: Option<&'a str>,
-    /// The JSON of `content`, where that was asked for.
+    /// `content` parsed as JSON, if the request has a `response_format` of JSON.
     structured: Option<&'a RawValue>,
-    /// Who gave the last reply.
+    /// The model of the last reply.
     model: &'a str,
-    /// The provider's own word for why that ended.
+    /// Why the last reply ended, in the provider's own terms.
     stop_reason: Option<&'a str>,
     turns: u32,
     input_tokens: u64,
     output_tokens: u64,
     tool_calls: u64,
     duration_ms: u64,
-    /// The run with all its descendants, also while it runs.
+    /// Usage of the run and all its descendants, also while it runs.
     tree: TreeUsageView,
-    /// Of one that is `waiting`: for what.
+    /// What a run of status `waiting` waits for.
     waiting_for: Option<WaitingFor>,
     /// Null unless failed.
     error: Option<&'a Failure>,
@@ -54,18 +54,18 @@ pub struct RunView<'a> {
     label: Option<&'a str>,
     completion_status: Option<&'a str>,
     labels: &'a BTreeMap<String, String>,
-    /// How often it was started; above 1 after a restart.
+    /// How often the run was started; above 1 after a restart of the daemon.
     attempt: u32,
     created_at: Timestamp,
     started_at: Option<Timestamp>,
     finished_at: Option<Timestamp>,
-    /// The number of its last event; a root's: of its tree's.
+    /// The number of the run's last event; for a root run, of its tree's last event.
     last_event: u64,
     links: Links<'a>,
 }
 
 impl<'a> RunView<'a> {
-    /// The view at the time `now`; `prefix` is the server's path prefix.
+    /// `prefix` is the server's path prefix.
     pub fn new(run: &'a Run, prefix: &'a str, now: Timestamp) -> Self {
         let link = |suffix| Link {
             prefix,
@@ -118,7 +118,7 @@ impl<'a> RunView<'a> {
     }
 }
 
-/// Usage of a run with all its descendants.
+/// Usage of a run and all its descendants.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "TreeUsage")]
 struct TreeUsageView {
@@ -146,9 +146,9 @@ pub struct UsageView {
     cache_write_tokens: u64,
     model_calls: u64,
     tool_calls: u64,
-    /// Null where no price is known for any model that answered.
+    /// US dollars; null if no price is known for any model that was used.
     cost_usd: Option<f64>,
-    /// False where some provider's usage is not known.
+    /// False if a provider did not report its usage.
     complete: bool,
 }
 
@@ -193,7 +193,7 @@ impl Serialize for Link<'_> {
     }
 }
 
-/// A direct child: the run object, and what a tree's summary adds to it.
+/// A direct child: the run object with the task and the run's own usage.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Child")]
 pub struct ChildView<'a> {
@@ -204,7 +204,6 @@ pub struct ChildView<'a> {
 }
 
 impl<'a> ChildView<'a> {
-    /// The view at the time `now`.
     pub fn new(run: &'a Run, prefix: &'a str, now: Timestamp) -> Self {
         Self {
             run: RunView::new(run, prefix, now),

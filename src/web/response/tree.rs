@@ -11,7 +11,7 @@ use crate::store::Step;
 use crate::store::runs::TASK_CHARS;
 use crate::web::response::run::UsageView;
 
-/// A run's summary with its children's in it.
+/// The summary of a run, with those of its children in it.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Tree")]
 pub struct RunSummary<'a> {
@@ -22,7 +22,7 @@ pub struct RunSummary<'a> {
     label: Option<&'a str>,
     tool_call_id: Option<&'a str>,
     task: Option<&'a str>,
-    /// There when the task is longer: `task` is its beginning.
+    /// True if `task` is only the beginning of the task.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     truncated: bool,
     model: &'a str,
@@ -33,11 +33,11 @@ pub struct RunSummary<'a> {
     children: Vec<RunSummary<'a>>,
 }
 
-/// For each parent the ids of its tool calls in the order of the calls.
+/// For each parent run, the ids of its tool calls in the order of the calls.
 pub type CallOrder = HashMap<RunId, Vec<String>>;
 
 impl<'a> RunSummary<'a> {
-    /// The tree below `top`, from the runs of that tree in any order. None where `top` is not among them.
+    /// The tree below `root`, from its runs in any order; `None` if `root` is not one of them.
     pub fn build_tree(
         root: RunId,
         runs: &'a [Run],
@@ -59,7 +59,7 @@ impl<'a> RunSummary<'a> {
         Some(Self::build_subtree(run, &children_of, now))
     }
 
-    /// The depth of a tree is bounded, so this recursion is.
+    /// The depth of a tree is limited, and so is this recursion.
     fn build_subtree(
         run: &'a Run,
         children_of: &HashMap<RunId, Vec<&'a Run>>,
@@ -90,7 +90,7 @@ impl<'a> RunSummary<'a> {
     }
 }
 
-/// Sorts children by the place of their calls; without a known place they keep the order of their making, at the end.
+/// Sorts children by the position of their calls. Children without a known position come last, oldest first.
 pub fn sort_by_call_order<C>(
     children: &mut [C],
     calls: Option<&Vec<String>>,

@@ -1,4 +1,4 @@
-//! `/runs/{id}/approvals/{tool_call_id}`: a person's word on a tool call that waits for it.
+//! `/runs/{id}/approvals/{tool_call_id}`: approves or denies a tool call that waits for approval.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -20,14 +20,14 @@ use crate::web::response::run::RunView;
 use crate::web::routes::runs::check_reason;
 use crate::web::state::AppState;
 
-/// A person's word.
+/// A person's decision on a tool call.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "DecisionRequest", extend("required" = ["decision"]))]
 #[serde(deny_unknown_fields, default)]
 pub struct DecisionRequest {
     #[schemars(required)]
     decision: Option<Verdict>,
-    /// What the model reads where the call is denied.
+    /// The model reads this if the call is denied.
     #[schemars(length(max = 1000))]
     reason: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `/runs/{id}/deliveries`: what became of a run's webhook deliveries, and sending one again.
+//! `/runs/{id}/deliveries`: the webhook deliveries of a run, and sending one again.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -18,7 +18,7 @@ use crate::web::response::json::{ListResponse, json_response};
 use crate::web::routes::runs::require_run;
 use crate::web::state::AppState;
 
-/// A delivery as it is shown; its address without the query, which may hold a secret.
+/// A webhook delivery. Its URL has no query, which may contain a secret.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Delivery")]
 pub struct DeliveryView {
@@ -79,7 +79,7 @@ pub async fn resend(
     if !store.resend(id, delivery).await? {
         return Err(not_found());
     }
-    info!(run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, "Webhook delivery {delivery} of {id} is sent again, as asked");
+    info!(run.id = %id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0, "Webhook delivery {delivery} of {id} is sent again on request");
     let deliveries = store.deliveries(id).await?;
     let resent = deliveries.into_iter().find(|it| it.id == delivery);
     let resent = resent.ok_or_else(not_found)?;

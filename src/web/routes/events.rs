@@ -1,5 +1,5 @@
-//! `GET /runs/{id}/events`: a tree's log, as a page or as a stream (Server-Sent Events of the HTML standard); and the
-//! stream that answers a `POST` which starts a run.
+//! `GET /runs/{id}/events`: the event log of a run's tree, as a page or as a stream (Server-Sent Events); and the stream
+//! that is the response to a `POST` that starts a run.
 
 use std::convert::Infallible;
 use std::fmt::Write;
@@ -28,10 +28,10 @@ use crate::web::state::AppState;
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// No cache keeps a stream, and no proxy compresses it, which would hold events back.
+/// Caches must not keep a stream, and proxies must not compress it, because that delays events.
 const NO_CACHE: (HeaderName, &str) = (CACHE_CONTROL, "no-store, no-transform");
 
-/// Events of a page at most.
+/// Maximum events of a page.
 const MAX_PAGE_SIZE: usize = 1000;
 
 /// `GET /runs/{id}/events`
@@ -49,7 +49,7 @@ pub async fn list(
         && run.status.is_terminal()
         && params.after >= run.last_event
     {
-        // A browser's EventSource comes back after the end of a stream, until it is told that there is no content.
+        // A browser's EventSource reconnects after the end of a stream until it gets 204.
         Ok((StatusCode::NO_CONTENT, [NO_CACHE]).into_response())
     } else if is_stream {
         Ok(stream_response(&state, &run, &params))
@@ -58,7 +58,7 @@ pub async fn list(
     }
 }
 
-/// Every event of a root run, from the first. `listener` is one that stood before the run was set going.
+/// All events of a root run. `subscriber` is a subscription that began before the run was started.
 pub fn stream_from_start(
     state: &AppState,
     run: &Run,
@@ -73,42 +73,41 @@ pub fn stream_from_start(
 }
 
 /// A page of a tree's events.
-// Only told: events are kept as JSON, and put together as such.
+// Only for the OpenAPI document: events are stored as JSON, and a page is joined from them.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is read")]
 #[schemars(inline)]
 pub struct EventPage {
     data: Vec<NumberedEvent>,
-    /// The `after` of the next page; null once the run has ended and all of it was read.
+    /// The `after` of the next page; null if the run has ended and this is its last page.
     next_after: Option<u64>,
 }
 
-/// An event as it was committed. In streams `text.…` and `reasoning.…` have no `seq`.
+/// An event as it was committed. In streams, `text.…` and `reasoning.…` events have no `seq`.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is read")]
 #[schemars(rename = "Event")]
 struct NumberedEvent {
-    /// Counts from 1 without gaps over the whole tree.
+    /// The event's number in the tree, from 1 without gaps.
     seq: u64,
     #[schemars(flatten)]
     event: Event,
 }
 
-/// What the query and the headers ask for.
 #[derive(Default)]
 struct EventParams {
     after: u64,
-    /// Whether `Last-Event-ID` says where to go on.
+    /// Whether `after` comes from `Last-Event-ID`.
     is_reconnect: bool,
     run_only: bool,
     limit: usize,
 }
 
 impl EventParams {
-    /// `Last-Event-ID` wins over `?after`: a browser that reconnects repeats the query as it was.
+    /// `Last-Event-ID` wins over `?after`, because a browser that reconnects repeats its first query.
     fn read(request: &Request) -> Result<Self, Problem> {
         let query = Query::read(request.uri(), &["after", "scope", "limit"])?;
-        // Stores count in signed numbers.
+        // The store uses signed numbers.
         let parse_seq = |text: &str| text.parse::<u64>().ok().map(|n| n.min(i64::MAX as u64));
         let after = query.parse("after", "an event's number", parse_seq)?;
         let last_event_id = match request.headers().get(LAST_EVENT_ID) {
@@ -157,7 +156,6 @@ pub fn wants_stream(headers: &HeaderMap) -> bool {
         })
 }
 
-/// `{data, next_after}`; `next_after` is null once the run has ended and all of it was read.
 async fn page_response(
     store: &dyn RunStore,
     run: &Run,
@@ -173,7 +171,7 @@ async fn page_response(
         })
         .await?;
     let last_seq = events.last().map_or(params.after, |event| event.seq);
-    // The run was read before its events: if it had ended then, its terminal event is the last that there will be.
+    // The run was read before its events. If it had ended by then, the events include its terminal event.
     let has_ended = events.iter().any(|event| is_final_event(event, run.id));
     let is_over =
         has_ended || run.status.is_terminal() && (events.is_empty() || last_seq >= run.last_event);
@@ -195,7 +193,7 @@ async fn page_response(
 }
 
 fn stream_response(state: &AppState, run: &Run, params: &EventParams) -> Response {
-    // Subscribed before the store is read. Where nobody is at work on the tree, the store has all there will be.
+    // Subscribes before the store is read. If no task works on the tree, the store has all events.
     let subscriber = match run.status.is_terminal() {
         true => None,
         false => state.runner.subscribe(run.root_id),
@@ -223,7 +221,7 @@ mod tests {
     use super::wants_stream;
 
     #[test]
-    fn only_a_named_event_stream_is_streamed() {
+    fn only_an_explicit_accept_gets_a_stream() {
         let wants = |accept: &'static str| {
             let mut headers = axum::http::HeaderMap::new();
             headers.insert("accept", accept.parse().expect("a value"));

@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz`, `/version`: open to anyone, and told nothing worth hiding.
+//! `/livez`, `/readyz` and `/version`, which need no key and reveal nothing secret.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::store::StoreError;
 use crate::web::response::json::json_response;
 use crate::web::state::AppState;
 
-/// How long the store may take to say that it is well.
+/// Timeout of the store's check.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The process answers.
+/// The process responds.
 #[derive(Serialize, JsonSchema)]
 pub struct Alive {
     status: &'static str,
 }
 
-/// Whether new runs are taken.
+/// Whether the daemon accepts new runs.
 #[derive(Serialize, JsonSchema)]
 pub struct Ready {
     status: &'static str,
@@ -50,20 +50,20 @@ struct CatalogCheck {
     invalid: usize,
 }
 
-/// What is serving.
+/// Name and version of the daemon.
 #[derive(Serialize, JsonSchema)]
 pub struct Version {
     name: &'static str,
     version: &'static str,
 }
 
-/// `GET /livez`: the process answers.
+/// `GET /livez`
 pub async fn livez() -> Response {
     json_response(StatusCode::OK, &Alive { status: "ok" })
 }
 
-/// `GET /readyz`: whether new runs can be taken, with each check's state. The daemon listens only after its catalogue is
-/// loaded, so that check is a count; a broken agent file does not make the daemon unready.
+/// `GET /readyz`: the catalog's check never fails, because the daemon listens only after the catalog is loaded; an invalid
+/// agent file does not make the daemon unready.
 pub async fn readyz(State(state): State<AppState>) -> Response {
     let store = state.runner.store().check();
     let store = match tokio::time::timeout(STORE_TIMEOUT, store).await {

@@ -1,4 +1,4 @@
-//! `/metrics`: what the daemon counts, in Prometheus' text format. Served on its own listener where one is configured.
+//! `/metrics` in the Prometheus text format. A listener of its own serves it if one is configured.
 
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};

@@ -1,4 +1,4 @@
-//! `/runs` and what lies below it, but for the events: read, list, cancel, delete.
+//! `/runs` and the routes below it, except events, approvals and deliveries: read, list, cancel, delete.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,18 +28,18 @@ use crate::web::response::tree::{CallOrder, RunSummary, call_ids, sort_by_call_o
 use crate::web::state::AppState;
 use crate::web::wait;
 
-/// Runs of a page where nothing is said, and the most.
+/// Default runs of a page.
 pub const DEFAULT_PAGE_SIZE: usize = 50;
-/// See [`PAGE`].
+/// Maximum runs of a page.
 pub const MAX_PAGE_SIZE: usize = 200;
-/// Most children of a page.
+/// Maximum children of a page.
 pub const MAX_CHILDREN: usize = 1000;
-/// Labels that one list may ask for.
+/// Maximum labels of one filter.
 const MAX_LABELS: usize = 64;
-/// Most characters of the reason of a cancel or a decision.
+/// Maximum characters of the reason of a cancellation or a decision.
 const MAX_REASON: usize = 1000;
 
-/// What `GET /runs` takes.
+/// The query parameters of `GET /runs`.
 const FILTER_PARAMS: [&str; 10] = [
     "agent", "status", "root", "all", "session", "since", "until", "limit", "cursor", "label.",
 ];
@@ -49,7 +49,7 @@ const FILTER_PARAMS: [&str; 10] = [
 #[schemars(inline)]
 pub struct RunsPage<'a> {
     data: Vec<RunView<'a>>,
-    /// The `cursor` of the next page; null where there is none.
+    /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,
 }
 
@@ -58,11 +58,11 @@ pub struct RunsPage<'a> {
 #[schemars(inline)]
 pub struct ChildrenPage<'a> {
     data: Vec<ChildView<'a>>,
-    /// The `cursor` of the next page; null where there is none.
+    /// The `cursor` of the next page; null on the last page.
     next_cursor: Option<RunId>,
 }
 
-/// Why a run is cancelled.
+/// A request to cancel a run.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "CancelRequest")]
 #[serde(deny_unknown_fields, default)]
@@ -71,7 +71,6 @@ pub struct CancelRequest {
     reason: Option<String>,
 }
 
-/// The run object as an answer.
 fn run_response(state: &AppState, status: StatusCode, run: &Run) -> Response {
     json_response(
         status,
@@ -79,7 +78,7 @@ fn run_response(state: &AppState, status: StatusCode, run: &Run) -> Response {
     )
 }
 
-/// The run object: 200 where the run is terminal, else 202.
+/// The run object: 200 if the run is terminal, else 202.
 pub fn finished_or_accepted(state: &AppState, run: &Run) -> Response {
     if run.status.is_terminal() {
         run_response(state, StatusCode::OK, run)
@@ -88,7 +87,7 @@ pub fn finished_or_accepted(state: &AppState, run: &Run) -> Response {
     }
 }
 
-/// `GET /runs/{id}`: 200, but for a caller who waited in vain.
+/// `GET /runs/{id}`: 200, or 202 if the client waited and the run has not ended.
 pub async fn get(
     State(state): State<AppState>,
     RunPath(id): RunPath,
@@ -177,7 +176,7 @@ pub async fn children(
     }
     let after = cursor.and_then(|cursor| children.iter().position(|(id, _)| *id == cursor));
     if cursor.is_some() != after.is_some() {
-        return Err(Problem::parameter("cursor", "is none of this list"));
+        return Err(Problem::parameter("cursor", "is not in this list"));
     }
     let mut remaining = children.iter().skip(after.map_or(0, |at| at + 1));
     let (mut runs, mut bytes) = (Vec::new(), 0);
@@ -185,7 +184,7 @@ pub async fn children(
         && bytes < PAGE_BYTES
         && let Some((child, _)) = remaining.next()
     {
-        // It may have gone meanwhile.
+        // It may have been deleted in the meantime.
         if let Some(run) = store.run(*child).await? {
             bytes += run.text_bytes();
             runs.push(run);
@@ -253,12 +252,12 @@ pub async fn delete(
     let store = state.runner.store();
     let run = match store.run(id).await {
         Ok(run) => run.ok_or_else(|| Problem::run_not_found(id))?,
-        // Nobody can go on with it.
+        // A damaged run cannot be resumed, so it can be deleted.
         Err(error @ StoreError::Corrupt(_)) if !state.runner.is_at_work(id) => {
             if !store.delete(id).await? {
                 return Err(error.into());
             }
-            info!(run.id = %id, run.root = %id, "Deleted {id} with its tree, its record was damaged");
+            info!(run.id = %id, run.root = %id, "Deleted {id} with its tree; its record was damaged");
             return Ok(StatusCode::NO_CONTENT);
         }
         Err(error) => return Err(error.into()),
@@ -287,7 +286,7 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The run in the store.
+/// Reads the run from the store; 404 if there is none.
 pub async fn require_run(state: &AppState, id: RunId) -> Result<Run, Problem> {
     let run = state.runner.store().run(id).await?;
     run.ok_or_else(|| Problem::run_not_found(id))
@@ -298,7 +297,10 @@ fn parse_filter(query: &Query) -> Result<RunFilter, Problem> {
     let statuses = Status::ALL.map(Status::as_str).join(", ");
     let labels = query.with_prefix("label.");
     if labels.len() > MAX_LABELS {
-        let why = format_args!("{} of them are more than {MAX_LABELS}", labels.len());
+        let why = format_args!(
+            "{} labels are more than the maximum of {MAX_LABELS}",
+            labels.len()
+        );
         return Err(Problem::parameter("label.", why));
     }
     Ok(RunFilter {
@@ -331,7 +333,7 @@ fn parse_time(text: &str) -> Option<Timestamp> {
     bound(text).or_else(|| bound(&text.replace(' ', "+")))
 }
 
-/// A time, or the first or last one that a timestamp can be if the text names one beyond: no run is from there.
+/// A time. A time beyond the range of timestamps becomes the first or the last one, which is before or after every run.
 fn bound(text: &str) -> Option<Timestamp> {
     if let Ok(time) = text.parse() {
         return Some(time);
@@ -345,7 +347,7 @@ fn bound(text: &str) -> Option<Timestamp> {
     })
 }
 
-/// Why somebody did something, within bounds; none where that is blank.
+/// The reason, if it is not blank; an error if it is too long.
 pub fn check_reason(text: Option<String>) -> Result<Option<String>, Problem> {
     let reason = text.filter(|reason| !reason.trim().is_empty());
     if reason
@@ -395,7 +397,10 @@ mod tests {
             |number: usize| -> String { (0..number).map(|n| format!("label.{n}=&")).collect() };
         assert!(read(&labels(64)).is_ok());
         let error = read(&labels(65)).expect_err("too many");
-        assert!(error.contains("65 of them are more than 64"), "{error}");
+        assert!(
+            error.contains("65 labels are more than the maximum of 64"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `GET /sessions/{name}`: the runs of one of the caller's sessions, and how long its conversation is.
+//! `GET /sessions/{name}`: the runs of a session, and the length of its conversation.
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -18,23 +18,22 @@ use crate::web::response::run::RunView;
 use crate::web::routes::runs::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE};
 use crate::web::state::AppState;
 
-/// A session, with a page of its runs.
+/// A session with a page of its runs.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Session")]
 pub struct SessionView<'a> {
     name: &'a str,
-    /// Whose conversation is counted.
+    /// The agent of `run`.
     agent: Option<&'a str>,
-    /// The run with which it stands so.
+    /// The last completed run.
     run: Option<RunId>,
-    /// How many messages it has.
+    /// The number of messages of that run's conversation, which the next run of the session continues.
     messages: usize,
     data: Vec<RunView<'a>>,
     next_cursor: Option<RunId>,
 }
 
-/// The session of the caller's key: its runs, newest first, and the length of the conversation that its last completed
-/// run left. Another key's session does not exist.
+/// `GET /sessions/{name}`: runs newest first. Sessions of other keys are not found.
 pub async fn get(
     State(state): State<AppState>,
     SessionPath(name): SessionPath,
