@@ -3,7 +3,6 @@
 //! The stream subscribes first, then reads the store, then follows its subscription. The store is authoritative: if
 //! published events may have been lost, the stream reads the store again.
 
-use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::store::StoreError;
 use crate::store::events::EventQuery;
 use crate::store::run_store::RunStore;
 use crate::telemetry::metrics::SseClientGuard;
+use crate::web::response::event_scope::EventScope;
 use crate::web::state::AppState;
 
 /// The reconnection time in milliseconds. It is sent within the first event's block, because some clients take every block
@@ -33,26 +33,6 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Events that are read from the store at once.
 pub const PAGE_SIZE: usize = 200;
-
-/// The runs of the tree whose events a stream has.
-enum EventScope {
-    /// All runs.
-    WholeTree,
-    /// One run and its known descendants; `None` before they are read from the store.
-    Subtree(Option<HashSet<RunId>>),
-    /// One run without its descendants.
-    SingleRun,
-}
-
-impl EventScope {
-    fn new(run: &Run, run_only: bool) -> Self {
-        match (run_only, run.id == run.root_id) {
-            (true, _) => Self::SingleRun,
-            (false, true) => Self::WholeTree,
-            (false, false) => Self::Subtree(None),
-        }
-    }
-}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -188,7 +168,7 @@ impl EventStream {
             .events(EventQuery {
                 root: self.root,
                 run: self.run_id,
-                exclude_descendants: matches!(self.scope, EventScope::SingleRun),
+                exclude_descendants: matches!(self.scope, EventScope::SingleRun(_)),
                 after: self.cursor,
                 limit: self.page_size,
             })
@@ -228,7 +208,7 @@ impl EventStream {
         match received {
             Ok(StreamEvent::Stored(event)) => self.on_stored_event(&event, &mut chunk),
             Ok(StreamEvent::Ephemeral { run_id, name, data }) => {
-                if self.includes(run_id) {
+                if self.scope.includes(run_id) {
                     self.write_retry_once(&mut chunk);
                     let _ = write!(chunk, "event: {name}\ndata: {data}\n\n");
                 }
@@ -255,10 +235,10 @@ impl EventStream {
             // A gap: the missing events are in the store.
             EventScope::WholeTree => self.phase = Phase::Replaying,
             // The numbers of a part of the tree have gaps, so the events are read from the store.
-            EventScope::Subtree(_) | EventScope::SingleRun => {
+            EventScope::Subtree(_) | EventScope::SingleRun(_) => {
                 let may_be_new =
                     matches!(self.scope, EventScope::Subtree(_)) && event.name == "run.queued";
-                if self.has_ended || may_be_new || self.includes(event.run_id) {
+                if self.has_ended || may_be_new || self.scope.includes(event.run_id) {
                     self.phase = Phase::Replaying;
                 }
             }
@@ -302,16 +282,6 @@ impl EventStream {
         self.phase = Phase::Replaying;
         Ok(())
     }
-
-    fn includes(&self, run: RunId) -> bool {
-        match &self.scope {
-            EventScope::WholeTree => true,
-            EventScope::Subtree(run_ids) => {
-                run_ids.as_ref().is_some_and(|known| known.contains(&run))
-            }
-            EventScope::SingleRun => run == self.run_id,
-        }
-    }
 }
 
 /// Whether it is the terminal event of `run`.
@@ -329,7 +299,7 @@ mod tests {
     use tokio::time::Instant;
     use tokio_util::sync::CancellationToken;
 
-    use super::{COMMENT, EventScope, EventStream, HEARTBEAT_INTERVAL, Phase, RETRY_LINE};
+    use super::{COMMENT, EventStream, HEARTBEAT_INTERVAL, Phase, RETRY_LINE};
     use crate::domain::attachment::{Blobs, Digest};
     use crate::domain::event::StoredEvent;
     use crate::domain::run::{self, Run, RunId, Status};
@@ -344,6 +314,7 @@ mod tests {
     };
     use crate::store::{ClaimedRun, IdempotencyKey, Step, StoreError, Write};
     use crate::telemetry::metrics::Metrics;
+    use crate::web::response::event_scope::EventScope;
 
     /// A store in memory with an event log that can be read while it grows.
     #[derive(Default)]
