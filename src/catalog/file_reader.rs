@@ -81,7 +81,10 @@ impl Visitor for FileReader<'_, '_> {
             }
             Setting::VariableName(name) => *name = table.parsed_text(key, check_variable_name),
             Setting::Url(url) => {
-                let parse = |text: &str| ssrf::parse_url(text).map(String::from);
+                let parse = |text: &str| {
+                    let url = ssrf::parse_url(text).map_err(|error| error.to_string())?;
+                    Ok(String::from(url))
+                };
                 set(url, table.parsed_text(key, parse));
             }
             Setting::ResponseFormat(format) => *format = table.nested(key, read_response_format),
@@ -158,7 +161,7 @@ fn read_texts(table: &mut TableReader<'_>, key: &'static str, rule: ListRule) ->
         ListRule::Unique => Ok(texts),
         ListRule::Hosts => texts
             .iter()
-            .map(|text| ssrf::parse_host_pattern(text))
+            .map(|text| ssrf::parse_host_pattern(text).map_err(|error| error.to_string()))
             .collect(),
         ListRule::ExtraKeys => check_extra_keys(&texts).map(|()| texts),
         ListRule::Events => check_events(&texts).map(|()| texts),

@@ -38,7 +38,8 @@ pub(in crate::config) fn read_web_search(
         );
     }
     let url = s.parsed_text("url", |text| {
-        ssrf::parse_url(text).map(|url| SecretString::from(String::from(url)))
+        let url = ssrf::parse_url(text).map_err(|error| error.to_string())?;
+        Ok(SecretString::from(String::from(url)))
     })?;
     let api_key = api_key_env
         .as_deref()

@@ -46,7 +46,7 @@ mod tests {
     // A name may resolve to a public address when it is checked and to another one a moment later. The client calls
     // this resolver when it connects, and gets only vetted addresses each time.
     #[tokio::test]
-    async fn the_client_is_given_vetted_addresses_only() {
+    async fn the_client_gets_only_vetted_addresses() {
         let resolve = |allowed: Vec<String>| {
             let resolver = SsrfResolver(Arc::new(SsrfGuard::new(allowed, "allow_hosts")));
             let name: Name = "localhost".parse().expect("a name");

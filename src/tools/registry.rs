@@ -55,7 +55,7 @@ impl ToolRegistry {
                 Ok(command) => (command, None),
                 Err(reason) => {
                     tracing::warn!("{reason}");
-                    (None, Some(reason))
+                    (None, Some(reason.to_string()))
                 }
             };
         let is_sandboxed = command.as_ref().is_some_and(RunCommand::is_sandboxed);
@@ -96,7 +96,7 @@ impl ToolRegistry {
     /// The registry is empty.
     pub fn downloader(&self) -> Result<&AttachmentDownloader, String> {
         let downloader = self.downloader.as_ref();
-        downloader.ok_or_else(|| "nothing can be fetched here".to_owned())
+        downloader.ok_or_else(|| "this server fetches nothing".to_owned())
     }
 
     /// The limits on images and files in a tool's result.

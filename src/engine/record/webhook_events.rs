@@ -43,7 +43,7 @@ fn check_requested(
     let Some(url) = &requested.url else {
         return Err(invalid("webhook/url", "is required".to_owned()));
     };
-    let url = ssrf::parse_url(url).map_err(|why| invalid("webhook/url", why))?;
+    let url = ssrf::parse_url(url).map_err(|error| invalid("webhook/url", error.to_string()))?;
     let result = settings.webhook_guard.check(&url);
     result.map_err(|error| invalid("webhook/url", error.to_string()))?;
     let events = &requested.events;

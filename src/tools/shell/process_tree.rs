@@ -87,7 +87,7 @@ mod tests {
     use super::{descendants, parent_in};
 
     #[test]
-    fn a_name_cannot_lie_about_the_parent() {
+    fn a_process_name_cannot_forge_the_parent() {
         assert_eq!(parent_in(b"7 (sh) S 3 7 7 0"), Some(3));
         assert_eq!(parent_in(b"7 (a) S 1 (b) R 4 7 7"), Some(4));
         assert_eq!(parent_in(b"7 (sh"), None);

@@ -9,7 +9,7 @@ use landlock::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use crate::tools::shell::seccomp;
+use crate::tools::shell::seccomp::{self, FilterError};
 use crate::workdirs::file_id::FileId;
 use crate::workdirs::reserved::{ReservedPaths, ReservedSnapshot};
 
@@ -102,6 +102,26 @@ const DEVICE_PATHS: &[&str] = &[
 /// Most paths that commands may read: each command opens each of them.
 const MAX_READABLE_PATHS: usize = 4096;
 
+/// Why a process cannot be confined.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    #[error("its files cannot be closed: {0}")]
+    InheritedFiles(std::io::Error),
+    #[error("its privileges cannot be dropped: {0}")]
+    Privileges(rustix::io::Errno),
+    #[error("Landlock cannot confine it: {0}")]
+    Landlock(#[from] RulesetError),
+    #[error("Landlock does not confine it")]
+    NotEnforced,
+    #[error(transparent)]
+    SystemCalls(#[from] FilterError),
+    #[error(
+        "{} is the server's own and lies in {}, which commands read and which has too many entries to leave it out; move \
+         it elsewhere", .reserved.display(), .parent.display()
+    )]
+    TooManyPaths { reserved: PathBuf, parent: PathBuf },
+}
+
 /// Whether this system supports the sandbox.
 pub fn is_available() -> bool {
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
@@ -114,22 +134,24 @@ pub fn is_available() -> bool {
 ///
 /// # Errors
 /// The process is not confined, and must not execute the command.
-pub fn confine(temp_dir: &Path, allow_network: bool, reserved: Vec<PathBuf>) -> Result<(), String> {
+pub fn confine(
+    temp_dir: &Path,
+    allow_network: bool,
+    reserved: Vec<PathBuf>,
+) -> Result<(), SandboxError> {
     let no_capabilities = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
         inheritable: CapabilitySet::empty(),
     };
-    close_inherited_files().map_err(|error| format!("its files cannot be closed: {error}"))?;
-    set_capabilities(None, no_capabilities)
-        .map_err(|error| format!("its privileges cannot be dropped: {error}"))?;
+    close_inherited_files().map_err(SandboxError::InheritedFiles)?;
+    set_capabilities(None, no_capabilities).map_err(SandboxError::Privileges)?;
     let readable_paths = readable_paths(&ReservedPaths::from_paths(reserved).snapshot())?;
-    let status = apply_landlock(temp_dir, allow_network, readable_paths);
-    let status = status.map_err(|error| format!("Landlock cannot confine it: {error}"))?;
+    let status = apply_landlock(temp_dir, allow_network, readable_paths)?;
     if status == RulesetStatus::NotEnforced {
-        return Err("Landlock does not confine it".to_owned());
+        return Err(SandboxError::NotEnforced);
     }
-    seccomp::apply(allow_network, can_scope_signals())
+    Ok(seccomp::apply(allow_network, can_scope_signals())?)
 }
 
 /// Closes files that the daemon inherited when it was started. Landlock does not restrict files that are already open.
@@ -195,7 +217,7 @@ fn apply_landlock(
 ///
 /// # Errors
 /// Too many paths would be needed to leave a reserved one out.
-pub fn readable_paths(reserved: &ReservedSnapshot) -> Result<Vec<PathBuf>, String> {
+pub fn readable_paths(reserved: &ReservedSnapshot) -> Result<Vec<PathBuf>, SandboxError> {
     let mut paths = Vec::new();
     for path in system_paths() {
         add_unreserved(path, reserved, &mut paths)?;
@@ -208,7 +230,7 @@ fn add_unreserved(
     path: PathBuf,
     reserved: &ReservedSnapshot,
     paths: &mut Vec<PathBuf>,
-) -> Result<(), String> {
+) -> Result<(), SandboxError> {
     let Ok(meta) = std::fs::metadata(&path) else {
         return Ok(());
     };
@@ -225,12 +247,10 @@ fn add_unreserved(
     let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
     for entry in entries {
         if paths.len() > MAX_READABLE_PATHS {
-            return Err(format!(
-                "{} is the server's own and lies in {}, which commands read and which has too many entries to leave it \
-                 out; move it elsewhere",
-                reserved_path.display(),
-                path.display()
-            ));
+            return Err(SandboxError::TooManyPaths {
+                reserved: reserved_path.clone(),
+                parent: path,
+            });
         }
         add_unreserved(entry.path(), reserved, paths)?;
     }

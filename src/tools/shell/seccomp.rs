@@ -117,13 +117,21 @@ const FILE_MODE_CALLS: &[(i64, u8)] = &[
 /// The same number on every architecture.
 const FCHMODAT2: i64 = 452;
 
+/// Why a process is not under the filter.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    #[error("the filter of system calls cannot be built: {0}")]
+    Build(#[from] seccompiler::BackendError),
+    #[error("its system calls cannot be filtered: {0}")]
+    Apply(#[from] seccompiler::Error),
+}
+
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Applies the filter to this thread, and to everything that it executes. It cannot be removed.
-pub fn apply(allow_network: bool, has_scoped_signals: bool) -> Result<(), String> {
+pub fn apply(allow_network: bool, has_scoped_signals: bool) -> Result<(), FilterError> {
     for program in build_programs(allow_network, has_scoped_signals)? {
-        seccompiler::apply_filter(&program)
-            .map_err(|error| format!("its system calls cannot be filtered: {error}"))?;
+        seccompiler::apply_filter(&program)?;
     }
     Ok(())
 }
@@ -131,14 +139,12 @@ pub fn apply(allow_network: bool, has_scoped_signals: bool) -> Result<(), String
 fn build_programs(
     allow_network: bool,
     has_scoped_signals: bool,
-) -> Result<[BpfProgram; 2], String> {
-    let built = denied_rules(allow_network, has_scoped_signals).and_then(|refused| {
-        Ok([
-            build_program(refused, libc::EPERM)?,
-            build_program(unsupported_rules(), libc::ENOSYS)?,
-        ])
-    });
-    built.map_err(|error| format!("the filter of system calls cannot be made: {error}"))
+) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
+    let denied = denied_rules(allow_network, has_scoped_signals)?;
+    Ok([
+        build_program(denied, libc::EPERM)?,
+        build_program(unsupported_rules(), libc::ENOSYS)?,
+    ])
 }
 
 /// Calls that fail as if the kernel did not have them. Their arguments are in memory, where a filter cannot read them,
@@ -249,7 +255,7 @@ mod tests {
     use super::{apply, build_programs};
 
     #[test]
-    fn every_filter_can_be_made() {
+    fn every_filter_can_be_built() {
         for network in [true, false] {
             for has_scoped_signals in [true, false] {
                 let [denied, unsupported] =
@@ -258,17 +264,18 @@ mod tests {
             }
         }
     }
+
     // Kernels before 6.12 cannot scope signals, and send a pipe's signal to any process of the same user.
     #[test]
-    fn where_signals_are_not_scoped_no_file_sends_one() {
+    fn without_scoped_signals_no_file_sends_one() {
         let python = "/usr/bin/python3";
         if !std::path::Path::new(python).exists() {
             return;
         }
         let code = "import fcntl, os, termios\n\
                     end = os.pipe()[0]\n\
-                    for asked in 'F_SETOWN', 'F_SETSIG':\n\
-                    \x20try: fcntl.fcntl(end, getattr(fcntl, asked), os.getpid()); print(asked)\n\
+                    for call in 'F_SETOWN', 'F_SETSIG':\n\
+                    \x20try: fcntl.fcntl(end, getattr(fcntl, call), os.getpid()); print(call)\n\
                     \x20except PermissionError: pass\n\
                     fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK)";
         // The filter applies to this thread and its children.

@@ -330,11 +330,12 @@ fn confine(mode: Mode, temp_dir: &Path, reserved: &[OsString]) -> Result<(), Str
     use crate::tools::shell::sandbox::confine;
 
     let reserved: Vec<PathBuf> = reserved.iter().map(PathBuf::from).collect();
-    match mode {
+    let confined = match mode {
         Mode::Sandboxed => confine(temp_dir, false, reserved),
         Mode::SandboxedWithNetwork => confine(temp_dir, true, reserved),
         Mode::Unconfined => Ok(()),
-    }
+    };
+    confined.map_err(|error| error.to_string())
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -58,6 +58,21 @@ fn default_timeout() -> u64 {
     60
 }
 
+/// Why no agent is offered the tool although the configuration allows it.
+#[derive(Debug, thiserror::Error)]
+pub enum DisabledReason {
+    #[error(
+        "run_command is not offered: this system has no Landlock (Linux 6.2), which confines commands; \
+         tools.allow_unconfined = true offers it without"
+    )]
+    NoLandlock,
+    #[cfg(target_os = "linux")]
+    #[error("run_command is not offered: {0}")]
+    Sandbox(#[from] sandbox::SandboxError),
+    #[error("run_command is not offered: the schema of its arguments is invalid: {0}")]
+    Schema(String),
+}
+
 /// Builds the tool if the configuration allows it. Sandboxed commands cannot reach the reserved paths.
 ///
 /// # Errors
@@ -66,7 +81,7 @@ pub fn from_config(
     config: &config::Tools,
     reserved: &ReservedPaths,
     keys: &[String],
-) -> Result<Option<RunCommand>, String> {
+) -> Result<Option<RunCommand>, DisabledReason> {
     let Some(commands) = &config.commands else {
         return Ok(None);
     };
@@ -81,18 +96,14 @@ pub fn from_config(
             Mode::Unconfined
         }
         (false, false) => {
-            return Err(
-                "run_command is not offered: this system has no Landlock (Linux 6.2), which confines commands; \
-                 tools.allow_unconfined = true offers it without"
-                    .to_owned(),
-            );
+            return Err(DisabledReason::NoLandlock);
         }
     };
     if mode != Mode::Unconfined {
-        check_system(reserved).map_err(|why| format!("run_command is not offered: {why}"))?;
+        check_system(reserved)?;
     }
     Ok(Some(RunCommand {
-        schema: Schema::for_type::<Arguments>()?,
+        schema: Schema::for_type::<Arguments>().map_err(DisabledReason::Schema)?,
         mode,
         environment: commands.environment.clone(),
         reserved: reserved.paths(),
@@ -103,12 +114,13 @@ pub fn from_config(
 
 /// Whether reserved paths can be left out of what every command may read.
 #[cfg(target_os = "linux")]
-fn check_system(reserved: &ReservedPaths) -> Result<(), String> {
-    sandbox::readable_paths(&reserved.snapshot()).map(drop)
+fn check_system(reserved: &ReservedPaths) -> Result<(), DisabledReason> {
+    sandbox::readable_paths(&reserved.snapshot())?;
+    Ok(())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn check_system(_: &ReservedPaths) -> Result<(), String> {
+fn check_system(_: &ReservedPaths) -> Result<(), DisabledReason> {
     Ok(())
 }
 
@@ -169,7 +181,7 @@ impl Tool for RunCommand {
                 Some(_) => "commands cannot be run here: the workdir contains the server's own files, or lies among them \
                             (configuration, agents, scripts or data). The agent needs a workdir of its own"
                     .to_owned(),
-                None => format!("the workdir cannot be looked at: {error}"),
+                None => format!("the workdir cannot be read: {error}"),
             })?;
             let _permit = self.permits.acquire(context.key).await;
             let running = self.spawn(workdir, &arguments.command)?;
@@ -197,7 +209,7 @@ impl RunCommand {
     fn spawn(&self, workdir: Dir, command: &str) -> Result<RunningCommand, String> {
         let failed = |error: std::io::Error| format!("the command cannot be started: {error}");
         if command.contains('\0') {
-            return Err("the command has a NUL in it, which no shell takes".to_owned());
+            return Err("the command contains a NUL character, which no shell accepts".to_owned());
         }
         let workdir = OwnedFd::from(workdir);
         let secrets = self.environment.iter();
@@ -331,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_do_not_make_it_longer_than_its_bound() {
+    fn invalid_bytes_do_not_exceed_the_limit_when_decoded() {
         let captured = CapturedOutput {
             head: vec![0xff; 100],
             dropped_bytes: 0,

@@ -236,7 +236,7 @@ impl PartInput {
                 ));
             }
             ssrf::parse_url(&url)
-                .map_err(|why| Problem::invalid_field(field_pointer("url"), why))?;
+                .map_err(|why| Problem::invalid_field(field_pointer("url"), why.to_string()))?;
             counter.add(0, &field_pointer("url"))?;
             return Ok(Part::Link(AttachmentLink {
                 url,
