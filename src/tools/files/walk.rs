@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use cap_std::fs::{Dir, FileType};
+use cap_std::fs::{Dir, FileType, ReadDir};
 
 use crate::tools::files::gitignore::{self, IgnoreRules};
 use crate::tools::files::workdir_fs::WorkdirFs;
@@ -125,28 +125,31 @@ impl Worker<'_> {
         }
     }
 
+    /// `None` if the directory is the daemon's own or cannot be read; the latter makes the walk partial.
+    fn open_directory(&self, path: &Path) -> Option<(Arc<Dir>, ReadDir)> {
+        let access = &self.walk.fs.access;
+        let opened = match path == Path::new(".") {
+            true => access.open_dir(path),
+            false => access.enter(path),
+        };
+        match opened.and_then(|dir| Ok((dir.entries()?, dir))) {
+            Ok((entries, dir)) => Some((Arc::new(dir), entries)),
+            Err(error) => {
+                if ReservedError::from_io_error(&error).is_none() {
+                    self.queue.is_partial.store(true, Ordering::Relaxed);
+                }
+                None
+            }
+        }
+    }
+
     fn visit_directory<V: FnMut(&WalkEntry<'_>) -> bool>(
         &self,
         path: &Path,
         parent_rules: Option<&Arc<IgnoreRules>>,
         visit: &mut V,
     ) -> bool {
-        let access = &self.walk.fs.access;
-        let opened = match path == Path::new(".") {
-            true => access.open_dir(path),
-            false => access.enter(path),
-        };
-        if opened
-            .as_ref()
-            .is_err_and(|error| ReservedError::from_io_error(error).is_some())
-        {
-            return true;
-        }
-        let Ok((dir, entries)) = opened
-            .and_then(|dir| Ok((dir.entries()?, dir)))
-            .map(|(e, d)| (Arc::new(d), e))
-        else {
-            self.queue.is_partial.store(true, Ordering::Relaxed);
+        let Some((dir, entries)) = self.open_directory(path) else {
             return true;
         };
         let path = if path == Path::new(".") {

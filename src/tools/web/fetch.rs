@@ -5,8 +5,8 @@ use std::error::Error;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use http::StatusCode;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
+use http::{HeaderMap, StatusCode};
 use reqwest::{Client, Response};
 use url::Url;
 
@@ -106,7 +106,7 @@ impl WebFetcher {
         match tokio::time::timeout(self.timeout, request).await {
             Ok(result) => result,
             Err(_) => Err(format!(
-                "No whole answer came within {} seconds",
+                "No complete response arrived within {} seconds",
                 self.timeout.as_secs()
             )),
         }
@@ -155,7 +155,7 @@ impl WebFetcher {
         {
             let hosts = hosts.join(", ");
             return Err(format!(
-                "{host} is not one of the hosts that this agent may ask: {hosts}"
+                "{host} is not one of the hosts that this agent may reach: {hosts}"
             ));
         }
         // The client calls the guard's resolver only for names, so an IP address in the URL is checked here.
@@ -166,7 +166,7 @@ impl WebFetcher {
         let is_web = matches!(url.port(), None | Some(80 | 443 | 1024..));
         match is_web || self.guard.is_allowed(host) {
             true => Ok(()),
-            false => Err("no port below 1024 is asked but 80 and 443".to_owned()),
+            false => Err("of the ports below 1024 only 80 and 443 can be reached".to_owned()),
         }
     }
 
@@ -194,8 +194,8 @@ fn redirect_target(url: &Url, response: &Response) -> Result<Option<Url>, String
     let named = String::from_utf8_lossy(location.as_bytes());
     let next_url = url
         .join(named.trim())
-        .map_err(|why| bad_target(&format!("is no URL ({why})")))?;
-    let next = ssrf::parse_url(next_url.as_str()).map_err(|why| bad_target(&why))?;
+        .map_err(|why| bad_target(&format!("is not a URL ({why})")))?;
+    let next = ssrf::parse_url(next_url.as_str()).map_err(|why| bad_target(&why.to_string()))?;
     match (url.scheme(), next.scheme()) {
         // Anyone on the network path could forge the response. The model may still fetch the URL itself.
         ("https", "http") => Err(format!(
@@ -210,36 +210,30 @@ fn redirect_target(url: &Url, response: &Response) -> Result<Option<Url>, String
 async fn read_response(
     url: Url,
     is_redirected: bool,
-    mut response: Response,
+    response: Response,
 ) -> Result<FetchResponse, String> {
     let status = response.status();
-    let header = |name| {
-        let value = response.headers().get(name)?;
-        Some(String::from_utf8_lossy(http::HeaderValue::as_bytes(value)).into_owned())
-    };
-    let content_type = header(CONTENT_TYPE);
-    let content_encoding = header(CONTENT_ENCODING).map(|it| it.trim().to_ascii_lowercase());
-    let charset = content_type
-        .as_deref()
-        .and_then(|text| text.parse::<mime::Mime>().ok())
-        .and_then(|mime| Some(mime.get_param(mime::CHARSET)?.as_str().to_owned()));
-    let (is_gzip, has_unknown_encoding) = match content_encoding.as_deref() {
-        None | Some("" | "identity") => (false, false),
-        Some("gzip" | "x-gzip") => (true, false),
-        Some(_) => (false, true),
-    };
-    let kind = match (
-        content::content_kind(content_type.as_deref()),
-        status.is_success(),
-    ) {
-        (Ok(_), true) if has_unknown_encoding => {
-            Err("packed in a way that was not asked for".to_owned())
+    let BodyFormat {
+        kind,
+        charset,
+        is_gzip,
+    } = BodyFormat::from_headers(response.headers());
+    let content = match kind {
+        Ok(kind) => {
+            let max_bytes = match status.is_success() {
+                true => MAX_BYTES,
+                false => MAX_ERROR_BYTES,
+            };
+            let (bytes, is_truncated) = read_body(&url, response, max_bytes).await?;
+            FetchedContent {
+                kind,
+                charset,
+                is_gzip,
+                bytes,
+                is_truncated,
+            }
         }
-        (kind, _) => kind,
-    };
-    let kind = match (kind, status.is_success()) {
-        (Ok(kind), true) => kind,
-        (Err(type_name), true) => {
+        Err(type_name) if status.is_success() => {
             let size = match response.content_length() {
                 Some(bytes) => format!("{bytes} bytes"),
                 None => "of unknown size".to_owned(),
@@ -248,53 +242,79 @@ async fn read_response(
                 "{url} is {type_name} ({size}), and url_fetch reads text only"
             ));
         }
-        (Ok(kind), false) if !has_unknown_encoding => kind,
-        // The status says enough.
-        (_, false) => {
-            return Ok(FetchResponse {
-                url,
-                status,
-                is_redirected,
-                content: FetchedContent {
-                    kind: ContentKind::Text,
-                    charset: None,
-                    is_gzip: false,
-                    bytes: Vec::new(),
-                    is_truncated: false,
-                },
-            });
-        }
+        // The status of an error says enough.
+        Err(_) => FetchedContent {
+            kind: ContentKind::Text,
+            charset: None,
+            is_gzip: false,
+            bytes: Vec::new(),
+            is_truncated: false,
+        },
     };
-    let max_bytes = match status.is_success() {
-        true => MAX_BYTES,
-        false => MAX_ERROR_BYTES,
-    };
-    let mut bytes = Vec::new();
-    let mut is_truncated = false;
-    while let Some(chunk) = response
-        .chunk()
-        .await
-        .map_err(|error| connection_error_message(&url, &error))?
-    {
-        let remaining = max_bytes - bytes.len();
-        bytes.extend_from_slice(&chunk[..chunk.len().min(remaining)]);
-        if chunk.len() > remaining {
-            is_truncated = true;
-            break;
-        }
-    }
     Ok(FetchResponse {
         url,
         status,
         is_redirected,
-        content: FetchedContent {
+        content,
+    })
+}
+
+/// What the headers of a response say about its body.
+struct BodyFormat {
+    /// The error describes a body that is not text.
+    kind: Result<ContentKind, String>,
+    charset: Option<String>,
+    is_gzip: bool,
+}
+
+impl BodyFormat {
+    fn from_headers(headers: &HeaderMap) -> Self {
+        let header = |name| {
+            let value = headers.get(name)?;
+            Some(String::from_utf8_lossy(http::HeaderValue::as_bytes(value)).into_owned())
+        };
+        let content_type = header(CONTENT_TYPE);
+        let encoding = header(CONTENT_ENCODING).map(|it| it.trim().to_ascii_lowercase());
+        let charset = content_type
+            .as_deref()
+            .and_then(|text| text.parse::<mime::Mime>().ok())
+            .and_then(|mime| Some(mime.get_param(mime::CHARSET)?.as_str().to_owned()));
+        let kind = content::content_kind(content_type.as_deref());
+        let (is_gzip, kind) = match encoding.as_deref() {
+            None | Some("" | "identity") => (false, kind),
+            Some("gzip" | "x-gzip") => (true, kind),
+            Some(_) => {
+                let unsupported = "compressed in a way that was not requested".to_owned();
+                (false, kind.and(Err(unsupported)))
+            }
+        };
+        Self {
             kind,
             charset,
             is_gzip,
-            bytes,
-            is_truncated,
-        },
-    })
+        }
+    }
+}
+
+/// The first `max_bytes` of a body, and whether there are more.
+async fn read_body(
+    url: &Url,
+    mut response: Response,
+    max_bytes: usize,
+) -> Result<(Vec<u8>, bool), String> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|error| connection_error_message(url, &error))?
+    {
+        let remaining = max_bytes - bytes.len();
+        bytes.extend_from_slice(&chunk[..chunk.len().min(remaining)]);
+        if chunk.len() > remaining {
+            return Ok((bytes, true));
+        }
+    }
+    Ok((bytes, false))
 }
 
 /// Why a URL is refused. Does not reveal the address of an internal name.
@@ -339,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_held_to_the_agents_hosts_and_to_the_guard() {
+    fn a_url_is_checked_against_the_hosts_and_the_guard() {
         assert_eq!(check("http://example.com/", &[]), Ok(()));
         assert_eq!(check("https://example.com:8443/", &[]), Ok(()));
         assert_eq!(check("http://wiki.internal:81/", &[]), Ok(()));
@@ -347,7 +367,7 @@ mod tests {
         assert!(error.contains("example.com"), "{error}");
         assert!(check("https://127.0.0.1/", &["127.0.0.1"]).is_err());
         assert!(check("http://example.com:25/", &[]).is_err());
-        let told = check("http://10.1.2.3/", &[]).expect_err("private");
-        assert!(told.contains("allow_hosts"), "{told}");
+        let error = check("http://10.1.2.3/", &[]).expect_err("private");
+        assert!(error.contains("allow_hosts"), "{error}");
     }
 }
