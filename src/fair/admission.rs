@@ -283,8 +283,8 @@ mod tests {
     #[test]
     fn a_full_queue_says_how_full() {
         let queue = queue(1, 1);
-        let _permit = queue.enter(None, "solo").expect("a slot");
-        let admission = queue.enter(None, "solo").expect("a place");
+        let _permit = queue.enter(None, "solo").expect("a permit");
+        let admission = queue.enter(None, "solo").expect("a place in the queue");
         assert!(matches!(admission, Admission::Queued(_)));
         let full = QueueFull {
             running: 1,
@@ -312,12 +312,16 @@ mod tests {
         // The common half, and her share of the other half.
         assert_eq!(of_ada.len(), 3);
         assert!(queue.enter_deferred(Some("ada"), "solo").is_err());
-        let bob = queue.enter_deferred(Some("bob"), "solo").expect("his part");
+        let bob = queue
+            .enter_deferred(Some("bob"), "solo")
+            .expect("his share");
         assert!(queue.enter(Some("bob"), "solo").is_err());
         assert_eq!(queue.load(), (0, 4));
         // A key releases its common places first, so others may take them.
         drop(of_ada.pop());
-        let second = queue.enter(Some("bob"), "solo").expect("a place");
+        let second = queue
+            .enter(Some("bob"), "solo")
+            .expect("a place in the queue");
         assert!(queue.enter(Some("ada"), "solo").is_err());
         drop((bob, second, of_ada));
         assert!(queue.enter(None, "solo").is_ok());
@@ -326,8 +330,8 @@ mod tests {
     #[test]
     fn startable_runs_are_not_refused_for_blocked_ones() {
         let queue = queue(2, 1);
-        let _planner = queue.enter(None, "planner").expect("a slot");
-        let _waits = queue.enter(None, "planner").expect("a place");
+        let _planner = queue.enter(None, "planner").expect("a permit");
+        let _queued = queue.enter(None, "planner").expect("a place in the queue");
         assert!(queue.enter(None, "planner").is_err());
         let solo = queue.enter(None, "solo");
         assert!(matches!(solo, Ok(Admission::Permit(_))));
@@ -336,9 +340,13 @@ mod tests {
     #[test]
     fn one_released_permit_may_admit_two() {
         let queue = queue(9, 9);
-        let permit = queue.enter(Some("ci"), "planner").expect("a slot");
-        let of_ci = queue.enter(Some("ci"), "solo").expect("a place");
-        let planner = queue.enter(Some("ada"), "planner").expect("a place");
+        let permit = queue.enter(Some("ci"), "planner").expect("a permit");
+        let of_ci = queue
+            .enter(Some("ci"), "solo")
+            .expect("a place in the queue");
+        let planner = queue
+            .enter(Some("ada"), "planner")
+            .expect("a place in the queue");
         drop(permit);
         assert_eq!(queue.load(), (2, 0));
         drop((of_ci, planner));
@@ -347,11 +355,18 @@ mod tests {
     #[test]
     fn a_deferred_run_counts_as_queued_without_a_permit() {
         let queue = queue(1, 2);
-        let deferred = queue.enter_deferred(None, "solo").expect("a place");
+        let deferred = queue
+            .enter_deferred(None, "solo")
+            .expect("a place in the queue");
         assert_eq!(queue.load(), (0, 1));
-        let permit = queue.enter(None, "solo").expect("a slot");
+        let permit = queue.enter(None, "solo").expect("a permit");
         assert!(matches!(permit, Admission::Permit(_)));
-        let mut second = Box::pin(queue.enter(None, "solo").expect("a place").permit());
+        let mut second = Box::pin(
+            queue
+                .enter(None, "solo")
+                .expect("a place in the queue")
+                .permit(),
+        );
         assert!(queue.enter_deferred(None, "solo").is_err());
         assert!(queue.enter(None, "solo").is_err());
         let accepted = queue.enter_accepted_deferred(None, "solo");
@@ -363,7 +378,7 @@ mod tests {
         assert_eq!(queue.load(), (1, 2));
         drop(permit);
         assert!(first.as_mut().now_or_never().is_none());
-        drop(second.as_mut().now_or_never().expect("its slot"));
+        drop(second.as_mut().now_or_never().expect("its permit"));
         assert!(first.as_mut().now_or_never().is_some());
         assert_eq!(queue.load(), (0, 0));
     }
@@ -375,22 +390,27 @@ mod tests {
             ..Limits::default()
         });
         let Ok(Admission::Permit(mut permit)) = queue.enter(None, "solo") else {
-            panic!("no slot");
+            panic!("no permit");
         };
         assert!(permit.try_add_child() && permit.try_add_child() && !permit.try_add_child());
-        let mut second = Box::pin(queue.enter(None, "solo").expect("a place").permit());
+        let mut second = Box::pin(
+            queue
+                .enter(None, "solo")
+                .expect("a place in the queue")
+                .permit(),
+        );
         assert!(second.as_mut().now_or_never().is_none());
         permit.release_child();
         // The free capacity went to the waiting root run.
         assert!(!permit.try_add_child());
-        let second = second.now_or_never().expect("a slot");
+        let second = second.now_or_never().expect("a permit");
         // Recovered children count again, and none is rejected.
         permit.add_children(2);
         drop(second);
         assert!(!permit.try_add_child());
         drop(permit);
         let Ok(Admission::Permit(mut permit)) = queue.enter(None, "solo") else {
-            panic!("no slot");
+            panic!("no permit");
         };
         assert!(permit.try_add_child() && permit.try_add_child() && !permit.try_add_child());
     }
@@ -398,10 +418,15 @@ mod tests {
     #[test]
     fn dropping_releases_the_permit() {
         let queue = queue(1, 9);
-        let permit = queue.enter(None, "solo").expect("a slot");
-        let mut first = Box::pin(queue.enter(None, "solo").expect("a place").permit());
-        let second = queue.enter(None, "solo").expect("a place");
-        let third = queue.enter(None, "solo").expect("a place");
+        let permit = queue.enter(None, "solo").expect("a permit");
+        let mut first = Box::pin(
+            queue
+                .enter(None, "solo")
+                .expect("a place in the queue")
+                .permit(),
+        );
+        let second = queue.enter(None, "solo").expect("a place in the queue");
+        let third = queue.enter(None, "solo").expect("a place in the queue");
         assert!(first.as_mut().now_or_never().is_none());
         drop(second);
         assert_eq!(queue.load(), (1, 2));
@@ -417,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn many_at_once_never_pass_a_limit_and_lose_no_slot() {
+    async fn concurrent_runs_stay_within_limits_and_lose_no_permit() {
         let queue = Arc::new(queue(3, usize::MAX));
         let running = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let mut runs = JoinSet::new();
@@ -426,7 +451,7 @@ mod tests {
             let agent = ["planner", "solo", "free"][number % 3];
             let (queue, running) = (Arc::clone(&queue), Arc::clone(&running));
             runs.spawn(async move {
-                let admission = queue.enter(Some(key), agent).expect("a place");
+                let admission = queue.enter(Some(key), agent).expect("a place in the queue");
                 if number % 7 == 0 {
                     return drop(admission);
                 }

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_agent_holds_up_nobody_behind_it() {
+    fn a_limited_agent_blocks_no_run_behind_it() {
         let mut queue = FairQueue::new(tight());
         let planner = queue.quota_key(None, "planner");
         let free = queue.quota_key(None, "free");
@@ -447,10 +447,7 @@ mod tests {
         );
         assert!(queue.try_acquire(ada));
         let taken = (0..9).filter(|_| queue.try_add_child(ada)).count();
-        assert_eq!(
-            taken, 5,
-            "the half for whoever comes first, and her part of the other"
-        );
+        assert_eq!(taken, 5, "the common half, and her share of the other half");
         assert!(!queue.try_acquire(ada));
         assert!(queue.try_acquire(bob) && queue.try_add_child(bob) && !queue.try_add_child(bob));
         queue.enqueue(bob, "bob");

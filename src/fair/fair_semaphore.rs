@@ -42,7 +42,7 @@ mod tests {
         let bob = semaphore
             .acquire(Some("bob"))
             .now_or_never()
-            .expect("his part");
+            .expect("his share");
         let mut next = Box::pin(semaphore.acquire(Some("bob")));
         assert!(next.as_mut().now_or_never().is_none());
         // Bob was served last, so the next permit is Ada's and the one after it his, although more of hers came first.

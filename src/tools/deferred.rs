@@ -266,7 +266,7 @@ impl DeferredTool {
             .map(|(_, name)| *name)
             .collect();
         format!(
-            "Unknown tool: \"{}\". Names that are near: {}. {TOOL_CALL} calls only what {TOOL_SEARCH} finds; call other tools directly.",
+            "Unknown tool: \"{}\". Similar names: {}. {TOOL_CALL} calls only what {TOOL_SEARCH} finds; call other tools directly.",
             shorten(name, 200),
             suggestions.join(", ")
         )

@@ -189,7 +189,7 @@ struct RawArguments {
 impl RawArguments {
     fn parse(json: &RawValue) -> Result<Self, String> {
         let arguments: Map<String, Value> = serde_json::from_str(json.get()).map_err(|error| {
-            format!("subagent error: the arguments are no JSON object: {error}")
+            format!("subagent error: the arguments are not a JSON object: {error}")
         })?;
         let mut keys = arguments.keys();
         if let Some(unknown) = keys.find(|key| !ARGUMENT_NAMES.contains(&key.as_str())) {
@@ -302,12 +302,12 @@ mod tests {
         ] {
             assert_eq!(parse(&arguments).expect_err("an error"), why, "{arguments}");
         }
-        let parsed =
-            parse(&json!({"label": "a", "task_prompt": "x", "allowed_tools": []})).expect("an ask");
+        let parsed = parse(&json!({"label": "a", "task_prompt": "x", "allowed_tools": []}))
+            .expect("arguments");
         assert_eq!(parsed.ad_hoc.allowed_tools, Some(Vec::new()));
         assert_eq!((parsed.max_turns, parsed.ad_hoc.summary_prompt), (10, None));
         let long = json!({"label": "x".repeat(1_000_000), "task_prompt": "x"});
-        assert_eq!(parse(&long).expect("an ask").label.len(), 203);
+        assert_eq!(parse(&long).expect("arguments").label.len(), 203);
     }
 
     #[test]
@@ -320,7 +320,7 @@ mod tests {
         let arguments = serde_json::value::to_raw_value(&json!({"label": "a", "task_prompt": "x"}));
         let parsed = tool
             .parse_arguments(&arguments.expect("JSON"))
-            .expect("an ask");
+            .expect("arguments");
         assert_eq!(
             parsed.ad_hoc.summary_prompt.as_deref(),
             Some("Summarize your findings concisely")
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_result_is_cut_on_a_characters_boundary() {
+    fn a_long_result_is_truncated_on_a_character_boundary() {
         assert_eq!(truncate("short".to_owned(), 1024), "short");
         let text = truncate("ä".repeat(1000), 1024);
         assert!(text.ends_with("ä... (truncated)"), "{text}");

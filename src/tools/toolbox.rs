@@ -294,7 +294,7 @@ fn truncate_with_notice(mut text: String, max_bytes: usize) -> String {
     let total_bytes = text.len();
     text.truncate(truncate_to_bytes(&text, max_bytes).len());
     text.push_str(&format!(
-        "\n... (cut at {} of {total_bytes} bytes; ask for less at once, such as a part, a narrower pattern or an offset)",
+        "\n... (cut at {} of {total_bytes} bytes; request less at once, such as a part, a narrower pattern or an offset)",
         text.len()
     ));
     text

@@ -30,12 +30,12 @@ pub enum ResolveError {
     NotDirectory,
     /// A part of the path within a workdir or a root is a link.
     #[error(
-        "has the link {} in it, which lies in a workdir or in one of [tools] roots; links are followed above these only, \
+        "contains the link {}, which lies in a workdir or in one of [tools] roots; links are followed above these only, \
          so name the directory itself", .0.display()
     )]
     Link(PathBuf),
     /// The path leads upwards from within a workdir or a root.
-    #[error("has \"..\" in it, below a workdir or one of [tools] roots; name the directory itself")]
+    #[error("contains \"..\" below a workdir or one of [tools] roots; name the directory itself")]
     ParentDir,
     #[error("could not be opened: {0}")]
     System(#[from] io::Error),

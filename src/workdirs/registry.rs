@@ -53,7 +53,7 @@ pub enum OpenError {
     )]
     Reserved,
     #[error(
-        "is another directory than when the run was accepted; start the run again if that is meant to be"
+        "is not the directory that it was when the run was accepted; start a new run if that is intended"
     )]
     Changed,
 }

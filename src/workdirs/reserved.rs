@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_works_in_its_configurations_directory_shares_it() {
+    fn the_configuration_directory_is_shared_if_the_daemon_works_in_it() {
         let home = tempfile::tempdir().expect("a directory");
         fs::write(home.path().join("axed.toml"), "").expect("a file");
         let daemon_paths = DaemonPaths {

@@ -48,7 +48,7 @@ mod tests {
     use super::{MAX_LINES, SortedLines};
 
     #[test]
-    fn the_first_lines_stay_whatever_comes() {
+    fn only_the_first_lines_are_kept() {
         let mut sorted = SortedLines::default();
         for number in (0..MAX_LINES + 5).rev() {
             sorted.insert(format!("{number:06}"));

@@ -88,7 +88,7 @@ impl EditError {
         match self {
             Self::Missing => format!(
                 "old_string was not found in {path} (0 occurrences); read the file and give the text exactly as it \
-                 stands there, with its spaces and line breaks"
+                 is in the file, with its spaces and line breaks"
             ),
             Self::Ambiguous(count) => format!(
                 "old_string occurs {count} times in {path}; give more of the text around the one that is meant, or set \
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_exchanged_or_all_or_none() {
+    fn one_occurrence_or_all_are_replaced() {
         let edit = |old, new, all| replace_text("a b a", &arguments(old, new, all));
         assert_eq!(edit("b", "c", false), Ok(("a c a".into(), 1)));
         assert_eq!(edit("a", "", true), Ok((" b ".into(), 2)));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_keep_the_ends_they_have() {
+    fn line_endings_are_kept() {
         let crlf = "one\r\ntwo\r\nthree\r\n";
         let edited = replace_text(crlf, &arguments("one\ntwo", "1\n2\n2b", false));
         assert_eq!(edited, Ok(("1\r\n2\r\n2b\r\nthree\r\n".into(), 1)));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_does_not_grow_without_end() {
+    fn the_size_of_an_edited_file_is_bounded() {
         let text = "a".repeat(1 << 20);
         let edited = replace_text(&text, &arguments("a", &"b".repeat(1 << 20), true));
         assert_eq!(edited, Err(EditError::TooLong));

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::tools::files::test_workdir::{TestWorkdir, expect_ok};
 
 #[test]
-fn long_lines_and_bytes_that_are_no_text_are_shown_as_well_as_they_can_be() {
+fn long_lines_and_invalid_bytes_are_shown_in_part() {
     let workdir = TestWorkdir::new();
     workdir.write_file("long", format!("{}é\nnext\r\n", "a".repeat(8191)));
     let output = expect_ok(workdir.call("read", json!({"path": "long"})));
@@ -50,13 +50,13 @@ fn long_lines_and_bytes_that_are_no_text_are_shown_as_well_as_they_can_be() {
     assert!(output.len() <= 256 << 10);
     let shown_lines = output.lines().count() as u64 - 1;
     assert!(output.ends_with(&format!(
-        "... (more follows; go on with offset {})",
+        "... (more follows; continue with offset {})",
         shown_lines + 1
     )));
 }
 
 #[test]
-fn what_is_replaced_keeps_its_mode_and_a_link_stays_one() {
+fn a_replaced_file_keeps_its_mode_and_links() {
     let workdir = TestWorkdir::new();
     workdir.write_file("bin/run", "#!/bin/sh\n");
     fs::set_permissions(workdir.path("bin/run"), fs::Permissions::from_mode(0o4755))
@@ -101,7 +101,7 @@ fn what_is_replaced_keeps_its_mode_and_a_link_stays_one() {
 }
 
 #[test]
-fn two_edits_of_one_file_at_once_are_both_made() {
+fn concurrent_edits_of_one_file_are_both_applied() {
     let workdir = TestWorkdir::new();
     let tokens: Vec<String> = (0..64).map(|number| format!("<{number}>")).collect();
     workdir.write_file("f", tokens.join("\n"));
@@ -185,7 +185,7 @@ fn grep_respects_ignore_files() {
 }
 
 #[test]
-fn a_large_tree_is_searched_whole_and_shown_in_part() {
+fn a_large_tree_is_searched_fully_and_shown_in_part() {
     let workdir = TestWorkdir::new();
     for number in 0..3000 {
         workdir.write_file(

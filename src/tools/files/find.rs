@@ -64,7 +64,7 @@ pub fn find_path(fs: &WorkdirFs, arguments: FindPath) -> Result<String, String> 
         .unwrap_or_else(|| format!("nothing matches {pattern}"));
     if let Some(seconds) = fs.stop.exceeded_timeout_secs() {
         text.push_str(&format!(
-            "\n... (stopped after {seconds} seconds, and not everything was looked at; begin the pattern with a directory)"
+            "\n... (stopped after {seconds} seconds, and not everything was searched; begin the pattern with a directory)"
         ));
     }
     if outcome.is_some_and(|walked| walked.is_partial) {
@@ -108,7 +108,7 @@ mod tests {
     use super::{normalize_pattern, start_dir};
 
     #[test]
-    fn a_walk_starts_where_all_that_matches_is() {
+    fn a_walk_starts_in_the_deepest_common_directory() {
         for (pattern, expected) in [
             ("**/*.rs", "."),
             ("src/**/*.rs", "src"),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_lead_out_are_refused() {
+    fn patterns_out_of_the_workdir_are_rejected() {
         for bad in ["/etc/*", "../*", "a/../*", ""] {
             assert!(normalize_pattern(bad).is_err(), "{bad}");
         }

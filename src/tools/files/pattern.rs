@@ -108,7 +108,7 @@ mod tests {
     use super::BoundedRegex;
 
     #[test]
-    fn the_larger_a_pattern_the_shorter_its_lines() {
+    fn larger_patterns_match_shorter_lines() {
         for (pattern, max_line) in [
             ("todo|fixme", 16 << 20),
             (r"^\s*fn \w+\(", 256 << 10),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_an_error() {
+    fn a_pattern_that_is_too_large_is_rejected() {
         let long = BoundedRegex::new(&"a".repeat(4001)).expect_err("too long");
         assert_eq!(long, "pattern has 4001 bytes, and at most 4000 are allowed");
         let nested = format!("{}a{}", "(".repeat(1900), ")".repeat(1900));

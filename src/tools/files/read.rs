@@ -85,7 +85,7 @@ pub fn read_file(fs: &WorkdirFs, arguments: ReadFile) -> Result<ToolOutput, Stri
         }
         if number == end || (!text.is_empty() && text.len() >= fs.max_output_bytes()) {
             text.push_str(&format!(
-                "... (more follows; go on with offset {})\n",
+                "... (more follows; continue with offset {})\n",
                 number + 1
             ));
             break;
@@ -94,7 +94,9 @@ pub fn read_file(fs: &WorkdirFs, arguments: ReadFile) -> Result<ToolOutput, Stri
         let line = next_line(&mut file, &path, number)?;
         let line = format!("{number}: {line}\n");
         if !text.is_empty() && text.len() + line.len() > fs.max_output_bytes() {
-            text.push_str(&format!("... (more follows; go on with offset {number})\n"));
+            text.push_str(&format!(
+                "... (more follows; continue with offset {number})\n"
+            ));
             break;
         }
         text.push_str(&line);

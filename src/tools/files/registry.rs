@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_says_what_is_needed_and_what_is_taken_otherwise() {
+    fn schemas_state_required_arguments_and_defaults() {
         let tools = file_tools(1 << 18, AttachmentLimits::default(), &[]);
         let (_, tool) = tools.iter().find(|tool| tool.0 == "read_file").expect("it");
         let schema: Value = serde_json::from_str(tool.spec().parameters.get()).expect("JSON");

@@ -69,7 +69,7 @@ fn no_path_and_no_link_leads_out() {
 }
 
 #[test]
-fn the_workdir_itself_stays() {
+fn the_workdir_itself_cannot_be_changed() {
     let workdir = TestWorkdir::new();
     workdir.write_file("a/f", "x");
     for (tool, arguments) in [
@@ -126,13 +126,13 @@ fn with_swaps(workdir: &TestWorkdir, is_mutating: bool, work: impl Fn()) {
         done.store(true, Ordering::Relaxed);
         outcome.unwrap_or_else(|why| std::panic::resume_unwind(why));
         let swaps = swapper.join().expect("swaps");
-        assert!(swaps > 10, "it swapped too seldom to mean anything");
+        assert!(swaps > 10, "too few swaps for a meaningful test");
     });
     workdir.assert_outside_untouched();
 }
 
 #[test]
-fn a_race_of_links_reads_nothing_outside() {
+fn racing_links_read_nothing_outside() {
     let workdir = TestWorkdir::new();
     with_swaps(&workdir, false, || {
         let mut seen = 0;
@@ -148,12 +148,12 @@ fn a_race_of_links_reads_nothing_outside() {
                 }
             }
         }
-        assert!(seen > 10, "it read too seldom to mean anything");
+        assert!(seen > 10, "too few reads for a meaningful test");
     });
 }
 
 #[test]
-fn a_race_of_links_changes_nothing_outside() {
+fn racing_links_change_nothing_outside() {
     let workdir = TestWorkdir::new();
     workdir.write_file("tree/sub/g", "mine");
     with_swaps(&workdir, true, || {
@@ -183,7 +183,7 @@ fn a_race_of_links_changes_nothing_outside() {
 }
 
 #[test]
-fn special_files_are_neither_read_nor_awaited() {
+fn special_files_are_not_read_and_block_nothing() {
     let workdir = TestWorkdir::new();
     workdir.write_file("mine", "mine");
     let run_program = |program: &str, arguments: &[&str]| {
@@ -258,7 +258,7 @@ fn a_huge_file_is_not_read_whole() {
     let output = expect_ok(workdir.call("read", json!({"path": "log", "limit": 2})));
     assert_eq!(
         output,
-        "1: first\n2: second\n... (more follows; go on with offset 3)"
+        "1: first\n2: second\n... (more follows; continue with offset 3)"
     );
     let error = workdir
         .call("read", json!({"path": "log", "offset": 10_003}))
@@ -287,7 +287,7 @@ fn a_huge_file_is_not_read_whole() {
 }
 
 #[test]
-fn no_pattern_takes_for_ever() {
+fn hostile_patterns_are_bounded() {
     let workdir = TestWorkdir::new();
     workdir.write_file("a", format!("{}!\n", "a".repeat(1 << 20)));
     assert_eq!(
@@ -326,7 +326,7 @@ fn a_timed_out_call_returns_partial_results() {
 }
 
 #[test]
-fn a_line_that_is_too_long_for_a_pattern_is_not_matched_against_it() {
+fn a_line_too_long_for_a_pattern_is_skipped() {
     let workdir = TestWorkdir::new();
     workdir.write_file("long", "x".repeat(100 << 10));
     workdir.write_file("short", "xxxx\n");

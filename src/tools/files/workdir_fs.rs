@@ -264,7 +264,7 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
     if text.len() > MAX_PATH_BYTES || text.contains('\0') {
         return Err(format!(
-            "{display_text:?} is no path: too long, or a NUL in it"
+            "{display_text:?} is not a valid path: it is too long or contains a NUL"
         ));
     }
     let mut path = PathBuf::new();
@@ -352,7 +352,7 @@ mod tests {
     use super::{display_path, parse_path};
 
     #[test]
-    fn a_path_is_written_in_one_way() {
+    fn paths_are_normalized() {
         for (text, path) in [
             (".", "."),
             ("./a//b/", "a/b"),
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_out_of_the_workdir_are_refused() {
+    fn paths_out_of_the_workdir_are_rejected() {
         for (text, why) in [
             ("..", "leads out"),
             ("a/../../b", "leads out"),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stays_on_its_line() {
+    fn a_displayed_path_is_one_line() {
         assert_eq!(display_path(Path::new("a\nb/c\u{1b}")), "a?b/c?");
     }
 }

@@ -9,7 +9,7 @@ use crate::domain::message::shorten;
 use crate::tools::ToolOutput;
 
 /// Replaces content of a kind that later protocol versions may add.
-const UNKNOWN_CONTENT: &str = "[content of a kind that axed does not know]";
+const UNKNOWN_CONTENT: &str = "[content of a kind that axed does not support]";
 
 /// The text of a result with its attachments; an error, which has only text, if the server marks the result as one.
 pub fn tool_output(result: CallToolResult) -> Result<ToolOutput, String> {
@@ -28,7 +28,7 @@ pub fn tool_output(result: CallToolResult) -> Result<ToolOutput, String> {
     let parts: Vec<String> = blocks.chain(structured).collect();
     let text = parts.join("\n");
     match result.is_error {
-        Some(true) if text.is_empty() => Err("the tool failed and did not say why".to_owned()),
+        Some(true) if text.is_empty() => Err("the tool failed without a message".to_owned()),
         Some(true) => Err(text),
         _ => Ok(ToolOutput { text, attachments }),
     }
@@ -96,7 +96,7 @@ fn read_attachment(mime_type: &str, base64: &str, name: Option<&str>) -> Attachm
         Some(attachment) if attachment.media_type == stated_type => {
             AttachmentResult::Attached(attachment)
         }
-        _ => AttachmentResult::Invalid("its bytes are of another kind".to_owned()),
+        _ => AttachmentResult::Invalid("its bytes are of another type".to_owned()),
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named() {
+    fn other_content_is_named_in_the_text() {
         let result = text(json!({"content": [
             {"type": "text", "text": "hello"},
             {"type": "image", "mimeType": "image/tiff", "data": "aGVsbG8="},
@@ -152,7 +152,7 @@ mod tests {
             {"type": "resource", "resource": {"uri": "file:///a/b.pdf", "blob": "JVBERi0xLjc=", "mimeType": "application/pdf"}},
         ]}))
         .expect("an output");
-        let expected = "[image: image/gif, 7 bytes]\n[image: image/png, left out: its bytes are of another kind]\n\
+        let expected = "[image: image/gif, 7 bytes]\n[image: image/png, left out: its bytes are of another type]\n\
                         [file: b.pdf, application/pdf, 8 bytes]";
         assert_eq!(output.text, expected);
         assert_eq!(output.attachments.len(), 2);

@@ -51,7 +51,7 @@ pub fn connect(
     for (name, value) in headers {
         let invalid_header = || {
             format!(
-                "its headers.{name} is no header's value: it must be visible characters on one line"
+                "its headers.{name} is not a valid header value: it must be visible characters on one line"
             )
         };
         let header_name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| invalid_header())?;

@@ -152,7 +152,7 @@ pub async fn parse_response(
     }
     let message = serde_json::from_slice::<ServerJsonRpcMessage>(&body).map_err(|_| {
         let line = first_line(&body);
-        HttpError::InvalidResponse(format!("its answer is no message of JSON-RPC: {line}"))
+        HttpError::InvalidResponse(format!("its answer is not a JSON-RPC message: {line}"))
     })?;
     let answer_id = match &message {
         JsonRpcMessage::Response(response) => Some(&response.id),
@@ -247,7 +247,7 @@ impl AnswerStream {
         let Ok(head) = serde_json::from_str::<MessageHead>(data) else {
             let line = first_line(data.as_bytes());
             return Some(format!(
-                "it sent an event that is no message of JSON-RPC: {line}"
+                "it sent an event that is not a JSON-RPC message: {line}"
             ));
         };
         if head.method.is_some() {

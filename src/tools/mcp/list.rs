@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_servers_tools_are_bounded_in_sum() {
+    async fn the_total_size_of_a_servers_tools_is_bounded() {
         let large = "x".repeat(15 << 10);
         let many: Vec<Value> = (0..200)
             .map(|n| json!({"name": format!("t{n}"), "description": large, "inputSchema": {}}))

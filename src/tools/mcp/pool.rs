@@ -110,7 +110,7 @@ impl McpToolset {
         }
         if cached.is_some() {
             self.warnings.push(format!(
-                "the tools of MCP server \"{name}\" are those that it had last: {error}"
+                "the tools of MCP server \"{name}\" are those that it listed last: {error}"
             ));
             return cached;
         }

@@ -99,12 +99,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_belongs_to_a_request_that_waits_or_was_cancelled() {
+    fn an_answer_must_match_a_pending_or_cancelled_request() {
         let mut requests = PendingRequests::default();
         assert_eq!(
             match_response(&mut requests, json!(9)),
             Ok(()),
-            "nobody waits"
+            "no request is pending"
         );
         for id in 1..=3 {
             track_sent(
@@ -123,7 +123,7 @@ mod tests {
         let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "Parse error"}});
         let error = serde_json::from_value(error).expect("a message");
         assert_eq!(
-            requests.match_response(&error).expect_err("whose?"),
+            requests.match_response(&error).expect_err("an unknown id"),
             "it answered with the id null, which no request has: Parse error"
         );
         assert_eq!(match_response(&mut requests, json!(3)), Ok(()));

@@ -148,9 +148,8 @@ impl McpSession {
                 Ok(result)
             }
             _ => Err(RequestFailure {
-                reason:
-                    "it asks for what a run cannot give: a person's input, or to wait for a task"
-                        .to_owned(),
+                reason: "it requires a person's input or a task, which a run does not support"
+                    .to_owned(),
                 retry: RetrySafety::Never,
             }),
         }
@@ -174,7 +173,8 @@ impl McpSession {
             });
         }
         if in_flight >= MAX_CALLS {
-            let reason = format!("{MAX_CALLS} calls are at work there already; call again later");
+            let reason =
+                format!("{MAX_CALLS} calls are in progress there already; try again later");
             return Err(RequestFailure {
                 reason,
                 retry: RetrySafety::Never,
@@ -206,7 +206,7 @@ impl McpSession {
                 (self.close_state.redact(&error.message), RetrySafety::Never)
             }
             ServiceError::UnexpectedResponse => {
-                let reason = "it answered with something that is no tool's result".to_owned();
+                let reason = "it answered with something that is not a tool result".to_owned();
                 (reason, RetrySafety::Never)
             }
             ServiceError::TransportSend(error) => {

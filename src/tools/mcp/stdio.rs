@@ -188,11 +188,11 @@ fn describe_start_error(command: &str, error: &io::Error) -> String {
     let has_path = command.contains('/');
     let why = match error.kind() {
         io::ErrorKind::NotFound if !has_path => {
-            "was not found in the PATH of the daemon; install it, or write its whole path"
-                .to_owned()
+            "was not found in the PATH of the daemon; install it, or write its full path".to_owned()
         }
         io::ErrorKind::NotFound if Path::new(command).exists() => {
-            "cannot be started: what its first line names to run it (#!) does not exist".to_owned()
+            "cannot be started: the interpreter that its first line (#!) names does not exist"
+                .to_owned()
         }
         io::ErrorKind::NotFound => "does not exist".to_owned(),
         io::ErrorKind::PermissionDenied => "may not be executed by the daemon's user".to_owned(),

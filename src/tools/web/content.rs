@@ -74,7 +74,7 @@ impl FetchedContent {
         let (text, is_plain) = self.decode_text();
         if !is_plain {
             return Err(format!(
-                "is no text, whatever it says ({} bytes)",
+                "is not text, although its type says so ({} bytes)",
                 self.bytes.len()
             ));
         }
@@ -93,7 +93,7 @@ impl FetchedContent {
             .take(limit)
             .read_to_end(&mut plain);
         if unpacked.is_err() && plain.is_empty() && !self.bytes.is_empty() {
-            return Err("is packed wrongly (gzip)".to_owned());
+            return Err("is not valid gzip".to_owned());
         }
         self.is_truncated |= unpacked.is_err() || plain.len() > MAX_BYTES;
         plain.truncate(MAX_BYTES);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_read_as_text_or_pages_or_refused() {
+    fn types_are_text_or_html_or_rejected() {
         for text in [
             "text/plain; charset=utf-8",
             "application/json",
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_is_unpacked_to_its_bound() {
+    fn decompression_is_bounded() {
         let gzipped = |bytes: &[u8]| {
             let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::best());
             encoder.write_all(bytes).expect("write");

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hostile_costs_no_more_than_its_length() {
+    fn hostile_pages_take_linear_time() {
         let n = 100_000;
         for html in [
             "<div>".repeat(n),
@@ -475,14 +475,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_cut_on_a_character() {
+    fn long_text_is_truncated_on_a_character_boundary() {
         let (text, is_cut) = to_markdown(&"é ".repeat(100), None, 100);
         assert!(is_cut && text.len() <= 100 && text.ends_with('é'), "{text}");
     }
 
     proptest! {
         #[test]
-        fn anything_can_be_read(html in "(<[a-z/ ]{0,6}>|<(ul|li|pre|a href=x|td|tr|table|b|h1|blockquote)>|</(ul|li|pre|a|td|tr|table)>|[a-zé &;<>\"\n]){0,60}") {
+        fn any_input_is_accepted(html in "(<[a-z/ ]{0,6}>|<(ul|li|pre|a href=x|td|tr|table|b|h1|blockquote)>|</(ul|li|pre|a|td|tr|table)>|[a-zé &;<>\"\n]){0,60}") {
             to_markdown(&html, None, 200);
         }
     }

@@ -127,7 +127,7 @@ impl WebSearchTool {
 
     fn build_request(&self, query: &str) -> Result<RequestBuilder, String> {
         let mut url = Url::parse(self.service.url.expose_secret())
-            .map_err(|why| format!("The search service's url is no URL ({why})"))?;
+            .map_err(|why| format!("The search service's url is not a URL ({why})"))?;
         url.query_pairs_mut().append_pair("q", query);
         match self.service.kind {
             SearchKind::Searxng => url.query_pairs_mut().append_pair("format", "json"),

@@ -289,7 +289,7 @@ async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
     assert!(reported[0].len() <= 4096);
     let shown = reported[0].lines().count() - 1;
     assert!(reported[0].ends_with(&format!(
-        "... (more follows; go on with offset {})",
+        "... (more follows; continue with offset {})",
         shown + 1
     )));
     assert_eq!(
@@ -298,7 +298,7 @@ async fn a_long_result_is_cut_with_a_word_on_how_to_get_the_rest() {
     );
     assert_eq!(
         reported[2],
-        "2: some line of a long file\n... (more follows; go on with offset 3)"
+        "2: some line of a long file\n... (more follows; continue with offset 3)"
     );
 }
 

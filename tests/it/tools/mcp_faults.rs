@@ -253,7 +253,7 @@ async fn a_call_that_gets_no_proper_answer_fails_at_once_and_the_next_one_works(
             Fault::Html,
             "it answered with content type text/html instead of JSON or an event stream (HTTP 200: <html>)",
         ),
-        (Fault::NoJson, "its answer is no message of JSON-RPC: oops"),
+        (Fault::NoJson, "its answer is not a JSON-RPC message: oops"),
         (
             Fault::OwnMessage,
             "it answered with a message of its own instead of a result",
@@ -269,7 +269,7 @@ async fn a_call_that_gets_no_proper_answer_fails_at_once_and_the_next_one_works(
         ),
         (
             Fault::StreamNoJson,
-            "it sent an event that is no message of JSON-RPC: oops",
+            "it sent an event that is not a JSON-RPC message: oops",
         ),
         (
             Fault::StreamNotResumed,
@@ -519,7 +519,7 @@ async fn a_run_fails_without_a_server_that_is_required() {
     );
     let run = app.run("none", "go").await;
     let why = "a required MCP server did not start: MCP server \"n\" is not available: its program no-such-program \
-               was not found in the PATH of the daemon; install it, or write its whole path";
+               was not found in the PATH of the daemon; install it, or write its full path";
     assert_eq!(run.failure(), ("config", why));
     assert!(app.provider.requests_for("a").is_empty());
     // Its caller continues.

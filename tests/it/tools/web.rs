@@ -202,7 +202,7 @@ async fn what_is_no_text_or_no_success_is_an_error_that_says_so() {
                 web.url("/image")
             ),
             format!(
-                "error: {} is no text, whatever it says (10 bytes)",
+                "error: {} is not text, although its type says so (10 bytes)",
                 web.url("/nul")
             ),
             format!(
@@ -340,7 +340,10 @@ async fn what_never_ends_is_cut_off() {
         .spawn()
         .await;
     let reported = fetched(&app, &[web.url("/drip")]).await;
-    assert_eq!(reported, ["error: No whole answer came within 1 seconds"]);
+    assert_eq!(
+        reported,
+        ["error: No complete response arrived within 1 seconds"]
+    );
 }
 
 #[tokio::test]
@@ -352,7 +355,7 @@ async fn an_agent_asks_its_own_hosts_only_and_so_do_its_children() {
         .agent("own", "tools = [\"url_fetch\"]\nallowed_hosts = [\"127.0.0.1\"]")
         .spawn()
         .await;
-    let refusal = "127.0.0.1 is not one of the hosts that this agent may ask: example.com";
+    let refusal = "127.0.0.1 is not one of the hosts that this agent may reach: example.com";
     let url = web.url("/page");
     assert_eq!(
         fetched(&app, std::slice::from_ref(&url)).await,

@@ -320,8 +320,8 @@ async fn fails_for(run: &crate::support::run::Run<'_>, why: &str) {
 #[tokio::test]
 async fn a_queued_run_refuses_a_directory_that_was_replaced() {
     for (is_link, why) in [
-        (true, "has the link"),
-        (false, "is another directory than when"),
+        (true, "contains the link"),
+        (false, "is not the directory that it was when"),
     ] {
         let app = queueing().spawn().await;
         let gate = Gate::closed();
@@ -348,8 +348,8 @@ async fn a_queued_run_refuses_a_directory_that_was_replaced() {
 #[tokio::test]
 async fn a_resumed_run_refuses_a_directory_that_was_replaced() {
     for (is_link, why) in [
-        (true, "has the link"),
-        (false, "is another directory than when"),
+        (true, "contains the link"),
+        (false, "is not the directory that it was when"),
     ] {
         let mut app = queueing().spawn().await;
         app.provider.will("worker", [hangs()]);
@@ -435,7 +435,7 @@ async fn a_child_in_a_nested_workdir_goes_through_no_link() {
         .tool_results();
     assert_eq!(results[0], "read");
     assert!(
-        results[1].contains("area/in/work has the link"),
+        results[1].contains("area/in/work contains the link"),
         "{}",
         results[1]
     );
