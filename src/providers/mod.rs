@@ -33,6 +33,7 @@ pub mod reply_builder;
 pub mod request_body;
 pub mod retry;
 pub mod scripted;
+pub mod setup_error;
 pub mod stream_decoder;
 pub mod token_counts;
 pub mod tool_call_codec;

@@ -19,6 +19,7 @@ use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::headers::KeyHeader;
 use crate::providers::http_client::{BodyPart, HttpClient, PartError};
 use crate::providers::reply_builder::{ReplyBuilder, append};
+use crate::providers::setup_error::SetupError;
 use crate::providers::stream_decoder::StreamFormat;
 use crate::providers::token_counts::{Lenient, TokenCount, TokenCounts};
 use crate::providers::{
@@ -33,7 +34,7 @@ pub struct Ollama {
 }
 
 impl Ollama {
-    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
+    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, SetupError> {
         let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
         let refused_message =
             format!("connection refused: is Ollama running? (expected at {base})");

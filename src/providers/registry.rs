@@ -15,6 +15,7 @@ use crate::providers::ollama::Ollama;
 use crate::providers::openai_chat::{self, OpenAiChat};
 use crate::providers::openai_responses::OpenAiResponses;
 use crate::providers::scripted::ScriptedProvider;
+use crate::providers::setup_error::SetupError;
 use crate::providers::{ChatRequest, Delta, Provider, ProviderError, Reply};
 
 /// The providers that exist without configuration, in the order in which errors list them.
@@ -101,7 +102,7 @@ pub enum ProviderUnavailable {
 #[error("[providers.{name}]: {reason}")]
 pub struct RegistryError {
     pub name: String,
-    pub reason: String,
+    pub reason: SetupError,
 }
 
 impl ProviderRegistry {
@@ -212,7 +213,7 @@ fn build_handle(
     }))
 }
 
-fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, String> {
+fn build_provider(name: &str, config: &config::Provider) -> Result<Box<dyn Provider>, SetupError> {
     // Echoes of one service must not go to another on the same wire: only the service itself accepts its signatures.
     let service_id = |wire: &str| match name == wire {
         true => wire.to_owned(),

@@ -36,7 +36,7 @@ impl PostOutcome {
 
 pub struct WebhookClient {
     /// Built for the first message: most daemons send none.
-    client: OnceLock<Result<Client, String>>,
+    client: OnceLock<Result<Client, reqwest::Error>>,
     guard: Arc<SsrfGuard>,
 }
 
@@ -48,15 +48,14 @@ impl WebhookClient {
         }
     }
 
-    fn client(&self) -> Result<&Client, String> {
+    fn client(&self) -> Result<&Client, &reqwest::Error> {
         let client = self.client.get_or_init(|| {
             ssrf_client::client_builder(&self.guard)
                 .pool_max_idle_per_host(4)
                 .pool_idle_timeout(Duration::from_secs(30))
                 .build()
-                .map_err(|error| format!("cannot build the HTTP client: {error}"))
         });
-        client.as_ref().map_err(String::clone)
+        client.as_ref()
     }
 
     /// Posts one message with the headers of Standard Webhooks.
@@ -78,7 +77,9 @@ impl WebhookClient {
         }
         let client = match self.client() {
             Ok(client) => client,
-            Err(message) => return PostOutcome::failed(message),
+            Err(error) => {
+                return PostOutcome::failed(format!("cannot build the HTTP client: {error}"));
+            }
         };
         let request = client
             .post(url)

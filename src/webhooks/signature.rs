@@ -10,22 +10,31 @@ use sha2::Sha256;
 /// The prefix of a secret in Base64.
 const SECRET_PREFIX: &str = "whsec_";
 
+/// Why a secret is invalid. The text is the second half of a sentence: the caller puts the name of the secret's source
+/// before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    #[error("begins with {SECRET_PREFIX}, but the rest is not Base64")]
+    NotBase64,
+    #[error("contains an empty secret")]
+    Empty,
+}
+
 /// The secret that the sender and the receiver share.
 pub struct SigningSecret(SecretBox<Vec<u8>>);
 
 impl SigningSecret {
-    /// `whsec_` followed by Base64 is decoded; any other text is used as it is. The error is the second half of a sentence:
-    /// the caller puts the name of the secret's source before it.
-    pub fn parse(text: &SecretString) -> Result<Self, String> {
+    /// `whsec_` followed by Base64 is decoded; any other text is used as it is.
+    pub fn parse(text: &SecretString) -> Result<Self, SecretError> {
         let text = text.expose_secret();
         let bytes = match text.strip_prefix(SECRET_PREFIX) {
             Some(encoded) => STANDARD
                 .decode(encoded)
-                .map_err(|_| format!("begins with {SECRET_PREFIX}, but the rest is not Base64"))?,
+                .map_err(|_| SecretError::NotBase64)?,
             None => text.as_bytes().to_vec(),
         };
         match bytes.is_empty() {
-            true => Err("contains an empty secret".to_owned()),
+            true => Err(SecretError::Empty),
             false => Ok(Self(SecretBox::new(Box::new(bytes)))),
         }
     }
@@ -50,9 +59,9 @@ impl SigningSecret {
 mod tests {
     use secrecy::SecretString;
 
-    use super::SigningSecret;
+    use super::{SecretError, SigningSecret};
 
-    fn parse_secret(text: &str) -> Result<SigningSecret, String> {
+    fn parse_secret(text: &str) -> Result<SigningSecret, SecretError> {
         SigningSecret::parse(&SecretString::from(text.to_owned()))
     }
 
@@ -73,7 +82,7 @@ mod tests {
     #[test]
     fn invalid_secrets_are_rejected_without_being_quoted() {
         for bad in ["whsec_", "whsec_no base64!", ""] {
-            let message = parse_secret(bad).err().expect("an error");
+            let message = parse_secret(bad).err().expect("an error").to_string();
             assert!(!message.contains("no base64!"), "{message}");
         }
         assert_eq!(

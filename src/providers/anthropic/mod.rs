@@ -11,6 +11,7 @@ use crate::providers::endpoint::Endpoint;
 use crate::providers::http_client::HttpClient;
 use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::headers::KeyHeader;
+use crate::providers::setup_error::SetupError;
 use crate::providers::{
     BatchClient, BatchItem, BatchProvider, ChatRequest, Delta, Provider, ProviderError, Reply,
     request_body,
@@ -30,7 +31,7 @@ pub struct Anthropic {
 }
 
 impl Anthropic {
-    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
+    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, SetupError> {
         let base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
         let client = HttpClient::new(config, &base, "/v1/messages", KeyHeader::ApiKey)?;
         let version = config.version.as_deref().unwrap_or(DEFAULT_API_VERSION);

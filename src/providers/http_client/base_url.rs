@@ -7,6 +7,21 @@ use reqwest::Url;
 
 use crate::ssrf;
 
+/// Why a `base_url` is invalid. The texts do not quote it because it may contain a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BaseUrlError {
+    #[error("base_url is not a URL ({cause}); it should look like http://localhost:8000/v1")]
+    NotAUrl { cause: String },
+    #[error(
+        "base_url must start with http:// or https://; it should look like http://localhost:8000/v1"
+    )]
+    Scheme,
+    #[error(
+        "base_url must not hold a user or password (use api_key or headers); it should look like http://localhost:8000/v1"
+    )]
+    Credentials,
+}
+
 #[derive(Clone, Debug)]
 pub struct BaseUrl {
     url: Url,
@@ -14,25 +29,20 @@ pub struct BaseUrl {
 
 impl BaseUrl {
     /// Parses `http(s)://host[:port][/path]`, with or without a trailing slash. The default scheme is `http`.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, BaseUrlError> {
         let text = text.trim();
-        let error_message = |problem: &str| {
-            format!("base_url {problem}; it should look like http://localhost:8000/v1")
-        };
         let full = match text.contains("://") {
             true => Cow::Borrowed(text),
             false => Cow::Owned(format!("http://{text}")),
         };
-        // The error does not quote the URL because it may contain a password.
-        let mut url =
-            Url::parse(&full).map_err(|error| error_message(&format!("is not a URL ({error})")))?;
+        let mut url = Url::parse(&full).map_err(|error| BaseUrlError::NotAUrl {
+            cause: error.to_string(),
+        })?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(error_message("must start with http:// or https://"));
+            return Err(BaseUrlError::Scheme);
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(error_message(
-                "must not hold a user or password (use api_key or headers)",
-            ));
+            return Err(BaseUrlError::Credentials);
         }
         let path = url.path().trim_end_matches('/').to_owned();
         url.set_path(&path);
@@ -94,7 +104,7 @@ mod tests {
             .join("/chat");
         assert_eq!(joined.url.as_str(), "https://a.b/v1/chat?q=1");
         for bad in ["", "ftp://a", "http://", "http://me:secret@a", "http://a b"] {
-            let message = BaseUrl::parse(bad).expect_err("no address");
+            let message = BaseUrl::parse(bad).expect_err("an error").to_string();
             assert!(
                 message.starts_with("base_url ") && !message.contains("secret"),
                 "{message}"

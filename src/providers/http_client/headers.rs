@@ -18,6 +18,21 @@ pub const KEY_HEADERS: [HeaderName; 4] = [
     HeaderName::from_static("x-goog-api-key"),
 ];
 
+/// Why a configured header is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    #[error("api_key has characters that a header cannot hold")]
+    ApiKey,
+    #[error("headers.{name} is not a valid header name")]
+    Name { name: String },
+    #[error("remove headers.{name}: the HTTP client sets it")]
+    Reserved { name: String },
+    #[error("headers.{name} has characters that a header cannot hold")]
+    Value { name: String },
+    #[error("the {name} header has characters that a header cannot hold")]
+    BuiltIn { name: &'static str },
+}
+
 /// The header in which a service takes the API key.
 #[derive(Clone, Copy, Debug)]
 pub enum KeyHeader {
@@ -48,7 +63,7 @@ impl KeyHeader {
 pub fn default_headers(
     config: &config::Provider,
     key_header: KeyHeader,
-) -> Result<HeaderMap, String> {
+) -> Result<HeaderMap, HeaderError> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(
@@ -56,19 +71,18 @@ pub fn default_headers(
         HeaderValue::from_static(concat!("axed/", env!("CARGO_PKG_VERSION"))),
     );
     if let Some(key) = &config.api_key {
-        let value = key_header
-            .value(key)
-            .ok_or_else(|| "api_key has characters that a header cannot hold".to_owned())?;
+        let value = key_header.value(key).ok_or(HeaderError::ApiKey)?;
         headers.insert(key_header.name(), value);
     }
     for (name, value) in &config.headers {
-        let header = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| format!("headers.{name} is not a valid header name"))?;
+        let name = name.clone();
+        let Ok(header) = HeaderName::from_bytes(name.as_bytes()) else {
+            return Err(HeaderError::Name { name });
+        };
         if [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING].contains(&header) {
-            return Err(format!("remove headers.{name}: the HTTP client sets it"));
+            return Err(HeaderError::Reserved { name });
         }
-        let value = sensitive_value(value.expose_secret())
-            .ok_or_else(|| format!("headers.{name} has characters that a header cannot hold"))?;
+        let value = sensitive_value(value.expose_secret()).ok_or(HeaderError::Value { name })?;
         headers.insert(header, value);
     }
     Ok(headers)

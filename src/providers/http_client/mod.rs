@@ -17,8 +17,9 @@ use crate::config;
 use crate::domain::trace::TraceContext;
 use crate::providers::http_client::base_url::BaseUrl;
 use crate::providers::http_client::headers::{
-    KEY_HEADERS, KeyHeader, default_headers, sensitive_value,
+    HeaderError, KEY_HEADERS, KeyHeader, default_headers, sensitive_value,
 };
+use crate::providers::setup_error::SetupError;
 use crate::providers::stream_decoder::{ReplyTooLarge, StreamDecoder, StreamFormat};
 use crate::providers::wire_json::UnreadableJson;
 use crate::providers::{ErrorCategory, ProviderError, error_mapping};
@@ -165,7 +166,7 @@ impl HttpClient {
         base: &BaseUrl,
         path: &str,
         key_header: KeyHeader,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, SetupError> {
         let url = base.join(path).into_url();
         let mut builder = Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -189,9 +190,9 @@ impl HttpClient {
             // A plain HTTP client that follows no redirects never needs the system's certificates, which are slow to load.
             builder = builder.tls_certs_only([]);
         }
-        let client = builder
-            .build()
-            .map_err(|error| format!("cannot build the HTTP client: {}", error_cause(&error)))?;
+        let client = builder.build().map_err(|error| SetupError::HttpClient {
+            cause: error_cause(&error),
+        })?;
         let mut secrets = Vec::new();
         secrets.extend(config.api_key.clone());
         secrets.extend(config.headers.values().cloned());
@@ -209,9 +210,8 @@ impl HttpClient {
     }
 
     /// Adds a header, unless the configuration sets it.
-    pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, String> {
-        let value = sensitive_value(value)
-            .ok_or_else(|| format!("the {name} header has characters that a header cannot hold"))?;
+    pub fn with_header(mut self, name: &'static str, value: &str) -> Result<Self, HeaderError> {
+        let value = sensitive_value(value).ok_or(HeaderError::BuiltIn { name })?;
         self.headers
             .entry(HeaderName::from_static(name))
             .or_insert(value);

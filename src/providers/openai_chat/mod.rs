@@ -12,6 +12,7 @@ use crate::providers::http_client::headers::KeyHeader;
 use crate::providers::openai_chat::batches::OpenAiBatches;
 use crate::providers::openai_chat::reply::ChatReplyBuilder;
 use crate::providers::openai_chat::request::{Dialect, MaxTokensField, RequestBody};
+use crate::providers::setup_error::SetupError;
 use crate::providers::{
     BatchClient, BatchItem, BatchProvider, ChatRequest, Delta, Provider, ProviderError, Reply,
     request_body,
@@ -33,7 +34,7 @@ pub struct OpenAiChat {
 }
 
 /// The address of the configured service, and which of OpenAI's two APIs to use.
-pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi), String> {
+pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi), SetupError> {
     let mut base = BaseUrl::parse(config.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL))?;
     if !base.has_path() {
         base = base.join("/v1");
@@ -47,16 +48,12 @@ pub fn base_url_and_api(config: &config::Provider) -> Result<(BaseUrl, OpenAiApi
 }
 
 impl OpenAiChat {
-    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, String> {
+    pub fn new(service_id: String, config: &config::Provider) -> Result<Self, SetupError> {
         let (base, _) = base_url_and_api(config)?;
         let max_tokens_field = match config.max_tokens_field.as_deref() {
             Some("max_tokens") => MaxTokensField::MaxTokens,
             Some("max_completion_tokens") => MaxTokensField::MaxCompletionTokens,
-            Some(_) => {
-                return Err(
-                    "max_tokens_field must be max_tokens or max_completion_tokens".to_owned(),
-                );
-            }
+            Some(_) => return Err(SetupError::MaxTokensField),
             None if base.host() == OPENAI_HOST => MaxTokensField::MaxCompletionTokens,
             None => MaxTokensField::MaxTokens,
         };

@@ -16,11 +16,11 @@ use futures_util::future::BoxFuture;
 use crate::domain::content::estimate_tokens;
 use crate::domain::message::{AssistantMessage, Message, ToolCall, ToolResult};
 use crate::domain::usage::TokenUsage;
-use crate::providers::scripted::script::{Reply, Script};
+use crate::providers::scripted::script::{Reply, Script, ScriptError};
 use crate::providers::scripted::template::{TemplateContext, TemplateError};
 use crate::providers::{ChatRequest, Delta, ErrorCategory, Provider, ProviderError};
 
-mod script;
+pub mod script;
 mod template;
 
 /// Maximum number of conversations with a count of raised errors.
@@ -37,24 +37,26 @@ pub struct ScriptedProvider {
 impl ScriptedProvider {
     /// Reads all scripts. A path is a file, or a directory whose `*.toml` files are read, without subdirectories. `name` is
     /// the provider's name.
-    pub fn load(name: &str, scripts: &[PathBuf]) -> Result<Self, String> {
+    pub fn load(name: &str, scripts: &[PathBuf]) -> Result<Self, ScriptError> {
         let mut paths: BTreeMap<String, PathBuf> = BTreeMap::new();
         let mut loaded = BTreeMap::new();
         for path in script_files(scripts)? {
             let model = path
                 .file_stem()
                 .and_then(|stem| stem.to_str())
-                .ok_or_else(|| format!("{}: the file name is not valid UTF-8", path.display()))?
+                .ok_or_else(|| ScriptError::FileName { path: path.clone() })?
                 .to_owned();
             if let Some(first) = paths.get(&model) {
-                return Err(format!(
-                    "{} and {} are both scripts of {name}/{model}; rename or remove one",
-                    first.display(),
-                    path.display()
-                ));
+                return Err(ScriptError::Duplicate {
+                    first: first.clone(),
+                    second: path,
+                    model: format!("{name}/{model}"),
+                });
             }
-            let text = std::fs::read_to_string(&path)
-                .map_err(|error| format!("{}: {error}", path.display()))?;
+            let text = std::fs::read_to_string(&path).map_err(|error| ScriptError::Unreadable {
+                path: path.clone(),
+                cause: error.to_string(),
+            })?;
             loaded.insert(model.clone(), Script::read(&path, &text)?);
             paths.insert(model, path);
         }
@@ -323,7 +325,7 @@ fn estimate_message(message: &AssistantMessage) -> u64 {
     token_count(message.content.len()) + calls.sum::<u64>()
 }
 
-fn script_files(scripts: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+fn script_files(scripts: &[PathBuf]) -> Result<Vec<PathBuf>, ScriptError> {
     let mut files = Vec::new();
     for path in scripts {
         if path.is_dir() {
@@ -331,17 +333,17 @@ fn script_files(scripts: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
         } else if path.is_file() {
             files.push(path.clone());
         } else {
-            return Err(format!(
-                "scripts: {} is neither a file nor a directory",
-                path.display()
-            ));
+            return Err(ScriptError::NotFound { path: path.clone() });
         }
     }
     Ok(files)
 }
 
-fn scripts_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
-    let unreadable = |error: std::io::Error| format!("scripts: {}: {error}", dir.display());
+fn scripts_in(dir: &Path) -> Result<Vec<PathBuf>, ScriptError> {
+    let unreadable = |error: std::io::Error| ScriptError::UnreadableDirectory {
+        path: dir.to_owned(),
+        cause: error.to_string(),
+    };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
@@ -543,9 +545,10 @@ mod tests {
         let file = dir.path().join("m.toml");
         std::fs::write(&file, "[[replies]]\ntext = \"\"\n").expect("a script");
         let duplicate = ScriptedProvider::load("s", &[dir.path().to_owned(), file]).err();
-        assert!(duplicate.is_some_and(|message| message.contains("both scripts of s/m")));
+        assert!(duplicate.is_some_and(|error| error.to_string().contains("both scripts of s/m")));
         let missing = ScriptedProvider::load("s", &[dir.path().join("none")]).err();
-        assert!(missing.is_some_and(|message| message.contains("neither a file nor a directory")));
+        let missing = missing.expect("an error").to_string();
+        assert!(missing.contains("neither a file nor a directory"));
     }
 
     #[tokio::test]

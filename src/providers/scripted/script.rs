@@ -1,6 +1,6 @@
 //! Reads and validates a script file: the replies of one scripted model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -9,7 +9,72 @@ use toml::Spanned;
 
 use crate::domain::suggestion;
 use crate::providers::ErrorCategory;
-use crate::providers::scripted::template::{Template, TemplateContext, TemplateError};
+use crate::providers::scripted::template::{
+    Template, TemplateContext, TemplateError, TemplateSyntaxError,
+};
+
+/// Why a script cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScriptError {
+    #[error("scripts: {} is neither a file nor a directory", path.display())]
+    NotFound { path: PathBuf },
+    #[error("scripts: {}: {cause}", path.display())]
+    UnreadableDirectory { path: PathBuf, cause: String },
+    #[error("{}: {cause}", path.display())]
+    Unreadable { path: PathBuf, cause: String },
+    #[error("{}: the file name is not valid UTF-8", path.display())]
+    FileName { path: PathBuf },
+    #[error(
+        "{} and {} are both scripts of {model}; rename or remove one",
+        first.display(),
+        second.display()
+    )]
+    Duplicate {
+        first: PathBuf,
+        second: PathBuf,
+        /// `provider/model`.
+        model: String,
+    },
+    #[error("{}:{line}: {message}", path.display())]
+    Toml {
+        path: PathBuf,
+        line: usize,
+        message: String,
+    },
+    #[error("{}:{line}: replies[{index}]: {error}", path.display())]
+    Reply {
+        path: PathBuf,
+        line: usize,
+        index: usize,
+        error: ReplyError,
+    },
+    #[error("{}: a script needs at least one [[replies]]", path.display())]
+    Empty { path: PathBuf },
+}
+
+/// Why a reply of a script is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplyError {
+    #[error("a reply needs `text`, `tool_calls` or `errors` (text = \"\" for an empty one)")]
+    Empty,
+    #[error("match must not be empty; omit it to match every input")]
+    EmptyMatch,
+    #[error("text: {0}")]
+    Text(TemplateSyntaxError),
+    #[error("tool_calls[{index}].arguments: {error}")]
+    Arguments {
+        index: usize,
+        error: TemplateSyntaxError,
+    },
+    #[error(
+        "errors[{index}].category: unknown category \"{category}\"{}; the categories are {}",
+        did_you_mean(category, &CATEGORIES.map(ErrorCategory::as_str)),
+        CATEGORIES.map(ErrorCategory::as_str).join(", ")
+    )]
+    UnknownCategory { index: usize, category: String },
+    #[error("errors[{index}].times: must be at least 1")]
+    NoTimes { index: usize },
+}
 
 /// The replies of one model, in series: one series for each `match`, and one for all other inputs.
 #[derive(Clone, Debug)]
@@ -67,32 +132,32 @@ enum ValueTemplate {
 }
 
 impl Script {
-    pub fn read(path: &Path, text: &str) -> Result<Self, String> {
+    pub fn read(path: &Path, text: &str) -> Result<Self, ScriptError> {
         let line_at = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
-        let file: File = toml::from_str(text).map_err(|error| {
-            let line = line_at(error.span().map_or(0, |span| span.start));
-            format!(
-                "{}:{line}: {}",
-                path.display(),
-                rewrite_serde_error(error.message())
-            )
+        let file: File = toml::from_str(text).map_err(|error| ScriptError::Toml {
+            path: path.to_owned(),
+            line: line_at(error.span().map_or(0, |span| span.start)),
+            message: rewrite_serde_error(error.message()),
         })?;
         let default_delay = file.delay_ms;
         let mut script = Self { series: Vec::new() };
-        for (position, spanned) in file.replies.into_iter().enumerate() {
+        for (index, spanned) in file.replies.into_iter().enumerate() {
             let line = line_at(spanned.span().start);
             let raw = spanned.into_inner();
             let matching = raw.matching.as_deref().map(str::to_lowercase);
-            let reply = Reply::from_raw(raw, default_delay).map_err(|message| {
-                format!("{}:{line}: replies[{position}]: {message}", path.display())
-            })?;
+            let reply =
+                Reply::from_raw(raw, default_delay).map_err(|error| ScriptError::Reply {
+                    path: path.to_owned(),
+                    line,
+                    index,
+                    error,
+                })?;
             script.add(matching, reply);
         }
         if script.series.is_empty() {
-            return Err(format!(
-                "{}: a script needs at least one [[replies]]",
-                path.display()
-            ));
+            return Err(ScriptError::Empty {
+                path: path.to_owned(),
+            });
         }
         Ok(script)
     }
@@ -129,42 +194,36 @@ impl Script {
 }
 
 impl Reply {
-    fn from_raw(raw: RawReply, default_delay: u64) -> Result<Self, String> {
+    fn from_raw(raw: RawReply, default_delay: u64) -> Result<Self, ReplyError> {
         if raw.text.is_none() && raw.tool_calls.is_empty() && raw.errors.is_empty() {
-            return Err(
-                "a reply needs `text`, `tool_calls` or `errors` (text = \"\" for an empty one)"
-                    .to_owned(),
-            );
+            return Err(ReplyError::Empty);
         }
         if raw.matching.as_deref() == Some("") {
-            return Err("match must not be empty; omit it to match every input".to_owned());
+            return Err(ReplyError::EmptyMatch);
         }
         let text = raw
             .text
-            .map(|text| Template::parse(&text).map_err(|message| format!("text: {message}")))
+            .map(|text| Template::parse(&text).map_err(ReplyError::Text))
             .transpose()?;
         let calls = raw
             .tool_calls
             .into_iter()
             .enumerate()
-            .map(|(position, call)| {
+            .map(|(index, call)| {
                 let arguments = ValueTemplate::parse(toml::Value::Table(call.arguments))
-                    .map_err(|message| format!("tool_calls[{position}].arguments: {message}"))?;
+                    .map_err(|error| ReplyError::Arguments { index, error })?;
                 Ok(ScriptedCall {
                     name: call.name,
                     arguments,
                 })
             })
-            .collect::<Result<_, String>>()?;
+            .collect::<Result<_, ReplyError>>()?;
         let errors = raw
             .errors
             .into_iter()
             .enumerate()
-            .map(|(position, error)| {
-                ScriptedError::from_raw(error)
-                    .map_err(|message| format!("errors[{position}].{message}"))
-            })
-            .collect::<Result<_, String>>()?;
+            .map(|(index, error)| ScriptedError::from_raw(index, error))
+            .collect::<Result<_, ReplyError>>()?;
         Ok(Self {
             text,
             calls,
@@ -194,21 +253,16 @@ impl ScriptedCall {
 }
 
 impl ScriptedError {
-    fn from_raw(raw: RawError) -> Result<Self, String> {
+    fn from_raw(index: usize, raw: RawError) -> Result<Self, ReplyError> {
         let Some(category) = CATEGORIES
             .into_iter()
             .find(|category| category.as_str() == raw.category)
         else {
-            let names = CATEGORIES.map(ErrorCategory::as_str);
-            return Err(format!(
-                "category: unknown category \"{}\"{}; the categories are {}",
-                raw.category,
-                did_you_mean(&raw.category, &names),
-                names.join(", ")
-            ));
+            let category = raw.category;
+            return Err(ReplyError::UnknownCategory { index, category });
         };
         if raw.times == 0 {
-            return Err("times: must be at least 1".to_owned());
+            return Err(ReplyError::NoTimes { index });
         }
         Ok(Self {
             category,
@@ -222,7 +276,7 @@ impl ScriptedError {
 }
 
 impl ValueTemplate {
-    fn parse(value: toml::Value) -> Result<Self, String> {
+    fn parse(value: toml::Value) -> Result<Self, TemplateSyntaxError> {
         Ok(match value {
             toml::Value::String(text) => Self::Text(Template::parse(&text)?),
             toml::Value::Integer(number) => Self::Plain(number.into()),
@@ -239,7 +293,7 @@ impl ValueTemplate {
                 table
                     .into_iter()
                     .map(|(key, value)| Ok((key, Self::parse(value)?)))
-                    .collect::<Result<_, String>>()?,
+                    .collect::<Result<_, TemplateSyntaxError>>()?,
             ),
         })
     }
@@ -347,7 +401,8 @@ mod tests {
     use super::Script;
 
     fn error_text(text: &str) -> String {
-        Script::read(Path::new("scripts/x.toml"), text).expect_err("no script")
+        let error = Script::read(Path::new("scripts/x.toml"), text).expect_err("an error");
+        error.to_string()
     }
 
     #[test]

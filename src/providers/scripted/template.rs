@@ -25,6 +25,18 @@ pub struct TemplateContext<'a> {
     pub results: &'a [ToolResult],
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateSyntaxError {
+    #[error("\"{{{{\" is never closed; write \"{{{{{{{{\" for two literal braces")]
+    Unclosed,
+    #[error(
+        "unknown placeholder \"{{{{{name}}}}}\"; the placeholders are {{{{input}}}}, {{{{results}}}} and {{{{result.1}}}}, \
+         {{{{result.2}}}}, …"
+    )]
+    UnknownPlaceholder { name: String },
+}
+
+/// Why a template cannot be rendered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     #[error(
@@ -38,7 +50,7 @@ pub enum TemplateError {
 
 impl Template {
     /// Parses a text. `{{{{` means a literal `{{`.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, TemplateSyntaxError> {
         let mut segments = Vec::new();
         let mut plain = String::new();
         let mut rest = text;
@@ -51,9 +63,7 @@ impl Template {
                 continue;
             }
             let Some(end) = rest.find("}}") else {
-                return Err(
-                    "\"{{\" is never closed; write \"{{{{\" for two literal braces".to_owned(),
-                );
+                return Err(TemplateSyntaxError::Unclosed);
             };
             let segment = parse_placeholder(&rest[..end])?;
             rest = &rest[end + 2..];
@@ -98,16 +108,15 @@ impl Template {
     }
 }
 
-fn parse_placeholder(name: &str) -> Result<Segment, String> {
+fn parse_placeholder(name: &str) -> Result<Segment, TemplateSyntaxError> {
     match name.trim() {
         "input" => Ok(Segment::Input),
         "results" => Ok(Segment::Results),
         other => match other.strip_prefix("result.").map(str::parse) {
             Some(Ok(number)) if number > 0 => Ok(Segment::Result(number)),
-            _ => Err(format!(
-                "unknown placeholder \"{{{{{other}}}}}\"; the placeholders are {{{{input}}}}, {{{{results}}}} and {{{{result.1}}}}, \
-                 {{{{result.2}}}}, …"
-            )),
+            _ => Err(TemplateSyntaxError::UnknownPlaceholder {
+                name: other.to_owned(),
+            }),
         },
     }
 }
