@@ -16,7 +16,8 @@ use tokio_util::task::TaskTracker;
 use crate::catalog::reload::{Catalog, Watch};
 use crate::catalog::{LoadError, Rules};
 use crate::config::Config;
-use crate::config::load::{self, ConfigError};
+use crate::config::environment::process_environment;
+use crate::config::load::ConfigError;
 use crate::config::models;
 use crate::domain::agent::{Agent, BUILT_IN_TOOLS};
 use crate::engine::context::EngineDeps;
@@ -143,7 +144,7 @@ impl Services {
         let memories = Memories::new(&config.memory_dir);
         warn_unused_memories(config, &catalog, &memories);
         let (traces, trace_exporter) = TraceExporter::start(config)?;
-        let mcp = Arc::new(McpConnectionPool::new(load::process_environment()));
+        let mcp = Arc::new(McpConnectionPool::new(process_environment()));
         let runner = Runner::new(EngineDeps {
             catalog: Arc::clone(&catalog),
             providers,

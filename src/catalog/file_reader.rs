@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::catalog::mcp_servers;
 use crate::config::document::{Node, Value};
 use crate::config::load::{check_variable_name, expand_home, home_dir};
-use crate::config::table_reader::{self, TableReader};
+use crate::config::table_reader::TableReader;
 use crate::domain::agent::model_ref::{ModelRef, ModelRefError};
 use crate::domain::agent::params::check_extra;
 use crate::domain::agent::response_format::ResponseFormat;
@@ -233,7 +233,7 @@ fn read_response_format(table: &mut TableReader<'_>) -> ResponseFormat {
 /// A JSON Schema, written as a table or as JSON text.
 fn read_schema(node: &Node) -> Result<Arc<RawValue>, String> {
     let schema = match &node.value {
-        Value::Table(_) => table_reader::to_json(node),
+        Value::Table(_) => node.to_json(),
         Value::String(text) => {
             serde_json::from_str(text).map_err(|error| format!("is text, but no JSON: {error}"))?
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::catalog::context_files::{self, ContextFile};
-use crate::config::load::{expand_home, home_dir};
+use crate::config::environment::{expand_home, home_dir};
 use crate::domain::content::Content;
 use crate::workdirs::registry::Workdirs;
 use crate::workdirs::workdir::Workdir;

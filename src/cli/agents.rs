@@ -11,7 +11,8 @@ use crate::catalog::reload::{self, Catalog};
 use crate::catalog::template::template;
 use crate::catalog::{Entry, Rules, read};
 use crate::cli::exit::InvalidInput;
-use crate::cli::{Sources, agent_toml, load_quiet_config, output};
+use crate::cli::sources::{Sources, load_quiet_config};
+use crate::cli::{agent_toml, output};
 use crate::domain::agent::is_agent_name;
 use crate::domain::terminal_text;
 

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::cli::{Sources, load_quiet_config, output};
+use crate::cli::output;
+use crate::cli::sources::{Sources, load_quiet_config};
 use crate::config::load::Flags;
 use crate::store::open;
 

@@ -11,7 +11,8 @@ use crate::cli::signals::Signals;
 use crate::cli::temp_dir::TempDir;
 use crate::cli::{in_process, output, tree};
 use crate::config::Config;
-use crate::config::load::{self, Environment, Flags};
+use crate::config::environment::Environment;
+use crate::config::load::{self, Flags};
 use crate::domain::run::Status;
 use crate::telemetry;
 

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::cli::client::{Client, ClientError};
 use crate::cli::keys::ClientKey;
-use crate::cli::{Sources, in_process, load_quiet_config, output};
+use crate::cli::sources::{Sources, load_quiet_config};
+use crate::cli::{in_process, output};
 use crate::config::load::Flags;
 
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::cli::client::Client;
-use crate::cli::{Sources, output};
+use crate::cli::output;
+use crate::cli::sources::Sources;
+use crate::config::environment::process_environment;
 use crate::config::load;
 
 #[derive(Debug, clap::Args)]
@@ -32,7 +34,7 @@ async fn check_server(args: Args) -> anyhow::Result<()> {
     let server = match args.server {
         Some(server) => server,
         None => {
-            let config = load::load(&args.sources.flags(), &load::process_environment())?;
+            let config = load::load(&args.sources.flags(), &process_environment())?;
             format!("http://{}", connect_address(config.server.listen))
         }
     };

@@ -9,8 +9,8 @@ use secrecy::SecretString;
 use crate::cli::client::{Client, ClientError};
 use crate::cli::exit::InvalidInput;
 use crate::cli::output;
-use crate::config::auth::KeyHash;
-use crate::config::load::{self, is_valid_name};
+use crate::config::environment::{self, is_valid_name};
+use crate::config::key_hash::KeyHash;
 
 /// What every key begins with, so that people and scanners know one that got lost.
 const PREFIX: &str = "axed_";
@@ -40,7 +40,7 @@ impl ClientKey {
     /// A client of this daemon that sends the key.
     pub fn client(&self, server: &str) -> Result<Client, ClientError> {
         let client = Client::new(server)?;
-        match self.key.clone().or_else(load::client_key) {
+        match self.key.clone().or_else(environment::client_key) {
             Some(key) => client.with_key(&key),
             None => Ok(client),
         }

@@ -1,15 +1,11 @@
 //! The commands: reads the command line, hands over to one short function each, and turns what comes back into an exit
 //! code. Knows the daemon only from outside, over HTTP, except for starting it.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Config;
-use crate::config::load::{self, Flags};
-use crate::telemetry;
 use crate::tools::shell::supervisor;
 
 mod agent_toml;
@@ -30,6 +26,7 @@ mod run;
 mod runs;
 mod serve;
 mod signals;
+mod sources;
 mod temp_dir;
 mod tree;
 
@@ -122,37 +119,4 @@ impl Command {
             Self::Health(args) => health::health(args).await,
         }
     }
-}
-
-/// Where configuration and agents are found.
-#[derive(Clone, Debug, Default, clap::Args)]
-struct Sources {
-    /// The server's configuration [default: AXED_CONFIG, else config/axed.toml where it exists]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// A directory of agent files; may be given several times, the first that has a name wins [default: agents]
-    #[arg(long, value_name = "DIR")]
-    agents: Vec<PathBuf>,
-}
-
-impl Sources {
-    fn flags(self) -> Flags {
-        Flags {
-            config: self.config,
-            agents: self.agents,
-            ..Flags::default()
-        }
-    }
-}
-
-/// The configuration of a command that a person waits for: it tells what happened in its own words, so only errors are
-/// logged unless the configuration says otherwise.
-fn load_quiet_config(flags: &Flags) -> anyhow::Result<Config> {
-    let mut config = load::load(flags, &load::process_environment())?;
-    config
-        .telemetry
-        .log
-        .get_or_insert_with(|| "error".to_owned());
-    telemetry::init(&config.telemetry).map_err(exit::InvalidInput)?;
-    Ok(config)
 }

@@ -6,7 +6,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::cli::{Sources, load_quiet_config, output};
+use crate::cli::output;
+use crate::cli::sources::{Sources, load_quiet_config};
 use crate::config::models::ModelFacts;
 use crate::domain::agent::params::Effort;
 use crate::domain::usage::LongPrice;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::output;
+use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
 use crate::web::router;
 
@@ -20,7 +21,7 @@ pub fn openapi(args: Args) -> anyhow::Result<ExitCode> {
         config: args.config,
         ..Flags::default()
     };
-    let config = load::load(&flags, &load::process_environment())?;
+    let config = load::load(&flags, &process_environment())?;
     let metrics = config.server.metrics_listen.is_none();
     let document = router::openapi_json(&config.server.path_prefix, metrics);
     output::print_line(format_args!("{}", document.trim_end()))?;

@@ -9,8 +9,10 @@ use tracing::{info, warn};
 
 use crate::app::Daemon;
 use crate::cli::exit::InvalidInput;
+use crate::cli::output;
 use crate::cli::signals::{SignalAction, Signals};
-use crate::cli::{Sources, output};
+use crate::cli::sources::Sources;
+use crate::config::environment::process_environment;
 use crate::config::load::{self, Flags};
 use crate::telemetry;
 
@@ -40,7 +42,7 @@ pub async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         log_format: args.log_format,
         ..args.sources.flags()
     };
-    let config = load::load(&flags, &load::process_environment())?;
+    let config = load::load(&flags, &process_environment())?;
     telemetry::init(&config.telemetry).map_err(InvalidInput)?;
     let mut signals = Signals::new()?;
     let daemon = Daemon::start(config, args.insecure_no_auth).await?;

@@ -1,13 +1,10 @@
 //! The `[auth]` section: which keys clients may come with. Knows a key by its digest only, and nothing of HTTP.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
-
-use crate::config::load::{check_variable_name, is_valid_name};
+use crate::config::environment::{check_variable_name, is_valid_name};
+use crate::config::key_hash::KeyHash;
 use crate::config::table_reader::TableReader;
 use crate::config::{Auth, ClientKey, KeyScope};
 use crate::domain::glob;
@@ -43,46 +40,6 @@ impl ClientKey {
     pub fn can_use_agent(&self, agent: &str) -> bool {
         let agents = self.agents.as_ref();
         agents.is_none_or(|agents| agents.is_match(agent))
-    }
-}
-
-/// The SHA-256 of a key. Shown in hex where it is asked for, and not by a debug print.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct KeyHash([u8; 32]);
-
-impl KeyHash {
-    /// Of these bytes.
-    pub fn digest(key: &[u8]) -> Self {
-        Self(Sha256::digest(key).into())
-    }
-
-    /// Whether both are the same, in a time that does not depend on where they differ.
-    pub fn matches(&self, other: &Self) -> Choice {
-        self.0.ct_eq(&other.0)
-    }
-
-    fn parse_hex(hex: &str) -> Option<Self> {
-        let mut hash = [0; 32];
-        let hex = hex.trim();
-        if hex.len() != 2 * hash.len() || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-        }
-        Some(Self(hash))
-    }
-}
-
-impl fmt::Display for KeyHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for KeyHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyHash(…)")
     }
 }
 
@@ -188,33 +145,4 @@ fn read_agent_globs(s: &mut TableReader<'_>) -> Option<glob::Matcher> {
     globs
         .map_err(|message| s.push_invalid(&node, "agents", &message))
         .ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::KeyHash;
-
-    #[test]
-    fn a_digest_is_read_as_it_is_shown() {
-        let hash = KeyHash::digest(b"abc");
-        let shown = hash.to_string();
-        assert_eq!(
-            shown,
-            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-        );
-        assert_eq!(KeyHash::parse_hex(&shown), Some(hash));
-        assert_eq!(KeyHash::parse_hex(&shown.to_uppercase()), Some(hash));
-        assert!(bool::from(hash.matches(&KeyHash::digest(b"abc"))));
-        assert!(!bool::from(hash.matches(&KeyHash::digest(b"abd"))));
-        assert_eq!(format!("{hash:?}"), "KeyHash(…)");
-        for bad in [
-            "",
-            "axed_ab",
-            &shown[1..],
-            &format!("{shown}0"),
-            &"ä".repeat(32),
-        ] {
-            assert_eq!(KeyHash::parse_hex(bad), None, "{bad}");
-        }
-    }
 }

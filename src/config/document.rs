@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value as Json;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -25,6 +26,28 @@ pub struct Node {
     pub origin: Origin,
     /// What it is.
     pub value: Value,
+}
+
+impl Node {
+    /// The value as JSON, tables in the file's order: a model reads a schema from the top. A number too large is null.
+    pub fn to_json(&self) -> Json {
+        match &self.value {
+            Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => {
+                text.clone().into()
+            }
+            Value::Integer(number) => (*number).into(),
+            Value::HugeInteger => Json::Null,
+            Value::Float(number) => (*number).into(),
+            Value::Boolean(flag) => (*flag).into(),
+            Value::Array(items) => items.iter().map(Self::to_json).collect(),
+            Value::Table(table) => {
+                let mut entries: Vec<_> = table.iter().collect();
+                entries.sort_by(|a, b| a.1.origin.cmp(&b.1.origin));
+                let entry = |(key, node): (&String, &Self)| (key.clone(), node.to_json());
+                entries.into_iter().map(entry).collect()
+            }
+        }
+    }
 }
 
 /// Where something stands.
@@ -63,6 +86,22 @@ pub enum Value {
     Array(Vec<Node>),
     Table(Table),
     Untyped(String),
+}
+
+impl Value {
+    /// For messages, such as `must be a string, not a table`.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Self::String(_) => "a string",
+            Self::Integer(_) | Self::HugeInteger => "a whole number",
+            Self::Float(_) => "a fraction",
+            Self::Boolean(_) => "true or false",
+            Self::Datetime(_) => "a date",
+            Self::Array(_) => "a list",
+            Self::Table(_) => "a table",
+            Self::Untyped(_) => "this text",
+        }
+    }
 }
 
 /// Something wrong in a document.

@@ -1,29 +1,29 @@
 //! Reads the layers of the configuration and merges them: flag over environment over file over default.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
 
 use crate::config::document::{self, Node, Origin, Table, Value};
-use crate::config::models::{ConfiguredPrice, Models};
+use crate::config::environment::{Environment, check_variable_name, env_value, variable_name};
+use crate::config::load_context::LoadContext;
+use crate::config::models::{ConfiguredPrice, MAX_PRICE, Models, ProviderModels};
 use crate::config::table_reader::{self, MAX_COUNT, TableReader};
-use crate::config::web_tools;
+use crate::config::web_tools::{self, read_allow_hosts};
 use crate::config::{
-    Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Retention,
-    RetentionLimit, Runs, Server, Tools, Webhooks, auth, providers, telemetry,
+    Agents, AttachmentLimits, Auth, Commands, Config, Data, Durability, Limits, PerKey, Provider,
+    ProviderKind, Retention, RetentionLimit, Runs, Server, Tools, Webhooks, auth, providers,
+    telemetry,
 };
 use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::usage::Price;
-use crate::ssrf::normalize_host;
 
 /// The file that is read when nothing names one, if it is there.
 const DEFAULT_FILE: &str = "config/axed.toml";
-/// Above every price that a model could have, in USD per million tokens.
-pub(in crate::config) const MAX_PRICE: f64 = 1e6;
 /// The name that stands for every key without a limit of its own.
 const WILDCARD_KEY: &str = "*";
 
@@ -42,47 +42,10 @@ pub struct Flags {
     pub log_format: Option<String>,
 }
 
-/// The process's environment, read once.
-pub type Environment = BTreeMap<String, String>;
-
 /// Why there is no configuration: names the file, line and key, or the variable or flag.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
-
-/// The environment of this process. The only place that reads it.
-pub fn process_environment() -> Environment {
-    std::env::vars_os()
-        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
-        .collect()
-}
-
-/// The key that commands bring to a daemon: `AXED_KEY`.
-pub fn client_key() -> Option<SecretString> {
-    let environment = process_environment();
-    env_value(&environment, "AXED_KEY").map(SecretString::from)
-}
-
-/// The secret in this variable of the process's environment, where it is set.
-pub fn secret_from_env(name: &str) -> Option<SecretString> {
-    env_value(&process_environment(), name).map(|secret| SecretString::from(secret.trim()))
-}
-
-/// The home directory of this process's user, for paths that begin with `~` in agent files.
-pub fn home_dir() -> Option<PathBuf> {
-    std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
-}
-
-/// `~` and `~/…` below `home`; anything else, and everything without a home, as it stands.
-pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
-    match (path.strip_prefix('~'), home) {
-        (Some(""), Some(home)) => home.to_owned(),
-        (Some(rest), Some(home)) if rest.starts_with('/') => {
-            home.join(rest.trim_start_matches('/'))
-        }
-        _ => PathBuf::from(path),
-    }
-}
 
 /// Reads and checks everything.
 pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
@@ -117,73 +80,6 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
             &problems, &label, "\n",
         ))),
     }
-}
-
-/// What a configuration is read in.
-pub(in crate::config) struct LoadContext<'e> {
-    pub(in crate::config) environment: &'e Environment,
-    pub(in crate::config) home: Option<PathBuf>,
-    pub(in crate::config) config_dir: PathBuf,
-    pub(in crate::config) config_file: PathBuf,
-}
-
-impl LoadContext<'_> {
-    /// The path that a text names.
-    pub(in crate::config) fn resolve_path(&self, text: &str) -> Result<PathBuf, String> {
-        if text.trim().is_empty() {
-            return Err("must not be an empty path".to_owned());
-        }
-        if self.home.is_none() && (text == "~" || text.starts_with("~/")) {
-            return Err("begins with ~, but HOME is not set; write the whole path".to_owned());
-        }
-        Ok(expand_home(text, self.home.as_deref()))
-    }
-
-    /// The paths of a list.
-    pub(in crate::config) fn read_paths(
-        &self,
-        reader: &mut TableReader<'_>,
-        key: &'static str,
-    ) -> Option<Vec<PathBuf>> {
-        let node = reader.peek(key)?;
-        let texts = reader.text_list(key)?;
-        let paths: Result<Vec<PathBuf>, String> =
-            texts.iter().map(|text| self.resolve_path(text)).collect();
-        match paths {
-            Ok(paths) => Some(paths),
-            Err(message) => {
-                reader.push_invalid(&node, key, &message);
-                None
-            }
-        }
-    }
-}
-
-/// A variable that is set: an empty one counts as unset.
-pub(in crate::config) fn env_value<'e>(
-    environment: &'e Environment,
-    name: &str,
-) -> Option<&'e str> {
-    let value = environment.get(name)?;
-    (!value.trim().is_empty()).then_some(value.as_str())
-}
-
-/// A name as variables spell it: upper case, everything but letters and digits as `_`.
-pub(in crate::config) fn variable_name(name: &str) -> String {
-    let upper = name.chars().map(|c| match c.is_ascii_alphanumeric() {
-        true => c.to_ascii_uppercase(),
-        false => '_',
-    });
-    upper.collect()
-}
-
-/// Whether a section may have this name of its writer's choice: two underscores part the steps of a variable's name.
-pub fn is_valid_name(name: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=64).contains(&name.len())
-        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.chars().all(is_plain)
-        && !name.contains("__")
 }
 
 /// The config file: a named one must exist.
@@ -334,7 +230,10 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
     let auth = top.nested("auth", auth::read);
     let data = top.nested("data", |s| read_data(s, context));
     let providers = top.tables_by_name("providers", |name, s| providers::read(name, s, context));
-    let models = Models::new(&providers, &top.tables_by_name("prices", read_price));
+    let provider_models = providers
+        .iter()
+        .map(|(name, provider)| (name.as_str(), provider_models(provider)));
+    let models = Models::new(provider_models, &top.tables_by_name("prices", read_price));
     let limits = top.nested("limits", read_limits);
     let tools = Tools {
         attachments: limits.attachment_limits(),
@@ -355,6 +254,19 @@ fn read_config(top: &mut TableReader<'_>, context: &LoadContext<'_>) -> Config {
         auth,
         config_dir: context.config_dir.clone(),
         config_file: context.config_file.clone(),
+    }
+}
+
+/// A provider at its service's own address sells that service's models.
+fn provider_models(provider: &Provider) -> ProviderModels<'_> {
+    let service = match provider.kind {
+        ProviderKind::Anthropic => Some("anthropic"),
+        ProviderKind::Openai => Some("openai"),
+        ProviderKind::Ollama | ProviderKind::Scripted => None,
+    };
+    ProviderModels {
+        service: service.filter(|_| provider.base_url.is_none()),
+        overrides: &provider.models,
     }
 }
 
@@ -548,39 +460,6 @@ fn read_webhooks(s: &mut TableReader<'_>) -> Webhooks {
         first_retry: s
             .integer("first_retry_ms", 1..=3_600_000)
             .map_or(Duration::from_secs(5), Duration::from_millis),
-    }
-}
-
-/// Hosts that a guard lets through.
-pub(in crate::config) fn read_allow_hosts(s: &mut TableReader<'_>) -> Vec<String> {
-    let node = s.peek("allow_hosts");
-    let hosts = s.text_list("allow_hosts").unwrap_or_default();
-    let allow_hosts: Vec<String> = hosts.iter().map(|host| normalize_host(host)).collect();
-    if let Some(invalid) = hosts.iter().find(|host| !is_host(&normalize_host(host)))
-        && let Some(node) = &node
-    {
-        let message = format!(
-            "has {invalid:?}, which is no host; write names or addresses without scheme, port and path"
-        );
-        s.push_invalid(node, "allow_hosts", &message);
-    }
-    allow_hosts
-}
-
-fn is_host(text: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    text.parse::<IpAddr>().is_ok() || (!text.is_empty() && text.chars().all(is_plain))
-}
-
-/// The name of an environment variable.
-pub fn check_variable_name(text: &str) -> Result<String, String> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => Ok(text.to_owned()),
-        // The text may be the secret itself, put here by mistake.
-        false => {
-            Err("must be the name of an environment variable, and not the secret itself".to_owned())
-        }
     }
 }
 

@@ -8,17 +8,21 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::config::auth::KeyHash;
+use crate::config::key_hash::KeyHash;
 use crate::config::models::{ModelOverride, Models};
 use crate::domain::glob;
 use crate::domain::service::Service;
 
 pub mod auth;
 pub mod document;
+pub mod environment;
+pub mod key_hash;
 pub mod load;
+mod load_context;
 pub mod models;
 mod presets;
 mod providers;
+mod quantity;
 pub mod table_reader;
 mod telemetry;
 mod web_tools;

@@ -9,7 +9,6 @@ use jiff::civil::Date;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::config::{Provider, ProviderKind};
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::params::Effort;
 use crate::domain::service::Service;
@@ -266,6 +265,14 @@ impl ModelOverride {
     }
 }
 
+/// A configured provider, as far as its models depend on it.
+#[derive(Clone, Copy, Debug)]
+pub struct ProviderModels<'a> {
+    /// The well-known service whose models it serves; `None` if it has models of its own.
+    pub service: Option<&'static str>,
+    pub overrides: &'a BTreeMap<String, ModelOverride>,
+}
+
 /// Models by provider and name.
 #[derive(Clone, Debug, Default)]
 pub struct Models {
@@ -277,23 +284,18 @@ pub struct Models {
 
 impl Models {
     /// The shipped table under what the configuration says: `[providers.<name>.models]`, and `[prices]`, which win.
-    pub fn new(
-        providers: &BTreeMap<String, Provider>,
+    pub fn new<'a>(
+        providers: impl Iterator<Item = (&'a str, ProviderModels<'a>)> + Clone,
         prices: &BTreeMap<String, ConfiguredPrice>,
     ) -> Self {
         let mut models = Self::default();
-        for (name, provider) in providers {
-            let service = match provider.kind {
-                ProviderKind::Anthropic => "anthropic",
-                ProviderKind::Openai => "openai",
-                ProviderKind::Ollama | ProviderKind::Scripted => continue,
-            };
-            if provider.base_url.is_none() && !SHIPPED.contains_key(name) {
-                models.aliases.insert(name.clone(), service);
+        for (name, provider) in providers.clone() {
+            if let (Some(service), false) = (provider.service, SHIPPED.contains_key(name)) {
+                models.aliases.insert(name.to_owned(), service);
             }
         }
         for (name, provider) in providers {
-            for (model, configured) in &provider.models {
+            for (model, configured) in provider.overrides {
                 let facts =
                     configured.apply_to(models.get(name, model).cloned().unwrap_or_default());
                 models.insert(name, model, facts);
@@ -353,6 +355,8 @@ impl Models {
     }
 }
 
+/// Above every price that a model could have, in USD per million tokens.
+pub const MAX_PRICE: f64 = 1e6;
 /// Days after which facts about models are old.
 const MAX_AGE_DAYS: i32 = 90;
 
@@ -432,7 +436,7 @@ mod tests {
             ("openai/gpt-5".to_owned(), priced),
             ("vllm/some".to_owned(), priced),
         ]);
-        let models = Models::new(&BTreeMap::new(), &prices);
+        let models = Models::new(std::iter::empty(), &prices);
         let price = |provider: &str, model: &str| models.get(provider, model)?.price;
         assert_eq!(price("openai", "gpt-5"), Some(own));
         assert_eq!(price("vllm", "some"), Some(own));

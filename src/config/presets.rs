@@ -1,7 +1,7 @@
 //! Services that are there without a section in the configuration: their addresses and the variables that hold their keys.
 //! All speak OpenAI's chat API.
 
-use crate::config::load::{Environment, env_value};
+use crate::config::environment::{Environment, env_value};
 
 /// A well-known service.
 pub struct Preset {

@@ -7,8 +7,9 @@ use http::{HeaderName, HeaderValue, Uri};
 use secrecy::SecretString;
 
 use crate::config::document::{Node, Origin, Table, Value};
-use crate::config::load::{LoadContext, MAX_PRICE, env_value, is_valid_name, variable_name};
-use crate::config::models::{ModelOverride, Sampling};
+use crate::config::environment::{env_value, is_valid_name, variable_name};
+use crate::config::load_context::LoadContext;
+use crate::config::models::{MAX_PRICE, ModelOverride, Sampling};
 use crate::config::presets::{PRESETS, Preset, find_preset};
 use crate::config::table_reader::{MAX_COUNT, TableReader};
 use crate::config::{DEFAULT_BATCH_POLL, DEFAULT_MAX_REPLY, OpenAiApi, Provider, ProviderKind};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value as Json};
 
 use crate::config::document::{Node, Origin, Problem, Table, Value};
-use crate::domain::suggestion;
+use crate::config::quantity::{parse_bytes, parse_integer, parse_seconds};
 
 /// The most seconds or things that a key may count: a hundred years, and more than any semaphore or table holds.
 pub const MAX_COUNT: u64 = u32::MAX as u64;
@@ -43,24 +43,6 @@ fn read_nested<T>(
     let value = read(&mut reader);
     reader.finish();
     value
-}
-
-/// The value as JSON, tables in the file's order: a model reads a schema from the top. A number too large is null.
-pub fn to_json(node: &Node) -> Json {
-    match &node.value {
-        Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => text.clone().into(),
-        Value::Integer(number) => (*number).into(),
-        Value::HugeInteger => Json::Null,
-        Value::Float(number) => (*number).into(),
-        Value::Boolean(flag) => (*flag).into(),
-        Value::Array(items) => items.iter().map(to_json).collect(),
-        Value::Table(table) => {
-            let mut entries: Vec<_> = table.iter().collect();
-            entries.sort_by(|a, b| a.1.origin.cmp(&b.1.origin));
-            let entry = |(key, node): (&String, &Node)| (key.clone(), to_json(node));
-            entries.into_iter().map(entry).collect()
-        }
-    }
 }
 
 /// A table while it is read. A reading function answers none where the key is absent or wrong; what is wrong is kept
@@ -264,7 +246,7 @@ impl TableReader<'_> {
                 }
                 other => self.push_error(
                     node.origin,
-                    format!("{path} must be a table, not {}", type_name(&other)),
+                    format!("{path} must be a table, not {}", other.type_name()),
                 ),
             }
         }
@@ -299,7 +281,7 @@ impl TableReader<'_> {
                 }
                 other => self.push_error(
                     item.origin,
-                    format!("{path} must be a table, not {}", type_name(&other)),
+                    format!("{path} must be a table, not {}", other.type_name()),
                 ),
             }
         }
@@ -321,7 +303,7 @@ impl TableReader<'_> {
                     Err(message) => self.push_error(node.origin, format!("{path} {message}")),
                 },
                 other => {
-                    let text = format!("{path} must be a string, not {}", type_name(other));
+                    let text = format!("{path} must be a string, not {}", other.type_name());
                     self.push_error(node.origin, text);
                 }
             }
@@ -339,7 +321,7 @@ impl TableReader<'_> {
         let mut values = BTreeMap::new();
         for (name, node) in self.table(key) {
             let count = parse_integer(&node.value, min..=MAX_COUNT).unwrap_or_else(|| {
-                let found = type_name(&node.value);
+                let found = node.value.type_name();
                 Err(format!("must be a whole number, not {found}"))
             });
             match check(&name).and(count) {
@@ -362,7 +344,7 @@ impl TableReader<'_> {
         check: impl FnOnce(&Map<String, Json>) -> Result<(), String>,
     ) -> Option<Map<String, Json>> {
         let node = self.take(key)?;
-        match to_json(&node) {
+        match node.to_json() {
             Json::Object(object) => match check(&object) {
                 Ok(()) => return Some(object),
                 Err(message) => self.push_invalid(&node, key, &message),
@@ -490,7 +472,7 @@ impl TableReader<'_> {
         let text = format!(
             "{} must be {expected}, not {}",
             self.full(key),
-            type_name(found)
+            found.type_name()
         );
         self.push_error(node.origin.clone(), text);
     }
@@ -521,74 +503,15 @@ impl TableReader<'_> {
     }
 }
 
-/// A whole number within the range, or the rule that it breaks; none where the value is none.
-fn parse_integer(value: &Value, range: RangeInclusive<u64>) -> Option<Result<u64, String>> {
-    let number = match value {
-        Value::Integer(number) => i128::from(*number),
-        Value::HugeInteger => i128::MAX,
-        Value::Untyped(text) => text.trim().parse().ok()?,
-        _ => return None,
-    };
-    let (min, max) = (*range.start(), *range.end());
-    let message = match u64::try_from(number) {
-        Ok(number) if range.contains(&number) => return Some(Ok(number)),
-        Ok(number) if number > max => format!("cannot exceed {max}"),
-        Err(_) if number > 0 => format!("cannot exceed {max}"),
-        _ if min == 0 => "must be non-negative".to_owned(),
-        _ => format!("must be at least {min}"),
-    };
-    Some(Err(message))
-}
-
-/// The bytes that a text such as `4 MiB`, `10MB` or `512` names.
-fn parse_bytes(text: &str) -> Option<usize> {
-    let text = text.trim();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let number: usize = text[..end].parse().ok()?;
-    let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "kb" => 1_000,
-        "kib" => 1 << 10,
-        "mb" => 1_000_000,
-        "mib" => 1 << 20,
-        "gb" => 1_000_000_000,
-        "gib" => 1 << 30,
-        _ => return None,
-    };
-    number.checked_mul(unit)
-}
-
-/// The seconds that a text such as `30d`, `12 h` or `90` names.
-fn parse_seconds(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let number: u64 = text[..end].parse().ok()?;
-    let unit = match text[end..].trim() {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3_600,
-        "d" => 86_400,
-        "w" => 7 * 86_400,
-        _ => return None,
-    };
-    number.checked_mul(unit)
-}
-
-fn type_name(value: &Value) -> &'static str {
-    match value {
-        Value::String(_) => "a string",
-        Value::Integer(_) | Value::HugeInteger => "a whole number",
-        Value::Float(_) => "a fraction",
-        Value::Boolean(_) => "true or false",
-        Value::Datetime(_) => "a date",
-        Value::Array(_) => "a list",
-        Value::Table(_) => "a table",
-        Value::Untyped(_) => "this text",
-    }
+/// The known key that somebody who wrote `key` most likely meant.
+pub fn closest_key<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let key: String = key.chars().take(64).flat_map(char::to_lowercase).collect();
+    known
+        .iter()
+        .map(|candidate| (strsim::jaro_winkler(&key, candidate), *candidate))
+        .filter(|(likeness, _)| *likeness >= 0.75)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
 }
 
 fn quote_key(name: &str) -> String {
@@ -610,7 +533,7 @@ fn printable(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_bytes, parse_seconds, read_table};
+    use super::{closest_key, read_table};
     use crate::config::document::{format_problems, parse};
 
     fn problems(text: &str) -> String {
@@ -680,18 +603,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_are_read() {
-        assert_eq!(parse_bytes("4 MiB"), Some(4 << 20));
-        assert_eq!(parse_bytes("10kb"), Some(10_000));
-        assert_eq!(parse_bytes("512"), Some(512));
-        assert_eq!(parse_bytes("MiB"), None);
-        assert_eq!(parse_bytes("99999999999999999999"), None);
-        assert_eq!(parse_bytes("18446744073709551615 GiB"), None);
-        assert_eq!(parse_seconds("90"), Some(90));
-        assert_eq!(parse_seconds(" 12 h "), Some(43_200));
-        assert_eq!(parse_seconds("30d"), Some(2_592_000));
-        assert_eq!(parse_seconds("99999999999999999w"), None);
-        assert_eq!(parse_seconds("1 month"), None);
-        assert_eq!(parse_seconds("d"), None);
+    fn the_closest_key_is_found_whatever_its_case() {
+        assert_eq!(closest_key("modle", &["name", "model"]), Some("model"));
+        assert_eq!(closest_key("NAME", &["name", "model"]), Some("name"));
     }
 }

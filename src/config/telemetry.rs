@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use secrecy::SecretString;
 
 use crate::config::document::Origin;
-use crate::config::load::{Environment, LoadContext, env_value};
+use crate::config::environment::{Environment, env_value};
+use crate::config::load_context::LoadContext;
 use crate::config::table_reader::TableReader;
 use crate::config::{LogFormat, Otlp, Telemetry};
 

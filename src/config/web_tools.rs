@@ -1,13 +1,14 @@
 //! The sections of the tools that reach the web: `[tools.url_fetch]` and `[tools.web_search]`.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::config::load::{Environment, check_variable_name, env_value, read_allow_hosts};
+use crate::config::environment::{Environment, check_variable_name, env_value};
 use crate::config::table_reader::TableReader;
 use crate::config::{SearchKind, UrlFetch, WebSearch};
-use crate::ssrf;
+use crate::ssrf::{self, normalize_host};
 
 /// Reads `[tools.url_fetch]`.
 pub(in crate::config) fn read_url_fetch(s: &mut TableReader<'_>) -> UrlFetch {
@@ -51,4 +52,25 @@ pub(in crate::config) fn read_web_search(
         api_key_env,
         timeout: timeout.unwrap_or(Duration::from_secs(20)),
     })
+}
+
+/// Hosts that a guard lets through.
+pub(in crate::config) fn read_allow_hosts(s: &mut TableReader<'_>) -> Vec<String> {
+    let node = s.peek("allow_hosts");
+    let hosts = s.text_list("allow_hosts").unwrap_or_default();
+    let allow_hosts: Vec<String> = hosts.iter().map(|host| normalize_host(host)).collect();
+    if let Some(invalid) = hosts.iter().find(|host| !is_host(&normalize_host(host)))
+        && let Some(node) = &node
+    {
+        let message = format!(
+            "has {invalid:?}, which is no host; write names or addresses without scheme, port and path"
+        );
+        s.push_invalid(node, "allow_hosts", &message);
+    }
+    allow_hosts
+}
+
+fn is_host(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    text.parse::<IpAddr>().is_ok() || (!text.is_empty() && text.chars().all(is_plain))
 }

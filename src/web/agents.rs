@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::catalog::view::{Audience, SectionView};
 use crate::catalog::{Entry, LoadError};
-use crate::config::load::is_valid_name;
+use crate::config::environment::is_valid_name;
 use crate::domain::agent::Agent;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::agent::schema::section_schema;

@@ -13,7 +13,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 
-use crate::config::auth::KeyHash;
+use crate::config::key_hash::KeyHash;
 use crate::config::{ClientKey, KeyScope};
 use crate::domain::run::{Run, RunId};
 use crate::store::StoreError;

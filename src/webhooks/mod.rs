@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::config;
-use crate::config::load::secret_from_env;
+use crate::config::environment::secret_from_env;
 use crate::domain::run::now;
 use crate::domain::webhook::DeliveryId;
 use crate::fair::Limits;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::config::load::secret_from_env;
+use crate::config::environment::secret_from_env;
 use crate::domain::agent::Agent;
 use crate::domain::event::{Event, EventKind, STORED_EVENT_NAMES};
 use crate::domain::run::{Failure, FailureCode, RunId, Status};

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::load::Environment;
+use crate::config::environment::Environment;
 use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::driver::Disconnected;
 use crate::tools::mcp::failure::{RequestError, RetrySafety, ServerUnavailable};

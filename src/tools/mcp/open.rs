@@ -13,7 +13,7 @@ use rmcp::{ClientHandler, ClientLifecycleMode, RoleClient};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::load::Environment;
+use crate::config::environment::Environment;
 use crate::domain::mcp::McpTransport;
 use crate::tools::mcp::close_state::CloseState;
 use crate::tools::mcp::driver::{SessionDriver, StderrTask};

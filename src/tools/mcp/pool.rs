@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::load::Environment;
+use crate::config::environment::Environment;
 use crate::domain::mcp::{McpServer, McpTransport, TOOL_NAME_SEPARATOR};
 use crate::tools::mcp::connection::{Connection, SharedState};
 use crate::tools::mcp::failure::ServerUnavailable;

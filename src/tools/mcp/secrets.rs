@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::load::Environment;
+use crate::config::environment::Environment;
 use crate::domain::mcp::Template;
 
 /// A shorter value is not secret, and would match in any text.

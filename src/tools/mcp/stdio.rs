@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::config::load::Environment;
+use crate::config::environment::Environment;
 use crate::tools::mcp::close_state::CloseReason;
 use crate::tools::mcp::requests::PendingRequests;
 use crate::tools::mcp::stderr::StderrTail;

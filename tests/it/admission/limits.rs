@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! The server's configuration: layers, defaults, and errors that say where.
 
-use axed::config::load::{Environment, Flags, load};
+use axed::config::environment::{Environment, Flags, load};
 use axed::config::{Config, Durability, LogFormat, Provider, Retention, RetentionLimit};
 use secrecy::ExposeSecret;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use axed::config::load::process_environment;
+use axed::config::environment::process_environment;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 

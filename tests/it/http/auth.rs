@@ -1,6 +1,6 @@
 //! Keys: who is let in, what a key may do, and what does not exist for it.
 
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 

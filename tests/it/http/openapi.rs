@@ -188,7 +188,7 @@ async fn every_route_is_told_as_it_answers_and_no_other() {
 
 #[tokio::test]
 async fn the_document_is_open_and_names_the_scopes() {
-    let sha256 = axed::config::auth::KeyHash::digest(b"a-key-for-metrics-only");
+    let sha256 = axed::config::key_hash::KeyHash::digest(b"a-key-for-metrics-only");
     let app = TestApp::setup()
         .config(&format!(
             "[auth.keys.scraper]\nsha256 = \"{sha256}\"\nscopes = [\"metrics\"]"

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use axed::config::load::process_environment;
+use axed::config::environment::process_environment;
 use serde_json::{Value, json};
 
 use crate::support::app::{Setup, TestApp};

@@ -1,6 +1,6 @@
 //! What agents remember: entries written after success, read into prompts, trimmed by garbage collection.
 
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@ use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, fails, hangs, says};
 use crate::support::provider::recorded_request::{RecordedRequest, Wire};
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -354,7 +354,8 @@ fn wait_for_eof(mut stream: &TcpStream) -> std::io::Result<bool> {
 /// Writes the body down for `tests/validate_wire.sh`, which sets `AXED_KEEP_BODIES`.
 fn save_body(request: &ReceivedRequest) {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let Some(folder) = axed::config::load::process_environment().remove("AXED_KEEP_BODIES") else {
+    let Some(folder) = axed::config::environment::process_environment().remove("AXED_KEEP_BODIES")
+    else {
         return;
     };
     let wire = match request.path.as_str() {

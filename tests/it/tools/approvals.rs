@@ -7,7 +7,7 @@ use crate::support::gate::Gate;
 use crate::support::provider::answer::{ScriptedAnswer, calls, delegates, says};
 use crate::support::run::Run;
 use crate::support::within_timeout;
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@ use crate::support::app::{Setup, TestApp};
 use crate::support::events::count;
 use crate::support::provider::answer::{calls, says};
 use crate::support::within_timeout;
-use axed::config::load::process_environment;
+use axed::config::environment::process_environment;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axed::config::load::process_environment;
+use axed::config::environment::process_environment;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;

@@ -6,7 +6,7 @@ use crate::support::hanging_server::HangingServer;
 use crate::support::provider::answer::{hangs, says};
 use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
 use crate::webhooks::messages::{SECRET, as_key, daemon, deliveries, settled, webhook};
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 

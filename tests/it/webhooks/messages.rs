@@ -3,7 +3,7 @@
 use crate::support::app::{ApiResponse, Setup, TestApp, send};
 use crate::support::provider::answer::{delegates, fails, hangs, says};
 use crate::support::webhook_receiver::{ReceiverReply, WebhookReceiver};
-use axed::config::auth::KeyHash;
+use axed::config::key_hash::KeyHash;
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

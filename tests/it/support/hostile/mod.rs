@@ -1,7 +1,7 @@
 //! The properties that must hold for any input from outside. The rules name nothing but the library, so that a fuzzer that
 //! is guided by coverage can be given them as they are.
 
-use axed::config::load::process_environment;
+use axed::config::environment::process_environment;
 use proptest::test_runner::{Config, RngSeed};
 
 pub mod files;

@@ -454,7 +454,8 @@ impl AnswerStream {
 /// Writes a reply of this provider's own down for `tests/validate_wire.sh`, which sets `AXED_KEEP_REPLIES`.
 fn save_reply(seen: &RecordedRequest, written: &EncodedAnswer) {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let Some(folder) = axed::config::load::process_environment().remove("AXED_KEEP_REPLIES") else {
+    let Some(folder) = axed::config::environment::process_environment().remove("AXED_KEEP_REPLIES")
+    else {
         return;
     };
     let ending = match seen.wants_stream() {
