@@ -117,22 +117,7 @@ impl Services {
             rules,
             Box::new(inspect_workdir),
         ));
-        for name in config.runs.per_agent.keys() {
-            if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
-                tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
-            }
-        }
-        if let Some(day) = models::stale_since(jiff::Zoned::now().date()) {
-            tracing::warn!(
-                "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
-            );
-        }
-        for (name, entry) in &catalog.current().entries {
-            let tool_names = entry.agent.iter().flat_map(|agent| &agent.tools);
-            for tool in tool_names.filter(|tool| tool_registry.get(tool).is_none()) {
-                tracing::warn!("Agent {name} lists {tool}, which this server does not offer");
-            }
-        }
+        warn_about_settings(config, &catalog, &tool_registry);
         let broadcaster = Arc::new(EventBroadcaster::default());
         let (publisher, subscribers) = (Arc::clone(&broadcaster), Arc::clone(&broadcaster));
         let store = open::open(
@@ -288,6 +273,26 @@ fn keys(config: &Config) -> BTreeMap<String, Option<String>> {
     let keys = config.auth.keys.iter();
     keys.map(|key| (key.name.clone(), key.webhook_secret_env.clone()))
         .collect()
+}
+
+/// Warns of settings that have no effect, and of a model table that is old.
+fn warn_about_settings(config: &Config, catalog: &Catalog, tool_registry: &ToolRegistry) {
+    for name in config.runs.per_agent.keys() {
+        if let Err(LoadError::NotFound(_)) = catalog.current().get(name) {
+            tracing::warn!("runs.per_agent limits {name}, and there is no such agent");
+        }
+    }
+    if let Some(day) = models::stale_since(jiff::Zoned::now().date()) {
+        tracing::warn!(
+            "The table of models was last checked on {day}: prices and windows may have changed; a newer release of axed has a newer table"
+        );
+    }
+    for (name, entry) in &catalog.current().entries {
+        let tool_names = entry.agent.iter().flat_map(|agent| &agent.tools);
+        for tool in tool_names.filter(|tool| tool_registry.get(tool).is_none()) {
+            tracing::warn!("Agent {name} lists {tool}, which this server does not offer");
+        }
+    }
 }
 
 /// Names the memories that no run reads any more since memories belong to keys.

@@ -10,7 +10,8 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use crate::domain::agent::response_format::ResponseFormat;
-use crate::domain::json_schema::{STACK_BYTES, Schema};
+use crate::domain::json_schema::Schema;
+use crate::domain::json_schema::limits::STACK_BYTES;
 use crate::domain::structured;
 use crate::fair::fair_semaphore::FairSemaphore;
 

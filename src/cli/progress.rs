@@ -100,23 +100,20 @@ fn approval_hint(event: &Value, server: &str) -> Option<String> {
     })
 }
 
-/// The event in words, indented by its run's depth; none for events that say nothing new to a person.
+/// The event as a line, indented by its run's depth. `None` for events that say nothing new to a person.
 fn event_line(event: &Value) -> Option<String> {
-    let description = match event["type"].as_str()? {
-        "turn.completed" => {
-            let calls = event["tool_calls"].as_array().map_or(0, Vec::len);
-            format!(
-                "turn {}: {} tokens in, {} out{}",
-                number_field(event, "turn"),
-                number_field(event, "input_tokens"),
-                number_field(event, "output_tokens"),
-                match calls {
-                    0 => String::new(),
-                    1 => ", 1 tool call".to_owned(),
-                    several => format!(", {several} tool calls"),
-                }
-            )
-        }
+    let description = describe_event(event)?;
+    let depth = usize::try_from(number_field(event, "depth")).unwrap_or(0);
+    Some(format!(
+        "{}{}: {description}",
+        "  ".repeat(depth),
+        text_field(event, "agent")
+    ))
+}
+
+fn describe_event(event: &Value) -> Option<String> {
+    Some(match event["type"].as_str()? {
+        "turn.completed" => describe_turn(event),
         "agent.called" => format!(
             "→ {}: {}",
             text_field(event, "child_agent"),
@@ -132,11 +129,11 @@ fn event_line(event: &Value) -> Option<String> {
             }
         ),
         "approval.requested" => {
-            // A person decides by what this says: nothing in it may be out of sight.
+            // A person decides by this line, so nothing in it may be hidden.
             let arguments = terminal_text::escape_json(&event["arguments"].to_string());
             let shown = shorten(&arguments, 400);
             format!(
-                "waits for a person's word on {} {shown}",
+                "waiting for approval of {} {shown}",
                 text_field(event, "tool")
             )
         }
@@ -148,39 +145,47 @@ fn event_line(event: &Value) -> Option<String> {
             ),
             None => text_field(event, "decision"),
         },
-        // A fallback is the first request to another model, and comes without a wait.
-        "retry.scheduled" if number_field(event, "attempt") == 0 => format!(
-            "{}; falling back to {}",
-            text_field(event, "reason"),
-            text_field(event, "model")
-        ),
-        "retry.scheduled" => match number_field(event, "wait_ms") {
-            0 => format!("{}; trying again at once", text_field(event, "reason")),
-            wait => format!(
-                "{}; trying again in {}",
-                text_field(event, "reason"),
-                seconds(wait)
-            ),
-        },
+        "retry.scheduled" => describe_retry(event),
         "memory.warning" | "tools.warning" | "loop.warning" | "model.warning" => {
             text_field(event, "message")
         }
         "context.compacted" => format!(
-            "conversation made shorter: {} tokens instead of {}",
-            number_field(event, "tokens_after"),
-            number_field(event, "tokens_before")
+            "conversation compacted from {} to {} tokens",
+            number_field(event, "tokens_before"),
+            number_field(event, "tokens_after")
         ),
-        "batch.submitted" => format!("waits for batch {}", text_field(event, "batch_id")),
+        "batch.submitted" => format!("waiting for batch {}", text_field(event, "batch_id")),
         "run.failed" => format!("failed: {}", text_field(&event["error"], "message")),
         "run.cancelled" => format!("cancelled: {}", text_field(event, "reason")),
         _ => return None,
-    };
-    let depth = usize::try_from(number_field(event, "depth")).unwrap_or(0);
-    Some(format!(
-        "{}{}: {description}",
-        "  ".repeat(depth),
-        text_field(event, "agent")
-    ))
+    })
+}
+
+fn describe_turn(event: &Value) -> String {
+    let calls = event["tool_calls"].as_array().map_or(0, Vec::len);
+    format!(
+        "turn {}: {} tokens in, {} out{}",
+        number_field(event, "turn"),
+        number_field(event, "input_tokens"),
+        number_field(event, "output_tokens"),
+        match calls {
+            0 => String::new(),
+            1 => ", 1 tool call".to_owned(),
+            several => format!(", {several} tool calls"),
+        }
+    )
+}
+
+fn describe_retry(event: &Value) -> String {
+    let reason = text_field(event, "reason");
+    // Attempt 0 is the first request to a fallback model, which is sent at once.
+    if number_field(event, "attempt") == 0 {
+        return format!("{reason}; falling back to {}", text_field(event, "model"));
+    }
+    match number_field(event, "wait_ms") {
+        0 => format!("{reason}; trying again at once"),
+        wait => format!("{reason}; trying again in {}", seconds(wait)),
+    }
 }
 
 fn number_field(event: &Value, key: &str) -> u64 {
@@ -237,7 +242,7 @@ mod tests {
             "tool_call_id": "c1", "tool": "write_file", "arguments": {"path": "x"}});
         assert_eq!(
             event_line(&approval).as_deref(),
-            Some("a: waits for a person's word on write_file {\"path\":\"x\"}")
+            Some("a: waiting for approval of write_file {\"path\":\"x\"}")
         );
         assert_eq!(
             approval_hint(&approval, "http://h").as_deref(),

@@ -9,7 +9,6 @@ pub mod glob;
 pub mod json_schema;
 pub mod mcp;
 pub mod message;
-pub mod metered_json;
 pub mod run;
 pub mod service;
 pub mod structured;

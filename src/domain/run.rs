@@ -10,9 +10,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::domain::agent::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::content::Content;
 use crate::domain::usage::{TreeUsage, Usage};
+
+/// The deepest tree that any configuration may allow, in levels below the root.
+pub const HARD_MAX_DEPTH: u8 = 5;
+/// Levels below a root if its agent sets no `max_depth`.
+pub const DEFAULT_MAX_DEPTH: u8 = 3;
 
 /// A run's name: `run_` and a UUIDv7, so names sort by the time of their making.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema)]

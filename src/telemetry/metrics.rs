@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::domain::agent::HARD_MAX_DEPTH;
-use crate::domain::run::Status;
+use crate::domain::run::{HARD_MAX_DEPTH, Status};
 use crate::domain::usage::{Cost, TokenUsage};
 use crate::telemetry::prometheus::{Counter, Family, FixedPoint, Histogram, TextEncoder};
 

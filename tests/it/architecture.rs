@@ -52,7 +52,7 @@ const FENCES: &[(&str, &[&str])] = &[
     ("toml", &["config", "catalog", "providers/scripted"]),
     ("anyhow", &["main", "cli", "app"]),
     ("notify", &["catalog"]),
-    ("jsonschema", &["domain/metered_json", "domain/json_schema"]),
+    ("jsonschema", &["domain/json_schema"]),
     ("cap_std", &["tools", "workdirs"]),
     ("cap_fs_ext", &["tools", "workdirs"]),
     ("cap_tempfile", &["tools"]),

@@ -13,6 +13,7 @@ use crate::domain::agent::settings::{
 };
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::McpServer;
+use crate::domain::run::DEFAULT_MAX_DEPTH;
 use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
@@ -23,10 +24,6 @@ pub mod response_format;
 pub mod schema;
 pub mod settings;
 
-/// The deepest tree that any configuration may ask for.
-pub const HARD_MAX_DEPTH: u8 = 5;
-/// Levels below a root whose file says nothing.
-pub const DEFAULT_MAX_DEPTH: u8 = 3;
 /// The most turns a run may have, and what a file that says nothing gets.
 pub const MAX_TURNS: u32 = 50;
 
@@ -258,7 +255,7 @@ impl Section for Limits {
 /// `[subagent]`: how an agent starts unnamed ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubagentSettings {
-    /// The deepest level that they may stand at, 1 to [`HARD_MAX_DEPTH`].
+    /// The deepest level that they may stand at, 1 to [`crate::domain::run::HARD_MAX_DEPTH`].
     pub max_depth: u8,
     /// Turns of one whose call does not say, 1 to [`MAX_TURNS`].
     pub default_max_turns: u32,

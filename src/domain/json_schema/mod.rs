@@ -5,58 +5,27 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use jsonschema::error::{TypeKind, ValidationErrorKind};
-use jsonschema::{JsonType, PatternOptions, ValidationError, Validator};
+use jsonschema::PatternOptions;
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::domain::message::shorten;
-use crate::domain::metered_json::{self, MeteredJson, PatternCost, ValidationLimits};
+use crate::domain::json_schema::compiled::{
+    CheckMode, CompiledSchema, LimitExceeded, bounded_message,
+};
+use crate::domain::json_schema::complexity::Complexity;
+use crate::domain::json_schema::limits::{
+    INLINE_READS_PER_BYTE, MAX_INLINE_BYTES, MAX_INLINE_LEVELS, MAX_INLINE_PATTERN_BYTES,
+    MAX_INLINE_PATTERNS, MAX_LEVELS, MAX_MATCH_COST, MAX_PATTERN_BYTES, MAX_PATTERNS,
+    MAX_SCHEMA_BYTES, PATTERN_SIZES, TIMEOUT,
+};
+use crate::domain::json_schema::metered_json::{MeteredJson, PatternCost};
 
-/// Most errors that are listed at once: the first ones are enough.
-const MAX_ERRORS: usize = 10;
-/// Most characters of one error: it may quote the value.
-const MAX_ERROR_CHARS: usize = 300;
-/// Most texts that are read from other values in one value.
-const MAX_TEXT_COERCIONS: usize = 64;
-
-/// Most bytes of a schema.
-const MAX_SCHEMA_BYTES: usize = 256 << 10;
-/// Most patterns of a schema.
-const MAX_PATTERNS: usize = 100;
-/// Most bytes of all its patterns together: reading one costs up to 25 µs a byte, however small it then becomes.
-const MAX_PATTERN_BYTES: usize = 16 << 10;
-/// Most references of a schema times its levels of nesting: so deep may the stack become.
-const MAX_LEVELS: usize = 10_000;
-/// Most bytes that a pattern takes when it is compiled. The smallest that all patterns of a schema fit in decides how
-/// long a text may be: a match takes time for each byte of both, and cannot be broken off.
-const PATTERN_SIZES: [usize; 3] = [16 << 10, 64 << 10, 256 << 10];
-/// Bytes of a pattern times bytes of a text in one match: about a second.
-const MAX_MATCH_COST: usize = 10 << 30;
-
-/// Most readings of a value for the decision whether it fits: less than a second, and many times what an honest schema
-/// needs.
-const MAX_READS: u64 = 10_000_000;
-/// Most that find out what does not fit: each may leave an error behind.
-const MAX_READS_FOR_ERRORS: u64 = 1_000_000;
-/// How long one check may take altogether.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// Stack that compiling or checking needs at most.
-pub const STACK_BYTES: usize = 256 << 20;
-/// Part of it that a check may use.
-const CHECK_STACK_BYTES: usize = STACK_BYTES / 2;
-
-/// Bounds of what is done inline: a millisecond or so, and a part of the stack that a runtime's thread has.
-const MAX_INLINE_BYTES: usize = 16 << 10;
-const MAX_INLINE_LEVELS: usize = 256;
-const MAX_INLINE_PATTERNS: usize = 16;
-const MAX_INLINE_PATTERN_BYTES: usize = 256;
-const MAX_INLINE_READS: u64 = 10_000;
-const MAX_INLINE_STACK: usize = 256 << 10;
-/// Readings that matching one byte against the largest pattern costs inline.
-const INLINE_READS_PER_BYTE: u64 = 50;
+mod compiled;
+mod complexity;
+pub mod limits;
+mod metered_json;
 
 /// A schema, with what checks values against it.
 pub struct Schema {
@@ -65,32 +34,6 @@ pub struct Schema {
     /// Compiled when a value is first checked; none if that takes a thread of its own.
     inline_compiled: OnceLock<Option<CompiledSchema>>,
 }
-
-/// What decides how much work a schema is.
-#[derive(Clone, Copy, Debug, Default)]
-struct Complexity {
-    depth: usize,
-    references: usize,
-    patterns: usize,
-    pattern_bytes: usize,
-    /// Of these, those that names of members are matched against.
-    name_patterns: usize,
-}
-
-struct CompiledSchema {
-    validator: Result<Validator<MeteredJson>, String>,
-    pattern_cost: PatternCost,
-}
-
-/// How much a check may cost.
-#[derive(Clone, Copy, Debug)]
-enum CheckMode {
-    Inline,
-    WithDeadline(Instant),
-}
-
-/// A check that its bounds broke off.
-struct LimitExceeded;
 
 impl Schema {
     /// The schema in this JSON, not yet compiled.
@@ -244,198 +187,14 @@ impl Schema {
     }
 }
 
-impl CompiledSchema {
-    fn validation_errors(
-        &self,
-        value: &Value,
-        mode: CheckMode,
-    ) -> Result<Vec<String>, LimitExceeded> {
-        let validator = match &self.validator {
-            Ok(validator) => validator,
-            Err(why) => return Ok(vec![why.clone()]),
-        };
-        let validity =
-            metered_json::with_limits(self.limits(mode, MAX_READS), || validator.is_valid(value));
-        match validity {
-            Some(true) => return Ok(Vec::new()),
-            Some(false) => {}
-            None => return Err(LimitExceeded),
-        }
-        let errors = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
-            let errors = validator.iter_errors(value).take(MAX_ERRORS);
-            errors.map(|error| describe_error(&error)).collect()
-        });
-        match (errors, mode) {
-            (Some(errors), _) => Ok(errors),
-            (None, CheckMode::Inline) => Err(LimitExceeded),
-            (None, CheckMode::WithDeadline(_)) => Ok(vec![
-                "it does not fit; why takes too long to find out".to_owned(),
-            ]),
-        }
-    }
-
-    /// The value as it came, if the check was broken off.
-    fn coerce(&self, value: Value, mode: CheckMode) -> Result<Result<Value, Vec<String>>, Value> {
-        let Ok(errors) = self.validation_errors(&value, mode) else {
-            return Err(value);
-        };
-        if errors.is_empty() {
-            return Ok(Ok(value));
-        }
-        let mut coerced = value.clone();
-        let mut is_coerced = false;
-        for _ in 0..MAX_TEXT_COERCIONS {
-            match self.coerce_first_to_text(&mut coerced, mode) {
-                Ok(true) => is_coerced = true,
-                Ok(false) => break,
-                Err(LimitExceeded) => return Err(value),
-            }
-        }
-        if !is_coerced {
-            return Ok(Err(errors));
-        }
-        match self.validation_errors(&coerced, mode) {
-            Ok(errors) if errors.is_empty() => Ok(Ok(coerced)),
-            Ok(errors) => Ok(Err(errors)),
-            Err(LimitExceeded) => Err(value),
-        }
-    }
-
-    /// Makes a text of the first value that should be one; false if there is none.
-    fn coerce_first_to_text(
-        &self,
-        value: &mut Value,
-        mode: CheckMode,
-    ) -> Result<bool, LimitExceeded> {
-        let Ok(validator) = &self.validator else {
-            return Ok(false);
-        };
-        let pointer = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
-            validator.iter_errors(value).find_map(|error| {
-                let is_text = matches!(
-                    error.kind(),
-                    ValidationErrorKind::Type {
-                        kind: TypeKind::Single(JsonType::String)
-                    }
-                );
-                (is_text && !error.instance().is_null()).then(|| error.instance_path().to_string())
-            })
-        });
-        let pointer = match (pointer, mode) {
-            (None, CheckMode::Inline) => return Err(LimitExceeded),
-            (pointer, _) => pointer.flatten(),
-        };
-        let Some(target) = pointer.and_then(|at| value.pointer_mut(&at)) else {
-            return Ok(false);
-        };
-        *target = Value::String(target.to_string());
-        Ok(true)
-    }
-
-    fn limits(&self, mode: CheckMode, max_reads: u64) -> ValidationLimits {
-        match mode {
-            CheckMode::Inline => ValidationLimits {
-                max_reads: MAX_INLINE_READS,
-                max_stack: MAX_INLINE_STACK,
-                deadline: None,
-                pattern_cost: PatternCost {
-                    max_text_bytes: 0,
-                    ..self.pattern_cost
-                },
-            },
-            // How long a match takes is rarely what it may take at most: the clock decides.
-            CheckMode::WithDeadline(deadline) => ValidationLimits {
-                max_reads,
-                max_stack: CHECK_STACK_BYTES,
-                deadline: Some(deadline),
-                pattern_cost: PatternCost {
-                    reads_per_byte: 0,
-                    ..self.pattern_cost
-                },
-            },
-        }
-    }
-}
-
-impl Complexity {
-    fn measure(schema: &Value) -> Self {
-        let mut complexity = Self::default();
-        complexity.visit(schema, 1);
-        complexity
-    }
-
-    fn reference_levels(&self) -> usize {
-        self.references * self.depth
-    }
-
-    /// A property with the name of a keyword counts, too.
-    fn visit(&mut self, schema: &Value, depth: usize) {
-        self.depth = self.depth.max(depth);
-        match schema {
-            Value::Array(items) => items.iter().for_each(|item| self.visit(item, depth + 1)),
-            Value::Object(members) => {
-                for (key, value) in members {
-                    match (key.as_str(), value) {
-                        ("pattern", Value::String(pattern)) => {
-                            self.patterns += 1;
-                            self.pattern_bytes += pattern.len();
-                        }
-                        ("patternProperties", Value::Object(patterns)) => {
-                            self.patterns += patterns.len();
-                            self.name_patterns += patterns.len();
-                            let bytes = patterns.keys().map(String::len);
-                            self.pattern_bytes += bytes.sum::<usize>();
-                        }
-                        ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(_)) => {
-                            self.references += 1;
-                        }
-                        _ => {}
-                    }
-                    self.visit(value, depth + 1);
-                }
-            }
-            _ => {}
-        }
-    }
+fn timeout_message() -> String {
+    "it takes too long to check against the schema".to_owned()
 }
 
 impl fmt::Debug for Schema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Schema").field(&self.raw.get()).finish()
     }
-}
-
-fn timeout_message() -> String {
-    "it takes too long to check against the schema".to_owned()
-}
-
-fn describe_error(error: &ValidationError<'_>) -> String {
-    let path = shorten(&error.instance_path().to_string(), MAX_ERROR_CHARS);
-    let why = bounded_message(error);
-    match path.as_str() {
-        "" => why,
-        path => format!("{path}: {why}"),
-    }
-}
-
-/// An error's text as far as it is shown: it may quote a value of many megabytes.
-fn bounded_message(error: &ValidationError<'_>) -> String {
-    struct BoundedText(String);
-
-    impl fmt::Write for BoundedText {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            self.0.push_str(text);
-            match self.0.chars().nth(MAX_ERROR_CHARS) {
-                Some(_) => Err(fmt::Error),
-                None => Ok(()),
-            }
-        }
-    }
-
-    let mut text = BoundedText(String::new());
-    // An error says that this is enough.
-    let _ = fmt::write(&mut text, format_args!("{error}"));
-    shorten(&text.0, MAX_ERROR_CHARS)
 }
 
 #[cfg(test)]
@@ -604,7 +363,7 @@ mod tests {
         assert!(
             schema.compile_inline().is_none() && schema.validation_errors_inline(&value).is_none()
         );
-        let thread = std::thread::Builder::new().stack_size(super::STACK_BYTES);
+        let thread = std::thread::Builder::new().stack_size(super::limits::STACK_BYTES);
         let errors = thread
             .spawn(move || schema.validation_errors(&value))
             .expect("a thread");

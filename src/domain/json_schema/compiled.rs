@@ -1,0 +1,182 @@
+//! A compiled schema: checks values against it within bounds, and reads other values as texts where it wants texts.
+
+use std::fmt;
+use std::time::Instant;
+
+use jsonschema::error::{TypeKind, ValidationErrorKind};
+use jsonschema::{JsonType, ValidationError, Validator};
+use serde_json::Value;
+
+use crate::domain::json_schema::limits::{
+    CHECK_STACK_BYTES, MAX_INLINE_READS, MAX_INLINE_STACK, MAX_READS, MAX_READS_FOR_ERRORS,
+};
+use crate::domain::json_schema::metered_json::{self, MeteredJson, PatternCost, ValidationLimits};
+use crate::domain::message::shorten;
+
+/// Most errors that are listed at once: the first ones are enough.
+const MAX_ERRORS: usize = 10;
+/// Most characters of one error: it may quote the value.
+const MAX_ERROR_CHARS: usize = 300;
+/// Most texts that are read from other values in one value.
+const MAX_TEXT_COERCIONS: usize = 64;
+
+pub struct CompiledSchema {
+    pub validator: Result<Validator<MeteredJson>, String>,
+    pub pattern_cost: PatternCost,
+}
+
+/// How much a check may cost.
+#[derive(Clone, Copy, Debug)]
+pub enum CheckMode {
+    Inline,
+    WithDeadline(Instant),
+}
+
+/// A check that its bounds broke off.
+pub struct LimitExceeded;
+
+impl CompiledSchema {
+    pub fn validation_errors(
+        &self,
+        value: &Value,
+        mode: CheckMode,
+    ) -> Result<Vec<String>, LimitExceeded> {
+        let validator = match &self.validator {
+            Ok(validator) => validator,
+            Err(why) => return Ok(vec![why.clone()]),
+        };
+        let validity =
+            metered_json::with_limits(self.limits(mode, MAX_READS), || validator.is_valid(value));
+        match validity {
+            Some(true) => return Ok(Vec::new()),
+            Some(false) => {}
+            None => return Err(LimitExceeded),
+        }
+        let errors = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
+            let errors = validator.iter_errors(value).take(MAX_ERRORS);
+            errors.map(|error| describe_error(&error)).collect()
+        });
+        match (errors, mode) {
+            (Some(errors), _) => Ok(errors),
+            (None, CheckMode::Inline) => Err(LimitExceeded),
+            (None, CheckMode::WithDeadline(_)) => Ok(vec![
+                "it does not fit; why takes too long to find out".to_owned(),
+            ]),
+        }
+    }
+
+    /// The value as it came, if the check was broken off.
+    pub fn coerce(
+        &self,
+        value: Value,
+        mode: CheckMode,
+    ) -> Result<Result<Value, Vec<String>>, Value> {
+        let Ok(errors) = self.validation_errors(&value, mode) else {
+            return Err(value);
+        };
+        if errors.is_empty() {
+            return Ok(Ok(value));
+        }
+        let mut coerced = value.clone();
+        let mut is_coerced = false;
+        for _ in 0..MAX_TEXT_COERCIONS {
+            match self.coerce_first_to_text(&mut coerced, mode) {
+                Ok(true) => is_coerced = true,
+                Ok(false) => break,
+                Err(LimitExceeded) => return Err(value),
+            }
+        }
+        if !is_coerced {
+            return Ok(Err(errors));
+        }
+        match self.validation_errors(&coerced, mode) {
+            Ok(errors) if errors.is_empty() => Ok(Ok(coerced)),
+            Ok(errors) => Ok(Err(errors)),
+            Err(LimitExceeded) => Err(value),
+        }
+    }
+
+    /// Makes a text of the first value that should be one; false if there is none.
+    fn coerce_first_to_text(
+        &self,
+        value: &mut Value,
+        mode: CheckMode,
+    ) -> Result<bool, LimitExceeded> {
+        let Ok(validator) = &self.validator else {
+            return Ok(false);
+        };
+        let pointer = metered_json::with_limits(self.limits(mode, MAX_READS_FOR_ERRORS), || {
+            validator.iter_errors(value).find_map(|error| {
+                let is_text = matches!(
+                    error.kind(),
+                    ValidationErrorKind::Type {
+                        kind: TypeKind::Single(JsonType::String)
+                    }
+                );
+                (is_text && !error.instance().is_null()).then(|| error.instance_path().to_string())
+            })
+        });
+        let pointer = match (pointer, mode) {
+            (None, CheckMode::Inline) => return Err(LimitExceeded),
+            (pointer, _) => pointer.flatten(),
+        };
+        let Some(target) = pointer.and_then(|at| value.pointer_mut(&at)) else {
+            return Ok(false);
+        };
+        *target = Value::String(target.to_string());
+        Ok(true)
+    }
+
+    fn limits(&self, mode: CheckMode, max_reads: u64) -> ValidationLimits {
+        match mode {
+            CheckMode::Inline => ValidationLimits {
+                max_reads: MAX_INLINE_READS,
+                max_stack: MAX_INLINE_STACK,
+                deadline: None,
+                pattern_cost: PatternCost {
+                    max_text_bytes: 0,
+                    ..self.pattern_cost
+                },
+            },
+            // How long a match takes is rarely what it may take at most: the clock decides.
+            CheckMode::WithDeadline(deadline) => ValidationLimits {
+                max_reads,
+                max_stack: CHECK_STACK_BYTES,
+                deadline: Some(deadline),
+                pattern_cost: PatternCost {
+                    reads_per_byte: 0,
+                    ..self.pattern_cost
+                },
+            },
+        }
+    }
+}
+
+fn describe_error(error: &ValidationError<'_>) -> String {
+    let path = shorten(&error.instance_path().to_string(), MAX_ERROR_CHARS);
+    let why = bounded_message(error);
+    match path.as_str() {
+        "" => why,
+        path => format!("{path}: {why}"),
+    }
+}
+
+/// An error's text as far as it is shown: it may quote a value of many megabytes.
+pub fn bounded_message(error: &ValidationError<'_>) -> String {
+    struct BoundedText(String);
+
+    impl fmt::Write for BoundedText {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.push_str(text);
+            match self.0.chars().nth(MAX_ERROR_CHARS) {
+                Some(_) => Err(fmt::Error),
+                None => Ok(()),
+            }
+        }
+    }
+
+    let mut text = BoundedText(String::new());
+    // An error says that this is enough.
+    let _ = fmt::write(&mut text, format_args!("{error}"));
+    shorten(&text.0, MAX_ERROR_CHARS)
+}

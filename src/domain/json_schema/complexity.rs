@@ -1,0 +1,56 @@
+//! Measures how much work a schema can be, without compiling it.
+
+use serde_json::Value;
+
+/// What decides how much work a schema is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Complexity {
+    pub depth: usize,
+    pub references: usize,
+    pub patterns: usize,
+    pub pattern_bytes: usize,
+    /// Of these, those that names of members are matched against.
+    pub name_patterns: usize,
+}
+
+impl Complexity {
+    pub fn measure(schema: &Value) -> Self {
+        let mut complexity = Self::default();
+        complexity.visit(schema, 1);
+        complexity
+    }
+
+    pub fn reference_levels(&self) -> usize {
+        self.references * self.depth
+    }
+
+    /// A property with the name of a keyword counts, too.
+    fn visit(&mut self, schema: &Value, depth: usize) {
+        self.depth = self.depth.max(depth);
+        match schema {
+            Value::Array(items) => items.iter().for_each(|item| self.visit(item, depth + 1)),
+            Value::Object(members) => {
+                for (key, value) in members {
+                    match (key.as_str(), value) {
+                        ("pattern", Value::String(pattern)) => {
+                            self.patterns += 1;
+                            self.pattern_bytes += pattern.len();
+                        }
+                        ("patternProperties", Value::Object(patterns)) => {
+                            self.patterns += patterns.len();
+                            self.name_patterns += patterns.len();
+                            let bytes = patterns.keys().map(String::len);
+                            self.pattern_bytes += bytes.sum::<usize>();
+                        }
+                        ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(_)) => {
+                            self.references += 1;
+                        }
+                        _ => {}
+                    }
+                    self.visit(value, depth + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+}
