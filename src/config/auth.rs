@@ -1,4 +1,4 @@
-//! The `[auth]` section: which keys clients may come with. Knows a key by its digest only, and nothing of HTTP.
+//! The `[auth]` section: the keys of clients. It knows a key only by its hash, and nothing of HTTP.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,32 +18,30 @@ const SCOPES: [(&str, KeyScope); 5] = [
 ];
 
 impl KeyScope {
-    /// The word that the configuration has for it.
+    /// Its name in the configuration.
     pub fn as_str(self) -> &'static str {
         let found = SCOPES.iter().find(|(_, scope)| *scope == self);
-        found.map_or("", |(word, _)| word)
+        found.map_or("", |(name, _)| name)
     }
 }
 
 impl ClientKey {
-    /// Whether it may do this: what its scopes name, and everything where they name `admin`.
+    /// The scope `admin` includes all others.
     pub fn has_scope(&self, scope: KeyScope) -> bool {
         self.is_admin() || self.scopes.contains(&scope)
     }
 
-    /// Whether it may do everything, also with the runs of other keys.
     pub fn is_admin(&self) -> bool {
         self.scopes.contains(&KeyScope::Admin)
     }
 
-    /// Whether this agent exists for it.
+    /// Whether the key can see this agent.
     pub fn can_use_agent(&self, agent: &str) -> bool {
         let agents = self.agents.as_ref();
         agents.is_none_or(|agents| agents.is_match(agent))
     }
 }
 
-/// The section.
 pub(in crate::config) fn read(s: &mut TableReader<'_>) -> Auth {
     let mut names_by_hash = BTreeMap::new();
     let keys = s.tables_by_name("keys", |name, s| read_key(name, s, &mut names_by_hash));
@@ -52,7 +50,7 @@ pub(in crate::config) fn read(s: &mut TableReader<'_>) -> Auth {
     }
 }
 
-/// One key; none where its section does not say enough to know it by.
+/// `None` if the hash or the scopes are missing or invalid.
 fn read_key(
     name: &str,
     s: &mut TableReader<'_>,
@@ -60,7 +58,7 @@ fn read_key(
 ) -> Option<ClientKey> {
     if !is_valid_name(name) {
         s.push_invalid_name(
-            "is no key's name: up to 64 letters, digits, - _ . without two _ in a row",
+            "is not a valid key name: up to 64 letters, digits, - _ . without two _ in a row",
         );
     }
     let sha256 = read_hash(name, s, names_by_hash);
@@ -82,30 +80,30 @@ fn read_hash(
     names_by_hash: &mut BTreeMap<KeyHash, String>,
 ) -> Option<KeyHash> {
     let Some(node) = s.peek("sha256") else {
-        let message = "must be given: the SHA-256 of the key in hex, as axed keys new prints it";
+        let message = "is required: the SHA-256 of the key in hex, as axed keys new prints it";
         s.push_missing("sha256", message);
         s.ignore("sha256");
         return None;
     };
-    // The text may be the key itself, pasted here by mistake, so the error does not repeat it.
+    // The text may be the key itself, pasted here by mistake, so the error must not repeat it.
     let hash = s.parsed_text("sha256", |hex| {
         KeyHash::parse_hex(hex).ok_or_else(|| {
             "must be the SHA-256 of the key, 64 digits in hex, and not the key itself".to_owned()
         })
     })?;
     if let Some(other) = names_by_hash.insert(hash, name.to_owned()) {
-        let message = format!("is that of auth.keys.{other} too; a key has one name");
+        let message = format!("is also the hash of auth.keys.{other}; a key has one name");
         s.push_invalid(&node, "sha256", &message);
     }
     Some(hash)
 }
 
 fn read_scopes(s: &mut TableReader<'_>) -> Option<Vec<KeyScope>> {
-    let scope_names = || SCOPES.map(|(word, _)| word).join(", ");
+    let scope_names = || SCOPES.map(|(name, _)| name).join(", ");
     let Some(node) = s.peek("scopes") else {
         s.push_missing(
             "scopes",
-            &format!("must be given, some of: {}", scope_names()),
+            &format!("is required: one or more of: {}", scope_names()),
         );
         s.ignore("scopes");
         return None;
@@ -113,10 +111,10 @@ fn read_scopes(s: &mut TableReader<'_>) -> Option<Vec<KeyScope>> {
     let texts = s.text_list("scopes")?;
     let mut scopes = Vec::new();
     for text in &texts {
-        match SCOPES.iter().find(|(word, _)| word == text) {
+        match SCOPES.iter().find(|(name, _)| name == text) {
             Some((_, scope)) => scopes.push(*scope),
             None => {
-                let message = format!("has {text:?}, which is none of: {}", scope_names());
+                let message = format!("contains {text:?}, which is not one of: {}", scope_names());
                 s.push_invalid(&node, "scopes", &message);
                 return None;
             }
@@ -126,20 +124,20 @@ fn read_scopes(s: &mut TableReader<'_>) -> Option<Vec<KeyScope>> {
         s.push_invalid(
             &node,
             "scopes",
-            &format!("must name some of: {}", scope_names()),
+            &format!("must contain at least one of: {}", scope_names()),
         );
         return None;
     }
     Some(scopes)
 }
 
-/// The agents that the key may touch; none for all.
+/// `None` means all agents.
 fn read_agent_globs(s: &mut TableReader<'_>) -> Option<glob::Matcher> {
     let node = s.peek("agents")?;
     let patterns = s.text_list("agents").filter(|texts| !texts.is_empty())?;
     let is_blank = patterns.iter().any(|pattern| pattern.trim().is_empty());
     let globs = match is_blank {
-        true => Err("has a blank pattern; \"*\" means all agents".to_owned()),
+        true => Err("contains a blank pattern; \"*\" means all agents".to_owned()),
         false => glob::Matcher::for_names(&patterns),
     };
     globs

@@ -1,5 +1,5 @@
-//! A TOML document as a tree in which every value knows where it stands, and what can be wrong with it. Does not know
-//! what the keys mean, nor which file it reads.
+//! A TOML document as a tree in which every value knows its position, and the problems of such a document. Knows
+//! neither the meaning of keys nor the name of the file.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +7,28 @@ use serde_json::Value as Json;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Most bytes of a TOML file: far above what a person writes, far below what hurts.
+/// Maximum size of a TOML file in bytes.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
-/// Brackets in brackets.
+/// Nested brackets.
 const MAX_NESTING: usize = 40;
-/// Dots of one key.
+/// Dots in one key.
 const MAX_KEY_DOTS: usize = 16;
-/// Problems told at once; a broken file can have thousands.
+/// Problems in one message; a broken file can have thousands.
 const MAX_SHOWN_PROBLEMS: usize = 10;
 
-/// The entries of a table, by key.
 pub type Table = BTreeMap<String, Node>;
 
-/// A value and where it comes from.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Where its key (or, in a list, the value itself) stands.
+    /// Position of its key, or of the value itself in a list.
     pub origin: Origin,
-    /// What it is.
     pub value: Value,
 }
 
 impl Node {
-    /// The value as JSON, tables in the file's order: a model reads a schema from the top. A number too large is null.
+    /// Tables keep the file's order, because a model reads a schema from the top. A number that is too large becomes
+    /// null.
     pub fn to_json(&self) -> Json {
         match &self.value {
             Value::String(text) | Value::Datetime(text) | Value::Untyped(text) => {
@@ -50,17 +49,12 @@ impl Node {
     }
 }
 
-/// Where something stands.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
-    /// In the file; both count from 1, columns in characters.
-    File {
-        /// The line.
-        line: usize,
-        /// The column.
-        column: usize,
-    },
-    /// In this environment variable or flag.
+    /// Line and column count from 1; columns count characters.
+    File { line: usize, column: usize },
+    /// An environment variable or a flag.
     External(String),
 }
 
@@ -73,12 +67,12 @@ impl Origin {
     }
 }
 
-/// A TOML value, or the text of an environment variable, which takes the type that its key wants.
+/// A TOML value, or the text of an environment variable, which is converted to the type that its key expects.
 #[derive(Clone, Debug)]
 pub enum Value {
     String(String),
     Integer(i64),
-    /// An integer that does not fit.
+    /// An integer that does not fit an `i64`.
     HugeInteger,
     Float(f64),
     Boolean(bool),
@@ -104,20 +98,18 @@ impl Value {
     }
 }
 
-/// Something wrong in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
     pub origin: Origin,
-    /// What, beginning with the key where there is one, and what to do about it. Never holds a value that could be a
+    /// Starts with the key, if there is one, and says how to fix the problem. Never contains a value that could be a
     /// secret.
     pub text: String,
-    /// Whether the document reads well and only breaks a rule about its values.
+    /// Whether the document is well-formed and only breaks a rule about its values.
     pub is_rule_violation: bool,
 }
 
 impl Problem {
-    /// The problem with its place: `<file>:<line>:<column>: <text>`, or the variable or flag in their place.
+    /// `<file>:<line>:<column>: <text>`, or `<variable or flag>: <text>`.
     pub fn format_in(&self, file: &str) -> String {
         match &self.origin {
             Origin::File { line, column } => format!("{file}:{line}:{column}: {}", self.text),
@@ -126,7 +118,7 @@ impl Problem {
     }
 }
 
-/// The first problems with their places, parted by `separator`.
+/// The first problems with their positions.
 pub fn format_problems(problems: &[Problem], file: &str, separator: &str) -> String {
     let mut lines: Vec<String> = problems
         .iter()
@@ -139,7 +131,8 @@ pub fn format_problems(problems: &[Problem], file: &str, separator: &str) -> Str
     lines.join(separator)
 }
 
-/// The table that these bytes hold, or everything that is wrong with them as TOML.
+/// # Errors
+/// Everything that is wrong with the bytes as TOML.
 pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
     let start = Origin::File { line: 1, column: 1 };
     let problem = |origin: Origin, text: String| Problem {
@@ -151,7 +144,7 @@ pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
         let text = format!("the file is larger than {MAX_FILE_BYTES} bytes");
         return Err(vec![problem(start, text)]);
     }
-    // Editors on Windows write a byte order mark; it means nothing.
+    // Editors on Windows write a byte order mark, which has no meaning.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
@@ -162,28 +155,28 @@ pub fn parse(bytes: &[u8]) -> Result<Table, Vec<Problem>> {
     let positions = LineIndex::new(text);
     if let Some(offset) = find_too_deep(text) {
         let message = format!(
-            "nested too deep: at most {MAX_NESTING} brackets, and {MAX_KEY_DOTS} dots in a key"
+            "nested too deeply: at most {MAX_NESTING} brackets, and {MAX_KEY_DOTS} dots in a key"
         );
         return Err(vec![problem(positions.origin_at(offset), message)]);
     }
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // The parser's own rendering quotes the line, which may hold a secret; its message does not.
+        // The parser's own rendering quotes the line, which may contain a secret; its message does not.
         let problems = errors.iter().map(|error| {
             let origin = positions.origin_at(error.span().map_or(text.len(), |span| span.start));
             problem(origin, format!("syntax error: {}", error.message()))
         });
         let mut problems: Vec<Problem> = problems.collect();
         problems.sort_by(|a, b| a.origin.cmp(&b.origin));
-        // After the first error of a line the parser only guesses.
+        // After the first error of a line, the parser only guesses.
         problems.dedup_by_key(|problem| problem.origin.line());
         return Err(problems);
     }
     Ok(convert_table(table.get_ref(), &positions))
 }
 
-/// Where a document becomes absurdly deep. Each bracket and each dot of a key is a table or list in another; thousands
-/// of them could be parsed but not dropped, because a thread's stack ends before they do.
+/// The offset at which a document exceeds the limits of nesting. Each bracket and each dot of a key nests a table or
+/// list. Thousands of levels could be parsed, but dropping them would overflow the stack.
 fn find_too_deep(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut open = Vec::new();
@@ -211,7 +204,7 @@ fn find_too_deep(text: &str) -> Option<usize> {
     None
 }
 
-/// The last byte of the string that opens here; of one without an end, the last byte of its line or of the text.
+/// The last byte of the string that starts here. If it is not closed, the last byte of its line or of the text.
 fn end_of_string(bytes: &[u8], start: usize) -> usize {
     let quote = bytes[start];
     let triple = [quote; 3];
@@ -266,7 +259,7 @@ fn convert_value(value: &DeValue<'_>, positions: &LineIndex<'_>) -> Value {
     }
 }
 
-/// Where the lines of a text start, to make offsets into places without counting from the top each time.
+/// Offsets of line starts: converts an offset to a position without counting from the top each time.
 struct LineIndex<'t> {
     text: &'t str,
     starts: Vec<usize>,
@@ -320,17 +313,17 @@ mod tests {
         let deep = format!("{}a = 1", "a.".repeat(500_000));
         assert_eq!(
             error_text(deep.as_bytes()),
-            "f:1:34: nested too deep: at most 40 brackets, and 16 dots in a key"
+            "f:1:34: nested too deeply: at most 40 brackets, and 16 dots in a key"
         );
         let nested = format!("a = {}", "[".repeat(500_000));
-        assert!(error_text(nested.as_bytes()).contains("nested too deep"));
-        // Prose may hold what it likes.
+        assert!(error_text(nested.as_bytes()).contains("nested too deeply"));
+        // Strings and comments may contain any brackets and dots.
         let prose = format!(
             "a = \"\"\"\n\"{0}\\\"\"\"\"\nb = '{0}' # {0}\n",
             "a.{[".repeat(100)
         );
         assert!(parse(prose.as_bytes()).is_ok());
-        // The deepest that both bounds let through fits on a thread's stack.
+        // The deepest document that both limits allow fits a thread's stack.
         let key = format!("{}a = {{ ", "a.".repeat(16));
         let deepest = format!("{}{}", key.repeat(40), "}".repeat(40));
         assert!(parse(deepest.as_bytes()).is_ok());

@@ -1,37 +1,37 @@
-//! The environment of this process: the only file that reads it, and what names of variables and sections look like.
+//! Reads the environment of this process; no other file does. Also checks the names of variables, and of sections
+//! that variables can name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use secrecy::SecretString;
 
-/// The process's environment, read once.
 pub type Environment = BTreeMap<String, String>;
 
-/// The environment of this process. The only place that reads it.
+/// Skips variables that are not UTF-8.
 pub fn process_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect()
 }
 
-/// The key that commands bring to a daemon: `AXED_KEY`.
+/// The key that commands send to a daemon: `AXED_KEY`.
 pub fn client_key() -> Option<SecretString> {
     let environment = process_environment();
     env_value(&environment, "AXED_KEY").map(SecretString::from)
 }
 
-/// The secret in this variable of the process's environment, where it is set.
+/// The value of this environment variable; `None` if it is unset or blank.
 pub fn secret_from_env(name: &str) -> Option<SecretString> {
     env_value(&process_environment(), name).map(|secret| SecretString::from(secret.trim()))
 }
 
-/// The home directory of this process's user, for paths that begin with `~` in agent files.
+/// The user's home directory, for paths in agent files that start with `~`.
 pub fn home_dir() -> Option<PathBuf> {
     std::env::home_dir().filter(|home| !home.as_os_str().is_empty())
 }
 
-/// `~` and `~/…` below `home`; anything else, and everything without a home, as it stands.
+/// Expands `~` and `~/…`. Other paths, and all paths if `home` is `None`, stay as they are.
 pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix('~'), home) {
         (Some(""), Some(home)) => home.to_owned(),
@@ -42,13 +42,13 @@ pub fn expand_home(path: &str, home: Option<&Path>) -> PathBuf {
     }
 }
 
-/// A variable that is set: an empty one counts as unset.
+/// The variable's value; `None` if it is unset or blank.
 pub fn env_value<'e>(environment: &'e Environment, name: &str) -> Option<&'e str> {
     let value = environment.get(name)?;
     (!value.trim().is_empty()).then_some(value.as_str())
 }
 
-/// A name as variables spell it: upper case, everything but letters and digits as `_`.
+/// The name as part of a variable's name: upper case, with `_` for everything but letters and digits.
 pub fn variable_name(name: &str) -> String {
     let upper = name.chars().map(|c| match c.is_ascii_alphanumeric() {
         true => c.to_ascii_uppercase(),
@@ -57,7 +57,8 @@ pub fn variable_name(name: &str) -> String {
     upper.collect()
 }
 
-/// Whether a section may have this name of its writer's choice: two underscores part the steps of a variable's name.
+/// Whether the user may give a section this name. It must not contain `__`, which separates the parts of a variable's
+/// name.
 pub fn is_valid_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=64).contains(&name.len())
@@ -66,12 +67,15 @@ pub fn is_valid_name(name: &str) -> bool {
         && !name.contains("__")
 }
 
-/// The name of an environment variable.
+/// Checks that the text can be the name of an environment variable.
+///
+/// # Errors
+/// A message that follows the key's name.
 pub fn check_variable_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     match !text.is_empty() && text.chars().all(is_plain) {
         true => Ok(text.to_owned()),
-        // The text may be the secret itself, put here by mistake.
+        // The text may be the secret itself, so the error must not repeat it.
         false => {
             Err("must be the name of an environment variable, and not the secret itself".to_owned())
         }

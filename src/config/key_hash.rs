@@ -5,17 +5,16 @@ use std::fmt;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-/// The SHA-256 of a key. Shown in hex where it is asked for, and not by a debug print.
+/// SHA-256 of a client key. `Display` prints it in hex; `Debug` hides it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
-    /// Of these bytes.
     pub fn digest(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
     }
 
-    /// Whether both are the same, in a time that does not depend on where they differ.
+    /// Compares in constant time.
     pub fn matches(&self, other: &Self) -> Choice {
         self.0.ct_eq(&other.0)
     }

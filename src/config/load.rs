@@ -1,4 +1,5 @@
-//! Reads the layers of the configuration and merges them: flag over environment over file over default.
+//! Reads the sources of the configuration and merges them: a flag beats the environment, which beats the file, which
+//! beats the default.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,32 +23,26 @@ use crate::domain::agent::is_agent_name;
 use crate::domain::agent::model_ref::ModelRef;
 use crate::domain::usage::Price;
 
-/// The file that is read when nothing names one, if it is there.
+/// Read if it exists and no other file is named.
 const DEFAULT_FILE: &str = "config/axed.toml";
-/// The name that stands for every key without a limit of its own.
+/// The name in `[runs.per_key]` for every key without a limit of its own.
 const WILDCARD_KEY: &str = "*";
 
-/// What the command line says.
+/// Settings from the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
-    /// `--config`
     pub config: Option<PathBuf>,
-    /// `--agents`, several times.
     pub agents: Vec<PathBuf>,
-    /// `--data`
     pub data: Option<PathBuf>,
-    /// `--listen`
     pub listen: Option<String>,
-    /// `--log-format`
     pub log_format: Option<String>,
 }
 
-/// Why there is no configuration: names the file, line and key, or the variable or flag.
+/// An invalid configuration. The text names the file, line and key, or the variable or flag.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
 
-/// Reads and checks everything.
 pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
     let file = find_config_file(flags, environment)?;
     let label = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display();
@@ -82,7 +77,7 @@ pub fn load(flags: &Flags, environment: &Environment) -> Result<Config, ConfigEr
     }
 }
 
-/// The config file: a named one must exist.
+/// `None` if no file is named and the default one does not exist.
 fn find_config_file(
     flags: &Flags,
     environment: &Environment,
@@ -107,7 +102,7 @@ fn read_file(path: &Path, label: &str) -> Result<Table, ConfigError> {
         .map_err(|problems| ConfigError(document::format_problems(&problems, label, "\n")))
 }
 
-/// Puts every `AXED_<SECTION>__<KEY>` in its place. Keys that do not exist are found out like those of a file.
+/// Sets the value of every `AXED_<SECTION>__<KEY>`. Unknown keys are found later, like those of the file.
 fn apply_environment(table: &mut Table, environment: &Environment) {
     for name in environment.keys() {
         let Some(path) = name
@@ -131,7 +126,7 @@ fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
     };
     let utf8 = |flag: &str, path: &Path| match path.to_str() {
         Some(text) => Ok(text.to_owned()),
-        None => Err(ConfigError(format!("{flag}: the path is not UTF-8"))),
+        None => Err(ConfigError(format!("{flag}: the path is not valid UTF-8"))),
     };
     if !flags.agents.is_empty() {
         let mut dirs = Vec::new();
@@ -158,7 +153,7 @@ fn apply_flags(table: &mut Table, flags: &Flags) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// The value of a variable: a list or table where it is one in TOML, else text that takes the type its key wants.
+/// A list or table if the text is one in TOML, else text that is converted to the type that its key expects.
 fn parse_variable(text: &str, origin: &Origin) -> Value {
     if text.starts_with(['[', '{'])
         && let Ok(mut table) = document::parse(format!("value = {text}").as_bytes())
@@ -171,7 +166,7 @@ fn parse_variable(text: &str, origin: &Origin) -> Value {
     Value::Untyped(text.to_owned())
 }
 
-/// Makes `origin` the origin of everything in the node.
+/// Sets the origin of the node and of everything in it.
 fn set_origin(node: &mut Node, origin: &Origin) {
     node.origin = origin.clone();
     match &mut node.value {
@@ -181,7 +176,7 @@ fn set_origin(node: &mut Node, origin: &Origin) {
     }
 }
 
-/// Sets the value at a path of a variable's parts, with the tables on the way.
+/// Sets the value at a path of parts of a variable's name, and creates the tables on the way.
 fn set_at_path(table: &mut Table, parents: &[&str], path: &[&str], origin: &Origin, value: Value) {
     let Some((part, rest)) = path.split_first() else {
         return;
@@ -200,15 +195,15 @@ fn set_at_path(table: &mut Table, parents: &[&str], path: &[&str], origin: &Orig
         origin: origin_here,
         value: Value::Table(Table::new()),
     });
-    // Where the file has something else than a table here, that is the error to tell.
+    // If the file has something other than a table here, the reader reports that.
     if let Value::Table(child) = &mut node.value {
         let parents: Vec<&str> = parents.iter().chain([part]).copied().collect();
         set_at_path(child, &parents, rest, origin, value);
     }
 }
 
-/// The key that a variable's part means: one that is there already, else the part in lower case. A header's name has
-/// dashes, and a model's is taken as it stands.
+/// The key that a part of a variable's name means: an existing one, else the part in lower case. In headers, `_`
+/// becomes `-`; names of models keep their case.
 fn resolve_key(table: &Table, parents: &[&str], part: &str) -> String {
     let upper = variable_name(part);
     let lower = part.to_ascii_lowercase();
@@ -329,7 +324,7 @@ fn read_retention(s: &mut TableReader<'_>) -> Retention {
     }
 }
 
-/// What the section says, else what holds for all; 0 is no bound.
+/// The section's values, or `defaults`; 0 means no limit.
 fn read_retention_limit(s: &mut TableReader<'_>, defaults: RetentionLimit) -> RetentionLimit {
     RetentionLimit {
         age: s
@@ -356,13 +351,13 @@ fn read_runs(s: &mut TableReader<'_>, auth: &Auth) -> Runs {
         max_calls: bound(s, "max_calls", defaults.max_calls),
         per_agent: s.counts_by_name("per_agent", 1, |name| match is_agent_name(name) {
             true => Ok(()),
-            false => Err("is no name that an agent can have".to_owned()),
+            false => Err("is not a valid agent name".to_owned()),
         }),
         per_key: read_per_key(s, auth),
     }
 }
 
-/// A number is everybody's limit; a table has limits by the keys' names, with `"*"` for all others.
+/// A number limits every key. A table has limits by key name, with `"*"` for all others.
 fn read_per_key(s: &mut TableReader<'_>, auth: &Auth) -> PerKey {
     let node = s.peek("per_key");
     if !matches!(node.map(|node| node.value), Some(Value::Table(_))) {
@@ -375,7 +370,7 @@ fn read_per_key(s: &mut TableReader<'_>, auth: &Auth) -> PerKey {
         match name == WILDCARD_KEY || auth.keys.iter().any(|key| key.name == name) {
             true => Ok(()),
             false => Err(format!(
-                "names no key of [auth.keys]; \"{WILDCARD_KEY}\" names all that are not named"
+                "is not a key of [auth.keys]; \"{WILDCARD_KEY}\" stands for all other keys"
             )),
         }
     });
@@ -419,9 +414,9 @@ fn read_tools(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Tools {
     }
 }
 
-/// What every command gets of the daemon's environment; `TMPDIR` is where its own temporary folder is made.
+/// Variables of the daemon's environment that every command gets. Its own temporary folder is created in `TMPDIR`.
 const PASSED_VARIABLES: [&str; 4] = ["PATH", "LANG", "TZ", "TMPDIR"];
-/// Where programs are where the daemon itself was not told.
+/// `PATH` of commands if the daemon itself has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands {
@@ -429,9 +424,11 @@ fn read_commands(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Commands
     let extra = s.text_list("pass_env").unwrap_or_default();
     for name in &extra {
         let message = match (check_variable_name(name), name.as_str()) {
-            (Err(_), _) => "must have names of environment variables, not their values".to_owned(),
+            (Err(_), _) => {
+                "must contain names of environment variables, not their values".to_owned()
+            }
             (_, "HOME" | "TMPDIR") => {
-                format!("has {name}, which is a folder of each command's own")
+                format!("contains {name}, which axed sets for each command")
             }
             _ => continue,
         };
@@ -465,7 +462,7 @@ fn read_webhooks(s: &mut TableReader<'_>) -> Webhooks {
 
 fn read_price(model: &str, s: &mut TableReader<'_>) -> ConfiguredPrice {
     if model.parse::<ModelRef>().is_err() {
-        s.push_invalid_name("is no provider/model, such as [prices.\"openai/gpt-5\"]");
+        s.push_invalid_name("is not provider/model; write one such as [prices.\"openai/gpt-5\"]");
     }
     let range = 0.0..=MAX_PRICE;
     let price = Price {
@@ -484,13 +481,13 @@ fn read_price(model: &str, s: &mut TableReader<'_>) -> ConfiguredPrice {
 }
 
 fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
-    // The one name that needs no resolver.
+    // The only name that needs no resolver.
     let numeric = match text.strip_prefix("localhost:") {
         Some(port) => format!("127.0.0.1:{port}"),
         None => text.to_owned(),
     };
     numeric.parse().map_err(|_| {
-        format!("is {text:?}, which is no address and port; write one such as 127.0.0.1:8080, or port 0 for a free one")
+        format!("is {text:?}, which is not an address and port; write one such as 127.0.0.1:8080 (port 0 takes a free port)")
     })
 }
 

@@ -1,11 +1,10 @@
-//! What every section is read with: the environment, and the directory that paths are relative to.
+//! The environment and the directories that the readers of all sections need.
 
 use std::path::PathBuf;
 
 use crate::config::environment::{Environment, expand_home};
 use crate::config::table_reader::TableReader;
 
-/// What a configuration is read in.
 pub(in crate::config) struct LoadContext<'e> {
     pub(in crate::config) environment: &'e Environment,
     pub(in crate::config) home: Option<PathBuf>,
@@ -14,18 +13,17 @@ pub(in crate::config) struct LoadContext<'e> {
 }
 
 impl LoadContext<'_> {
-    /// The path that a text names.
+    /// Expands `~`. The error follows the key's name.
     pub(in crate::config) fn resolve_path(&self, text: &str) -> Result<PathBuf, String> {
         if text.trim().is_empty() {
             return Err("must not be an empty path".to_owned());
         }
         if self.home.is_none() && (text == "~" || text.starts_with("~/")) {
-            return Err("begins with ~, but HOME is not set; write the whole path".to_owned());
+            return Err("starts with ~, but HOME is not set; write the absolute path".to_owned());
         }
         Ok(expand_home(text, self.home.as_deref()))
     }
 
-    /// The paths of a list.
     pub(in crate::config) fn read_paths(
         &self,
         reader: &mut TableReader<'_>,

@@ -1,4 +1,4 @@
-//! The server's configuration as typed values with their defaults. Reading and merging its layers is `config::load`'s.
+//! The server's configuration as typed values with their defaults. `config::load` reads and merges its sources.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,170 +27,147 @@ pub mod table_reader;
 mod telemetry;
 mod web_tools;
 
-/// Everything the daemon is told, checked.
+/// The whole configuration, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `[server]`
     pub server: Server,
-    /// `[auth]`
     pub auth: Auth,
-    /// `[agents]`
     pub agents: Agents,
-    /// `[data]`
     pub data: Data,
-    /// `[runs]`
     pub runs: Runs,
-    /// `[limits]`
     pub limits: Limits,
-    /// `[tools]`
     pub tools: Tools,
-    /// `[webhooks]`
     pub webhooks: Webhooks,
-    /// `[providers.<name>]`, with `anthropic`, `openai` and `ollama` always there; keys and bases already looked up in
-    /// the environment.
+    /// `[providers.<name>]` and the built-in providers. Keys and base URLs from the environment are filled in.
     pub providers: BTreeMap<String, Provider>,
-    /// What is known of models: the shipped table under `[providers.<name>.models]` and `[prices]`.
+    /// The shipped model table, overridden by `[providers.<name>.models]` and `[prices]`.
     pub models: Models,
-    /// `[telemetry]`
     pub telemetry: Telemetry,
-    /// Where memories are kept: the data directory's folder `memory`.
+    /// The folder `memory` of the data directory.
     pub memory_dir: PathBuf,
-    /// The directory of the config file, `config` without one: relative and bare skills are looked up there.
+    /// The directory of the config file, `config` if there is none. Relative and bare skills are looked up there.
     pub config_dir: PathBuf,
-    /// The config file; without one where it would be.
+    /// The config file; if there is none, the path where it would be.
     pub config_file: PathBuf,
 }
 
-/// `[server]`
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// Where to listen; port 0 takes a free one.
+    /// Port 0 means any free port.
     pub listen: SocketAddr,
-    /// Where `/metrics` is served instead; none: beside the other routes.
+    /// Serves `/metrics` on its own address; `None` serves it with the other routes.
     pub metrics_listen: Option<SocketAddr>,
-    /// Put before every route; empty or `/something` without a slash at its end.
+    /// Prefix of every route: empty, or `/something` without a trailing slash.
     pub path_prefix: String,
-    /// Most bytes of a request body.
+    /// Maximum size of a request body in bytes.
     pub max_body: usize,
-    /// Most connections of one address that have not sent a whole request.
+    /// Maximum number of connections from one address that have not sent a whole request.
     pub max_pending_per_address: usize,
-    /// Most of them in all.
+    /// The same over all addresses.
     pub max_pending_connections: usize,
-    /// Most seconds that `?wait` may ask for.
+    /// Upper bound of `?wait`.
     pub max_wait: Duration,
-    /// A root run's deadline where its file and its request say nothing.
+    /// A root run's deadline if neither its agent nor its request sets one.
     pub default_timeout: Duration,
-    /// No root run's deadline is above this.
+    /// Upper bound of every root run's deadline.
     pub max_timeout: Duration,
-    /// How long a stop waits for running runs.
+    /// How long a shutdown waits for running runs.
     pub drain_timeout: Duration,
 }
 
-/// `[auth]`
 #[derive(Clone, Debug, Default)]
 pub struct Auth {
-    /// `[auth.keys.<name>]`, in the order of their names; none asks nobody for a key.
+    /// `[auth.keys.<name>]`, ordered by name. If empty, clients need no key.
     pub keys: Vec<Arc<ClientKey>>,
 }
 
-/// `[auth.keys.<name>]`: a key that clients come with. The key itself is nowhere in here.
+/// `[auth.keys.<name>]`: a client's key. Holds the key's hash, never the key.
 #[derive(Clone, Debug)]
 pub struct ClientKey {
-    /// Its name, which owns the runs that it starts.
+    /// Owner of the runs that the key starts.
     pub name: String,
-    /// What it is known by.
     pub sha256: KeyHash,
-    /// What it may do.
     pub scopes: Vec<KeyScope>,
-    /// The agents that exist for it; none means all.
+    /// The agents that the key can see; `None` means all.
     pub agents: Option<glob::Matcher>,
-    /// The environment variable with the secret that signs webhooks of its requests; without one they may name none.
+    /// Environment variable with the secret that signs webhooks of this key's requests. `None`: the requests may not
+    /// set a webhook.
     pub webhook_secret_env: Option<String>,
 }
 
-/// What a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyScope {
-    /// Start runs, and ask what they would be.
+    /// Start runs, dry-run.
     Run,
-    /// Read agents and its own runs.
     Read,
-    /// Stop its own runs.
+    /// Cancel its own runs.
     Cancel,
-    /// Everything, with everybody's runs.
+    /// Everything, including the runs of other keys.
     Admin,
-    /// Read the daemon's metrics.
     Metrics,
 }
 
-/// `[agents]`
 #[derive(Clone, Debug)]
 pub struct Agents {
-    /// Directories of agent files; the first that has a name wins.
+    /// Directories of agent files. If two define the same name, the first wins.
     pub dirs: Vec<PathBuf>,
-    /// Whether changes are picked up as they happen.
+    /// Whether to reload agent files when they change.
     pub watch: bool,
 }
 
-/// `[data]`
 #[derive(Clone, Debug)]
 pub struct Data {
-    /// The data directory: database and memory.
+    /// Holds the database and the memories.
     pub dir: PathBuf,
     /// What a committed step survives.
     pub durability: Durability,
-    /// `[data.retention]`
     pub retention: Retention,
 }
 
-/// `[data.retention]`: how long ended root runs are kept, with their trees. Without it they are kept for ever.
+/// `[data.retention]`: how long ended root runs are kept, each with its tree. The default keeps them for ever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// Of those that completed.
     pub completed: RetentionLimit,
-    /// Of those that failed.
     pub failed: RetentionLimit,
-    /// Of those that were cancelled.
     pub cancelled: RetentionLimit,
 }
 
-/// What is kept of the root runs that ended in one way. Where both are set, a run goes by whichever is reached first.
+/// Retention of the root runs with one outcome. If both limits are set, a run is deleted when the first is exceeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetentionLimit {
-    /// For how long after its end; none for ever.
+    /// Time since the run's end; `None` means no limit.
     pub age: Option<Duration>,
-    /// How many, the newest; none for all.
+    /// Number of newest runs to keep; `None` means no limit.
     pub count: Option<usize>,
 }
 
 /// What a committed step survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// The death of the process.
+    /// A crash of the process.
     #[default]
     Process,
-    /// The loss of power too: the disk is synced before anything is answered.
+    /// A power failure too: the disk is synced before a client gets a response.
     Power,
 }
 
-/// `[runs]`
 #[derive(Clone, Debug)]
 pub struct Runs {
-    /// Root runs at work at once.
+    /// Root runs that run at once.
     pub max_running: usize,
-    /// Root runs waiting for a slot.
+    /// Root runs in the queue.
     pub max_queued: usize,
-    /// Root runs of one agent at work at once, by its name; others have no limit of their own.
+    /// Concurrent root runs by agent name. Agents that are not listed have no limit of their own.
     pub per_agent: BTreeMap<String, usize>,
-    /// Root runs of one key at work at once.
+    /// Concurrent root runs of one key.
     pub per_key: PerKey,
-    /// Runs of one tree over its whole life, the root counted.
+    /// Runs of one tree over its whole life, including the root.
     pub max_tree: usize,
-    /// Runs at work at once, children counted.
+    /// Runs that run at once, including children.
     pub max_live: usize,
-    /// Calls of one reply that start child runs.
+    /// Tool calls of one reply that start child runs.
     pub max_delegations: usize,
-    /// Calls of one reply.
+    /// Tool calls of one reply.
     pub max_calls: usize,
 }
 
@@ -212,44 +189,43 @@ impl Default for Runs {
 /// `[runs] per_key`
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PerKey {
-    /// By the key's name.
+    /// By key name.
     pub named: BTreeMap<String, usize>,
-    /// Of each key that is not named; none means no limit.
+    /// Limit of each key that is not in `named`; `None` means no limit.
     pub others: Option<usize>,
 }
 
 impl PerKey {
-    /// The limit of the key of this name; none where it has none.
+    /// `None` means no limit.
     pub fn limit_for(&self, name: &str) -> Option<usize> {
         self.named.get(name).copied().or(self.others)
     }
 }
 
-/// `[limits]`
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// After this many equal turns in a row a hint is added; 0 turns it off.
+    /// Number of equal turns in a row after which the model gets a hint; 0 disables the hint.
     pub loop_warn: u32,
-    /// After this many the run fails; 0 turns it off.
+    /// Number of equal turns in a row after which the run fails; 0 disables the check.
     pub loop_stop: u32,
-    /// Most bytes of all context files together.
+    /// Maximum total size of a prompt's context files in bytes.
     pub context_files: usize,
-    /// Most labels of a run.
+    /// Maximum number of labels of a run.
     pub labels: usize,
-    /// Most bytes of one run's conversation: above it the run is not sent to its model again.
+    /// Maximum size of one run's conversation in bytes. A run above it fails.
     pub conversation_bytes: usize,
-    /// Most messages of its conversation that a session's next run goes on with.
+    /// Maximum number of messages that a session's next run takes over.
     pub session_messages: usize,
-    /// Most bytes of them.
+    /// Maximum size of these messages in bytes.
     pub session_bytes: usize,
-    /// Most pictures and files of a request, and of what a session's next run goes on with.
+    /// Maximum number of images and files in a request, and in what a session's next run takes over.
     pub attachments: usize,
-    /// Most bytes of one of them, as decoded.
+    /// Maximum size of one image or file in bytes, after decoding.
     pub attachment_bytes: usize,
 }
 
 impl Limits {
-    /// What bounds the pictures and files of one request.
+    /// Limits of the images and files of one request.
     pub fn attachment_limits(&self) -> AttachmentLimits {
         AttachmentLimits {
             count: self.attachments,
@@ -259,10 +235,10 @@ impl Limits {
     }
 }
 
-/// What bounds pictures and files.
+/// Limits of images and files.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttachmentLimits {
-    /// How many.
+    /// Number.
     pub count: usize,
     /// Bytes of one.
     pub bytes: usize,
@@ -270,31 +246,28 @@ pub struct AttachmentLimits {
     pub total: usize,
 }
 
-/// `[tools]`
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
-    /// Where a request's `workdir` and `skill` may point; empty refuses such overrides.
+    /// Directories that a request's `workdir` and `skill` must be in. If empty, requests may not set them.
     pub roots: Vec<PathBuf>,
-    /// Most bytes of a tool's result.
+    /// Maximum size of a tool result in bytes.
     pub max_result: usize,
-    /// What bounds the pictures and files of a result, as `[limits]` says.
+    /// Limits of the images and files of a result, from `[limits]`.
     pub attachments: AttachmentLimits,
-    /// With more tools of MCP servers than this an agent finds them by searching; 0 offers all.
+    /// If an agent has more MCP tools than this, it finds them by search; 0 always offers all.
     pub deferred_above: usize,
-    /// `[tools.url_fetch]`
     pub url_fetch: UrlFetch,
-    /// `[tools.web_search]`; none where no service is configured.
+    /// `None` if no service is configured.
     pub web_search: Option<WebSearch>,
-    /// `allow_commands`: how commands are run; none where they are not.
+    /// How commands run; `None` if they are not allowed.
     pub commands: Option<Commands>,
 }
 
-/// `[tools.url_fetch]`
 #[derive(Clone, Debug)]
 pub struct UrlFetch {
-    /// Hosts that may be at addresses which are not public: names and addresses, in lower case, without brackets.
+    /// Hosts that may have private addresses: names and addresses, in lower case, without brackets.
     pub allow_hosts: Vec<String>,
-    /// For one call, its redirects included.
+    /// For one call, including redirects.
     pub timeout: Duration,
 }
 
@@ -307,150 +280,139 @@ impl Default for UrlFetch {
     }
 }
 
-/// `[tools.web_search]`
 #[derive(Clone, Debug)]
 pub struct WebSearch {
-    /// The wire it speaks.
     pub kind: SearchKind,
-    /// What is asked; its query is kept. It may hold a secret.
+    /// The URL to query; its own query is kept. It may hold a secret.
     pub url: SecretString,
-    /// The environment variable with the service's key; none where it needs none.
+    /// Environment variable with the service's key; `None` if it needs none.
     pub api_key_env: Option<String>,
-    /// The key, where the variable is set.
+    /// The key, if the variable is set.
     pub api_key: Option<SecretString>,
     /// For one search.
     pub timeout: Duration,
 }
 
-/// The wires of search services.
+/// The APIs of search services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchKind {
-    /// SearXNG's JSON.
     Searxng,
-    /// Brave's web search.
     Brave,
 }
 
-/// What `[tools]` says of `run_command`.
+/// The settings of `run_command` in `[tools]`.
 #[derive(Clone, Debug, Default)]
 pub struct Commands {
-    /// Whether they are run where the system cannot confine them.
+    /// Whether commands run if the system cannot sandbox them.
     pub allow_unconfined: bool,
-    /// Whether confined ones reach the network.
+    /// Whether sandboxed commands have network access.
     pub network: bool,
-    /// Their environment, but for `HOME` and `TMPDIR`, which are made for each; what `pass_env` names may be secret.
+    /// Environment of the commands, without `HOME` and `TMPDIR`, which each command gets anew. The values that
+    /// `pass_env` adds may be secret.
     pub environment: BTreeMap<String, SecretString>,
 }
 
-/// `[webhooks]`
 #[derive(Clone, Debug)]
 pub struct Webhooks {
-    /// Hosts exempt from the https and private-address rules: names and addresses, in lower case, without brackets.
+    /// Hosts that need no https and may have private addresses: names and addresses, in lower case, without brackets.
     pub allow_hosts: Vec<String>,
-    /// The environment variable with the secret that signs where an agent's file names none.
+    /// Environment variable with the secret that signs if an agent's file names none.
     pub secret_env: Option<String>,
-    /// The wait before the first retry; each later one is twice as long.
+    /// Wait before the first retry; it doubles with each further retry.
     pub first_retry: Duration,
 }
 
-/// `[providers.<name>]`
 #[derive(Clone, Debug)]
 pub struct Provider {
-    /// The wire it speaks.
     pub kind: ProviderKind,
-    /// Its key, from the environment or the file.
+    /// From the environment or the file.
     pub api_key: Option<SecretString>,
-    /// The environment variable that would hold the key, for messages.
+    /// The environment variable for the key, for messages.
     pub key_env: String,
-    /// Where it is, without a slash at its end; none means the service's own address.
+    /// Without a trailing slash; `None` means the service's own address.
     pub base_url: Option<String>,
-    /// Whether it is a well-known service at its own address, which wants a key.
+    /// Whether this is a well-known service at its own address. Such a service requires a key.
     pub is_preset: bool,
-    /// The variable that would hold the address of a well-known service, where that is not known.
+    /// The environment variable for the address of a well-known service, if it is required and not set.
     pub missing_address: Option<&'static str>,
     /// Sent with every request.
     pub headers: BTreeMap<String, SecretString>,
-    /// Requests at once; none means no limit.
+    /// Maximum number of concurrent requests; `None` means no limit.
     pub max_concurrent: Option<usize>,
-    /// Bound on one request; none means only the run's deadline.
+    /// Timeout of one request; `None` means only the run's deadline.
     pub timeout: Option<Duration>,
-    /// Anthropic: the `anthropic-version` to send.
+    /// Anthropic only: the `anthropic-version` header.
     pub version: Option<String>,
-    /// OpenAI: `max_tokens` or `max_completion_tokens`; none means by the address.
+    /// OpenAI only: `max_tokens` or `max_completion_tokens`; `None` chooses by the address.
     pub max_tokens_field: Option<String>,
-    /// OpenAI: which of its two wires; none means by the address.
+    /// OpenAI only; `None` chooses by the address.
     pub api: Option<OpenAiApi>,
-    /// Most bytes of one reply.
+    /// Maximum size of one reply in bytes.
     pub max_reply: usize,
-    /// The longest pause between two looks at a batch.
+    /// Maximum interval between two polls of a batch.
     pub batch_poll: Duration,
-    /// The tiers that it sells beside the usual one.
+    /// The service tiers that it offers besides the default one.
     pub services: Vec<Service>,
-    /// Scripted: files or directories of scripts.
+    /// Scripted only: script files or directories of them.
     pub scripts: Vec<PathBuf>,
-    /// What it says of single models, by their names.
+    /// `[providers.<name>.models]`, by model name.
     pub models: BTreeMap<String, ModelOverride>,
 }
 
-/// The wires.
+/// The provider APIs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProviderKind {
-    /// Anthropic's Messages API.
+    /// The Messages API.
     Anthropic,
-    /// OpenAI's Responses API or its Chat Completions API.
+    /// The Responses API or the Chat Completions API.
     Openai,
-    /// Ollama's chat API.
+    /// The chat API.
     Ollama,
-    /// The embedded scripted provider.
+    /// Canned replies from files, for demos and tests.
     Scripted,
 }
 
-/// The two wires of OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenAiApi {
-    /// Responses, which OpenAI's current models want.
+    /// Responses; OpenAI's current models require it.
     Responses,
-    /// Chat Completions, which many other servers speak.
+    /// Chat Completions; many other servers offer it.
     Chat,
 }
 
-/// `[telemetry]`
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry {
-    /// What is logged, in tracing's filter language.
+    /// A filter in the syntax of `tracing`.
     pub log: Option<String>,
-    /// How: none means human on a terminal, JSON otherwise.
+    /// `None` means human on a terminal, JSON otherwise.
     pub log_format: Option<LogFormat>,
-    /// Where traces go; none means nowhere.
+    /// `None` exports no traces.
     pub otlp: Option<Otlp>,
 }
 
-/// Where and how traces are sent.
+/// Export of traces over OTLP.
 #[derive(Clone, Debug)]
 pub struct Otlp {
-    /// The URL that takes them, its path included.
+    /// The whole URL, including its path.
     pub endpoint: String,
     /// Sent with every request.
     pub headers: BTreeMap<String, SecretString>,
-    /// What we are called there.
+    /// The `service.name` of the spans.
     pub service: String,
-    /// The share of traces that is kept of those that begin here, 0 to 1.
+    /// Share of the traces that start here to sample, 0 to 1.
     pub sampling: f64,
-    /// Whether spans hold what models, tools and their users say.
+    /// Whether spans contain prompts, replies, tool arguments and tool results.
     pub content: bool,
 }
 
-/// Forms of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For a person.
     Human,
-    /// For a machine, one JSON object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// The default of the longest pause between two looks at a batch.
 pub const DEFAULT_BATCH_POLL: Duration = Duration::from_secs(60);
 
-/// The default bound on one provider reply, in bytes.
+/// Bytes.
 pub const DEFAULT_MAX_REPLY: usize = 32 << 20;

@@ -1,5 +1,5 @@
-//! What is known of models: prices, windows, abilities. The table that ships with axed (`models.toml`), and over it what
-//! the configuration says.
+//! Facts about models: prices, context windows, abilities. They come from the table that ships with axed
+//! (`models.toml`), overridden by the configuration.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,59 +29,59 @@ static SHIPPED: LazyLock<BTreeMap<String, BTreeMap<String, ModelFacts>>> = LazyL
         .collect()
 });
 
-/// What is known of one model. What is not known is `None`: requests are then sent as asked.
+/// Facts about one model. `None` means unknown: requests are then sent unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
-    /// The day on which the entry was held against its source (`2026-11-22`); `None` if all comes from the configuration.
+    /// The day on which the entry was compared with its source (`2026-11-22`); `None` if the configuration is the
+    /// only source.
     pub checked_on: Option<String>,
     /// USD per million tokens.
     pub price: Option<Price>,
-    /// What requests in a batch cost, as a share of the price.
+    /// Share of the price that a request in a batch costs.
     pub batch: Option<f64>,
-    /// What requests of the flexible tier cost, as a share of the price.
+    /// Share of the price that a request of the flexible tier costs.
     pub flex: Option<f64>,
     /// Tokens of a request and its reply together.
     pub context_window: Option<u64>,
     /// Tokens of the longest reply.
     pub max_output: Option<u32>,
-    /// Whether it takes images.
+    /// Whether it accepts images.
     pub images: Option<bool>,
-    /// Whether it takes PDF files.
+    /// Whether it accepts PDF files.
     pub pdf: Option<bool>,
-    /// Whether it reasons before it answers.
     pub reasoning: Option<bool>,
-    /// The levels of effort that it takes, the least first; empty if it takes none.
+    /// The supported levels of effort, lowest first; empty if it supports none.
     pub effort: Option<Vec<Effort>>,
-    /// Whether it takes `temperature` and `top_p`.
+    /// Whether it accepts `temperature` and `top_p`.
     pub sampling: Sampling,
-    /// Anthropic: whether it takes `thinking: {"type": "adaptive"}`.
+    /// Anthropic only: whether it accepts `thinking: {"type": "adaptive"}`.
     pub adaptive_thinking: Option<bool>,
-    /// Anthropic: whether it takes a schema for its answer.
+    /// Anthropic only: whether it accepts a schema for its final text.
     pub structured_output: Option<bool>,
-    /// OpenAI: whether it wants the Responses wire, because it refuses function tools on the other one.
+    /// OpenAI only: whether it requires the Responses API, because it rejects function tools on the other one.
     pub responses: bool,
     /// Merged into the body of each request.
     pub extra: Map<String, Value>,
 }
 
-/// When a model takes `temperature` and `top_p`.
+/// When a model accepts `temperature` and `top_p`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampling {
-    /// Always, as far as is known.
+    /// Also if nothing is known.
     #[default]
     Always,
-    /// If the request asks for no effort.
+    /// If the request sets no effort.
     WithoutEffort,
-    /// Never: it refuses the request.
+    /// It rejects such requests.
     Never,
 }
 
-/// What is left of the price on a cheaper tier, where nothing else is known.
+/// Share of the price on a cheaper tier if the model's own share is unknown.
 const DEFAULT_TIER_SHARE: f64 = 0.5;
 
 impl ModelFacts {
-    /// Whether the model is sold on this tier, as far as is known.
+    /// `true` if unknown.
     pub fn is_sold_on(&self, service: Service) -> bool {
         match service {
             Service::Default => true,
@@ -90,7 +90,7 @@ impl ModelFacts {
         }
     }
 
-    /// What tokens cost on this tier; `None` if the price is not known.
+    /// `None` if the price is unknown.
     pub fn price_for(&self, service: Service) -> Option<Price> {
         let price = self.price?;
         let share = match service {
@@ -103,7 +103,6 @@ impl ModelFacts {
 }
 
 impl Sampling {
-    /// Its name in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -112,7 +111,7 @@ impl Sampling {
         }
     }
 
-    /// Whether a request with this effort may set them.
+    /// Whether a request with this effort may set `temperature` and `top_p`.
     pub fn allows(self, effort: Option<Effort>) -> bool {
         match self {
             Self::Always => true,
@@ -178,51 +177,32 @@ impl From<Entry> for ModelFacts {
     }
 }
 
-/// What a model costs as `[prices]` has it.
+/// One table of `[prices]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ConfiguredPrice {
-    /// The usual price.
     pub price: Price,
-    /// See [`ModelFacts::batch`].
     pub batch: Option<f64>,
-    /// See [`ModelFacts::flex`].
     pub flex: Option<f64>,
 }
 
-/// What the configuration says of one model; what it leaves out is the table's.
+/// `[providers.<name>.models.<model>]`. Unset fields keep the table's values.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOverride {
-    /// See [`Price::input`].
     pub input: Option<f64>,
-    /// See [`Price::output`].
     pub output: Option<f64>,
-    /// See [`Price::cache_read`].
     pub cache_read: Option<f64>,
-    /// See [`Price::cache_write`].
     pub cache_write: Option<f64>,
-    /// See [`Price::cache_write_1h`].
     pub cache_write_1h: Option<f64>,
-    /// See [`ModelFacts::batch`].
     pub batch: Option<f64>,
-    /// See [`ModelFacts::flex`].
     pub flex: Option<f64>,
-    /// See [`ModelFacts::context_window`].
     pub context_window: Option<u64>,
-    /// See [`ModelFacts::max_output`].
     pub max_output: Option<u32>,
-    /// See [`ModelFacts::images`].
     pub images: Option<bool>,
-    /// See [`ModelFacts::pdf`].
     pub pdf: Option<bool>,
-    /// See [`ModelFacts::reasoning`].
     pub reasoning: Option<bool>,
-    /// See [`ModelFacts::effort`].
     pub effort: Option<Vec<Effort>>,
-    /// See [`ModelFacts::sampling`].
     pub sampling: Option<Sampling>,
-    /// See [`ModelFacts::responses`].
     pub responses: Option<bool>,
-    /// See [`ModelFacts::extra`].
     pub extra: Map<String, Value>,
 }
 
@@ -259,7 +239,7 @@ impl ModelOverride {
             cache_read: self.cache_read.or(price.cache_read),
             cache_write: self.cache_write.or(price.cache_write),
             cache_write_1h: self.cache_write_1h.or(price.cache_write_1h),
-            // Whoever sets a price sets it for every length.
+            // A configured price applies to requests of every length.
             long: price.long.filter(|_| !is_changed),
         }
     }
@@ -276,14 +256,14 @@ pub struct ProviderModels<'a> {
 /// Models by provider and name.
 #[derive(Clone, Debug, Default)]
 pub struct Models {
-    /// What the configuration says, over the shipped facts.
+    /// Models that the configuration names, with the shipped facts as defaults.
     configured: BTreeMap<String, BTreeMap<String, ModelFacts>>,
-    /// Configured providers that are a well-known service under a name of their own.
+    /// Configured providers that are a well-known service under another name.
     aliases: BTreeMap<String, &'static str>,
 }
 
 impl Models {
-    /// The shipped table under what the configuration says: `[providers.<name>.models]`, and `[prices]`, which win.
+    /// Merges the shipped table with `[providers.<name>.models]` and with `[prices]`, which wins.
     pub fn new<'a>(
         providers: impl Iterator<Item = (&'a str, ProviderModels<'a>)> + Clone,
         prices: &BTreeMap<String, ConfiguredPrice>,
@@ -323,7 +303,7 @@ impl Models {
         models.insert(model.to_owned(), facts);
     }
 
-    /// What is known of a provider's model: by its name, else by its name without a date or `-latest` at its end.
+    /// Looks the model up by its name, then by its name without a date or `-latest` at the end.
     pub fn get(&self, provider: &str, model: &str) -> Option<&ModelFacts> {
         let service = self.aliases.get(provider).copied().unwrap_or(provider);
         let tables = [self.configured.get(provider), SHIPPED.get(service)];
@@ -331,12 +311,12 @@ impl Models {
         find(model).or_else(|| find(strip_date_suffix(model)?))
     }
 
-    /// The price of a model; `None` if it is not known. Models that run here, and scripts, cost nothing.
+    /// `None` if unknown. Local models and scripts cost nothing.
     pub fn price(&self, model: &ModelRef) -> Option<&Price> {
         self.get(&model.provider, &model.model)?.price.as_ref()
     }
 
-    /// All models that anything is known of, in the order of their names.
+    /// All models with known facts, sorted by name.
     pub fn all(&self) -> Vec<(Cow<'_, str>, &str, &ModelFacts)> {
         let mut all: BTreeMap<(Cow<'_, str>, &str), &ModelFacts> = BTreeMap::new();
         for (provider, models) in &*SHIPPED {
@@ -355,12 +335,12 @@ impl Models {
     }
 }
 
-/// Above every price that a model could have, in USD per million tokens.
+/// Above every price of a real model, in USD per million tokens.
 pub const MAX_PRICE: f64 = 1e6;
-/// Days after which facts about models are old.
+/// Days after which facts about models are outdated.
 const MAX_AGE_DAYS: i32 = 90;
 
-/// The day on which the oldest shipped entry was checked, if that is too long before `today`.
+/// The day on which the oldest shipped entry was checked, if that is more than 90 days before `today`.
 pub fn stale_since(today: Date) -> Option<Date> {
     let entries = SHIPPED.values().flat_map(BTreeMap::values);
     let days = entries.filter_map(|facts| facts.checked_on.as_deref()?.parse::<Date>().ok());
@@ -368,7 +348,7 @@ pub fn stale_since(today: Date) -> Option<Date> {
         .filter(|oldest| (today - *oldest).get_days() > MAX_AGE_DAYS)
 }
 
-/// The name without `-20250929`, `-2025-04-14` or `-latest` at its end.
+/// The name without `-20250929`, `-2025-04-14` or `-latest` at the end.
 fn strip_date_suffix(model: &str) -> Option<&str> {
     let is_date = |end: &str, pattern: &str| {
         let is_match = |(c, expected): (char, char)| match expected {
@@ -397,7 +377,7 @@ mod tests {
     use crate::domain::usage::Price;
 
     #[test]
-    fn the_shipped_table_is_whole() {
+    fn the_shipped_table_is_complete() {
         let models: usize = SHIPPED.values().map(BTreeMap::len).sum();
         assert!(models >= 40, "{models}");
         for (name, facts) in SHIPPED.values().flatten() {

@@ -1,27 +1,27 @@
-//! Services that are there without a section in the configuration: their addresses and the variables that hold their keys.
-//! All speak OpenAI's chat API.
+//! Well-known services that need no section in the configuration: their addresses and the variables that hold their
+//! keys. All offer OpenAI's chat API.
 
 use crate::config::environment::{Environment, env_value};
 
-/// A well-known service.
 pub struct Preset {
     /// The provider's name in `provider/model`.
     pub name: &'static str,
-    /// Variables that hold its key, the first that is set wins; the first is named in errors.
+    /// Variables that may hold its key: the first one that is set wins, and errors name the first one.
     pub key_variables: &'static [&'static str],
     base: PresetBase,
-    /// Whether a reply is bounded by `max_completion_tokens`, as at OpenAI.
+    /// Whether requests limit the reply by `max_completion_tokens` instead of `max_tokens`, as OpenAI does.
     pub max_completion_tokens: bool,
 }
 
 enum PresetBase {
     Fixed(&'static str),
-    /// The variable's value between these two.
+    /// Prefix, variable and suffix: the variable's value goes between the two.
     FromEnv(&'static str, &'static str, &'static str),
 }
 
 impl Preset {
-    /// Its address; the variable that would hold it where that is not set.
+    /// # Errors
+    /// The variable that must hold the address and is not set.
     pub fn base_url(&self, environment: &Environment) -> Result<String, &'static str> {
         match self.base {
             PresetBase::Fixed(base) => Ok(base.to_owned()),
@@ -29,7 +29,7 @@ impl Preset {
             {
                 Some(value) => {
                     let value = value.trim().trim_end_matches('/');
-                    // Azure's pages show both.
+                    // Azure's documentation shows the endpoint with and without the suffix.
                     let value = value.strip_suffix(suffix).unwrap_or(value);
                     Ok(format!("{prefix}{value}{suffix}"))
                 }
@@ -52,7 +52,6 @@ const fn fixed_preset(
     }
 }
 
-/// All of them.
 pub const PRESETS: [Preset; 11] = [
     fixed_preset(
         "gemini",
@@ -87,7 +86,8 @@ pub const PRESETS: [Preset; 11] = [
         &["CEREBRAS_API_KEY"],
         "https://api.cerebras.ai/v1",
     ),
-    // The resource's address, such as https://my-resource.openai.azure.com; models are the names of deployments.
+    // The variable holds the resource's address, such as https://my-resource.openai.azure.com. Model names are names
+    // of deployments.
     Preset {
         name: "azure",
         key_variables: &["AZURE_OPENAI_API_KEY", "AZURE_API_KEY"],
@@ -106,7 +106,6 @@ pub const PRESETS: [Preset; 11] = [
     },
 ];
 
-/// The preset of that name.
 pub fn find_preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }

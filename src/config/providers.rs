@@ -1,4 +1,4 @@
-//! The `[providers.<name>]` sections, with the keys and addresses that the environment holds for them.
+//! The `[providers.<name>]` sections, with keys and addresses from the environment.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,10 +26,10 @@ const APIS: [(&str, OpenAiApi); 2] = [
     ("responses", OpenAiApi::Responses),
     ("chat", OpenAiApi::Chat),
 ];
-/// The port that Ollama takes where its address names none.
+/// Ollama's port if its address names none.
 const OLLAMA_PORT: u16 = 11_434;
 
-/// Adds the providers that are there without being configured.
+/// Adds the providers that need no configuration.
 pub(in crate::config) fn add_builtin(top: &mut Table) {
     let empty = || Node {
         origin: Origin::File { line: 1, column: 1 },
@@ -44,7 +44,6 @@ pub(in crate::config) fn add_builtin(top: &mut Table) {
     }
 }
 
-/// One provider's section.
 pub(in crate::config) fn read(
     name: &str,
     s: &mut TableReader<'_>,
@@ -52,7 +51,7 @@ pub(in crate::config) fn read(
 ) -> Provider {
     check_name(name, s);
     let kind = read_kind(name, s);
-    // Read for every kind, so that a key of another kind is told as that and not as unknown.
+    // Read for every kind, so that the error for another kind's key says so, instead of calling it unknown.
     let version = text_for_kind(
         s,
         kind,
@@ -84,7 +83,7 @@ pub(in crate::config) fn read(
             Some(Err(variable)) => (None, Some(variable)),
             None => (None, None),
         };
-    // Also at an address that is written: Azure's and Bedrock's are a customer's own.
+    // Also at a configured address: those of Azure and Bedrock differ by customer.
     let preset_field = preset.filter(|preset| preset.max_completion_tokens);
     let own_field = preset_field.map(|_| "max_completion_tokens".to_owned());
     let positive = |number: u64| usize::try_from(number).ok().filter(|number| *number > 0);
@@ -113,8 +112,8 @@ pub(in crate::config) fn read(
     }
 }
 
-/// The tiers that a service sells: those that are configured, else those of OpenAI's and Anthropic's own services, and of
-/// what is configured in their place.
+/// The configured service tiers. The default is those of OpenAI's and Anthropic's own services, also if they are
+/// configured under another name.
 fn read_services(
     name: &str,
     s: &mut TableReader<'_>,
@@ -146,13 +145,16 @@ fn read_services(
     let find_service = |name: &String| known_services.clone().find(|(known, _)| known == name);
     if let Some(unknown) = names.iter().find(|name| find_service(name).is_none()) {
         let known: Vec<&str> = known_services.clone().map(|(name, _)| *name).collect();
-        let message = format!("has {unknown:?}, which is none of: {}", known.join(", "));
+        let message = format!(
+            "contains {unknown:?}, which is not one of: {}",
+            known.join(", ")
+        );
         s.push_invalid(&node, "services", &message);
     }
     let is_supported =
         |name: &String| find_service(name).is_none_or(|(_, service)| supported.contains(service));
     if let Some(other) = names.iter().find(|name| !is_supported(name)) {
-        let message = format!("has {other:?}, which this kind of provider has not");
+        let message = format!("contains {other:?}, which this kind of provider does not offer");
         s.push_invalid(&node, "services", &message);
     }
     names
@@ -162,7 +164,6 @@ fn read_services(
         .collect()
 }
 
-/// What the configuration says of one model.
 fn read_model(s: &mut TableReader<'_>) -> ModelOverride {
     let price = |s: &mut TableReader<'_>, key| s.number(key, 0.0..=MAX_PRICE);
     let sampling = [
@@ -191,7 +192,7 @@ fn read_model(s: &mut TableReader<'_>) -> ModelOverride {
     }
 }
 
-/// The levels that a model takes, the least first.
+/// Sorted, lowest first.
 fn read_efforts(s: &mut TableReader<'_>) -> Option<Vec<Effort>> {
     let node = s.peek("effort")?;
     let names = s.text_list("effort")?;
@@ -202,7 +203,10 @@ fn read_efforts(s: &mut TableReader<'_>) -> Option<Vec<Effort>> {
             Some((_, level)) => levels.push(*level),
             None => {
                 let known: Vec<&str> = Effort::ALL.iter().map(|(name, _)| *name).collect();
-                let message = format!("has {name:?}, which is none of: {}", known.join(", "));
+                let message = format!(
+                    "contains {name:?}, which is not one of: {}",
+                    known.join(", ")
+                );
                 s.push_invalid(&node, "effort", &message);
             }
         }
@@ -215,7 +219,7 @@ fn read_efforts(s: &mut TableReader<'_>) -> Option<Vec<Effort>> {
 fn check_name(name: &str, s: &mut TableReader<'_>) {
     if !is_valid_name(name) {
         s.push_invalid_name(
-            "is no provider's name: up to 64 letters, digits, - _ . without two _ in a row",
+            "is not a valid provider name: up to 64 letters, digits, - _ . without two _ in a row",
         );
     }
 }
@@ -224,7 +228,7 @@ fn read_kind(name: &str, s: &mut TableReader<'_>) -> ProviderKind {
     let by_name = KINDS.iter().find(|(kind, _)| *kind == name);
     let is_known = by_name.is_some() || find_preset(name).is_some();
     if !is_known && s.peek("kind").is_none() {
-        let message = "must be given, one of: anthropic, openai, ollama, scripted";
+        let message = "is required, one of: anthropic, openai, ollama, scripted";
         s.push_missing("kind", message);
     }
     let kind = s.one_of("kind", &KINDS);
@@ -232,7 +236,7 @@ fn read_kind(name: &str, s: &mut TableReader<'_>) -> ProviderKind {
         .unwrap_or(ProviderKind::Openai)
 }
 
-/// The variable that holds the key where the file names none: of a well-known service's variables the first that is set.
+/// The variable for the key if the file names none: of a well-known service's variables, the first one that is set.
 fn default_key_variable(name: &str, preset: Option<&Preset>, context: &LoadContext<'_>) -> String {
     let Some(Preset {
         key_variables: keys,
@@ -247,7 +251,6 @@ fn default_key_variable(name: &str, preset: Option<&Preset>, context: &LoadConte
     keys.find(is_set).unwrap_or(first).to_owned()
 }
 
-/// Which of OpenAI's wires a service is spoken to on.
 fn read_api(s: &mut TableReader<'_>, kind: ProviderKind) -> Option<OpenAiApi> {
     let node = s.peek("api")?;
     let api = s.one_of("api", &APIS);
@@ -257,7 +260,7 @@ fn read_api(s: &mut TableReader<'_>, kind: ProviderKind) -> Option<OpenAiApi> {
     api
 }
 
-/// A text that means something to one kind only.
+/// A string that only one kind of provider supports.
 fn text_for_kind(
     s: &mut TableReader<'_>,
     kind: ProviderKind,
@@ -280,8 +283,8 @@ fn reject_for_kind(
     required: ProviderKind,
 ) {
     let kind_name = KINDS.iter().find(|(_, kind)| *kind == required);
-    let word = kind_name.map_or("", |(word, _)| *word);
-    s.push_invalid(node, key, &format!("is only for kind = \"{word}\""));
+    let kind = kind_name.map_or("", |(name, _)| *name);
+    s.push_invalid(node, key, &format!("is only for kind = \"{kind}\""));
 }
 
 fn read_scripts(
@@ -300,14 +303,14 @@ fn read_scripts(
     scripts.into_iter().map(in_config_dir).collect()
 }
 
-/// The key: axed's own variable for it, the service's variable, the file.
+/// The API key: axed's own variable beats the service's variable, which beats the file.
 fn read_api_key(
     s: &mut TableReader<'_>,
     context: &LoadContext<'_>,
     key_env: &str,
 ) -> Option<SecretString> {
     let is_overridden = s.is_from_env_or_flag("api_key");
-    // Blank is a place kept for a key, as in a variable.
+    // A blank key means no key, as in a variable.
     let configured = s.parsed_text("api_key", |text| match text.trim() {
         "" => Ok(None),
         text => parse_api_key(text).map(Some),
@@ -326,7 +329,7 @@ fn read_api_key(
     }
 }
 
-/// The address: axed's own variables for it, the service's variable, the file.
+/// The base URL: axed's own variables beat the service's variable, which beats the file.
 fn read_base_url(name: &str, s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Option<String> {
     let is_overridden = s.is_from_env_or_flag("base_url");
     let configured = s.parsed_text("base_url", parse_base_url);
@@ -359,11 +362,11 @@ fn read_base_url(name: &str, s: &mut TableReader<'_>, context: &LoadContext<'_>)
     configured
 }
 
-/// An http or https address without credentials, query and the slash at its end.
+/// Checks an http or https URL without credentials and query, and strips the trailing slash.
 fn parse_base_url(text: &str) -> Result<String, String> {
     let text = text.trim();
     if text.contains("${") {
-        return Err("must be an address as it stands: variables are not expanded here".to_owned());
+        return Err("must be a literal address: variables are not expanded here".to_owned());
     }
     let invalid = || "must be an http or https address such as http://localhost:8000/v1".to_owned();
     let uri: Uri = text.parse().map_err(|_| invalid())?;
@@ -373,7 +376,7 @@ fn parse_base_url(text: &str) -> Result<String, String> {
     }
     if authority.as_str().contains('@') {
         return Err(
-            "must not hold credentials; use api_key, api_key_env or headers for them".to_owned(),
+            "must not contain credentials; use api_key, api_key_env or headers for them".to_owned(),
         );
     }
     if uri.query().is_some() || text.contains('#') {
@@ -389,8 +392,8 @@ fn parse_base_url(text: &str) -> Result<String, String> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// `OLLAMA_HOST` as Ollama's own programs read it: a host, a port, both, or an address. What it listens on everywhere
-/// is asked on loopback.
+/// Parses `OLLAMA_HOST` as Ollama's own programs do: a host, a port, both, or a URL. An unspecified address becomes
+/// loopback.
 fn parse_ollama_host(text: &str) -> Result<String, String> {
     let text = text.trim().trim_matches(['"', '\'']);
     let (scheme, rest, default_port) = match text.split_once("://") {
@@ -403,7 +406,7 @@ fn parse_ollama_host(text: &str) -> Result<String, String> {
         Some(at) => rest.split_at(at),
         None => (rest, ""),
     };
-    // Colons within brackets, or more than one without, belong to an IPv6 address.
+    // Colons in brackets, or more than one colon without brackets, belong to an IPv6 address.
     let is_bare_v6 = host_and_port.parse::<std::net::Ipv6Addr>().is_ok();
     let (host, port) = match host_and_port.rsplit_once(':') {
         Some((host, port)) if !is_bare_v6 && !port.ends_with(']') => (host, Some(port.to_owned())),
@@ -420,33 +423,33 @@ fn parse_ollama_host(text: &str) -> Result<String, String> {
     parse_base_url(&format!("{scheme}://{host}{port}{path}"))
 }
 
-/// A key. Its error must not show it.
+/// The error must not repeat the key.
 fn parse_api_key(text: &str) -> Result<SecretString, String> {
     let text = text.trim();
     if text.contains("${") {
         let message =
-            "is taken as it stands: variables are not expanded here; name one with api_key_env";
+            "is taken literally: variables are not expanded here; name one with api_key_env";
         return Err(message.to_owned());
     }
     match HeaderValue::from_str(text) {
         Ok(value) if value.to_str().is_ok() => Ok(SecretString::from(text)),
-        _ => Err("holds characters that no key has".to_owned()),
+        _ => Err("contains characters that a key cannot have".to_owned()),
     }
 }
 
 fn parse_header(name: &str, value: &str) -> Result<SecretString, String> {
-    HeaderName::from_bytes(name.as_bytes()).map_err(|_| "is no header's name".to_owned())?;
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| "is not a valid header name".to_owned())?;
     check_header_value(value).map(SecretString::from)
 }
 
 fn check_header_value(text: &str) -> Result<String, String> {
     match HeaderValue::from_str(text) {
         Ok(value) if value.to_str().is_ok() => Ok(text.to_owned()),
-        _ => Err("holds characters that no header may have".to_owned()),
+        _ => Err("contains characters that a header cannot have".to_owned()),
     }
 }
 
-/// A variable's name. Its error must not show it: a key pasted here by mistake is still a key.
+/// The error must not repeat the text: a key pasted here by mistake is still a key.
 fn check_variable_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = !text.is_empty()
@@ -493,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn ollamas_variable_is_read_as_ollama_reads_it() {
+    fn ollama_host_is_parsed_as_ollama_does() {
         for (text, address) in [
             ("0.0.0.0", "http://127.0.0.1:11434"),
             ("0.0.0.0:8080", "http://127.0.0.1:8080"),

@@ -1,10 +1,10 @@
-//! Whole numbers, sizes and times as people write them in a configuration.
+//! Parses whole numbers, sizes and durations.
 
 use std::ops::RangeInclusive;
 
 use crate::config::document::Value;
 
-/// A whole number within the range, or the rule that it breaks; none where the value is none.
+/// `None` if the value is not a whole number, `Err` if it is out of range.
 pub fn parse_integer(value: &Value, range: RangeInclusive<u64>) -> Option<Result<u64, String>> {
     let number = match value {
         Value::Integer(number) => i128::from(*number),
@@ -23,7 +23,7 @@ pub fn parse_integer(value: &Value, range: RangeInclusive<u64>) -> Option<Result
     Some(Err(message))
 }
 
-/// The bytes that a text such as `4 MiB`, `10MB` or `512` names.
+/// Bytes of a text such as `4 MiB`, `10MB` or `512`.
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let text = text.trim();
     let end = text
@@ -43,7 +43,7 @@ pub fn parse_bytes(text: &str) -> Option<usize> {
     number.checked_mul(unit)
 }
 
-/// The seconds that a text such as `30d`, `12 h` or `90` names.
+/// Seconds of a text such as `30d`, `12 h` or `90`.
 pub fn parse_seconds(text: &str) -> Option<u64> {
     let text = text.trim();
     let end = text

@@ -1,5 +1,5 @@
-//! Reads a document's tables strictly: a key that is asked for is known, what is left at the end is an error, and every
-//! error names its key. Does not know what the keys mean.
+//! Reads a document's tables strictly: every key that is not read is an error, and every error names its key. Does
+//! not know what the keys mean.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,10 +10,10 @@ use serde_json::{Map, Value as Json};
 use crate::config::document::{Node, Origin, Problem, Table, Value};
 use crate::config::quantity::{parse_bytes, parse_integer, parse_seconds};
 
-/// The most seconds or things that a key may count: a hundred years, and more than any semaphore or table holds.
+/// Maximum number of seconds or things of a key: more than a century, and more than any semaphore or table holds.
 pub const MAX_COUNT: u64 = u32::MAX as u64;
 
-/// Reads a table with `read`, and returns what it made and everything that is wrong, in the file's order.
+/// Reads a table with `read`. Returns its value, and all problems in the file's order.
 pub fn read_table<T>(
     table: Table,
     read: impl FnOnce(&mut TableReader<'_>) -> T,
@@ -21,7 +21,7 @@ pub fn read_table<T>(
     let mut problems = Vec::new();
     let top = Origin::File { line: 1, column: 1 };
     let value = read_nested(String::new(), top, table, &mut problems, read);
-    // Stable: rules broken at one place keep the order in which they were checked.
+    // A stable sort: problems at one position keep the order in which they were found.
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));
     (value, problems)
 }
@@ -45,8 +45,8 @@ fn read_nested<T>(
     value
 }
 
-/// A table while it is read. A reading function answers none where the key is absent or wrong; what is wrong is kept
-/// as a problem, so that a reader need not stop at the first.
+/// A table that is being read. A reading method returns `None` if the key is absent or wrong. It records what is
+/// wrong as a problem, so that one pass finds all problems.
 pub struct TableReader<'a> {
     path: String,
     origin: Origin,
@@ -56,12 +56,11 @@ pub struct TableReader<'a> {
 }
 
 impl TableReader<'_> {
-    /// A text.
     pub fn text(&mut self, key: &'static str) -> Option<String> {
         self.parsed_text(key, |text| Ok(text.to_owned()))
     }
 
-    /// A text that `check` makes into a value; its error follows the key, such as `must be a path`.
+    /// A string that `check` converts to a value. Its error follows the key's name, such as `must be a path`.
     pub fn parsed_text<T>(
         &mut self,
         key: &'static str,
@@ -78,18 +77,16 @@ impl TableReader<'_> {
         None
     }
 
-    /// One of these words.
     pub fn one_of<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         self.parsed_text(key, |text| {
-            let found = choices.iter().find(|(word, _)| *word == text);
+            let found = choices.iter().find(|(name, _)| *name == text);
             found.map(|(_, value)| *value).ok_or_else(|| {
-                let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
-                format!("must be one of: {}", words.join(", "))
+                let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+                format!("must be one of: {}", names.join(", "))
             })
         })
     }
 
-    /// true or false.
     pub fn flag(&mut self, key: &'static str) -> Option<bool> {
         let node = self.take(key)?;
         match &node.value {
@@ -101,7 +98,6 @@ impl TableReader<'_> {
         None
     }
 
-    /// A whole number in a range.
     pub fn integer(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let node = self.take(key)?;
         match parse_integer(&node.value, range) {
@@ -112,12 +108,12 @@ impl TableReader<'_> {
         None
     }
 
-    /// Whole seconds, `min` of them at least.
+    /// Whole seconds, at least `min`.
     pub fn seconds(&mut self, key: &'static str, min: u64) -> Option<Duration> {
         self.integer(key, min..=MAX_COUNT).map(Duration::from_secs)
     }
 
-    /// An age, 0 for none: whole seconds, or a text such as `30d`.
+    /// A duration: whole seconds, or a text such as `30d`.
     pub fn age(&mut self, key: &'static str) -> Option<Duration> {
         let node = self.take(key)?;
         let seconds = match &node.value {
@@ -128,7 +124,7 @@ impl TableReader<'_> {
         let seconds = seconds.filter(|seconds| *seconds <= MAX_COUNT);
         if seconds.is_none() {
             let message = format!(
-                "must be an age of at most {MAX_COUNT} seconds: a whole number of seconds, or text such as \"30d\" \
+                "must be a duration of at most {MAX_COUNT} seconds: a whole number of seconds, or text such as \"30d\" \
                  (s, m, h, d or w)"
             );
             self.push_invalid(&node, key, &message);
@@ -136,13 +132,13 @@ impl TableReader<'_> {
         seconds.map(Duration::from_secs)
     }
 
-    /// How many, `min` at least.
+    /// At least `min`.
     pub fn count(&mut self, key: &'static str, min: u64) -> Option<usize> {
         let count = self.integer(key, min..=MAX_COUNT)?;
         usize::try_from(count).ok()
     }
 
-    /// A size in bytes, 1 at least: a whole number, or a text such as `4 MiB`.
+    /// A size in bytes, at least 1: a whole number, or a text such as `4 MiB`.
     pub fn size(&mut self, key: &'static str) -> Option<usize> {
         let node = self.take(key)?;
         let size = match &node.value {
@@ -158,7 +154,6 @@ impl TableReader<'_> {
         size
     }
 
-    /// A number in a range.
     pub fn number(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
         let node = self.take(key)?;
         let number = match &node.value {
@@ -187,7 +182,7 @@ impl TableReader<'_> {
         None
     }
 
-    /// A list of texts; of a variable, parted by commas.
+    /// A list of strings. The value of a variable is split at commas.
     pub fn text_list(&mut self, key: &'static str) -> Option<Vec<String>> {
         let node = self.take(key)?;
         match &node.value {
@@ -215,7 +210,7 @@ impl TableReader<'_> {
         }
     }
 
-    /// A table of its own, read as an empty one where it is absent.
+    /// A nested table; an absent one is read as an empty one.
     pub fn nested<T>(
         &mut self,
         key: &'static str,
@@ -227,7 +222,7 @@ impl TableReader<'_> {
         read_nested(path, origin, table, self.problems, read)
     }
 
-    /// A table whose keys are names that the writer chose, each a table that is read with its name.
+    /// A table of tables, under names that the user chose.
     pub fn tables_by_name<T>(
         &mut self,
         key: &'static str,
@@ -235,7 +230,7 @@ impl TableReader<'_> {
     ) -> BTreeMap<String, T> {
         let mut values = BTreeMap::new();
         for (name, node) in self.table(key) {
-            // A name may hold dots and slashes: quoted, as it would be written.
+            // A name may contain dots and slashes, so it is quoted as in TOML.
             let path = format!("{}.{}", self.full(key), quote_key(&name));
             match node.value {
                 Value::Table(table) => {
@@ -253,7 +248,6 @@ impl TableReader<'_> {
         values
     }
 
-    /// A list of tables, each read with its place in the list.
     pub fn table_list<T>(
         &mut self,
         key: &'static str,
@@ -288,7 +282,7 @@ impl TableReader<'_> {
         values
     }
 
-    /// A table of texts under names that the writer chose.
+    /// A table of strings, under names that the user chose.
     pub fn texts_by_name<T>(
         &mut self,
         key: &'static str,
@@ -311,7 +305,7 @@ impl TableReader<'_> {
         values
     }
 
-    /// A table of how many, `min` at least, under names that the writer chose; what `check` says follows the name.
+    /// A table of counts of at least `min`, under names that the user chose. The error of `check` follows the name.
     pub fn counts_by_name(
         &mut self,
         key: &'static str,
@@ -337,7 +331,7 @@ impl TableReader<'_> {
         values
     }
 
-    /// A table as JSON, its keys in the file's order; what `check` says follows the key.
+    /// A table as JSON, its keys in the file's order. The error of `check` follows the key.
     pub fn json_table(
         &mut self,
         key: &'static str,
@@ -354,23 +348,23 @@ impl TableReader<'_> {
         None
     }
 
-    /// The value as it stands.
+    /// Takes the value, still to be read.
     pub fn take_node(&mut self, key: &'static str) -> Option<Node> {
         self.take(key)
     }
 
-    /// The value as it stands, still to be read.
+    /// Returns the value and leaves it in the table.
     pub fn peek(&mut self, key: &'static str) -> Option<Node> {
         self.known_keys.push(key);
         self.table.get(key).cloned()
     }
 
-    /// A key that is known and says nothing here.
+    /// Accepts the key whatever its value is.
     pub fn ignore(&mut self, key: &'static str) {
         self.take(key);
     }
 
-    /// A key that belongs elsewhere: an error that says where.
+    /// Records an error if the key is set: it belongs in `place`.
     pub fn misplaced(&mut self, key: &'static str, place: &str) {
         if let Some(node) = self.table.remove(key) {
             let text = format!("{} belongs {place}", self.full(key));
@@ -378,7 +372,8 @@ impl TableReader<'_> {
         }
     }
 
-    /// A key of the contract that this version cannot honour: an error, unless its value asks for nothing.
+    /// Records an error if a key is set that this version does not support. Values that disable the feature are
+    /// accepted.
     pub fn reject_if_set(&mut self, key: &'static str) {
         let Some(node) = self.take(key) else { return };
         let is_disabled = match &node.value {
@@ -408,7 +403,7 @@ impl TableReader<'_> {
         node.is_some_and(|node| matches!(node.origin, Origin::External(_)))
     }
 
-    /// Keeps that a key is absent which must be there; `why` follows the key.
+    /// Records that a required key is absent. `message` follows the key.
     pub fn push_missing(&mut self, key: &'static str, message: &str) {
         let text = format!("{} {message}", self.full(key));
         let origin = self.origin.clone();
@@ -419,7 +414,7 @@ impl TableReader<'_> {
         });
     }
 
-    /// Keeps a rule that this key's value breaks; `why` follows the key.
+    /// Records that the key's value breaks a rule. `why` follows the key.
     pub fn push_invalid(&mut self, node: &Node, key: &'static str, why: &str) {
         let text = format!("{} {why}", self.full(key));
         self.problems.push(Problem {
@@ -429,13 +424,13 @@ impl TableReader<'_> {
         });
     }
 
-    /// Keeps that the name of this table, which its writer chose, is wrong; `why` follows it.
+    /// Records that the name of this table, which the user chose, is wrong. `why` follows the name.
     pub fn push_invalid_name(&mut self, why: &str) {
         let text = format!("{} {why}", self.path);
         self.push_error(self.origin.clone(), text);
     }
 
-    /// Keeps a fault of the document.
+    /// Records that the document is malformed.
     pub fn push_error(&mut self, origin: Origin, text: String) {
         self.problems.push(Problem {
             origin,
@@ -444,7 +439,7 @@ impl TableReader<'_> {
         });
     }
 
-    /// Where the key stands, or where its table does.
+    /// Position of the key, or of its table if the key is absent.
     fn origin_of(&self, key: &str) -> Origin {
         let node = self.table.get(key);
         node.map_or(&self.origin, |node| &node.origin).clone()
@@ -503,13 +498,13 @@ impl TableReader<'_> {
     }
 }
 
-/// The known key that somebody who wrote `key` most likely meant.
+/// The known key that is most similar to `key`, if one is similar enough.
 pub fn closest_key<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let key: String = key.chars().take(64).flat_map(char::to_lowercase).collect();
     known
         .iter()
         .map(|candidate| (strsim::jaro_winkler(&key, candidate), *candidate))
-        .filter(|(likeness, _)| *likeness >= 0.75)
+        .filter(|(similarity, _)| *similarity >= 0.75)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate)
 }
@@ -522,7 +517,7 @@ fn quote_key(name: &str) -> String {
     }
 }
 
-/// A key as an error may show it: bounded, on one line.
+/// The key for a message: bounded, on one line.
 fn printable(key: &str) -> String {
     let printable = key.chars().take(64).map(|c| match c.is_control() {
         true => '\u{fffd}',
@@ -583,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_only_looked_for_is_known() {
+    fn a_key_that_is_only_peeked_at_is_known() {
         let table = parse(b"fils = 1").expect("a table");
         let (_, problems) = read_table(table, |top| top.peek("files"));
         assert_eq!(

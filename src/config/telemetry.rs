@@ -1,4 +1,4 @@
-//! The `[telemetry]` section, with what the environment's `OTEL_…` variables say of traces.
+//! The `[telemetry]` section and the `OTEL_…` variables of the environment.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,9 @@ use crate::config::load_context::LoadContext;
 use crate::config::table_reader::TableReader;
 use crate::config::{LogFormat, Otlp, Telemetry};
 
-/// Where OTLP over HTTP takes traces, below a collector's address.
+/// Path for traces of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// Reads `[telemetry]`.
 pub(in crate::config) fn read(s: &mut TableReader<'_>, context: &LoadContext<'_>) -> Telemetry {
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
     Telemetry {
@@ -26,7 +25,7 @@ pub(in crate::config) fn read(s: &mut TableReader<'_>, context: &LoadContext<'_>
     }
 }
 
-/// This binary cannot send traces: keys that ask for it are refused.
+/// Rejects the keys for traces: this binary is built without the feature `otel`.
 fn reject_otlp_keys(s: &mut TableReader<'_>) -> Option<Otlp> {
     for key in [
         "otlp_endpoint",
@@ -62,7 +61,7 @@ fn read_otlp(s: &mut TableReader<'_>, environment: &Environment) -> Option<Otlp>
     let content = s.flag("trace_content").unwrap_or(false);
     let is_disabled =
         env_value(environment, "OTEL_SDK_DISABLED").is_some_and(|text| text.trim() == "true");
-    // As everywhere: the environment over the file, and our own variable over the common one.
+    // As for all keys: the environment beats the file, and an axed variable beats the common one.
     let endpoint = match is_overridden {
         true => configured.or(from_otel),
         false => from_otel.or(configured),
@@ -78,7 +77,7 @@ fn read_otlp(s: &mut TableReader<'_>, environment: &Environment) -> Option<Otlp>
     })
 }
 
-/// What OpenTelemetry's own variables say; the one for traces names the whole URL
+/// The endpoint from OpenTelemetry's own variables; the one for traces holds the whole URL
 /// (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 fn otel_endpoint(s: &mut TableReader<'_>, environment: &Environment) -> Option<String> {
     let traces_variable = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
@@ -96,7 +95,7 @@ fn otel_endpoint(s: &mut TableReader<'_>, environment: &Environment) -> Option<S
     }
 }
 
-/// A collector's address. The text is not repeated in errors: it may hold a key.
+/// Checks a collector's address. Errors do not repeat the text: it may hold a key.
 fn parse_endpoint(text: &str) -> Result<String, String> {
     let text = text.trim();
     let rest = text
@@ -120,7 +119,7 @@ fn with_traces_path(url: String) -> String {
     }
 }
 
-/// `name=value` parted by commas, the values percent-encoded.
+/// Parses `name=value` pairs, separated by commas, with percent-encoded values.
 fn parse_headers(text: &str) -> BTreeMap<String, SecretString> {
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=')?;

@@ -1,4 +1,4 @@
-//! The sections of the tools that reach the web: `[tools.url_fetch]` and `[tools.web_search]`.
+//! The sections of the web tools, `[tools.url_fetch]` and `[tools.web_search]`, and lists of allowed hosts.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use crate::config::table_reader::TableReader;
 use crate::config::{SearchKind, UrlFetch, WebSearch};
 use crate::ssrf::{self, normalize_host};
 
-/// Reads `[tools.url_fetch]`.
 pub(in crate::config) fn read_url_fetch(s: &mut TableReader<'_>) -> UrlFetch {
     let defaults = UrlFetch::default();
     UrlFetch {
@@ -19,7 +18,7 @@ pub(in crate::config) fn read_url_fetch(s: &mut TableReader<'_>) -> UrlFetch {
     }
 }
 
-/// Reads `[tools.web_search]`; none where it says nothing.
+/// `None` if no URL is configured.
 pub(in crate::config) fn read_web_search(
     s: &mut TableReader<'_>,
     environment: &Environment,
@@ -35,7 +34,7 @@ pub(in crate::config) fn read_web_search(
     if is_configured && s.peek("url").is_none() {
         s.push_missing(
             "url",
-            "is required: the address that is asked, such as \"http://127.0.0.1:8888/search\"",
+            "is required: the address of the search service, such as \"http://127.0.0.1:8888/search\"",
         );
     }
     let url = s.parsed_text("url", |text| {
@@ -54,7 +53,7 @@ pub(in crate::config) fn read_web_search(
     })
 }
 
-/// Hosts that a guard lets through.
+/// Reads `allow_hosts`: hosts that the SSRF guard lets through.
 pub(in crate::config) fn read_allow_hosts(s: &mut TableReader<'_>) -> Vec<String> {
     let node = s.peek("allow_hosts");
     let hosts = s.text_list("allow_hosts").unwrap_or_default();
@@ -63,7 +62,7 @@ pub(in crate::config) fn read_allow_hosts(s: &mut TableReader<'_>) -> Vec<String
         && let Some(node) = &node
     {
         let message = format!(
-            "has {invalid:?}, which is no host; write names or addresses without scheme, port and path"
+            "contains {invalid:?}, which is not a host; write names or addresses without scheme, port and path"
         );
         s.push_invalid(node, "allow_hosts", &message);
     }

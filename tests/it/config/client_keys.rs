@@ -106,19 +106,19 @@ fn keys_of_clients_are_read_strictly() {
     for (text, reported) in [
         (
             "[auth.keys.a]\nscopes = [\"run\"]".to_owned(),
-            "1:12: auth.keys.a.sha256 must be given: the SHA-256 of the key in hex, as axed keys new prints it".to_owned(),
+            "1:12: auth.keys.a.sha256 is required: the SHA-256 of the key in hex, as axed keys new prints it".to_owned(),
         ),
         (
             format!("[auth.keys.a]\nsha256 = \"{hash}\""),
-            format!("1:12: auth.keys.a.scopes must be given, some of: {known}"),
+            format!("1:12: auth.keys.a.scopes is required: one or more of: {known}"),
         ),
         (
             format!("[auth.keys.a]\nscopes = []\nsha256 = \"{hash}\""),
-            format!("2:1: auth.keys.a.scopes must name some of: {known}"),
+            format!("2:1: auth.keys.a.scopes must contain at least one of: {known}"),
         ),
         (
             format!("[auth.keys.a]\nscopes = [\"write\"]\nsha256 = \"{hash}\""),
-            format!("2:1: auth.keys.a.scopes has \"write\", which is none of: {known}"),
+            format!("2:1: auth.keys.a.scopes contains \"write\", which is not one of: {known}"),
         ),
         (
             format!("[auth.keys.a]\nagents = [\"a[\"]\n{good}"),
@@ -126,7 +126,7 @@ fn keys_of_clients_are_read_strictly() {
         ),
         (
             format!("[auth.keys.a]\nagents = [\"\"]\n{good}"),
-            "2:1: auth.keys.a.agents has a blank pattern; \"*\" means all agents".to_owned(),
+            "2:1: auth.keys.a.agents contains a blank pattern; \"*\" means all agents".to_owned(),
         ),
         (
             format!("[auth.keys.a]\nscope = 1\n{good}"),
@@ -134,11 +134,11 @@ fn keys_of_clients_are_read_strictly() {
         ),
         (
             format!("[auth.keys.a]\n{good}[auth.keys.b]\n{good}"),
-            "5:1: auth.keys.b.sha256 is that of auth.keys.a too; a key has one name".to_owned(),
+            "5:1: auth.keys.b.sha256 is also the hash of auth.keys.a; a key has one name".to_owned(),
         ),
         (
             format!("[auth.keys.\"a b\"]\n{good}"),
-            "1:12: auth.keys.\"a b\" is no key's name: up to 64 letters, digits, - _ . without two _ in a row".to_owned(),
+            "1:12: auth.keys.\"a b\" is not a valid key name: up to 64 letters, digits, - _ . without two _ in a row".to_owned(),
         ),
     ] {
         assert_eq!(error(&text, &[]), format!("DIR/axed.toml:{reported}"));

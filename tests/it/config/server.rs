@@ -1,6 +1,7 @@
-//! The server's configuration: layers, defaults, and errors that say where.
+//! The server's configuration: sources, defaults, and the positions in errors.
 
-use axed::config::environment::{Environment, Flags, load};
+use axed::config::environment::Environment;
+use axed::config::load::{Flags, load};
 use axed::config::{Config, Durability, LogFormat, Provider, Retention, RetentionLimit};
 use secrecy::ExposeSecret;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ pub fn error(text: &str, variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn without_a_word_everything_has_its_default() {
+fn an_empty_configuration_has_every_default() {
     let config = config("", &[]).expect("a config");
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
     assert_eq!(config.server.metrics_listen, None);
@@ -166,7 +167,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[webhooks]\nallow_hosts = [\"a.b\", \"http://a:80\"]",
-            "DIR/axed.toml:2:1: webhooks.allow_hosts has \"http://a:80\", which is no host; write names or addresses \
+            "DIR/axed.toml:2:1: webhooks.allow_hosts contains \"http://a:80\", which is not a host; write names or addresses \
              without scheme, port and path",
         ),
         (
@@ -191,7 +192,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[runs.per_agent]\n\"../x\" = 1",
-            "DIR/axed.toml:2:1: runs.per_agent.\"../x\" is no name that an agent can have",
+            "DIR/axed.toml:2:1: runs.per_agent.\"../x\" is not a valid agent name",
         ),
         (
             "[runs]\nper_agent = 1",
@@ -203,7 +204,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[runs.per_key]\nci = true",
-            "DIR/axed.toml:2:1: runs.per_key.ci names no key of [auth.keys]; \"*\" names all that are not named",
+            "DIR/axed.toml:2:1: runs.per_key.ci is not a key of [auth.keys]; \"*\" stands for all other keys",
         ),
         (
             "[runs.per_key]\n\"*\" = true",
@@ -227,19 +228,19 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[tools]\npass_env = [\"TOKEN=abc\"]",
-            "DIR/axed.toml:2:1: tools.pass_env must have names of environment variables, not their values",
+            "DIR/axed.toml:2:1: tools.pass_env must contain names of environment variables, not their values",
         ),
         (
             "[tools]\npass_env = [\"HOME\"]",
-            "DIR/axed.toml:2:1: tools.pass_env has HOME, which is a folder of each command's own",
+            "DIR/axed.toml:2:1: tools.pass_env contains HOME, which axed sets for each command",
         ),
         (
             "[tools.url_fetch]\nallow_hosts = [\"http://a\"]",
-            "DIR/axed.toml:2:1: tools.url_fetch.allow_hosts has \"http://a\", which is no host; write names or addresses without scheme, port and path",
+            "DIR/axed.toml:2:1: tools.url_fetch.allow_hosts contains \"http://a\", which is not a host; write names or addresses without scheme, port and path",
         ),
         (
             "[tools.web_search]\nkind = \"brave\"",
-            "DIR/axed.toml:1:8: tools.web_search.url is required: the address that is asked, such as \"http://127.0.0.1:8888/search\"",
+            "DIR/axed.toml:1:8: tools.web_search.url is required: the address of the search service, such as \"http://127.0.0.1:8888/search\"",
         ),
         (
             "[tools.web_search]\nurl = \"http://a\"\nkind = \"other\"",
@@ -255,7 +256,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[providers.vllm]\nbase_url = \"http://x\"",
-            "DIR/axed.toml:1:12: providers.vllm.kind must be given, one of: anthropic, openai, ollama, scripted",
+            "DIR/axed.toml:1:12: providers.vllm.kind is required, one of: anthropic, openai, ollama, scripted",
         ),
         (
             "[providers.openai]\nversion = \"x\"",
@@ -263,7 +264,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
         ),
         (
             "[prices.gpt]\ninput = 1",
-            "DIR/axed.toml:1:9: prices.gpt is no provider/model, such as [prices.\"openai/gpt-5\"]",
+            "DIR/axed.toml:1:9: prices.gpt is not provider/model; write one such as [prices.\"openai/gpt-5\"]",
         ),
         (
             "[prices.\"a/b\"]\ninput = -1",
@@ -274,7 +275,7 @@ fn errors_name_file_line_and_key_or_the_variable_or_the_flag() {
     }
     assert!(
         error("[server]\nlisten = \"8080\"", &[])
-            .contains("is \"8080\", which is no address and port")
+            .contains("is \"8080\", which is not an address and port")
     );
     let both = error("[server]\nmax_wait = 1 2\nlisten = \n", &[]);
     assert!(
@@ -481,7 +482,7 @@ fn retention_holds_for_all_or_for_one_state() {
     assert_eq!(retention.failed, kept(0, 7));
     assert_eq!(retention.cancelled, kept(604_800, 0));
 
-    let wrong = "data.retention.age must be an age of at most 4294967295 seconds: a whole number of seconds, or text \
+    let wrong = "data.retention.age must be a duration of at most 4294967295 seconds: a whole number of seconds, or text \
                  such as \"30d\" (s, m, h, d or w)";
     for age in ["\"soon\"", "-1", "true", "\"9999999w\""] {
         let reported = error(&format!("[data.retention]\nage = {age}"), &[]);
