@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::catalog::mcp_servers;
 use crate::config::document::{Node, Value};
-use crate::config::load::{check_variable_name, expand_home, home_dir};
+use crate::config::environment::{check_variable_name, expand_home, home_dir};
 use crate::config::table_reader::TableReader;
 use crate::domain::agent::model_ref::{ModelRef, ModelRefError};
 use crate::domain::agent::params::check_extra;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::config::document::{Node, Origin, Problem, Table, Value};
 use crate::config::quantity::{parse_bytes, parse_integer, parse_seconds};
+use crate::domain::suggestion;
 
 /// Maximum number of seconds or things of a key: more than a century, and more than any semaphore or table holds.
 pub const MAX_COUNT: u64 = u32::MAX as u64;
@@ -498,17 +499,6 @@ impl TableReader<'_> {
     }
 }
 
-/// The known key that is most similar to `key`, if one is similar enough.
-pub fn closest_key<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
-    let key: String = key.chars().take(64).flat_map(char::to_lowercase).collect();
-    known
-        .iter()
-        .map(|candidate| (strsim::jaro_winkler(&key, candidate), *candidate))
-        .filter(|(similarity, _)| *similarity >= 0.75)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, candidate)| candidate)
-}
-
 fn quote_key(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     match !name.is_empty() && name.chars().all(is_bare) {
@@ -528,7 +518,7 @@ fn printable(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{closest_key, read_table};
+    use super::read_table;
     use crate::config::document::{format_problems, parse};
 
     fn problems(text: &str) -> String {
@@ -595,11 +585,5 @@ mod tests {
             problems("later = 1"),
             "f.toml:1:1: later is not supported by this version of axed; remove it"
         );
-    }
-
-    #[test]
-    fn the_closest_key_is_found_whatever_its_case() {
-        assert_eq!(closest_key("modle", &["name", "model"]), Some("model"));
-        assert_eq!(closest_key("NAME", &["name", "model"]), Some("name"));
     }
 }

@@ -13,7 +13,7 @@ use crate::domain::agent::settings::{
 };
 use crate::domain::context::ContextSettings;
 use crate::domain::mcp::McpServer;
-use crate::domain::run::DEFAULT_MAX_DEPTH;
+use crate::domain::run::{DEFAULT_MAX_DEPTH, HARD_MAX_DEPTH};
 use crate::domain::service::Service;
 use crate::domain::usage::Cost;
 use crate::domain::webhook::Webhook;
@@ -255,7 +255,7 @@ impl Section for Limits {
 /// `[subagent]`: how an agent starts unnamed ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubagentSettings {
-    /// The deepest level that they may stand at, 1 to [`crate::domain::run::HARD_MAX_DEPTH`].
+    /// The deepest level that they may stand at, 1 to [`HARD_MAX_DEPTH`].
     pub max_depth: u8,
     /// Turns of one whose call does not say, 1 to [`MAX_TURNS`].
     pub default_max_turns: u32,
