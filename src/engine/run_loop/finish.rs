@@ -18,76 +18,97 @@ use crate::store::{Change, FinishedRun, Progress, StoreError};
 /// suspended; a run whose record can never be read fails instead.
 pub async fn commit_end(
     context: &RunContext,
-    run: Arc<Run>,
+    record: Arc<Run>,
     mut state: LoopState,
     ending: Ending,
 ) -> Result<Arc<Run>, StoreError> {
-    let Ending {
-        outcome: loop_outcome,
-        steps,
-        mut events,
-    } = ending;
-    let loop_outcome = match loop_outcome {
+    let run = &context.run;
+    let loop_outcome = match ending.outcome {
         Ok(loop_outcome) => loop_outcome,
-        Err(error) if context.run.is_unreadable(&error) => {
+        Err(error) if run.is_unreadable(&error) => {
             LoopOutcome::Failed(failures::internal(&error.to_string()))
         }
         Err(error) => {
-            context.run.suspend(&error);
+            run.suspend(&error);
             return Err(error);
         }
     };
-    if context.run.is_suspended() {
+    if run.is_suspended() {
         return Err(StoreError::Suspended);
     }
     let is_incomplete = matches!(loop_outcome, LoopOutcome::Incomplete);
-    let (cancel_reason, requested_at) = context.run.begin_finish().await.unzip();
-    let outcome = match (cancel_reason, loop_outcome) {
-        (Some(reason), _) => Outcome::Cancelled {
+    let (cancel_reason, cancel_requested_at) = run.begin_finish().await.unzip();
+    let mut events = ending.events;
+    let outcome = match cancel_reason {
+        Some(reason) => Outcome::Cancelled {
             reason,
             partial: state.partial.take(),
         },
-        (None, LoopOutcome::Cancelled) => Outcome::Cancelled {
-            reason: context.run.cancel_reason(),
-            partial: state.partial.take(),
-        },
-        (None, LoopOutcome::Incomplete) => Outcome::Completed {
-            content: state.partial.take().unwrap_or_default(),
-            structured: false,
-        },
-        (None, LoopOutcome::Failed(failure)) => Outcome::Failed {
-            failure,
-            partial: state.partial.take(),
-        },
-        (
-            None,
-            LoopOutcome::Completed {
-                content,
-                structured,
-                task,
-                memory_time,
-            },
-        ) => {
-            if context.run.agent.memory.enabled {
-                let at = memory_time.unwrap_or_else(|| context.engine.memories.next_time());
-                // An earlier attempt may have written the entry before it stopped.
-                let entry = NewEntry {
-                    time: at,
-                    may_exist: run.attempt > 1,
-                    task,
-                    result: content.clone(),
-                };
-                events.extend(append_memory(context, entry).await);
-            }
-            Outcome::Completed {
-                content,
-                structured,
-            }
+        None => {
+            events.extend(append_memory(context, &loop_outcome, record.attempt).await);
+            own_outcome(context, loop_outcome, state.partial.take())
         }
     };
-    events.push(match &outcome {
+    events.push(end_event(&outcome, &state.progress));
+    let (own_usage, tree_usage) = run.usage();
+    state.progress.usage = own_usage;
+    let finished = FinishedRun {
+        completion_status: match &outcome {
+            Outcome::Completed { .. } if is_incomplete => Some(child_result::INCOMPLETE),
+            Outcome::Completed { .. } if run.agent.ad_hoc.is_some() => Some(child_result::COMPLETE),
+            _ => None,
+        },
+        outcome,
+        finished_at: now(),
+        progress: state.progress,
+        tree_usage,
+    };
+    let change = Change::Finish(Box::new(finished.clone()));
+    let journal = &context.engine.journal;
+    let last_event = journal.append(run, change, ending.steps, events).await?;
+    let metrics = &context.engine.metrics;
+    let milliseconds = record
+        .started_at
+        .map(|_| record.duration_ms(finished.finished_at));
+    let duration = milliseconds.map(Duration::from_millis);
+    metrics.run_finished(&record.agent, finished.outcome.status(), duration);
+    if let Some(requested_at) = cancel_requested_at {
+        metrics.cancel_completed(requested_at.elapsed());
+    }
+    Ok(Arc::new(final_record(record, finished, last_event)))
+}
+
+/// The outcome of a run that was not cancelled while it finished.
+fn own_outcome(
+    context: &RunContext,
+    loop_outcome: LoopOutcome,
+    partial: Option<String>,
+) -> Outcome {
+    match loop_outcome {
+        LoopOutcome::Cancelled => Outcome::Cancelled {
+            reason: context.run.cancel_reason(),
+            partial,
+        },
+        LoopOutcome::Incomplete => Outcome::Completed {
+            content: partial.unwrap_or_default(),
+            structured: false,
+        },
+        LoopOutcome::Failed(failure) => Outcome::Failed { failure, partial },
+        LoopOutcome::Completed {
+            content,
+            structured,
+            ..
+        } => Outcome::Completed {
+            content,
+            structured,
+        },
+    }
+}
+
+fn end_event(outcome: &Outcome, progress: &Progress) -> EventKind {
+    match outcome {
         Outcome::Completed { content, .. } => EventKind::RunCompleted {
-            turns: state.progress.turns,
+            turns: progress.turns,
             characters: content.chars().count(),
         },
         Outcome::Failed { failure, .. } => EventKind::RunFailed {
@@ -96,51 +117,16 @@ pub async fn commit_end(
         Outcome::Cancelled { reason, .. } => EventKind::RunCancelled {
             reason: reason.clone(),
         },
-    });
-    let (own_usage, tree) = context.run.usage();
-    state.progress.usage = own_usage;
-    let at = now();
-    let is_ad_hoc = context.run.agent.ad_hoc.is_some();
-    let completion_status = match &outcome {
-        Outcome::Completed { .. } if is_incomplete => Some(child_result::INCOMPLETE),
-        Outcome::Completed { .. } if is_ad_hoc => Some(child_result::COMPLETE),
-        _ => None,
-    };
-    let finished = FinishedRun {
-        completion_status,
-        outcome: outcome.clone(),
-        finished_at: at,
-        progress: state.progress.clone(),
-        tree_usage: tree,
-    };
-    let last_event = context
-        .engine
-        .journal
-        .append(
-            &context.run,
-            Change::Finish(Box::new(finished)),
-            steps,
-            events,
-        )
-        .await?;
-    let duration = run
-        .started_at
-        .map(|_| Duration::from_millis(run.duration_ms(at)));
-    context
-        .engine
-        .metrics
-        .run_finished(&run.agent, outcome.status(), duration);
-    if let Some(requested_at) = requested_at {
-        context
-            .engine
-            .metrics
-            .cancel_completed(requested_at.elapsed());
     }
-    let mut run = Arc::unwrap_or_clone(run);
+}
+
+/// The record of a run with its committed end.
+fn final_record(record: Arc<Run>, finished: FinishedRun, last_event: u64) -> Run {
+    let mut run = Arc::unwrap_or_clone(record);
     run.last_event = last_event;
-    run.status = outcome.status();
-    run.completion_status = completion_status.map(str::to_owned);
-    match outcome {
+    run.status = finished.outcome.status();
+    run.completion_status = finished.completion_status.map(str::to_owned);
+    match finished.outcome {
         Outcome::Completed {
             content,
             structured,
@@ -162,24 +148,47 @@ pub async fn commit_end(
         model,
         stop_reason,
         usage,
-    } = state.progress;
-    Ok(Arc::new(Run {
+    } = finished.progress;
+    Run {
         turns,
         model,
         stop_reason,
         usage,
-        tree,
-        finished_at: Some(at),
+        tree: finished.tree_usage,
+        finished_at: Some(finished.finished_at),
         ..run
-    }))
+    }
 }
 
-/// Appends to the agent's memory. A failure becomes a warning and does not fail the run.
-async fn append_memory(context: &RunContext, entry: NewEntry) -> Option<EventKind> {
-    let (task_engine, task_live) = (Arc::clone(&context.engine), Arc::clone(&context.run));
+/// Appends a completed run to the agent's memory. A failure becomes a warning and does not fail the run.
+async fn append_memory(
+    context: &RunContext,
+    loop_outcome: &LoopOutcome,
+    attempt: u32,
+) -> Option<EventKind> {
+    let LoopOutcome::Completed {
+        content,
+        task,
+        memory_time,
+        ..
+    } = loop_outcome
+    else {
+        return None;
+    };
+    if !context.run.agent.memory.enabled {
+        return None;
+    }
+    let entry = NewEntry {
+        time: memory_time.unwrap_or_else(|| context.engine.memories.next_time()),
+        // An earlier attempt may have written the entry before it stopped.
+        may_exist: attempt > 1,
+        task: task.clone(),
+        result: content.clone(),
+    };
+    let RunContext { engine, run } = context.clone();
     let result = tokio::task::spawn_blocking(move || {
-        let owner = task_live.tree.owner.as_deref();
-        task_engine.memories.append(&task_live.agent, owner, &entry)
+        let owner = run.tree.owner.as_deref();
+        engine.memories.append(&run.agent, owner, &entry)
     })
     .await;
     let max = context.run.agent.memory.max_entries as usize;
