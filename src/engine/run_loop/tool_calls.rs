@@ -17,6 +17,7 @@ use crate::engine::replay::run_log::RecordedCalls;
 use crate::engine::run_loop::final_text::MAX_RESUMED_CHECKS;
 use crate::engine::run_loop::limits;
 use crate::engine::run_spans;
+use crate::engine::state::budget::BudgetRefusal;
 use crate::engine::state::failures;
 use crate::engine::state::pause::PauseEvent;
 use crate::store::{Change, Step, StoreError};
@@ -32,6 +33,13 @@ pub struct BatchContext {
     pub turn: u32,
     /// What an earlier process recorded of them.
     pub recorded_calls: Arc<RecordedCalls>,
+}
+
+impl BatchContext {
+    /// Whether an earlier process started this call.
+    fn has_started(&self, call: &ToolCall) -> bool {
+        self.recorded_calls.started.contains(&call.id)
+    }
 }
 
 #[derive(Debug)]
@@ -59,24 +67,23 @@ pub async fn execute(
         if let Some(result) = batch.context.run.take_stashed_result(&call.id)
             && results[position].is_none()
         {
-            let events = Vec::new();
-            record_result(&batch, position, call, &result, Duration::ZERO, events).await?;
+            let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
+            record_result(&batch, completed, Vec::new()).await?;
             results[position] = Some(result);
         }
     }
     reject_excess(&batch, &calls, &mut results).await?;
-    let has_started = |call: &ToolCall| batch.recorded_calls.started.contains(&call.id);
     let effect = |call: &ToolCall| batch.toolbox.effect(&call.name);
     let mut pending = calls.iter().zip(&results).filter(|it| it.1.is_none());
     let interrupted = pending
-        .find(|(call, _)| has_started(call) && effect(call) == Some(Effect::Mutating))
+        .find(|(call, _)| batch.has_started(call) && effect(call) == Some(Effect::Mutating))
         .map(|(call, _)| shorten(&call.name, 200));
     if interrupted.is_some() {
         // The run fails. Children that had started end in order first; no other call is started, and nothing reads the
         // results that are filled in here.
         batch.context.run.cancel_token.cancel();
         for (call, result) in calls.iter().zip(&mut results) {
-            if !has_started(call) || effect(call) != Some(Effect::Delegating) {
+            if !batch.has_started(call) || effect(call) != Some(Effect::Delegating) {
                 result.get_or_insert_with(|| ToolResult::text(&call.id, "", true));
             }
         }
@@ -114,13 +121,9 @@ async fn reject_excess(
              fewer calls per reply, and the rest in later replies."
         );
         let result = ToolResult::text(&call.id, message, true);
-        let tool = shorten(&call.name, 200);
-        events.push(EventKind::ToolStarted {
-            turn: batch.turn,
-            tool_call_id: call.id.clone(),
-            tool,
-        });
-        let (step, event) = completion_records(batch, position, call, &result, Duration::ZERO);
+        events.push(started_event(batch.turn, call));
+        let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
+        let (step, event) = completed.records(batch.turn);
         steps.push(step);
         events.push(event);
         results[position] = Some(result);
@@ -210,7 +213,7 @@ async fn execute_when_approved(
         ..
     } = batch;
     let needs_approval = context.run.agent.approve.contains(&call.name)
-        && !recorded_calls.started.contains(&call.id)
+        && !batch.has_started(call)
         // A call that would be rejected anyway needs no approval.
         && Box::pin(batch.toolbox.can_call(call, context.run.tree.owner.as_deref())).await;
     if !needs_approval {
@@ -228,7 +231,8 @@ async fn execute_when_approved(
     };
     // The call never started: it does not count, and it took no time.
     let result = ToolResult::text(&call.id, reason, true);
-    record_result(batch, position, call, &result, Duration::ZERO, Vec::new()).await?;
+    let completed = CompletedCall::new(position, call, &result, Duration::ZERO);
+    record_result(batch, completed, Vec::new()).await?;
     Ok(result)
 }
 
@@ -237,155 +241,193 @@ async fn execute_call(
     position: usize,
     call: &ToolCall,
 ) -> Result<ToolResult, StoreError> {
-    let BatchContext { context, turn, .. } = batch;
-    let tool = shorten(&call.name, 200);
-    let started = EventKind::ToolStarted {
-        turn: *turn,
-        tool_call_id: call.id.clone(),
-        tool: tool.clone(),
-    };
+    let run = &batch.context.run;
     let start_time = Instant::now();
-    // A call that an earlier process started is already counted and recorded.
-    let has_started = batch.recorded_calls.started.contains(&call.id);
-    let budget_check = match has_started {
-        true => Ok(()),
-        false => context
-            .run
-            .tree
-            .budgets
-            .count_tool_call(&context.run.accounts),
-    };
-    match &budget_check {
-        // Counted when it starts: a running call is part of the tree's usage.
-        Ok(()) if !has_started => context.run.add_usage(&Usage {
-            tool_calls: 1,
-            ..Usage::default()
-        }),
-        Ok(()) => {}
-        Err(refusal) => context.run.record_refusal(refusal),
-    }
-    let is_within_budget = budget_check.is_ok();
-    let effect = batch.toolbox.effect(&call.name);
-    let mut has_finished = false;
-    let mut events = Vec::new();
-    match has_started {
-        true => {}
-        false if is_within_budget => {
-            let (journal, started) = (&context.engine.journal, vec![started]);
-            match effect {
-                // Recorded before the tool changes anything, so that no later process executes it again.
-                Some(Effect::Mutating) => {
-                    let recorded =
-                        journal.append(&context.run, Change::CountToolCall, Vec::new(), started);
-                    recorded.await.map(drop)?;
-                }
-                _ => {
-                    let enqueued =
-                        journal.enqueue(&context.run, Change::CountToolCall, Vec::new(), started);
-                    enqueued.await?;
-                }
-            }
-        }
+    if let Err(refusal) = count_call(batch, call) {
+        let result = ToolResult::text(&call.id, refusal.exceeded.to_string(), true);
+        let duration = start_time.elapsed();
         // In one commit with the result: a process that resumed in between would execute the call.
-        false => events.push(started),
+        let events = vec![started_event(batch.turn, call)];
+        let completed = CompletedCall::new(position, call, &result, duration);
+        record_result(batch, completed, events).await?;
+        return Ok(result);
     }
-    let outcome = match budget_check {
-        Ok(()) if has_exhausted_checks(batch, call) => Err(format!(
-            "The arguments of {tool} could not be checked: the daemon stopped too often during the check"
+    let effect = batch.toolbox.effect(&call.name);
+    record_start(batch, call, effect).await?;
+    let outcome = match has_exhausted_checks(batch, call) {
+        true => ToolOutcome::Interrupted(format!(
+            "The arguments of {} could not be checked: the daemon stopped too often during the check",
+            shorten(&call.name, 200)
         )),
-        Ok(()) => {
-            let owner = context.run.tree.owner.as_deref();
-            let work = batch
-                .toolbox
-                .call(call, &context.run.scope, owner, batch.delegate.as_ref());
-            let work = AssertUnwindSafe(work).catch_unwind();
-            let finished = match effect {
-                // A delegating call ends when its child has ended.
-                Some(Effect::Delegating) => Ok(work.await),
-                _ => limits::within_deadline(&context.run, work).await,
-            };
-            has_finished = finished.is_ok();
-            match finished {
-                Ok(output) => output.unwrap_or_else(|_| Err(format!("tool \"{tool}\" panicked"))),
-                Err(error) => Err(failures::interruption_message(&context.run, &error)),
-            }
-        }
-        Err(refusal) => Err(refusal.exceeded.to_string()),
+        false => run_tool(batch, call, effect).await,
     };
     let duration = start_time.elapsed();
-    if is_within_budget {
-        context.engine.metrics.tool_call_completed(duration);
-    }
-    let is_error = outcome.is_err();
-    let output = outcome.unwrap_or_else(ToolOutput::from);
-    let result = ToolResult {
-        attachments: output.attachments,
-        ..ToolResult::text(&call.id, output.text, is_error)
-    };
-    if is_within_budget {
-        run_spans::end_tool_call(&context.run, *turn, call, &result, duration);
-    }
-    let recorded = record_result(batch, position, call, &result, duration, events).await;
-    match recorded {
+    batch.context.engine.metrics.tool_call_completed(duration);
+    let must_stash =
+        matches!(outcome, ToolOutcome::Finished(_)) && effect == Some(Effect::Mutating);
+    let result = outcome.into_result(call);
+    run_spans::end_tool_call(run, batch.turn, call, &result, duration);
+    let completed = CompletedCall::new(position, call, &result, duration);
+    match record_result(batch, completed, Vec::new()).await {
         Ok(()) => Ok(result),
         Err(error) => {
-            if has_finished && effect == Some(Effect::Mutating) {
-                context.run.stash_result(result);
+            if must_stash {
+                run.stash_result(result);
             }
             Err(error)
         }
     }
 }
 
+/// Counts the call against the budgets and in the usage. A call that an earlier process started is already counted.
+fn count_call(batch: &BatchContext, call: &ToolCall) -> Result<(), BudgetRefusal> {
+    if batch.has_started(call) {
+        return Ok(());
+    }
+    let run = &batch.context.run;
+    let counted = run.tree.budgets.count_tool_call(&run.accounts);
+    match &counted {
+        // Counted when it starts: a running call is part of the tree's usage.
+        Ok(()) => run.add_usage(&Usage {
+            tool_calls: 1,
+            ..Usage::default()
+        }),
+        Err(refusal) => run.record_refusal(refusal),
+    }
+    counted
+}
+
+fn started_event(turn: u32, call: &ToolCall) -> EventKind {
+    EventKind::ToolStarted {
+        turn,
+        tool_call_id: call.id.clone(),
+        tool: shorten(&call.name, 200),
+    }
+}
+
+/// Records the start of a call, unless an earlier process has.
+async fn record_start(
+    batch: &BatchContext,
+    call: &ToolCall,
+    effect: Option<Effect>,
+) -> Result<(), StoreError> {
+    if batch.has_started(call) {
+        return Ok(());
+    }
+    let RunContext { engine, run } = &batch.context;
+    let (change, events) = (Change::CountToolCall, vec![started_event(batch.turn, call)]);
+    if effect == Some(Effect::Mutating) {
+        // Recorded before the tool changes anything, so that no later process executes it again.
+        let committed = engine.journal.append(run, change, Vec::new(), events);
+        committed.await.map(drop)
+    } else {
+        engine
+            .journal
+            .enqueue(run, change, Vec::new(), events)
+            .await
+    }
+}
+
+enum ToolOutcome {
+    /// The tool ran to its end, successfully or not.
+    Finished(Result<ToolOutput, String>),
+    /// The tool did not start, or was stopped before its end.
+    Interrupted(String),
+}
+
+impl ToolOutcome {
+    fn into_result(self, call: &ToolCall) -> ToolResult {
+        let outcome = match self {
+            Self::Finished(outcome) => outcome,
+            Self::Interrupted(message) => Err(message),
+        };
+        let is_error = outcome.is_err();
+        let output = outcome.unwrap_or_else(ToolOutput::from);
+        ToolResult {
+            attachments: output.attachments,
+            ..ToolResult::text(&call.id, output.text, is_error)
+        }
+    }
+}
+
+async fn run_tool(batch: &BatchContext, call: &ToolCall, effect: Option<Effect>) -> ToolOutcome {
+    let run = &batch.context.run;
+    let (owner, delegate) = (run.tree.owner.as_deref(), batch.delegate.as_ref());
+    let work = batch.toolbox.call(call, &run.scope, owner, delegate);
+    let work = AssertUnwindSafe(work).catch_unwind();
+    let finished = match effect {
+        // A delegating call ends when its child has ended.
+        Some(Effect::Delegating) => Ok(work.await),
+        _ => limits::within_deadline(run, work).await,
+    };
+    match finished {
+        Ok(Ok(outcome)) => ToolOutcome::Finished(outcome),
+        Ok(Err(_)) => {
+            let tool = shorten(&call.name, 200);
+            ToolOutcome::Finished(Err(format!("tool \"{tool}\" panicked")))
+        }
+        Err(error) => ToolOutcome::Interrupted(failures::interruption_message(run, &error)),
+    }
+}
+
 /// Whether the check of a call's arguments was interrupted too often to start it again.
 fn has_exhausted_checks(batch: &BatchContext, call: &ToolCall) -> bool {
-    let RecordedCalls {
-        started,
-        resume_count,
-        ..
-    } = &*batch.recorded_calls;
-    *resume_count >= MAX_RESUMED_CHECKS
-        && started.contains(&call.id)
+    batch.recorded_calls.resume_count >= MAX_RESUMED_CHECKS
+        && batch.has_started(call)
         && !batch.toolbox.is_checked_inline(call)
 }
 
-async fn record_result(
-    batch: &BatchContext,
+/// A call that has its result.
+struct CompletedCall<'a> {
     position: usize,
-    call: &ToolCall,
-    result: &ToolResult,
+    call: &'a ToolCall,
+    result: &'a ToolResult,
     duration: Duration,
-    mut events: Vec<EventKind>,
-) -> Result<(), StoreError> {
-    let (step, event) = completion_records(batch, position, call, result, duration);
-    events.push(event);
-    batch
-        .context
-        .engine
-        .journal
-        .append(&batch.context.run, Change::Unchanged, vec![step], events)
-        .await
-        .map(drop)
 }
 
-fn completion_records(
+impl<'a> CompletedCall<'a> {
+    fn new(
+        position: usize,
+        call: &'a ToolCall,
+        result: &'a ToolResult,
+        duration: Duration,
+    ) -> Self {
+        Self {
+            position,
+            call,
+            result,
+            duration,
+        }
+    }
+
+    fn records(&self, turn: u32) -> (Step, EventKind) {
+        let step = Step::Result {
+            turn,
+            position: u32::try_from(self.position).unwrap_or(u32::MAX),
+            result: self.result.clone(),
+        };
+        let event = EventKind::ToolCompleted {
+            turn,
+            tool_call_id: self.call.id.clone(),
+            tool: shorten(&self.call.name, 200),
+            duration_ms: u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX),
+            is_error: self.result.is_error,
+        };
+        (step, event)
+    }
+}
+
+/// Commits a result, with these events before its own.
+async fn record_result(
     batch: &BatchContext,
-    position: usize,
-    call: &ToolCall,
-    result: &ToolResult,
-    duration: Duration,
-) -> (Step, EventKind) {
-    let step = Step::Result {
-        turn: batch.turn,
-        position: u32::try_from(position).unwrap_or(u32::MAX),
-        result: result.clone(),
-    };
-    let event = EventKind::ToolCompleted {
-        turn: batch.turn,
-        tool_call_id: call.id.clone(),
-        tool: shorten(&call.name, 200),
-        duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-        is_error: result.is_error,
-    };
-    (step, event)
+    completed: CompletedCall<'_>,
+    mut events: Vec<EventKind>,
+) -> Result<(), StoreError> {
+    let (step, event) = completed.records(batch.turn);
+    events.push(event);
+    let RunContext { engine, run } = &batch.context;
+    let committed = engine
+        .journal
+        .append(run, Change::Unchanged, vec![step], events);
+    committed.await.map(drop)
 }
