@@ -4,45 +4,22 @@ use crate::domain::agent::params::Params;
 use crate::domain::agent::response_format::ResponseFormat;
 use crate::domain::context::{Compaction, ContextStrategy};
 use crate::domain::event::EventKind;
-use crate::domain::message::{Message, ToolSpec};
+use crate::domain::message::Message;
 use crate::domain::run::Failure;
 use crate::domain::usage::TokenUsage;
-use crate::engine::context::RunContext;
 use crate::engine::run_loop::context_window::ContextWindow;
 use crate::engine::run_loop::conversation::Conversation;
-use crate::engine::run_loop::ending::{Ending, LoopState, error_ending};
+use crate::engine::run_loop::ending::{Ending, error_ending};
 use crate::engine::run_loop::limits::check_limits;
+use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::request_size;
-use crate::engine::run_loop::start::PendingWrite;
 use crate::engine::run_loop::summary_request::SummaryRequest;
 use crate::engine::run_loop::turn;
+use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::failures;
 use crate::engine::state::turn_error::TurnError;
-use crate::store::{Change, Step};
-
-/// The size limits of one run's requests.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestBounds {
-    window: ContextWindow,
-    /// Bytes of the system prompt and the tool definitions.
-    preamble: usize,
-}
-
-impl RequestBounds {
-    /// `None` if the model's context window is unknown.
-    pub fn new(context: &RunContext, system: &str, tools: &[ToolSpec]) -> Option<Self> {
-        Some(Self {
-            window: ContextWindow::for_agent(&context.engine.settings.models, &context.run.agent)?,
-            preamble: request_size::preamble_bytes(system, tools),
-        })
-    }
-
-    /// Whether the next request is too large.
-    pub fn is_exceeded(&self, conversation: &Conversation) -> bool {
-        conversation.estimate_tokens(self.preamble) > self.window.compact_threshold
-    }
-}
+use crate::store::{Change, Step, StoreError};
 
 /// A summary, with the model that wrote it and the tokens it used.
 struct Summary {
@@ -59,51 +36,43 @@ enum SummaryError {
 
 /// Makes the next request smaller, by the strategy of the agent's settings. Commits the pending write first, since a
 /// summary may take long.
-pub async fn compact(
-    context: &RunContext,
-    state: &mut LoopState,
-    bounds: &RequestBounds,
-    conversation: &mut Conversation,
-    pending_write: &mut Option<Box<PendingWrite>>,
-) -> Result<(), Ending> {
-    if check_limits(&context.run).is_err() {
+pub async fn compact(turn_loop: &mut TurnLoop<'_>, bounds: &RequestBounds) -> Result<(), Ending> {
+    let run = &turn_loop.context.run;
+    if check_limits(run).is_err() {
         // The loop ends the run before the request.
         return Ok(());
     }
-    if let Some(pending_write) = pending_write.take() {
-        pending_write.write(context).await?;
-    }
+    turn_loop.write_pending().await?;
     let RequestBounds { window, preamble } = *bounds;
-    let before = conversation.estimate_tokens(preamble);
-    let settings = &context.run.agent.context;
+    let settings = &run.agent.context;
     let failure = match settings.strategy {
         ContextStrategy::Fail => {
-            let failure = window.compaction_disabled(before, settings.compact_at);
+            let tokens = turn_loop.conversation.estimate_tokens(preamble);
+            let failure = window.compaction_disabled(tokens, settings.compact_at);
             return Err(Ending::failed(failure));
         }
         ContextStrategy::DropToolResults => {
-            drop_results(context, state, bounds, conversation).await?;
+            drop_results(turn_loop, bounds).await?;
             None
         }
-        ContextStrategy::Compact => summarize(context, state, bounds, conversation).await?,
+        ContextStrategy::Compact => summarize(turn_loop, bounds).await?,
     };
-    let after = conversation.estimate_tokens(preamble);
-    if after <= window.max_request_tokens() {
+    let tokens = turn_loop.conversation.estimate_tokens(preamble);
+    if tokens <= window.max_request_tokens() {
         return Ok(());
     }
-    let largest = describe_largest(conversation.messages());
-    let too_long = || window.request_too_long(after, &largest);
+    let largest = describe_largest(turn_loop.conversation.messages());
+    let too_long = || window.request_too_long(tokens, &largest);
     Err(Ending::failed(failure.unwrap_or_else(too_long)))
 }
 
 /// Asks the model to summarize the oldest turns. If that fails, drops the oldest tool results and returns the failure.
 async fn summarize(
-    context: &RunContext,
-    state: &mut LoopState,
+    turn_loop: &mut TurnLoop<'_>,
     bounds: &RequestBounds,
-    conversation: &mut Conversation,
 ) -> Result<Option<Failure>, Ending> {
     let RequestBounds { window, preamble } = *bounds;
+    let conversation = &turn_loop.conversation;
     let before = conversation.estimate_tokens(preamble);
     let max_kept_bytes = window.max_kept_bytes(preamble);
     let Some((compaction, oldest)) = conversation.request_messages().plan_summary(max_kept_bytes)
@@ -116,28 +85,18 @@ async fn summarize(
         return Ok(None);
     }
     let messages = oldest.len();
-    let journal = &context.engine.journal;
+    let context = turn_loop.context;
     // Recorded before the request is paid for: a process that resumes the run then knows that there was one.
     let steps = vec![Step::Compacting];
+    let journal = &context.engine.journal;
     let commit = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
     commit.await?;
-    let summary = match generate_summary(context, &window, conversation, &compaction, oldest).await
-    {
+    let summary = match generate_summary(turn_loop, &window, &compaction, oldest).await {
         Ok(summary) => summary,
         Err(SummaryError::RunEnded(ending)) => return Err(ending),
         Err(SummaryError::Failed(failure)) => {
-            let turn = conversation.turn() + 1;
-            let message = format!(
-                "the conversation could not be summarized ({}); the oldest tool results are dropped instead",
-                failure.message
-            );
-            state.progress.usage = context.run.usage().0;
-            let change = Change::Progress(state.progress.clone());
-            let warning = vec![EventKind::ModelWarning { turn, message }];
-            journal
-                .enqueue(&context.run, change, Vec::new(), warning)
-                .await?;
-            drop_results(context, state, bounds, conversation).await?;
+            warn_of_failure(turn_loop, &failure).await?;
+            drop_results(turn_loop, bounds).await?;
             return Ok(Some(failure));
         }
     };
@@ -147,6 +106,7 @@ async fn summarize(
     };
     let from = conversation.request_messages().compaction().before;
     let (from_turn, to_turn) = turn_range(conversation, from, compaction.before);
+    let conversation = &mut turn_loop.conversation;
     conversation.compact(compaction);
     let compacted = EventKind::ContextCompacted {
         turn: conversation.turn() + 1,
@@ -161,18 +121,38 @@ async fn summarize(
         input_tokens: summary.tokens.input,
         output_tokens: summary.tokens.output,
     };
-    record_compaction(context, state, conversation, compacted).await?;
+    record_compaction(turn_loop, compacted).await?;
     Ok(None)
+}
+
+async fn warn_of_failure(
+    turn_loop: &mut TurnLoop<'_>,
+    failure: &Failure,
+) -> Result<(), StoreError> {
+    let turn = turn_loop.conversation.turn() + 1;
+    let message = format!(
+        "the conversation could not be summarized ({}); the oldest tool results are dropped instead",
+        failure.message
+    );
+    let context = turn_loop.context;
+    let progress = &mut turn_loop.state.progress;
+    progress.usage = context.run.usage().0;
+    let change = Change::Progress(progress.clone());
+    let warning = vec![EventKind::ModelWarning { turn, message }];
+    let journal = &context.engine.journal;
+    journal
+        .enqueue(&context.run, change, Vec::new(), warning)
+        .await
 }
 
 /// Summarizes the oldest messages, in as many requests as their text needs.
 async fn generate_summary(
-    context: &RunContext,
+    turn_loop: &TurnLoop<'_>,
     window: &ContextWindow,
-    conversation: &Conversation,
     compaction: &Compaction,
     oldest: &[Message],
 ) -> Result<Summary, SummaryError> {
+    let (context, conversation) = (turn_loop.context, &turn_loop.conversation);
     let current = conversation.request_messages().compaction();
     let has_separate_task = compaction.task.is_some() && compaction.task == current.task;
     let task = conversation.task();
@@ -233,11 +213,10 @@ async fn generate_summary(
 /// Drops the oldest tool results until the request is a quarter below the compaction threshold. The prompt then stays
 /// the same for some turns, so that services can cache it.
 async fn drop_results(
-    context: &RunContext,
-    state: &mut LoopState,
+    turn_loop: &mut TurnLoop<'_>,
     bounds: &RequestBounds,
-    conversation: &mut Conversation,
-) -> Result<(), Ending> {
+) -> Result<(), StoreError> {
+    let conversation = &mut turn_loop.conversation;
     let RequestBounds { window, preamble } = *bounds;
     let before = conversation.estimate_tokens(preamble);
     let excess = before.saturating_sub(window.compact_threshold / 4 * 3);
@@ -263,25 +242,20 @@ async fn drop_results(
         input_tokens: 0,
         output_tokens: 0,
     };
-    record_compaction(context, state, conversation, compacted).await
+    record_compaction(turn_loop, compacted).await
 }
 
 /// Commits the conversation's new compaction.
 async fn record_compaction(
-    context: &RunContext,
-    state: &mut LoopState,
-    conversation: &Conversation,
+    turn_loop: &mut TurnLoop<'_>,
     compacted: EventKind,
-) -> Result<(), Ending> {
-    state.progress.usage = context.run.usage().0;
-    let change = Change::Progress(state.progress.clone());
+) -> Result<(), StoreError> {
+    turn_loop.state.progress.usage = turn_loop.context.run.usage().0;
+    let compaction = turn_loop.conversation.request_messages().compaction();
     let step = Step::Compacted {
-        compaction: conversation.request_messages().compaction().clone(),
+        compaction: compaction.clone(),
     };
-    let journal = &context.engine.journal;
-    let recorded = journal.append(&context.run, change, vec![step], vec![compacted]);
-    recorded.await?;
-    Ok(())
+    turn_loop.record(vec![step], vec![compacted]).await
 }
 
 /// The first and the last turn of this run whose replies are among these recorded messages; `(0, 0)` if there is none.

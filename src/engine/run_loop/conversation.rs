@@ -41,6 +41,14 @@ pub enum ReplyAction {
     OutOfTurns(AssistantMessage),
 }
 
+impl ReplyAction {
+    pub fn message(&self) -> &AssistantMessage {
+        match self {
+            Self::Final(message) | Self::Calls(message) | Self::OutOfTurns(message) => message,
+        }
+    }
+}
+
 /// The loop guard's verdict on a batch of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopVerdict {

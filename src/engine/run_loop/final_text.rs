@@ -1,89 +1,199 @@
-//! Checks the final text of a run against the requested response format. A check that runs on a thread of its own
-//! starts only after the reply is recorded: a process that resumes the run then does not request another reply, and
-//! gives up after too many interrupted checks.
+//! Accepts the final text of a run, or has the model correct it: checks it against the requested response format. A check
+//! that runs on a thread of its own starts only after the reply is recorded: a process that resumes the run then does not
+//! request another reply, and gives up after too many interrupted checks.
 
 use crate::domain::event::EventKind;
-use crate::engine::context::RunContext;
-use crate::engine::run_loop::ending::{Ending, LoopState, error_ending};
+use crate::domain::structured;
+use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::limits;
+use crate::engine::run_loop::summary;
+use crate::engine::run_loop::turn_loop::{NewReply, TurnLoop};
 use crate::engine::state::active_run::ActiveRun;
-use crate::store::{Change, Step};
+use crate::engine::state::failures;
+use crate::store::{Step, StoreError};
 use crate::validation;
 
 /// After so many restarts during one check, the check is given up.
 pub const MAX_RESUMED_CHECKS: u32 = 3;
 
+/// The result of a check of a final text.
+pub enum OutputCheck {
+    /// `structured` is false if any text is accepted.
+    Valid { structured: bool },
+    /// The reasons.
+    Invalid(Vec<String>),
+}
+
+impl From<Result<bool, Vec<String>>> for OutputCheck {
+    fn from(checked: Result<bool, Vec<String>>) -> Self {
+        match checked {
+            Ok(structured) => Self::Valid { structured },
+            Err(errors) => Self::Invalid(errors),
+        }
+    }
+}
+
+/// Returns if the model has to correct its reply in another turn.
+///
+/// # Errors
+/// The run's ending, a successful one too.
+pub async fn accept(turn_loop: &mut TurnLoop<'_>, reply: NewReply) -> Result<(), Ending> {
+    if let Some(summary_prompt) = summary::summary_prompt(&turn_loop.context.run) {
+        return Err(summarize_task(turn_loop, reply, summary_prompt).await);
+    }
+    let NewReply {
+        turn,
+        message,
+        completed,
+    } = reply;
+    let mut unrecorded = UnrecordedReply {
+        steps: vec![Step::Reply {
+            turn,
+            message: message.clone(),
+        }],
+        events: vec![completed],
+    };
+    match check_output(turn_loop, &message.content, &mut unrecorded).await? {
+        OutputCheck::Valid { structured } => {
+            Err(complete(turn_loop, message.content, structured, unrecorded).await)
+        }
+        OutputCheck::Invalid(errors) if !turn_loop.conversation.may_repair() => {
+            Err(Ending::failed(failures::output_invalid(&errors))
+                .with_records(unrecorded.steps, unrecorded.events))
+        }
+        OutputCheck::Invalid(errors) => {
+            let repair_prompt = structured::repair_prompt(&errors);
+            unrecorded.steps.push(Step::Said {
+                content: repair_prompt.clone(),
+            });
+            unrecorded.record(turn_loop).await?;
+            let conversation = &mut turn_loop.conversation;
+            conversation.push_followup(turn, message, repair_prompt);
+            Ok(())
+        }
+    }
+}
+
+/// Records the final text of an ad-hoc sub-agent's task and requests its summary.
+async fn summarize_task(
+    turn_loop: &mut TurnLoop<'_>,
+    reply: NewReply,
+    summary_prompt: &str,
+) -> Ending {
+    let NewReply {
+        turn,
+        message,
+        completed,
+    } = reply;
+    let reply = Step::Reply {
+        turn,
+        message: message.clone(),
+    };
+    let followup = Step::Said {
+        content: summary_prompt.to_owned(),
+    };
+    if let Err(error) = turn_loop
+        .record(vec![reply, followup], vec![completed])
+        .await
+    {
+        return error.into();
+    }
+    let task_text = message.content.clone();
+    let conversation = &mut turn_loop.conversation;
+    conversation.push_followup(turn, message, summary_prompt.to_owned());
+    Box::pin(summary::request_summary(turn_loop, task_text)).await
+}
+
+async fn complete(
+    turn_loop: &TurnLoop<'_>,
+    content: String,
+    structured: bool,
+    mut unrecorded: UnrecordedReply,
+) -> Ending {
+    let context = turn_loop.context;
+    let has_memory = context.run.agent.memory.enabled;
+    let memory_time = has_memory.then(|| context.engine.memories.next_time());
+    let ending = Ending::new(LoopOutcome::Completed {
+        content,
+        structured,
+        task: turn_loop.conversation.task().into_owned(),
+        memory_time,
+    });
+    let Some(at) = memory_time else {
+        return ending.with_records(unrecorded.steps, unrecorded.events);
+    };
+    // The memory entry is written between the reply and the end. A process that resumes in between has to find the reply,
+    // so that it does not request another one, and the time that identifies the entry.
+    unrecorded.steps.push(Step::Remembers { at });
+    match unrecorded.record(turn_loop).await {
+        Ok(()) => ending,
+        Err(error) => error.into(),
+    }
+}
+
 /// What is still to be recorded of a reply; empty afterwards.
-pub struct UnrecordedReply {
-    pub steps: Vec<Step>,
-    pub events: Vec<EventKind>,
+struct UnrecordedReply {
+    steps: Vec<Step>,
+    events: Vec<EventKind>,
 }
 
 impl UnrecordedReply {
     /// Does nothing if the reply is already recorded.
-    /// # Errors
-    /// The run's ending, if the record could not be written.
-    pub async fn record(&mut self, context: &RunContext, state: &LoopState) -> Result<(), Ending> {
+    async fn record(&mut self, turn_loop: &TurnLoop<'_>) -> Result<(), StoreError> {
         if self.steps.is_empty() && self.events.is_empty() {
             return Ok(());
         }
-        let (steps, events) = (
-            std::mem::take(&mut self.steps),
-            std::mem::take(&mut self.events),
-        );
-        let change = Change::Progress(state.progress.clone());
-        context
-            .engine
-            .journal
-            .append(&context.run, change, steps, events)
-            .await?;
-        Ok(())
+        let steps = std::mem::take(&mut self.steps);
+        let events = std::mem::take(&mut self.events);
+        turn_loop.record(steps, events).await
     }
 }
 
-/// `Ok(true)` if the text is JSON of the requested format, `Ok(false)` if any text is accepted, `Err` with the reasons
-/// if it is invalid.
 /// # Errors
 /// The run's ending, if it was cancelled, its deadline passed, or the reply could not be recorded.
-pub async fn check_output(
-    context: &RunContext,
-    state: &LoopState,
+async fn check_output(
+    turn_loop: &TurnLoop<'_>,
     content: &str,
     reply: &mut UnrecordedReply,
-) -> Result<Result<bool, Vec<String>>, Ending> {
-    let format = &context.run.agent.params.response_format;
+) -> Result<OutputCheck, Ending> {
+    let run = &turn_loop.context.run;
+    let format = &run.agent.params.response_format;
     if let Some(checked) = validation::check_output_inline(format, content) {
-        return Ok(checked);
+        return Ok(checked.into());
     }
-    Box::pin(reply.record(context, state)).await?;
-    let owner = context.run.tree.owner.as_deref();
-    let checked = Box::pin(validation::check_output(format, content, owner));
-    let checked = limits::within_deadline(&context.run, checked).await;
-    checked.map_err(|error| error_ending(&context.run, error))
+    Box::pin(reply.record(turn_loop)).await?;
+    check_on_thread(run, content).await
 }
 
-/// Like [`check_output`], for a reply that an earlier process recorded. `resume_count` is how often the run was resumed
-/// since.
+/// Checks a reply that an earlier process recorded. `resume_count` is how often the run was resumed since.
+///
 /// # Errors
 /// The run's ending, if it was cancelled or its deadline passed.
 pub async fn check_recorded_output(
     run: &ActiveRun,
     content: &str,
     resume_count: u32,
-) -> Result<Result<bool, Vec<String>>, Ending> {
+) -> Result<OutputCheck, Ending> {
     let format = &run.agent.params.response_format;
     if let Some(checked) = validation::check_output_inline(format, content) {
-        return Ok(checked);
+        return Ok(checked.into());
     }
     if resume_count >= MAX_RESUMED_CHECKS {
         let message = format!(
             "the daemon stopped {} times during the check",
             resume_count + 1
         );
-        return Ok(Err(vec![message]));
+        return Ok(OutputCheck::Invalid(vec![message]));
     }
+    check_on_thread(run, content).await
+}
+
+async fn check_on_thread(run: &ActiveRun, content: &str) -> Result<OutputCheck, Ending> {
+    let format = &run.agent.params.response_format;
     let owner = run.tree.owner.as_deref();
     let checked = Box::pin(validation::check_output(format, content, owner));
     let checked = limits::within_deadline(run, checked).await;
-    checked.map_err(|error| error_ending(run, error))
+    checked
+        .map(OutputCheck::from)
+        .map_err(|error| error_ending(run, error))
 }

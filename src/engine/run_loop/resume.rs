@@ -1,153 +1,190 @@
-//! Rebuilds a run's conversation from what an earlier process recorded, and finishes what that process had started.
-//! Sends no request to a provider.
+//! Rebuilds a run's conversation from what an earlier process recorded, and finishes what that process had started. Sends
+//! no request to a provider.
 
 use std::sync::Arc;
 
-use crate::domain::message::ToolCall;
+use jiff::Timestamp;
+
+use crate::domain::message::{AssistantMessage, ToolCall};
 use crate::domain::structured;
 use crate::domain::usage::Usage;
 use crate::engine::context::RunContext;
-use crate::engine::replay::run_log::{RecordedRun, RecordedTurn};
-use crate::engine::run_loop::conversation::Conversation;
-use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
-use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS};
+use crate::engine::replay::run_log::{RecordedCalls, RecordedRun, RecordedTurn};
+use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
+use crate::engine::run_loop::final_text::{self, MAX_RESUMED_CHECKS, OutputCheck};
 use crate::engine::run_loop::limits::check_limits;
-use crate::engine::run_loop::start::PendingWrite;
 use crate::engine::run_loop::summary;
-use crate::engine::run_loop::tool_results::{CallBatch, ToolContext, execute_calls};
+use crate::engine::run_loop::tool_results::{self, CallBatch};
+use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::failures;
 use crate::engine::state::pending_batch::PendingBatch;
-use crate::store::{Change, Step};
+use crate::store::{Change, Step, StoreError};
 
 /// Restores the conversation and executes the recorded calls that have no result. Children that had started are driven
 /// to their end even if this run cannot continue; it ends after them. Returns the final text of the task if only its
 /// summary is still to be requested.
 pub async fn resume(
-    context: &RunContext,
-    state: &mut LoopState,
-    tool_context: &ToolContext,
+    turn_loop: &mut TurnLoop<'_>,
     recorded: RecordedRun,
-    pending_write: PendingWrite,
-    conversation: &mut Conversation,
 ) -> Result<Option<String>, Ending> {
-    let RecordedRun {
-        turns,
-        calls: recorded_calls,
-        memory_time: recorded_memory_time,
-        is_compacting,
-        ..
-    } = recorded;
-    let is_batch_known = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
-    let is_request_lost =
-        !is_batch_known && recorded_calls.last_turn > turns.last().map_or(0, |last| last.turn);
-    if is_compacting || is_request_lost {
+    if has_lost_request(turn_loop.context, &recorded) {
         // The interrupted request is sent again. The cost of the first one stays unknown.
-        context.run.add_usage(&Usage {
+        turn_loop.context.run.add_usage(&Usage {
             unreported: 1,
             ..Usage::default()
         });
     }
-    pending_write.write(context).await?;
-    let recorded_calls = Arc::new(recorded_calls);
+    turn_loop.write_pending().await?;
+    let RecordedRun {
+        turns,
+        calls,
+        memory_time,
+        ..
+    } = recorded;
+    let calls = Arc::new(calls);
     let mut task_text = None;
-    for RecordedTurn {
+    for mut recorded_turn in turns {
+        let message = &recorded_turn.message;
+        if !message.content.is_empty() {
+            turn_loop.state.partial = Some(message.content.clone());
+        }
+        if !message.tool_calls.is_empty() {
+            restore_calls(turn_loop, recorded_turn, &calls).await?;
+        } else if let Some(followup) = recorded_turn.followup.take() {
+            let has_summary = summary::summary_prompt(&turn_loop.context.run).is_some();
+            task_text = has_summary.then(|| message.content.clone());
+            restore_followup(turn_loop, recorded_turn, followup);
+        } else {
+            let content = match task_text.take() {
+                Some(task_text) if message.content.trim().is_empty() => task_text,
+                _ => message.content.clone(),
+            };
+            let RecordedTurn { turn, message, .. } = recorded_turn;
+            let final_text = RecordedText {
+                content,
+                memory_time,
+                resume_count: calls.resume_count,
+            };
+            restore_final_text(turn_loop, turn, message, final_text).await?;
+        }
+    }
+    if let Some(tokens) = &calls.reported_usage {
+        turn_loop.conversation.set_reported_usage(tokens);
+    }
+    Ok(task_text)
+}
+
+/// Whether a request was under way when the earlier process stopped. A known batch is not lost.
+fn has_lost_request(context: &RunContext, recorded: &RecordedRun) -> bool {
+    let is_batch_known = matches!(context.run.pending_batch.get(), PendingBatch::Submitted(_));
+    let last_reply = recorded.turns.last().map_or(0, |last| last.turn);
+    recorded.is_compacting || (!is_batch_known && recorded.calls.last_turn > last_reply)
+}
+
+/// Restores a text that the run did not end with, and the message that followed it.
+fn restore_followup(turn_loop: &mut TurnLoop<'_>, recorded_turn: RecordedTurn, followup: String) {
+    let conversation = &mut turn_loop.conversation;
+    conversation.push_followup(recorded_turn.turn, recorded_turn.message, followup);
+    if let Some(compaction) = recorded_turn.compaction {
+        conversation.compact(compaction);
+    }
+}
+
+/// The last recorded text of a run.
+struct RecordedText {
+    content: String,
+    memory_time: Option<Timestamp>,
+    resume_count: u32,
+}
+
+/// Ends the run with a recorded text, or adds the message that asks the model to correct it.
+async fn restore_final_text(
+    turn_loop: &mut TurnLoop<'_>,
+    turn: u32,
+    message: AssistantMessage,
+    final_text: RecordedText,
+) -> Result<(), Ending> {
+    let RecordedText {
+        content,
+        memory_time,
+        resume_count,
+    } = final_text;
+    let context = turn_loop.context;
+    let checked = final_text::check_recorded_output(&context.run, &content, resume_count);
+    let errors = match Box::pin(checked).await? {
+        OutputCheck::Valid { structured } => {
+            return Err(Ending::new(LoopOutcome::Completed {
+                content,
+                structured,
+                task: turn_loop.conversation.task().into_owned(),
+                memory_time: fixed_memory_time(context, memory_time).await?,
+            }));
+        }
+        OutputCheck::Invalid(errors) => errors,
+    };
+    if !turn_loop.conversation.may_repair() || resume_count >= MAX_RESUMED_CHECKS {
+        return Err(Ending::failed(failures::output_invalid(&errors)));
+    }
+    let followup = structured::repair_prompt(&errors);
+    let step = Step::Said {
+        content: followup.clone(),
+    };
+    turn_loop.record(vec![step], Vec::new()).await?;
+    let conversation = &mut turn_loop.conversation;
+    conversation.push_followup(turn, message, followup);
+    Ok(())
+}
+
+/// The time of the run's entry in the agent's memory, recorded if it is not yet. `None` if the agent has no memory.
+async fn fixed_memory_time(
+    context: &RunContext,
+    recorded: Option<Timestamp>,
+) -> Result<Option<Timestamp>, StoreError> {
+    if recorded.is_some() || !context.run.agent.memory.enabled {
+        return Ok(recorded);
+    }
+    // The earlier process was still checking the reply. From now on the memory entry has a fixed time.
+    let at = context.engine.memories.next_time();
+    let steps = vec![Step::Remembers { at }];
+    let journal = &context.engine.journal;
+    let committed = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
+    committed.await?;
+    Ok(Some(at))
+}
+
+/// Restores a reply that called tools, and executes its calls that have no result.
+async fn restore_calls(
+    turn_loop: &mut TurnLoop<'_>,
+    recorded_turn: RecordedTurn,
+    recorded_calls: &Arc<RecordedCalls>,
+) -> Result<(), Ending> {
+    let RecordedTurn {
         turn,
         message,
         results,
-        followup,
         compaction,
-    } in turns
-    {
-        if !message.content.is_empty() {
-            state.partial = Some(message.content.clone());
-        }
-        if message.tool_calls.is_empty() {
-            if let Some(followup) = followup {
-                task_text = summary::summary_prompt(&context.run).map(|_| message.content.clone());
-                conversation.push_followup(turn, message, followup);
-                if let Some(compaction) = compaction {
-                    conversation.compact(compaction);
-                }
-                continue;
-            }
-            let content = match task_text.take() {
-                Some(task) if message.content.trim().is_empty() => task,
-                _ => message.content.clone(),
-            };
-            let checked = final_text::check_recorded_output(
-                &context.run,
-                &content,
-                recorded_calls.resume_count,
-            );
-            match Box::pin(checked).await? {
-                Ok(structured) => {
-                    let mut memory_time = recorded_memory_time;
-                    if memory_time.is_none() && context.run.agent.memory.enabled {
-                        // The earlier process was still checking the reply. From now on the memory entry has a fixed
-                        // time.
-                        let at = context.engine.memories.next_time();
-                        let step = Step::Remembers { at };
-                        let journal = &context.engine.journal;
-                        journal
-                            .append(&context.run, Change::Unchanged, vec![step], Vec::new())
-                            .await?;
-                        memory_time = Some(at);
-                    }
-                    return Err(Ending::new(LoopOutcome::Completed {
-                        content,
-                        structured,
-                        task: conversation.task().into_owned(),
-                        memory_time,
-                    }));
-                }
-                Err(errors)
-                    if !conversation.may_repair()
-                        || recorded_calls.resume_count >= MAX_RESUMED_CHECKS =>
-                {
-                    return Err(Ending::failed(failures::output_invalid(&errors)));
-                }
-                Err(errors) => {
-                    let followup = structured::repair_prompt(&errors);
-                    let step = Step::Said {
-                        content: followup.clone(),
-                    };
-                    let change = Change::Progress(state.progress.clone());
-                    context
-                        .engine
-                        .journal
-                        .append(&context.run, change, vec![step], Vec::new())
-                        .await?;
-                    conversation.push_followup(turn, message, followup);
-                    continue;
-                }
-            }
-        }
-        let has_missing_results = results.iter().any(Option::is_none);
-        let is_started = |call: &ToolCall| {
-            recorded_calls.started.contains(&call.id)
-                || recorded_calls.approvals_requested.contains_key(&call.id)
-        };
-        if has_missing_results && !message.tool_calls.iter().any(is_started) {
-            // The earlier process had not yet checked the limits for these calls.
-            if let Err(error) = check_limits(&context.run) {
-                return Err(error_ending(&context.run, error));
-            }
-        }
-        let calls = message.tool_calls.clone();
-        conversation.restore_reply(turn, message);
-        let batch = CallBatch {
-            turn,
-            calls,
-            results,
-            recorded_calls: Arc::clone(&recorded_calls),
-        };
-        execute_calls(context, tool_context, batch, conversation).await?;
-        if let Some(compaction) = compaction {
-            conversation.compact(compaction);
-        }
+        ..
+    } = recorded_turn;
+    let run = &turn_loop.context.run;
+    let has_missing_results = results.iter().any(Option::is_none);
+    let is_started = |call: &ToolCall| {
+        recorded_calls.started.contains(&call.id)
+            || recorded_calls.approvals_requested.contains_key(&call.id)
+    };
+    if has_missing_results && !message.tool_calls.iter().any(is_started) {
+        // The earlier process had not yet checked the limits for these calls.
+        check_limits(run).map_err(|error| error_ending(run, error))?;
     }
-    if let Some(tokens) = &recorded_calls.reported_usage {
-        conversation.set_reported_usage(tokens);
+    let batch = CallBatch {
+        turn,
+        calls: message.tool_calls.clone(),
+        results,
+        recorded_calls: Arc::clone(recorded_calls),
+    };
+    turn_loop.conversation.restore_reply(turn, message);
+    tool_results::execute_calls(turn_loop, batch).await?;
+    if let Some(compaction) = compaction {
+        turn_loop.conversation.compact(compaction);
     }
-    Ok(task_text)
+    Ok(())
 }

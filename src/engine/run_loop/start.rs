@@ -40,6 +40,12 @@ pub struct PendingWrite {
     accepted: Option<(AcceptedSender, Arc<Run>)>,
 }
 
+impl Default for PendingWrite {
+    fn default() -> Self {
+        Self::new(Change::Unchanged)
+    }
+}
+
 impl PendingWrite {
     pub fn new(change: Change) -> Self {
         Self {

@@ -1,12 +1,12 @@
 //! The summary of an ad-hoc sub-agent: one more turn after its task is done.
 
 use crate::domain::event::EventKind;
-use crate::engine::context::RunContext;
-use crate::engine::run_loop::compaction::{self, RequestBounds};
-use crate::engine::run_loop::conversation::Conversation;
-use crate::engine::run_loop::ending::{Ending, LoopOutcome, LoopState, error_ending};
+use crate::engine::run_loop::compaction;
+use crate::engine::run_loop::ending::{Ending, LoopOutcome, error_ending};
 use crate::engine::run_loop::limits::check_limits;
+use crate::engine::run_loop::request_bounds::RequestBounds;
 use crate::engine::run_loop::turn;
+use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::run_loop::turn_request::{StreamedReply, TurnReply, TurnRequest};
 use crate::engine::state::active_run::ActiveRun;
 use crate::engine::state::turn_error::TurnError;
@@ -18,97 +18,93 @@ pub fn summary_prompt(run: &ActiveRun) -> Option<&str> {
     run.agent.ad_hoc.as_ref()?.summary_prompt.as_deref()
 }
 
-/// Requests the summary: a turn without tools, which does not count. If it fails, `fallback`, the final text of the
+/// Requests the summary: a turn without tools, which does not count. If it fails, `task_text`, the final text of the
 /// task, is the result.
-pub async fn request_summary(
-    context: &RunContext,
-    state: &mut LoopState,
-    system: &str,
-    conversation: &mut Conversation,
-    fallback: String,
-) -> Ending {
+pub async fn request_summary(turn_loop: &mut TurnLoop<'_>, task_text: String) -> Ending {
     // Without tools the prefix of the request differs from the earlier ones.
-    conversation.drop_thinking(0);
-    let task = conversation.task().into_owned();
-    let completed_with = |content| LoopOutcome::Completed {
+    turn_loop.conversation.drop_thinking(0);
+    match Box::pin(compact(turn_loop)).await {
+        Ok(()) => {}
+        Err(ending) if matches!(ending.outcome, Ok(LoopOutcome::Failed(_))) => {
+            return completed_with(turn_loop, task_text);
+        }
+        Err(ending) => return ending,
+    }
+    let turn = turn_loop.conversation.turn() + 1;
+    match request(turn_loop, turn).await {
+        Ok(turn_reply) => push_summary(turn_loop, turn, turn_reply, task_text),
+        Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
+            error_ending(&turn_loop.context.run, error)
+        }
+        Err(_) => completed_with(turn_loop, task_text),
+    }
+}
+
+fn completed_with(turn_loop: &TurnLoop<'_>, content: String) -> Ending {
+    Ending::new(LoopOutcome::Completed {
         content,
         structured: false,
-        task,
+        task: turn_loop.conversation.task().into_owned(),
         memory_time: None,
-    };
-    let bounds = RequestBounds::new(context, system, &[]);
-    if let Some(bounds) = bounds.filter(|bounds| bounds.is_exceeded(conversation)) {
-        let mut pending_write = None;
-        let compacting =
-            compaction::compact(context, state, &bounds, conversation, &mut pending_write);
-        match Box::pin(compacting).await {
-            Ok(()) => {}
-            Err(ending) if matches!(ending.outcome, Ok(LoopOutcome::Failed(_))) => {
-                return Ending::new(completed_with(fallback));
-            }
-            Err(ending) => return ending,
+    })
+}
+
+async fn compact(turn_loop: &mut TurnLoop<'_>) -> Result<(), Ending> {
+    match RequestBounds::new(turn_loop.context, &turn_loop.preamble.system, &[]) {
+        Some(bounds) if bounds.is_exceeded(&turn_loop.conversation) => {
+            compaction::compact(turn_loop, &bounds).await
         }
+        _ => Ok(()),
     }
-    let turn = conversation.turn() + 1;
+}
+
+async fn request(turn_loop: &TurnLoop<'_>, turn: u32) -> Result<TurnReply, TurnError> {
+    let context = turn_loop.context;
+    check_limits(&context.run)?;
     let turn_started = EventKind::TurnStarted {
         turn,
-        messages: conversation.messages().len(),
+        messages: turn_loop.conversation.messages().len(),
         results: 0,
     };
+    let journal = &context.engine.journal;
+    let commit = journal.append(
+        &context.run,
+        Change::Unchanged,
+        Vec::new(),
+        vec![turn_started],
+    );
+    commit.await?;
     let turn_request = TurnRequest {
-        turn,
-        system,
-        messages: conversation.messages(),
         tools: &[],
-        params: &context.run.agent.params,
-        is_turn: true,
+        ..turn_loop.turn_request(turn)
     };
     // If the summary is interrupted, the result is the text of the task, not a part of the summary.
-    let mut streamed = StreamedReply::default();
-    let result = async {
-        check_limits(&context.run)?;
-        let journal = &context.engine.journal;
-        let commit = journal.append(
-            &context.run,
-            Change::Unchanged,
-            Vec::new(),
-            vec![turn_started],
-        );
-        commit.await?;
-        turn::request(context, turn_request, &mut streamed).await
-    };
+    turn::request(context, turn_request, &mut StreamedReply::default()).await
+}
+
+/// The ending with the summary, or with the text of the task if the summary is incomplete or empty.
+fn push_summary(
+    turn_loop: &mut TurnLoop<'_>,
+    turn: u32,
+    turn_reply: TurnReply,
+    task_text: String,
+) -> Ending {
     let TurnReply {
         reply,
         requested_model,
-    } = match result.await {
-        Ok(turn_reply) => turn_reply,
-        Err(error @ (TurnError::Cancelled | TurnError::Store(_))) => {
-            return error_ending(&context.run, error);
-        }
-        Err(_) => return Ending::new(completed_with(fallback)),
-    };
-    let tokens = reply.usage.unwrap_or_default();
-    state.progress.model = reply.model.unwrap_or(requested_model.model);
-    state.progress.stop_reason = reply.stop_reason;
-    state.progress.usage = context.run.usage().0;
-    let completed = EventKind::TurnCompleted {
-        turn,
-        model: state.progress.model.clone(),
-        stop_reason: state.progress.stop_reason.clone(),
-        input_tokens: tokens.input,
-        output_tokens: tokens.output,
-        cache_read_tokens: tokens.cache_read,
-        cache_write_tokens: tokens.cache_write,
-        reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
-        tool_calls: Vec::new(),
-    };
+    } = turn_reply;
+    let progress = &mut turn_loop.state.progress;
+    progress.model = reply.model.unwrap_or(requested_model.model);
+    progress.stop_reason = reply.stop_reason;
+    progress.usage = turn_loop.context.run.usage().0;
+    let completed = turn_loop.completed_event(turn, reply.usage.unwrap_or_default(), &[]);
     let mut message = reply.message;
     message.tool_calls.clear();
     let is_summary = reply.outcome == ReplyOutcome::Complete && !message.content.trim().is_empty();
     let content = match is_summary {
         true => message.content.clone(),
-        false => fallback,
+        false => task_text,
     };
-    Ending::new(completed_with(content))
+    completed_with(turn_loop, content)
         .with_records(vec![Step::Reply { turn, message }], vec![completed])
 }

@@ -6,21 +6,14 @@ use crate::domain::event::EventKind;
 use crate::domain::message::{ToolCall, ToolResult};
 use crate::domain::run::RunId;
 use crate::engine::context::RunContext;
-use crate::engine::delegation::delegate::{DriveFn, RunDelegate};
+use crate::engine::delegation::delegate::RunDelegate;
 use crate::engine::replay::run_log::RecordedCalls;
-use crate::engine::run_loop::conversation::{Conversation, LoopVerdict};
+use crate::engine::run_loop::conversation::LoopVerdict;
 use crate::engine::run_loop::ending::Ending;
 use crate::engine::run_loop::tool_calls::{self, BatchContext, CallsError};
+use crate::engine::run_loop::turn_loop::TurnLoop;
 use crate::engine::state::failures;
 use crate::store::{Change, Step, StoreError};
-use crate::tools::toolbox::Toolbox;
-
-/// What a run's calls are executed with.
-pub struct ToolContext {
-    pub toolbox: Arc<Toolbox>,
-    /// Drives its children.
-    pub drive: DriveFn,
-}
 
 /// The calls of one reply.
 pub struct CallBatch {
@@ -33,55 +26,37 @@ pub struct CallBatch {
     pub recorded_calls: Arc<RecordedCalls>,
 }
 
+impl CallBatch {
+    /// Calls of a new reply.
+    pub fn new(turn: u32, calls: Vec<ToolCall>) -> Self {
+        Self {
+            turn,
+            results: calls.iter().map(|_| None).collect(),
+            calls,
+            recorded_calls: Arc::default(),
+        }
+    }
+
+    /// Children of these calls that had ended before a restart.
+    fn finished_children(&self) -> Vec<RunId> {
+        let calls = self.calls.iter();
+        let children = calls.filter_map(|call| self.recorded_calls.children.get(&call.id));
+        let finished = children.filter(|child| child.status.is_terminal());
+        finished.map(|child| child.id).collect()
+    }
+}
+
 /// Executes the calls that have no result yet, and adds all results to the conversation.
 pub async fn execute_calls(
-    context: &RunContext,
-    tool_context: &ToolContext,
+    turn_loop: &mut TurnLoop<'_>,
     call_batch: CallBatch,
-    conversation: &mut Conversation,
 ) -> Result<(), Ending> {
-    let CallBatch {
-        turn,
-        calls,
-        results,
-        recorded_calls,
-    } = call_batch;
-    let toolbox = &tool_context.toolbox;
-    let calls: Vec<_> = calls
-        .into_iter()
-        .map(|call| toolbox.resolve(call))
-        .collect();
-    let has_new_results = results.iter().any(Option::is_none);
-    let is_resumed = recorded_calls.last_turn >= turn;
-    let finished_children: Vec<RunId> = calls
-        .iter()
-        .filter_map(|call| recorded_calls.children.get(&call.id))
-        .filter(|child| child.status.is_terminal())
-        .map(|child| child.id)
-        .collect();
-    let delegate = Arc::new(RunDelegate::new(
-        context,
-        &recorded_calls,
-        tool_context.drive,
-    ));
-    let batch = BatchContext {
-        context: context.clone(),
-        toolbox: Arc::clone(&tool_context.toolbox),
-        delegate,
-        turn,
-        recorded_calls,
-    };
-    let results = match tool_calls::execute(batch, calls, results).await {
-        Ok(results) => results,
-        Err(CallsError::Store(error)) => return Err(error.into()),
-        Err(CallsError::Interrupted(tool)) => {
-            let message = format!(
-                "the daemon stopped while tool \"{tool}\" was running; it may or may not have finished, and it is not \
-                 safe to repeat"
-            );
-            return Err(Ending::failed(failures::interrupted(&message)));
-        }
-    };
+    let context = turn_loop.context;
+    let turn = call_batch.turn;
+    let has_new_results = call_batch.results.iter().any(Option::is_none);
+    let is_resumed = call_batch.recorded_calls.last_turn >= turn;
+    let finished_children = call_batch.finished_children();
+    let results = execute_batch(turn_loop, call_batch).await?;
     if is_resumed {
         // A refusal that was recorded before the restart ends the run now, as it would have then.
         for result in results.iter().filter(|result| result.is_error) {
@@ -89,25 +64,59 @@ pub async fn execute_calls(
         }
         restore_child_refusals(context, &finished_children).await?;
     }
-    match conversation.push_results(results) {
+    match turn_loop.conversation.push_results(results) {
         LoopVerdict::Continue => Ok(()),
         // The process that added the last result has already sent this warning.
         LoopVerdict::Warn(_) if !has_new_results => Ok(()),
-        LoopVerdict::Warn(repeats) => {
-            let warning = EventKind::LoopWarning {
-                turn,
-                repeats,
-                message: failures::loop_detected(repeats).message,
-            };
-            context
-                .engine
-                .journal
-                .enqueue(&context.run, Change::Unchanged, Vec::new(), vec![warning])
-                .await?;
-            Ok(())
-        }
+        LoopVerdict::Warn(repeats) => Ok(warn_of_loop(context, turn, repeats).await?),
         LoopVerdict::Stop(repeats) => Err(Ending::failed(failures::loop_detected(repeats))),
     }
+}
+
+async fn execute_batch(
+    turn_loop: &TurnLoop<'_>,
+    call_batch: CallBatch,
+) -> Result<Vec<ToolResult>, Ending> {
+    let CallBatch {
+        turn,
+        calls,
+        results,
+        recorded_calls,
+    } = call_batch;
+    let context = turn_loop.context;
+    let toolbox = &turn_loop.preamble.toolbox;
+    let delegate = RunDelegate::new(context, &recorded_calls, turn_loop.drive_child);
+    let batch = BatchContext {
+        context: context.clone(),
+        toolbox: Arc::clone(toolbox),
+        delegate: Arc::new(delegate),
+        turn,
+        recorded_calls,
+    };
+    let calls = calls.into_iter().map(|call| toolbox.resolve(call));
+    let executed = tool_calls::execute(batch, calls.collect(), results).await;
+    executed.map_err(|error| match error {
+        CallsError::Store(error) => error.into(),
+        CallsError::Interrupted(tool) => {
+            let message = format!(
+                "the daemon stopped while tool \"{tool}\" was running; it may or may not have finished, and it is not \
+                 safe to repeat"
+            );
+            Ending::failed(failures::interrupted(&message))
+        }
+    })
+}
+
+async fn warn_of_loop(context: &RunContext, turn: u32, repeats: u32) -> Result<(), StoreError> {
+    let warning = EventKind::LoopWarning {
+        turn,
+        repeats,
+        message: failures::loop_detected(repeats).message,
+    };
+    let journal = &context.engine.journal;
+    journal
+        .enqueue(&context.run, Change::Unchanged, Vec::new(), vec![warning])
+        .await
 }
 
 /// Restores the budget refusals that children of this run met before a restart. A child's own end names only the first

@@ -1,0 +1,30 @@
+//! The size limits of one run's requests.
+
+use crate::domain::message::ToolSpec;
+use crate::engine::context::RunContext;
+use crate::engine::run_loop::context_window::ContextWindow;
+use crate::engine::run_loop::conversation::Conversation;
+use crate::engine::run_loop::request_size;
+
+#[derive(Clone, Copy, Debug)]
+pub struct RequestBounds {
+    pub window: ContextWindow,
+    /// Bytes of the system prompt and the tool definitions.
+    pub preamble: usize,
+}
+
+impl RequestBounds {
+    /// `None` if the model's context window is unknown.
+    pub fn new(context: &RunContext, system: &str, tools: &[ToolSpec]) -> Option<Self> {
+        let models = &context.engine.settings.models;
+        Some(Self {
+            window: ContextWindow::for_agent(models, &context.run.agent)?,
+            preamble: request_size::preamble_bytes(system, tools),
+        })
+    }
+
+    /// Whether the next request is too large.
+    pub fn is_exceeded(&self, conversation: &Conversation) -> bool {
+        conversation.estimate_tokens(self.preamble) > self.window.compact_threshold
+    }
+}

@@ -1,0 +1,210 @@
+//! Prepares a run for its first turn: its working directory, its prompt, the files behind its links, its tools.
+
+use std::sync::Arc;
+
+use crate::domain::event::EventKind;
+use crate::domain::run::{Failure, Run};
+use crate::engine::context::RunContext;
+use crate::engine::prepare::{self, Prompt, RunInput};
+use crate::engine::record::links;
+use crate::engine::replay::history::{self, SessionHistory};
+use crate::engine::replay::run_log::RecordedRun;
+use crate::engine::run_loop::ending::{Ending, error_ending};
+use crate::engine::run_loop::limits;
+use crate::engine::run_loop::start::{PendingWrite, RunStart, start_run};
+use crate::engine::state::failures;
+use crate::engine::workdir;
+use crate::store::{Change, Step, StoreError};
+use crate::tools::mcp::McpToolset;
+use crate::tools::toolbox::Toolbox;
+
+pub struct Setup {
+    pub prompt: Prompt,
+    pub toolbox: Arc<Toolbox>,
+    /// The write that starts or resumes the run, unless it is already committed.
+    pub pending_write: Option<Box<PendingWrite>>,
+    /// What an earlier process recorded of the run.
+    pub recorded_run: Option<Box<RecordedRun>>,
+}
+
+/// Prepares a run and adds its start to `record`. A run without a prompt is accepted, or resumed, and fails.
+pub async fn set_up(
+    context: &RunContext,
+    record: &mut Arc<Run>,
+    input: RunInput,
+    mut start: RunStart,
+) -> Result<Setup, Ending> {
+    let mut recorded_run = match &mut start {
+        RunStart::Resumed(recorded) => Some(std::mem::take(recorded)),
+        RunStart::Queued | RunStart::New { .. } => None,
+    };
+    let is_prompt_recorded = recorded_run.as_ref().is_some_and(|it| it.prompt.is_some());
+    let loaded = load_prompt(context, record, input, recorded_run.as_deref_mut()).await;
+    if let Err(PromptFailure::Store(error)) = loaded {
+        return Err(error.into());
+    }
+    let mut start_write = Box::new(start_run(context, record, start));
+    let mut prompt = match loaded {
+        Ok(prompt) => prompt,
+        Err(PromptFailure::Store(error)) => return Err(error.into()),
+        Err(PromptFailure::Failed(failure)) => {
+            Box::pin(start_write.write(context)).await?;
+            return Err(Ending::failed(failure));
+        }
+    };
+    if !is_prompt_recorded {
+        start_write.steps.extend(prompt_steps(&prompt));
+        let warning = prompt.memory_warning.clone();
+        let warning = warning.map(|message| EventKind::MemoryWarning { message });
+        start_write.events.extend(warning);
+    }
+    let mut pending_write = Some(start_write);
+    if links::has_links(&prompt.input) {
+        Box::pin(fetch_links(context, &mut pending_write, &mut prompt)).await?;
+    }
+    let is_new = recorded_run.is_none();
+    let offer = match context.run.agent.mcp_servers.is_empty() {
+        true => McpToolset::default(),
+        false => Box::pin(list_mcp_tools(context, &mut pending_write, is_new)).await?,
+    };
+    let toolbox = prepare::build_toolbox(
+        &context.engine,
+        &context.run.agent,
+        &context.run.scope,
+        context.run.workdir.dir(),
+        offer,
+    );
+    let recorded_compaction = recorded_run.as_ref().and_then(|run| run.compaction.clone());
+    prompt.input.compaction = prompt.input.compaction.or(recorded_compaction);
+    Ok(Setup {
+        prompt,
+        toolbox: Arc::new(toolbox),
+        pending_write,
+        recorded_run,
+    })
+}
+
+/// Why a run has no prompt.
+enum PromptFailure {
+    Failed(Failure),
+    Store(StoreError),
+}
+
+/// Opens the working directory and returns the recorded prompt, or assembles a new one.
+async fn load_prompt(
+    context: &RunContext,
+    record: &Run,
+    mut input: RunInput,
+    recorded_run: Option<&mut RecordedRun>,
+) -> Result<Prompt, PromptFailure> {
+    let config_failure = |message: String| PromptFailure::Failed(failures::config(&message));
+    let agent = &context.run.agent;
+    if workdir::is_used(&context.engine, agent) {
+        Box::pin(workdir::open(context))
+            .await
+            .map_err(|error| config_failure(error.to_string()))?;
+    }
+    if let Some(recorded_run) = recorded_run {
+        context.run.pending_batch.set(recorded_run.pending_batch());
+        // A recorded prompt is used unchanged, even if the files have changed since.
+        if let Some(prompt) = recorded_run.prompt.take() {
+            return Ok(prompt);
+        }
+    }
+    if record.session.is_some() {
+        let history = Box::pin(history::session_history(&context.engine, record)).await;
+        let SessionHistory {
+            messages,
+            compaction,
+        } = history.map_err(|error| match context.run.is_unreadable(&error) {
+            true => PromptFailure::Failed(failures::internal(&error.to_string())),
+            false => PromptFailure::Store(error),
+        })?;
+        (input.earlier, input.compaction) = (messages, compaction);
+    }
+    let (dir, owner) = (context.run.workdir.dir(), context.run.tree.owner.as_deref());
+    let assembled = prepare::assemble_prompt(&context.engine, agent, dir, owner, input);
+    Box::pin(assembled)
+        .await
+        .map_err(|error| config_failure(error.to_string()))
+}
+
+fn prompt_steps(prompt: &Prompt) -> impl Iterator<Item = Step> {
+    let RunInput {
+        earlier,
+        message,
+        compaction,
+    } = prompt.input.clone();
+    let system = prompt.system.clone();
+    let step = Step::Prompt {
+        system,
+        message,
+        earlier,
+    };
+    let compacted = compaction.map(|compaction| Step::Compacted { compaction });
+    std::iter::once(step).chain(compacted)
+}
+
+async fn write_pending(
+    context: &RunContext,
+    pending_write: &mut Option<Box<PendingWrite>>,
+) -> Result<(), StoreError> {
+    match pending_write.take() {
+        Some(pending_write) => pending_write.write(context).await,
+        None => Ok(()),
+    }
+}
+
+/// Commits the start of the run, fetches the URLs of the prompt and records the prompt with their content, so that a
+/// later process does not fetch them again.
+async fn fetch_links(
+    context: &RunContext,
+    pending_write: &mut Option<Box<PendingWrite>>,
+    prompt: &mut Prompt,
+) -> Result<(), Ending> {
+    write_pending(context, pending_write).await?;
+    let owner = context.run.tree.owner.as_deref();
+    let fetched = links::fetch(&context.engine, owner, &mut prompt.input);
+    limits::within_deadline(&context.run, fetched)
+        .await
+        .map_err(|error| error_ending(&context.run, error))?
+        .map_err(|reason| Ending::failed(failures::config(&reason)))?;
+    let steps = prompt_steps(prompt).collect();
+    let journal = &context.engine.journal;
+    let recorded = journal.append(&context.run, Change::Unchanged, steps, Vec::new());
+    recorded.await?;
+    prompt.input.drop_data();
+    Ok(())
+}
+
+/// The tools of the agent's MCP servers. This list holds for the whole run. Ends a run whose required server is
+/// unavailable.
+async fn list_mcp_tools(
+    context: &RunContext,
+    pending_write: &mut Option<Box<PendingWrite>>,
+    is_new: bool,
+) -> Result<McpToolset, Ending> {
+    if is_new {
+        // A server may take long to reply; the caller learns before that that the run was accepted.
+        write_pending(context, pending_write).await?;
+    }
+    let run = &context.run;
+    let listed = context.engine.mcp.list_tools(&run.agent.mcp_servers);
+    // On a cancel or a passed deadline the run ends before its next turn.
+    let mut offer = limits::within_deadline(run, listed)
+        .await
+        .unwrap_or_default();
+    for message in std::mem::take(&mut offer.warnings) {
+        tracing::warn!(
+            run.id = %run.scope.run, run.root = %run.scope.root, agent = %run.agent.name,
+            depth = run.scope.depth.0, "{message}"
+        );
+        let events = &mut pending_write.get_or_insert_default().events;
+        events.push(EventKind::ToolsWarning { message });
+    }
+    if let Some(reason) = offer.required_failure.take() {
+        write_pending(context, pending_write).await?;
+        return Err(Ending::failed(failures::config(&reason)));
+    }
+    Ok(offer)
+}

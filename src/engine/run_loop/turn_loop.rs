@@ -1,0 +1,146 @@
+//! What the turns of one run share.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::domain::event::EventKind;
+use crate::domain::message::{AssistantMessage, ToolCall};
+use crate::domain::usage::TokenUsage;
+use crate::engine::context::RunContext;
+use crate::engine::delegation::delegate::DriveFn;
+use crate::engine::prepare::{Prompt, RunInput};
+use crate::engine::run_loop::conversation::Conversation;
+use crate::engine::run_loop::ending::LoopState;
+use crate::engine::run_loop::request_bounds::RequestBounds;
+use crate::engine::run_loop::setup::Setup;
+use crate::engine::run_loop::start::PendingWrite;
+use crate::engine::run_loop::turn_request::TurnRequest;
+use crate::providers::echo;
+use crate::store::{Change, Step, StoreError};
+use crate::tools::toolbox::Toolbox;
+
+pub struct TurnLoop<'a> {
+    pub context: &'a RunContext,
+    pub state: &'a mut LoopState,
+    pub preamble: Preamble,
+    pub conversation: Conversation,
+    /// `None` if the context window of the model is unknown.
+    pub bounds: Option<RequestBounds>,
+    /// What the next commit writes first.
+    pub pending_write: Option<Box<PendingWrite>>,
+    pub drive_child: DriveFn,
+}
+
+/// What every request of the run starts with.
+pub struct Preamble {
+    pub system: String,
+    pub toolbox: Arc<Toolbox>,
+    hash: OnceLock<u64>,
+}
+
+impl Preamble {
+    /// Computed only if a reply has thinking.
+    pub fn hash(&self) -> u64 {
+        let compute = || echo::prefix_hash(&self.system, self.toolbox.offered_specs());
+        *self.hash.get_or_init(compute)
+    }
+}
+
+/// A reply that the conversation has taken, with the event that ends its turn.
+pub struct NewReply {
+    pub turn: u32,
+    pub message: AssistantMessage,
+    pub completed: EventKind,
+}
+
+impl<'a> TurnLoop<'a> {
+    pub fn new(
+        context: &'a RunContext,
+        state: &'a mut LoopState,
+        setup: Setup,
+        drive_child: DriveFn,
+    ) -> Self {
+        let Setup {
+            prompt,
+            toolbox,
+            pending_write,
+            ..
+        } = setup;
+        let Prompt { system, input, .. } = prompt;
+        Self {
+            context,
+            state,
+            conversation: new_conversation(context, input),
+            bounds: RequestBounds::new(context, &system, toolbox.offered_specs()),
+            preamble: Preamble {
+                system,
+                toolbox,
+                hash: OnceLock::new(),
+            },
+            pending_write,
+            drive_child,
+        }
+    }
+
+    pub fn drop_foreign_thinking(&mut self) {
+        let preamble = &self.preamble;
+        self.conversation.drop_foreign_thinking(|| preamble.hash());
+    }
+
+    pub fn turn_request(&self, turn: u32) -> TurnRequest<'_> {
+        TurnRequest {
+            turn,
+            system: &self.preamble.system,
+            messages: self.conversation.messages(),
+            tools: self.preamble.toolbox.offered_specs(),
+            params: &self.context.run.agent.params,
+            is_turn: true,
+        }
+    }
+
+    /// The event that ends a turn whose reply is the last one in the progress.
+    pub fn completed_event(&self, turn: u32, tokens: TokenUsage, calls: &[ToolCall]) -> EventKind {
+        let toolbox = &self.preamble.toolbox;
+        EventKind::TurnCompleted {
+            turn,
+            model: self.state.progress.model.clone(),
+            stop_reason: self.state.progress.stop_reason.clone(),
+            input_tokens: tokens.input,
+            output_tokens: tokens.output,
+            cache_read_tokens: tokens.cache_read,
+            cache_write_tokens: tokens.cache_write,
+            reasoning_tokens: (tokens.reasoning > 0).then_some(tokens.reasoning),
+            tool_calls: calls.iter().map(|call| toolbox.called_tool(call)).collect(),
+        }
+    }
+
+    pub async fn write_pending(&mut self) -> Result<(), StoreError> {
+        match self.pending_write.take() {
+            Some(pending_write) => pending_write.write(self.context).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Commits steps and events together with the progress of the run.
+    pub async fn record(&self, steps: Vec<Step>, events: Vec<EventKind>) -> Result<(), StoreError> {
+        let change = Change::Progress(self.state.progress.clone());
+        let journal = &self.context.engine.journal;
+        let committed = journal.append(&self.context.run, change, steps, events);
+        committed.await.map(drop)
+    }
+}
+
+fn new_conversation(context: &RunContext, input: RunInput) -> Conversation {
+    let settings = &context.engine.settings;
+    let mut conversation = Conversation::new(
+        input.earlier,
+        input.message,
+        context.run.agent.max_turns,
+        settings.runs.max_calls,
+        settings.loop_warn,
+        settings.loop_stop,
+    );
+    if let Some(compaction) = input.compaction {
+        conversation.compact(compaction);
+    }
+    conversation
+}
