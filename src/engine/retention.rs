@@ -36,7 +36,7 @@ pub async fn run(store: Arc<dyn RunRetention>, retention: Retention, stop: Cance
                 }
                 Err(StoreError::Closed) => return,
                 Err(error) => {
-                    tracing::warn!(error = %error, "Retention stopped halfway and goes on in {interval:?}: {error}");
+                    tracing::warn!(error = %error, "Retention was interrupted and continues in {interval:?}: {error}");
                 }
             }
             tokio::time::sleep(interval).await;

@@ -199,7 +199,7 @@ impl ResumedRoot {
         };
         tracing::info!(
             run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-            "Going on with {} from its record, after {} replies", run.id, recorded_run.turns.len()
+            "Resuming {} from its record, after {} replies", run.id, recorded_run.turns.len()
         );
         let start = match is_queued {
             true => {
@@ -289,7 +289,7 @@ fn keep_suspended(context: &RunContext, session_guard: Option<SessionGuard>) {
 /// Suspends a root run until the next start of the daemon.
 pub fn suspend(context: &RunContext) {
     let id = context.run.scope.run;
-    tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start goes on with it");
+    tracing::info!(run.id = %id, run.root = %id, depth = 0, "{id} stays as last committed; the next start resumes it");
     unregister(&context.engine, id);
     // Callers that wait for the run's end get no record of it and read the store.
     context.run.publish_end(None);

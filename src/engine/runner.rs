@@ -355,9 +355,7 @@ impl Runner {
         let recovered = recovery::recover_all(engine, unfinished).await?;
         let count = recovered.len();
         if count > 0 {
-            tracing::info!(
-                "Going on with {count} root runs that an earlier process left unfinished"
-            );
+            tracing::info!("Resuming {count} root runs that an earlier process left unfinished");
         }
         root_run::resume_all(engine, recovered, HashMap::new());
         Ok(count)

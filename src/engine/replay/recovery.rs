@@ -131,7 +131,7 @@ pub async fn interrupt(
         .run_finished(&run.agent, Status::Failed, None);
     tracing::warn!(
         run.id = %run.id, run.root = %run.root_id, agent = %run.agent, depth = run.depth.0,
-        "{} was {} when the daemon stopped and cannot go on; it is failed as interrupted", run.id, run.status.as_str()
+        "{} was {} when the daemon stopped and cannot be resumed; it fails as interrupted", run.id, run.status.as_str()
     );
     Ok(())
 }

@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_debug_print_shows_no_key() {
-        let keys = Keys::from([("openai".to_owned(), "sk-of-a-person".into())]);
+        let keys = Keys::from([("openai".to_owned(), "sk-of-a-client".into())]);
         let debug = format!("{:?}", ProviderKeys::from_request(keys));
         assert!(
             debug.contains("openai") && !debug.contains("sk-of"),
