@@ -135,29 +135,7 @@ impl Runner {
         prepare::check_prices(engine, &request, &agent)?;
         let timeout = prepare::root_timeout(&engine.settings, &request, &agent);
         let webhooks = webhook_events::for_run(&engine.settings, &request, &agent)?;
-        // The run enters its session before its caller is answered, so that runs are ordered by arrival.
-        let (id, session_guard) = match &request.session {
-            Some(name) => {
-                let key = SessionKey {
-                    owner: request.owner.clone(),
-                    name: name.clone(),
-                };
-                let must_be_free = request.on_busy == OnBusy::Reject;
-                match engine.sessions.enter(key, must_be_free) {
-                    Ok((id, session_guard)) => (id, Some(session_guard)),
-                    Err((run, accepted)) => {
-                        if request.claim.is_some() {
-                            // The run in the session may be this very request, sent twice: its idempotency key shows
-                            // that once it is recorded.
-                            accepted.cancelled().await;
-                        }
-                        let session = name.clone();
-                        return Err(StartError::SessionBusy { session, run });
-                    }
-                }
-            }
-            None => (RunId::new(), None),
-        };
+        let (id, session_guard) = self.enter_session(&request).await?;
         let owner = request.owner.as_deref();
         let admission = match session_guard.as_ref().is_some_and(SessionGuard::is_waiting) {
             true => engine.queue.enter_deferred(owner, &agent.name),
@@ -206,6 +184,34 @@ impl Runner {
             session_guard,
             cancels_previous: request.on_busy == OnBusy::CancelPrevious,
         })
+    }
+
+    /// Makes the run's id and enters its session. That happens before the caller is answered, so that the runs of a session
+    /// are ordered by arrival.
+    async fn enter_session(
+        &self,
+        request: &RunRequest,
+    ) -> Result<(RunId, Option<SessionGuard>), StartError> {
+        let Some(name) = &request.session else {
+            return Ok((RunId::new(), None));
+        };
+        let key = SessionKey {
+            owner: request.owner.clone(),
+            name: name.clone(),
+        };
+        let must_be_free = request.on_busy == OnBusy::Reject;
+        match self.engine.sessions.enter(key, must_be_free) {
+            Ok((id, session_guard)) => Ok((id, Some(session_guard))),
+            Err((run, accepted)) => {
+                if request.claim.is_some() {
+                    // The run in the session may be this very request, sent twice: its idempotency key shows that once it
+                    // is recorded.
+                    accepted.cancelled().await;
+                }
+                let session = name.clone();
+                Err(StartError::SessionBusy { session, run })
+            }
+        }
     }
 
     /// Starts the run's task and waits until the run is committed.

@@ -58,43 +58,13 @@ pub async fn await_decision(
     call: &ToolCall,
 ) -> Result<Permission, StoreError> {
     let requested_at = recorded_calls.approvals_requested.get(&call.id).copied();
-    let mut decision = recorded_calls.decisions.get(&call.id).cloned();
-    let mut pending = None;
-    if decision.is_none() {
-        let _guard = match requested_at {
-            Some(_) => Some(
-                context
-                    .engine
-                    .pending_approvals
-                    .early_decision_lock
-                    .lock()
-                    .await,
-            ),
-            None => None,
-        };
-        if requested_at.is_some() {
-            // A decision may have arrived since this run's record was read.
-            let scope = &context.run.scope;
-            let recorded_calls =
-                run_log::load_calls(&context.engine, scope.root, scope.run).await?;
-            decision = recorded_calls.decisions.get(&call.id).cloned();
-        }
-        if decision.is_none() {
-            pending = Some(PendingApproval::register(
-                &context.engine.pending_approvals,
-                context.run.scope.run,
-                &call.id,
-            ));
-        }
-    }
     let name = shorten(&call.name, 200);
-    let decision = match (decision, pending) {
-        (Some(decision), _) => {
+    let decision = match look_up(context, recorded_calls, call).await? {
+        DecisionLookup::Decided(decision) => {
             pause::ensure_running(context).await?;
             decision
         }
-        (None, None) => return Err(StoreError::Closed),
-        (None, Some(pending)) => {
+        DecisionLookup::Pending(pending) => {
             let limit = context.run.agent.approve_timeout;
             let deadline =
                 limit.map(|limit| saturating_add(requested_at.unwrap_or_else(now), limit));
@@ -134,6 +104,35 @@ pub async fn await_decision(
             ),
         },
     ))
+}
+
+enum DecisionLookup<'a> {
+    Decided(ApprovalDecision),
+    Pending(PendingApproval<'a>),
+}
+
+/// The decision on a call if it is recorded; else registers the call as waiting for one.
+async fn look_up<'a>(
+    context: &'a RunContext,
+    recorded_calls: &RecordedCalls,
+    call: &ToolCall,
+) -> Result<DecisionLookup<'a>, StoreError> {
+    if let Some(decision) = recorded_calls.decisions.get(&call.id) {
+        return Ok(DecisionLookup::Decided(decision.clone()));
+    }
+    let approvals = &context.engine.pending_approvals;
+    let _guard;
+    if recorded_calls.approvals_requested.contains_key(&call.id) {
+        _guard = approvals.early_decision_lock.lock().await;
+        // A decision may have arrived since this run's record was read.
+        let scope = &context.run.scope;
+        let recorded_calls = run_log::load_calls(&context.engine, scope.root, scope.run).await?;
+        if let Some(decision) = recorded_calls.decisions.get(&call.id) {
+            return Ok(DecisionLookup::Decided(decision.clone()));
+        }
+    }
+    let pending = PendingApproval::register(approvals, context.run.scope.run, &call.id);
+    Ok(DecisionLookup::Pending(pending))
 }
 
 /// Waits for the decision or the timeout, and commits it.

@@ -11,6 +11,7 @@ use crate::engine::memory::memory::{GcReport, MemoryEntry, MemoryError};
 use crate::engine::request::StartError;
 use crate::engine::run_loop::turn;
 use crate::engine::state::failures;
+use crate::providers::registry::ProviderHandle;
 use crate::providers::{ChatRequest, Delta, ErrorCategory, ProviderError, Reply, retry};
 
 const PROMPT: &str = "You look after the memory of an agent. You are given its entries, oldest first: each has a time, \
@@ -88,11 +89,7 @@ async fn analyse(
             )
         })
         .collect();
-    let messages = [Message::user(entry_texts.join(
-        "
-
-",
-    ))];
+    let messages = [Message::user(entry_texts.join("\n\n"))];
     // The analysis needs no `response_format`, and its caller waits for it.
     let params = Params {
         response_format: ResponseFormat::Text,
@@ -117,52 +114,7 @@ async fn analyse(
         api_key: None,
     };
     let timeout = agent.timeout.unwrap_or(engine.settings.default_timeout);
-    let completion = async {
-        let mut attempt = 0;
-        loop {
-            let permit = match &provider.permits {
-                Some(permits) => permits.acquire().await.ok(),
-                None => None,
-            };
-            let mut reported_usage = None;
-            let mut on_delta = |delta: Delta<'_>| {
-                if let Delta::Usage(usage) = delta {
-                    reported_usage = Some(usage);
-                }
-            };
-            let result = provider.complete(request, &mut on_delta).await;
-            drop(permit);
-            let tokens = match &result {
-                Ok(reply) => reply.usage,
-                Err(_) => reported_usage,
-            };
-            if let Some(tokens) = tokens {
-                let model = agent.model.to_string();
-                let cost = engine.settings.models.price(&agent.model);
-                let cost = cost.map(|price| price.cost(&tokens));
-                engine.metrics.record_usage(&model, &tokens, cost);
-            }
-            let error = match result {
-                Ok(reply) => match failures::reply_failure(reply.outcome, &reply.message.content) {
-                    None => return Ok(reply),
-                    Some(failure) => ProviderError::new(ErrorCategory::BadRequest, failure.message),
-                },
-                Err(error) => error,
-            };
-            attempt += 1;
-            if !error.category.is_retryable() || attempt > agent.retry.max_retries {
-                return Err(error);
-            }
-            let wait = retry::retry_delay(
-                &agent.retry,
-                attempt,
-                error.retry_after,
-                turn::random_fraction(),
-            );
-            engine.metrics.request_retried(&provider.name);
-            tokio::time::sleep(wait).await;
-        }
-    };
+    let completion = request_with_retries(engine, agent, provider, request);
     let timeout_error = || {
         ProviderError::new(
             ErrorCategory::Timeout,
@@ -172,6 +124,59 @@ async fn analyse(
     Ok(tokio::time::timeout(timeout, completion)
         .await
         .unwrap_or_else(|_| Err(timeout_error()))?)
+}
+
+/// Sends the request until it succeeds, as often as the agent's settings allow, and counts its usage.
+async fn request_with_retries(
+    engine: &Engine,
+    agent: &Agent,
+    provider: &ProviderHandle,
+    request: ChatRequest<'_>,
+) -> Result<Reply, ProviderError> {
+    let mut attempt = 0;
+    loop {
+        let permit = match &provider.permits {
+            Some(permits) => permits.acquire().await.ok(),
+            None => None,
+        };
+        let mut reported_usage = None;
+        let mut on_delta = |delta: Delta<'_>| {
+            if let Delta::Usage(usage) = delta {
+                reported_usage = Some(usage);
+            }
+        };
+        let result = provider.complete(request, &mut on_delta).await;
+        drop(permit);
+        let tokens = match &result {
+            Ok(reply) => reply.usage,
+            Err(_) => reported_usage,
+        };
+        if let Some(tokens) = tokens {
+            let model = agent.model.to_string();
+            let cost = engine.settings.models.price(&agent.model);
+            let cost = cost.map(|price| price.cost(&tokens));
+            engine.metrics.record_usage(&model, &tokens, cost);
+        }
+        let error = match result {
+            Ok(reply) => match failures::reply_failure(reply.outcome, &reply.message.content) {
+                None => return Ok(reply),
+                Some(failure) => ProviderError::new(ErrorCategory::BadRequest, failure.message),
+            },
+            Err(error) => error,
+        };
+        attempt += 1;
+        if !error.category.is_retryable() || attempt > agent.retry.max_retries {
+            return Err(error);
+        }
+        let wait = retry::retry_delay(
+            &agent.retry,
+            attempt,
+            error.retry_after,
+            turn::random_fraction(),
+        );
+        engine.metrics.request_retried(&provider.name);
+        tokio::time::sleep(wait).await;
+    }
 }
 
 fn agent_with_memory(engine: &Engine, name: &str) -> Result<Arc<Agent>, MemoryError> {
